@@ -1,0 +1,244 @@
+"""Codecs of every API: kio's native parser for what comes in, compiled writers for what goes out.
+
+Both follow kio's generated entities, so a field's name here is kio's name. kio turns durations and
+timestamps into `timedelta` and `datetime`; what goes out takes plain milliseconds instead, under
+the name with `_ms` behind it (`throttle_time_ms`). Modules of a version are imported when that
+version is first used: start-up pays for none of them.
+
+A mapping that goes out serves all versions: keys that a version lacks are passed over.
+`check_names` tells (for tests) a key that no version knows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import struct as _struct
+import types
+import typing
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.index import api_key_map, schema_name_map
+from kio.serial import entity_reader
+from kio.serial.errors import SerialError
+from kio.static.constants import EntityType
+
+from shoal.protocol import compiler
+from shoal.protocol.errors import WireError
+from shoal.protocol.schema import Field, Struct, zero
+
+Kind = typing.Literal[EntityType.request, EntityType.response]
+_DURATIONS = {
+    "timedelta_i32": "int32",
+    "timedelta_i64": "int64",
+    "datetime_i64": "int64",
+}
+#: Entries of all arrays of a request. An entry costs two bytes on the wire and tens of microseconds
+#: in a handler, so a frame's size alone would let one request hold the broker up for minutes.
+ENTRIES_MAX = 100_000
+#: A body that carries no records of clients: `ENTRIES_MAX` entries of a usual size. Produce alone
+#: may be larger, up to the frame's limit, and is not read here.
+BODY_SIZE_MAX = 8 << 20
+_MALFORMED = (SerialError, ValueError, IndexError, OverflowError, _struct.error)
+
+
+def known_versions(api_key: int) -> range:
+    """All versions kio has a schema of; empty for an API it does not know."""
+    name = api_key_map.get(api_key)
+    if name is None:
+        return range(0)
+    found = sorted(schema_name_map[name])
+    return range(found[0], found[-1] + 1)
+
+
+@cache
+def entity(api_key: int, version: int, kind: Kind) -> Any:
+    """kio's entity class of a request or response."""
+    load = load_request_schema if kind is EntityType.request else load_response_schema
+    return load(api_key, version)
+
+
+@cache
+def flexible(api_key: int, version: int) -> bool:
+    """Whether that request has a flexible body, and so a header with tagged fields (KIP-482)."""
+    return bool(entity(api_key, version, EntityType.request).__flexible__)
+
+
+@cache
+def _reader(api_key: int, version: int, kind: Kind) -> Callable[[Any, int], tuple[Any, int]]:
+    return entity_reader(entity(api_key, version, kind))
+
+
+def read(api_key: int, version: int, kind: Kind, buf: Any, at: int = 0) -> Any:
+    """Parse a body; the entity's fields are those of its version.
+
+    Raises `WireError` when the bytes do not fit the schema.
+    """
+    try:
+        try:
+            return _reader(api_key, version, kind)(buf, at)[0]
+        except KeyError:  # kio does not know the tag
+            clean = _without_unknown_tags(api_key, version, kind, memoryview(buf), at)
+            return _reader(api_key, version, kind)(clean, 0)[0]
+    except _MALFORMED as error:
+        name = api_key_map.get(api_key, str(api_key))
+        raise WireError(f"{name} v{version}: {type(error).__name__}: {error}") from None
+
+
+def _without_unknown_tags(
+    api_key: int, version: int, kind: Kind, buf: memoryview, at: int
+) -> bytes:
+    """The body without tagged fields that its schema lacks: readers pass them over (KIP-482)."""
+    struct = struct_of(entity(api_key, version, kind))
+    body, _ = compiler.reader(struct)(buf, at)
+    out = bytearray()
+    compiler.writer(struct)(out, body)
+    return bytes(out)
+
+
+def read_request(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
+    """`read` for a request body, of bounded size and with `ENTRIES_MAX` entries in all its arrays
+    at most. No array is null that may not be, which kio does not check."""
+    if len(buf) - at > BODY_SIZE_MAX:
+        raise WireError(f"a {api_key_map.get(api_key)} request of {len(buf)} bytes")
+    body = read(api_key, version, EntityType.request, buf, at)
+    count = _entry_count(api_key, version)
+    if count is not None and count(body) > ENTRIES_MAX:
+        name = api_key_map[api_key]
+        raise WireError(f"{name} v{version}: arrays of more than {ENTRIES_MAX} entries")
+    return body
+
+
+@cache
+def _entry_count(api_key: int, version: int) -> Callable[[Any], int] | None:
+    return _count_of(struct_of(entity(api_key, version, EntityType.request)))
+
+
+def _count_of(struct: Struct) -> Callable[[Any], int] | None:
+    """Counts the entries of all arrays; raises `WireError` for a null one. None: it has none."""
+    arrays = [(f.name, f.nullable) for f in struct.fields if f.array]
+    inner = [
+        (f.name, f.array, count)
+        for f in struct.fields
+        if isinstance(f.type, Struct) and (count := _count_of(f.type)) is not None
+    ]
+    if not arrays and not inner:
+        return None
+
+    def count_struct(body: Any) -> int:
+        total = 0
+        for name, nullable in arrays:
+            value = getattr(body, name)
+            if value is not None:
+                total += len(value)
+            elif not nullable:
+                raise WireError(f"{struct.name}: {name} is null")
+        for name, array, count in inner:
+            value = getattr(body, name)
+            if value is not None:
+                total += sum(map(count, value)) if array else count(value)
+        return total
+
+    return count_struct
+
+
+def read_response(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
+    """`read` for a response body."""
+    return read(api_key, version, EntityType.response, buf, at)
+
+
+@cache
+def writer(api_key: int, version: int, kind: Kind) -> compiler.Writer:
+    """The compiled writer of a request or response body."""
+    return compiler.writer(struct_of(entity(api_key, version, kind)))
+
+
+def write_request(api_key: int, version: int, body: Mapping[str, Any]) -> bytearray:
+    """The body of a request as bytes."""
+    out = bytearray()
+    writer(api_key, version, EntityType.request)(out, body)
+    return out
+
+
+def write_response(api_key: int, version: int, body: Mapping[str, Any]) -> bytearray:
+    """The body of a response as bytes."""
+    out = bytearray()
+    writer(api_key, version, EntityType.response)(out, body)
+    return out
+
+
+@cache
+def struct_of(cls: Any) -> Struct:
+    """The layout of a kio entity."""
+    hints = typing.get_type_hints(cls)
+    fields = tuple(_field(f, hints[f.name]) for f in dataclasses.fields(cls))
+    return Struct(cls.__name__, bool(cls.__flexible__), fields)
+
+
+def _field(field: dataclasses.Field[Any], hint: Any) -> Field:
+    array = nullable = False
+    while True:
+        origin = typing.get_origin(hint)
+        if origin in (typing.Union, types.UnionType):
+            nullable = True
+            hint = next(a for a in typing.get_args(hint) if a is not type(None))
+        elif origin is tuple:
+            array, hint = True, typing.get_args(hint)[0]
+        else:
+            break
+    name = field.name
+    wire = field.metadata.get("kafka_type")
+    kind: str | Struct = struct_of(hint) if wire is None else _DURATIONS.get(wire, wire)
+    default = _plain(field.default)
+    if wire in _DURATIONS:
+        name += "_ms"
+        if nullable:  # kio's None is -1 on the wire
+            nullable, default = False, -1
+    if default is dataclasses.MISSING or (default is None and kind == "uuid"):
+        default = None if nullable and not array and kind != "uuid" else zero(kind, array)
+    return Field(name, kind, array, nullable, field.metadata.get("tag"), default)
+
+
+def _plain(value: Any) -> Any:
+    """kio's default in the form that writers take: mappings, integers, milliseconds."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        pairs = zip(struct_of(type(value)).fields, dataclasses.fields(value), strict=True)
+        return {f.name: _plain(getattr(value, g.name)) for f, g in pairs}
+    if isinstance(value, datetime.timedelta):
+        return ms(value)
+    if isinstance(value, datetime.datetime):
+        return timestamp_ms(value)
+    return value
+
+
+def ms(duration: datetime.timedelta) -> int:
+    """Milliseconds of a duration that kio parsed."""
+    return duration // datetime.timedelta(milliseconds=1)
+
+
+_EPOCH = datetime.datetime.fromtimestamp(0, tz=datetime.UTC)
+
+
+def timestamp_ms(instant: datetime.datetime | None) -> int:
+    """Epoch milliseconds of a timestamp that kio parsed; -1 for none."""
+    return -1 if instant is None else ms(instant - _EPOCH)
+
+
+def check_names(api_key: int, kind: Kind, body: Mapping[str, Any]) -> None:
+    """Raise `KeyError` for a key of `body`, at any depth, that no version of the API has."""
+    layouts = [struct_of(entity(api_key, v, kind)) for v in known_versions(api_key)]
+    _check(layouts, body, api_key_map[api_key])
+
+
+def _check(layouts: list[Struct], body: Mapping[str, Any], path: str) -> None:
+    for name, value in body.items():
+        fields = [f for s in layouts for f in s.fields if f.name == name]
+        if not fields:
+            raise KeyError(f"no version of {path} has a field {name!r}")
+        below = [f.type for f in fields if isinstance(f.type, Struct)]
+        if below and value is not None:
+            for item in value if fields[0].array else (value,):
+                _check(below, item, f"{path}.{name}")

@@ -1,0 +1,353 @@
+"""Readers and writers compiled from a `Struct`: one Python function for each struct.
+
+A writer takes a `bytearray` and a mapping; a key that the mapping lacks is written as the field's
+default, a key that this version lacks is passed over, so one mapping serves every version of a
+message. A reader takes a buffer and an offset and gives a dict and the offset behind it.
+Neighbouring fields of fixed size share one `struct` call.
+"""
+
+from __future__ import annotations
+
+import struct as _struct
+from collections.abc import Callable, Mapping
+from typing import Any
+from uuid import UUID
+
+from shoal.protocol.errors import WireError
+from shoal.protocol.schema import FIXED, Field, Struct
+
+Writer = Callable[[bytearray, Mapping[str, Any]], None]
+Reader = Callable[[memoryview, int], tuple[dict[str, Any], int]]
+
+# Caches by identity, since defaults may not hash; the struct is kept so that its id stays its own.
+_writers: dict[int, tuple[Writer, Struct]] = {}
+_readers: dict[int, tuple[Reader, Struct]] = {}
+NO_UUID = bytes(16)
+
+
+def put_uvarint(out: bytearray, value: int) -> None:
+    """Append an unsigned varint (seven bits a byte, low ones first)."""
+    while value > 0x7F:
+        out.append((value & 0x7F) | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def get_uvarint(buf: memoryview, at: int) -> tuple[int, int]:
+    """The unsigned varint of at most five bytes at `at`, and the offset behind it."""
+    value = shift = 0
+    while shift < 35:
+        byte = buf[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise WireError("a varint of more than five bytes")
+
+
+#: Record data from this size on is gathered: below, a copy costs less than a buffer of its own.
+GATHER_SIZE_MIN = 4096
+
+
+class Gather(bytearray):
+    """A writer's output that takes record data by reference: the buffers of one response.
+
+    Used by the shell alone, so that fetched batches go from the log to the socket without a copy.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cut: list[bytes | bytearray | memoryview] = []
+
+    def add(self, data: bytes | bytearray | memoryview) -> None:
+        """Append `data` without copying it; it must not change any more."""
+        self._cut.append(bytes(self))
+        self._cut.append(data)
+        self.clear()
+
+    def parts(self) -> list[bytes | bytearray | memoryview]:
+        """All that was written, in order."""
+        return [*self._cut, self] if self or not self._cut else self._cut
+
+
+def _put_records(out: bytearray, data: Any, compact: bool) -> None:
+    if data is None or len(data) < GATHER_SIZE_MIN or not isinstance(out, Gather):
+        _put_sized(out, data, compact, False)
+    else:
+        if compact:
+            put_uvarint(out, len(data) + 1)
+        else:
+            out += len(data).to_bytes(4, "big")
+        out.add(data)
+
+
+def _put_sized(out: bytearray, value: Any, compact: bool, short: bool) -> None:
+    if isinstance(value, str):
+        value = value.encode()
+    if value is None:
+        out += b"\x00" if compact else (b"\xff\xff" if short else b"\xff\xff\xff\xff")
+        return
+    size = len(value)
+    if compact:
+        if size < 0x7F:
+            out.append(size + 1)
+        else:
+            put_uvarint(out, size + 1)
+    else:
+        out += size.to_bytes(2 if short else 4, "big")
+    out += value
+
+
+def _put_count(out: bytearray, items: Any, compact: bool) -> None:
+    if compact:
+        put_uvarint(out, 0 if items is None else len(items) + 1)
+    else:
+        out += (-1 if items is None else len(items)).to_bytes(4, "big", signed=True)
+
+
+def _get_size(buf: memoryview, at: int, compact: bool, short: bool) -> tuple[int, int]:
+    """The length at `at`, -1 for null, and the offset behind it."""
+    if compact:
+        size, at = get_uvarint(buf, at)
+        return size - 1, at
+    width = 2 if short else 4
+    return int.from_bytes(buf[at : at + width], "big", signed=True), at + width
+
+
+def _get_sized(buf: memoryview, at: int, compact: bool, short: bool) -> tuple[bytes | None, int]:
+    size, at = _get_size(buf, at, compact, short)
+    if size < 0:
+        return None, at
+    if at + size > len(buf):
+        raise WireError(f"a field of {size} bytes where {len(buf) - at} are left")
+    return bytes(buf[at : at + size]), at + size
+
+
+def _uuid_bytes(value: UUID | None) -> bytes:
+    return NO_UUID if value is None else value.bytes
+
+
+def _uuid(value: bytes) -> UUID | None:
+    return None if value == NO_UUID else UUID(bytes=value)
+
+
+class _Source:
+    """The text of one function while it is built, and the objects that the text names."""
+
+    def __init__(self, head: str) -> None:
+        self.lines = [head]
+        self.names: dict[str, Any] = {
+            "put_uvarint": put_uvarint,
+            "get_uvarint": get_uvarint,
+            "put_sized": _put_sized,
+            "put_records": _put_records,
+            "put_count": _put_count,
+            "get_sized": _get_sized,
+            "get_size": _get_size,
+            "uuid_bytes": _uuid_bytes,
+            "uuid": _uuid,
+            "WireError": WireError,
+        }
+
+    def constant(self, value: Any) -> str:
+        name = f"c{len(self.names)}"
+        self.names[name] = value
+        return name
+
+    def add(self, line: str, depth: int = 1) -> None:
+        self.lines.append("    " * depth + line)
+
+    def function(self) -> Any:
+        exec("\n".join(self.lines), self.names)
+        return self.names["f"]
+
+
+def writer(struct: Struct) -> Writer:
+    """The writer of `struct`, compiled once."""
+    found = _writers.get(id(struct))
+    if found is None:
+        found = (_compile_writer(struct), struct)
+        _writers[id(struct)] = found
+    return found[0]
+
+
+def reader(struct: Struct) -> Reader:
+    """The reader of `struct`, compiled once. It raises `WireError` on bytes that do not fit."""
+    found = _readers.get(id(struct))
+    if found is None:
+        found = (_compile_reader(struct), struct)
+        _readers[id(struct)] = found
+    return found[0]
+
+
+def _fixed_runs(fields: list[Field]) -> list[list[Field]]:
+    """Neighbouring fixed-size scalars together, every other field by itself."""
+    runs: list[list[Field]] = []
+    for field in fields:
+        if runs and _is_fixed(field) and _is_fixed(runs[-1][0]):
+            runs[-1].append(field)
+        else:
+            runs.append([field])
+    return runs
+
+
+def _is_fixed(field: Field) -> bool:
+    return isinstance(field.type, str) and field.type in FIXED and not field.array
+
+
+def _compile_writer(struct: Struct) -> Writer:
+    src = _Source("def f(out, v):")
+    src.add("get = v.get")
+    plain = [f for f in struct.fields if f.tag is None]
+    for run in _fixed_runs(plain):
+        if _is_fixed(run[0]):
+            pack = src.constant(_struct.Struct(">" + "".join(FIXED[str(f.type)] for f in run)).pack)
+            args = ", ".join(_scalar(src, f) for f in run)
+            src.add(f"out += {pack}({args})")
+        else:
+            default = src.constant(run[0].default)
+            src.add(f"x = get({run[0].name!r}, {default})")
+            _write_value(src, run[0], struct.flexible, 1)
+    if struct.flexible:
+        _write_tagged(src, [f for f in struct.fields if f.tag is not None])
+    return src.function()
+
+
+def _scalar(src: _Source, field: Field) -> str:
+    value = f"get({field.name!r}, {src.constant(field.default)})"
+    return f"uuid_bytes({value})" if field.type == "uuid" else value
+
+
+def _write_value(src: _Source, field: Field, flexible: bool, depth: int) -> None:
+    """Code that writes `x`, a value of the field's type."""
+    if field.array:
+        src.add(f"put_count(out, x, {flexible})", depth)
+        each = "for x in x or ():"
+        if isinstance(field.type, Struct):
+            src.add(f"w = {src.constant(writer(field.type))}", depth)
+            src.add(each, depth)
+            src.add("w(out, x)", depth + 1)
+        else:
+            src.add(each, depth)
+            _write_one(src, str(field.type), flexible, depth + 1)
+    elif isinstance(field.type, Struct):
+        call = f"{src.constant(writer(field.type))}(out, x)"
+        if field.nullable:
+            # Kafka writes null as -1, but inside a tag, where its lengths are unsigned, as 0.
+            src.add(f"if x is None: out.append({255 if field.tag is None else 0})", depth)
+            src.add(f"else: out.append(1); {call}", depth)
+        else:
+            src.add(call, depth)
+    else:
+        _write_one(src, str(field.type), flexible, depth)
+
+
+def _write_one(src: _Source, kind: str, flexible: bool, depth: int) -> None:
+    if kind in FIXED:
+        pack = src.constant(_struct.Struct(">" + FIXED[kind]).pack)
+        src.add(f"out += {pack}({'uuid_bytes(x)' if kind == 'uuid' else 'x'})", depth)
+    elif kind == "records":
+        src.add(f"put_records(out, x, {flexible})", depth)
+    else:
+        src.add(f"put_sized(out, x, {flexible}, {kind == 'string'})", depth)
+
+
+def _write_tagged(src: _Source, tagged: list[Field]) -> None:
+    if not tagged:
+        src.add("out.append(0)")
+        return
+    src.add("tags = []; body = out")
+    for field in sorted(tagged, key=lambda f: f.tag or 0):
+        default = src.constant(field.default)
+        src.add(f"x = get({field.name!r}, {default})")
+        src.add(f"if x != {default}:")
+        src.add("out = bytearray()", 2)
+        _write_value(src, field, True, 2)
+        src.add(f"tags.append(({field.tag}, out))", 2)
+    src.add("out = body")
+    src.add("put_uvarint(out, len(tags))")
+    src.add("for tag, data in tags:")
+    src.add("put_uvarint(out, tag); put_uvarint(out, len(data)); out += data", 2)
+
+
+def _compile_reader(struct: Struct) -> Reader:
+    src = _Source("def f(buf, at):")
+    plain = [f for f in struct.fields if f.tag is None]
+    src.add("v = {}")
+    for run in _fixed_runs(plain):
+        if _is_fixed(run[0]):
+            code = _struct.Struct(">" + "".join(FIXED[str(f.type)] for f in run))
+            names = ", ".join(f"v[{f.name!r}]" for f in run)
+            src.add(f"if at + {code.size} > len(buf): raise WireError('the message ends early')")
+            src.add(f"{names}{',' if len(run) == 1 else ''} = {src.constant(code.unpack_from)}"
+                    f"(buf, at); at += {code.size}")  # fmt: skip
+            for f in run:
+                if f.type == "uuid":
+                    src.add(f"v[{f.name!r}] = uuid(v[{f.name!r}])")
+        else:
+            _read_value(src, run[0], struct.flexible, 1)
+    for f in struct.fields:
+        if f.tag is not None:
+            src.add(f"v[{f.name!r}] = {src.constant(f.default)}")
+    if struct.flexible:
+        _read_tagged(src, [f for f in struct.fields if f.tag is not None])
+    src.add("return v, at")
+    return _bounded(src.function())
+
+
+def _bounded(function: Reader) -> Reader:
+    def read(buf: memoryview, at: int) -> tuple[dict[str, Any], int]:
+        try:
+            return function(buf, at)
+        except (IndexError, UnicodeDecodeError, _struct.error) as error:
+            raise WireError(f"the message does not fit its layout: {error}") from None
+
+    return read
+
+
+def _read_value(src: _Source, field: Field, flexible: bool, depth: int) -> None:
+    name = f"v[{field.name!r}]"
+    if field.array:
+        src.add(f"n, at = get_size(buf, at, {flexible}, False)", depth)
+        src.add("if n > len(buf) - at: raise WireError(f'{n} entries in too few bytes')", depth)
+        src.add(f"{name} = None if n < 0 else []", depth)
+        src.add("for _ in range(n):", depth)
+        _read_one(src, field.type, flexible, depth + 1)
+        src.add(f"{name}.append(x)", depth + 1)
+        if not field.nullable:
+            src.add(f"if n < 0: {name} = []", depth)
+    elif isinstance(field.type, Struct) and field.nullable:
+        src.add("at += 1", depth)
+        src.add(f"if buf[at - 1] != 1: {name} = None", depth)
+        src.add("else:", depth)
+        _read_one(src, field.type, flexible, depth + 1)
+        src.add(f"{name} = x", depth + 1)
+    else:
+        _read_one(src, field.type, flexible, depth)
+        src.add(f"{name} = x", depth)
+
+
+def _read_one(src: _Source, kind: str | Struct, flexible: bool, depth: int) -> None:
+    if isinstance(kind, Struct):
+        src.add(f"x, at = {src.constant(reader(kind))}(buf, at)", depth)
+    elif kind in FIXED:
+        code = _struct.Struct(">" + FIXED[kind])
+        src.add(f"x = {src.constant(code.unpack_from)}(buf, at)[0]; at += {code.size}", depth)
+        if kind == "uuid":
+            src.add("x = uuid(x)", depth)
+    else:
+        src.add(f"x, at = get_sized(buf, at, {flexible}, {kind == 'string'})", depth)
+        if kind == "string":
+            src.add("if x is not None: x = x.decode()", depth)
+
+
+def _read_tagged(src: _Source, tagged: list[Field]) -> None:
+    src.add("n, at = get_uvarint(buf, at)")
+    src.add("for _ in range(n):")
+    src.add("tag, at = get_uvarint(buf, at); size, at = get_uvarint(buf, at); end = at + size", 2)
+    src.add("if end > len(buf): raise WireError('a tagged field past the end')", 2)
+    for field in tagged:
+        src.add(f"if tag == {field.tag}:", 2)
+        _read_value(src, field, True, 3)
+    src.add("at = end", 2)

@@ -1,0 +1,97 @@
+"""Frames: a request's header, and the head of a response. Size prefixes are the connection's.
+
+A request header is v2 (with tagged fields) for flexible request versions and v1 otherwise; a
+response header is v1 for flexible ones and v0 otherwise. ApiVersions always answers with header
+v0, since its client cannot know yet what the broker speaks (KIP-511).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from shoal.protocol import codec, compiler
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import WireError
+
+_HEAD = struct.Struct(">hhih")
+_SIZED = struct.Struct(">ii")
+_SIZED_TAGGED = struct.Struct(">iiB")
+_API_VERSIONS = int(ApiKey.API_VERSIONS)
+#: A client id longer than this is refused; Kafka's own limit is that of an int16 length.
+CLIENT_ID_SIZE_MAX = 32767
+
+
+class RequestHeader(NamedTuple):
+    """What stands before a request's body. `body_at` is the offset where the body starts."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    body_at: int
+
+
+def read_request_header(
+    frame: memoryview | bytes | bytearray, supported: range | None = None
+) -> RequestHeader:
+    """Parse the header of a request frame (without its size prefix).
+
+    `supported` are the versions served of this API, if the caller knows them: an unsupported
+    version cannot be parsed past the client id, so `body_at` is then the end of the frame.
+    Raises `WireError` for a frame too short for its header.
+    """
+    size = len(frame)
+    if size < 10:
+        raise WireError(f"a request of {size} bytes has no header")
+    api_key, version, correlation_id, length = _HEAD.unpack_from(frame)
+    at = 10 + max(length, 0)
+    if at > size or length < -1:
+        raise WireError(f"a client id of {length} bytes in a request of {size}")
+    try:
+        client_id = None if length < 0 else str(frame[10:at], "utf-8")
+    except UnicodeDecodeError:
+        raise WireError("a client id that is not UTF-8") from None
+    if version in (codec.known_versions(api_key) if supported is None else supported):
+        if codec.flexible(api_key, version):
+            at = at + 1 if at < size and frame[at] == 0 else _skip_tags(memoryview(frame), at)
+    else:
+        at = size
+    return RequestHeader(api_key, version, correlation_id, client_id, at)
+
+
+def _skip_tags(frame: memoryview, at: int) -> int:
+    try:
+        count, at = compiler.get_uvarint(frame, at)
+        for _ in range(count):
+            _, at = compiler.get_uvarint(frame, at)
+            size, at = compiler.get_uvarint(frame, at)
+            at += size
+            if at > len(frame):
+                raise WireError("a header tag past the end of the request")
+    except IndexError:
+        raise WireError("a request that ends inside its header") from None
+    return at
+
+
+def response_head(api_key: int, api_version: int, correlation_id: int) -> bytes:
+    """The response header's bytes."""
+    head = correlation_id.to_bytes(4, "big", signed=True)
+    if api_key != ApiKey.API_VERSIONS and codec.flexible(api_key, api_version):
+        return head + b"\x00"
+    return head
+
+
+def sized_response_head(header: RequestHeader, body_size: int) -> bytes:
+    """The size prefix and header of the response to a request."""
+    api_key = header.api_key
+    if codec.flexible(api_key, header.api_version) and api_key != _API_VERSIONS:
+        return _SIZED_TAGGED.pack(body_size + 5, header.correlation_id, 0)
+    return _SIZED.pack(body_size + 4, header.correlation_id)
+
+
+def request_head(api_key: int, api_version: int, correlation_id: int, client_id: str) -> bytes:
+    """The request header's bytes, for our own client."""
+    name = client_id.encode()
+    head = _HEAD.pack(api_key, api_version, correlation_id, len(name)) + name
+    return head + b"\x00" if codec.flexible(api_key, api_version) else head

@@ -1,0 +1,213 @@
+"""The record batch of magic 2 as bytes: its 61-byte header in one `Struct`, and its CRC-32C.
+
+A batch is never taken apart on the way to the log or out of it: its header is read, its CRC is
+checked once, and base offset and leader epoch, which stand outside the CRC, are set in place.
+
+    base_offset i64, batch_length i32 (of what follows it), leader_epoch i32, magic i8, crc u32,
+    -- from here on under the CRC --
+    attributes i16, last_offset_delta i32, base_timestamp i64, max_timestamp i64, producer_id i64,
+    producer_epoch i16, base_sequence i32, record_count i32, records
+
+attributes: bits 0-2 compression, 3 timestamp type, 4 transactional, 5 control, 6 delete horizon
+(then base_timestamp is the horizon). Source: Kafka's documentation, "Record Batch"; KIP-98 and
+KIP-534.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import NamedTuple
+
+from crc32c import crc32c
+
+Buffer = bytes | bytearray | memoryview
+
+HEADER = struct.Struct(">qiibIhiqqqhii")
+HEADER_SIZE = HEADER.size
+#: The bytes in front of what batch_length counts.
+OVERHEAD = 12
+#: Where the CRC's own range begins.
+CRC_FROM = 21
+MAGIC = 2
+MAGIC_AT = 16
+
+COMPRESSION_MASK = 0x07
+LOG_APPEND_TIME_BIT = 0x08
+TRANSACTIONAL_BIT = 0x10
+CONTROL_BIT = 0x20
+DELETE_HORIZON_BIT = 0x40
+
+NO_TIMESTAMP = -1
+NO_PRODUCER_ID = -1
+NO_PRODUCER_EPOCH = -1
+NO_SEQUENCE = -1
+NO_LEADER_EPOCH = -1
+SEQUENCE_MAX = 2**31 - 1
+
+_PREFIX = struct.Struct(">qi")
+_EPOCH = struct.Struct(">i")
+_CRC = struct.Struct(">I")
+_ATTRIBUTES = struct.Struct(">h")
+_MAX_TIMESTAMP = struct.Struct(">q")
+_EPOCH_AT, _CRC_AT, _ATTRIBUTES_AT, _MAX_TIMESTAMP_AT = 12, 17, 21, 35
+
+
+class CorruptBatch(Exception):
+    """Bytes that are no whole, sound batch of magic 2."""
+
+
+class UnsupportedMagic(CorruptBatch):
+    """A batch of magic 0 or 1, which Kafka 4 no longer takes (KIP-896), or of one to come."""
+
+
+class TimestampType(IntEnum):
+    """Who set the timestamps of a batch; the value is the attribute bit."""
+
+    CREATE_TIME = 0
+    LOG_APPEND_TIME = 1
+
+
+class BatchHeader(NamedTuple):
+    """The header's fields by Kafka's names, in wire order."""
+
+    base_offset: int
+    batch_length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole batch."""
+        return self.batch_length + OVERHEAD
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence of the last record; sequences wrap to 0 behind 2^31 - 1."""
+        if self.base_sequence == NO_SEQUENCE:
+            return NO_SEQUENCE
+        return advance_sequence(self.base_sequence, self.last_offset_delta)
+
+    @property
+    def compression(self) -> int:
+        """The codec's number, see `shoal.record.compression`."""
+        return self.attributes & COMPRESSION_MASK
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        return TimestampType((self.attributes & LOG_APPEND_TIME_BIT) >> 3)
+
+    @property
+    def is_transactional(self) -> bool:
+        return self.attributes & TRANSACTIONAL_BIT != 0
+
+    @property
+    def is_control(self) -> bool:
+        return self.attributes & CONTROL_BIT != 0
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """When tombstones and markers in the batch may go; None before the first compaction."""
+        return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
+
+
+def advance_sequence(sequence: int, by: int) -> int:
+    """The sequence `by` records on, with Kafka's wrap from 2^31 - 1 to 0."""
+    moved = sequence + by
+    return moved - SEQUENCE_MAX - 1 if moved > SEQUENCE_MAX else moved
+
+
+def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
+    """The header at `at`. Raises `CorruptBatch` where there is none; checks no CRC."""
+    left = len(buf) - at
+    if left > MAGIC_AT and buf[at + MAGIC_AT] != MAGIC:
+        raise UnsupportedMagic(f"magic {buf[at + MAGIC_AT]} at byte {at}, only 2 is known")
+    if left < HEADER_SIZE:
+        raise CorruptBatch(f"{left} bytes at byte {at} are less than a batch header")
+    header = BatchHeader._make(HEADER.unpack_from(buf, at))
+    if header.batch_length < HEADER_SIZE - OVERHEAD:
+        raise CorruptBatch(f"a batch length of {header.batch_length} at byte {at}")
+    if header.last_offset_delta < 0 or header.base_offset < 0:
+        raise CorruptBatch(
+            f"offsets {header.base_offset} + {header.last_offset_delta} at byte {at}"
+        )
+    return header
+
+
+def headers(buf: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+    """(position, header) of every whole batch; stops before a partial tail.
+
+    Raises `CorruptBatch` where the bytes are no batch.
+    """
+    end = len(buf)
+    while end - at >= HEADER_SIZE:
+        header = read_header(buf, at)
+        if at + header.batch_length + OVERHEAD > end:
+            return
+        yield at, header
+        at += header.batch_length + OVERHEAD
+
+
+def check_crc(buf: Buffer, at: int, header: BatchHeader) -> bool:
+    """Whether the whole batch is there and its CRC-32C is right."""
+    end = at + header.batch_length + OVERHEAD
+    if end > len(buf):
+        return False
+    return crc32c(memoryview(buf)[at + CRC_FROM : end]) == header.crc
+
+
+def prefix(buf: Buffer, at: int, base_offset: int, leader_epoch: int) -> bytes:
+    """The first 16 bytes of the batch as they stand in the log: what the CRC leaves out."""
+    length = buf[at + 8 : at + OVERHEAD]
+    return base_offset.to_bytes(8, "big") + bytes(length) + _EPOCH.pack(leader_epoch)
+
+
+def assign(
+    buf: bytearray | memoryview,
+    at: int,
+    base_offset: int,
+    leader_epoch: int,
+    append_time_ms: int | None = None,
+) -> None:
+    """Set the batch's place in the log; `append_time_ms` makes it log-append time and re-signs."""
+    _PREFIX.pack_into(buf, at, base_offset, _PREFIX.unpack_from(buf, at)[1])
+    _EPOCH.pack_into(buf, at + _EPOCH_AT, leader_epoch)
+    if append_time_ms is not None:
+        (attributes,) = _ATTRIBUTES.unpack_from(buf, at + _ATTRIBUTES_AT)
+        _ATTRIBUTES.pack_into(buf, at + _ATTRIBUTES_AT, attributes | LOG_APPEND_TIME_BIT)
+        _MAX_TIMESTAMP.pack_into(buf, at + _MAX_TIMESTAMP_AT, append_time_ms)
+        sign(buf, at)
+
+
+def sign(buf: bytearray | memoryview, at: int = 0) -> None:
+    """Set batch_length's CRC over the batch at `at`, which must be whole."""
+    end = at + OVERHEAD + _PREFIX.unpack_from(buf, at)[1]
+    _CRC.pack_into(buf, at + _CRC_AT, crc32c(memoryview(buf)[at + CRC_FROM : end]))
+
+
+def seal(header: BatchHeader, records: Buffer) -> bytearray:
+    """A batch of these header fields around encoded (and compressed) records; length and CRC are
+    computed."""
+    out = bytearray(HEADER_SIZE)
+    out += records
+    HEADER.pack_into(out, 0, *header._replace(batch_length=len(out) - OVERHEAD, crc=0))
+    sign(out)
+    return out

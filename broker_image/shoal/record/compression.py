@@ -1,0 +1,135 @@
+"""The codecs of record batches, with decompression that costs bounded memory.
+
+What expands past the bound is refused as corrupt, however small it came in: the output buffer
+starts small and doubles up to the bound, so the cost follows what is really inside.
+
+* gzip: RFC 1952. zstd: RFC 8878, with or without a content size.
+* snappy: written in the framing of xerial's SnappyOutputStream, as Kafka's Java clients do, and
+  read with or without it, since librdkafka sends a raw block.
+* lz4: the frame format, written with independent blocks, which Kafka's reader insists on.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+import cramjam
+
+from shoal.record.batch import Buffer, CorruptBatch
+
+#: The most a batch may expand to, in bytes. max.message.bytes is 1 MiB by default; text that
+#: expands a hundredfold still passes.
+EXPANDED_BYTES_MAX = 128 << 20
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEAD = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+#: SnappyOutputStream's default block size.
+_XERIAL_BLOCK = 32 * 1024
+_SIZE = struct.Struct(">i")
+#: What cramjam says when the output buffer was too small, for every one of its codecs.
+_OUTPUT_FULL = "failed to write whole buffer"
+
+
+class Compression(IntEnum):
+    """Codecs by their number in a batch's attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+    @classmethod
+    def of(cls, name: str) -> Compression:
+        """The codec of a `compression.type` ("uncompressed" is a topic's word for none)."""
+        return cls.NONE if name == "uncompressed" else cls[name.upper()]
+
+
+def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
+    """`data` in the codec's format. `level` is the codec's own, None for its default."""
+    match codec:
+        case Compression.NONE:
+            return data
+        case Compression.GZIP:
+            return bytes(cramjam.gzip.compress(data, level=None if level in (None, -1) else level))
+        case Compression.SNAPPY:
+            return _compress_xerial(data)
+        case Compression.LZ4:
+            frame = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
+            frame.compress(bytes(data))
+            return bytes(frame.finish())
+        case Compression.ZSTD:
+            return bytes(cramjam.zstd.compress(data, level=level))
+    raise ValueError(f"no codec has the number {codec}")
+
+
+def decompress(codec: int, data: Buffer, limit: int = EXPANDED_BYTES_MAX) -> Buffer:
+    """The bytes inside, at most `limit`. Raises `CorruptBatch`."""
+    match codec:
+        case Compression.NONE:
+            return data
+        case Compression.GZIP:
+            return _expand(cramjam.gzip.decompress_into, "gzip", data, limit)
+        case Compression.SNAPPY:
+            if data[:8] == _XERIAL_MAGIC:
+                return _decompress_xerial(data, limit)
+            return _decompress_snappy(data, limit, 0)
+        case Compression.LZ4:
+            return _expand(cramjam.lz4.decompress_into, "lz4", data, limit)
+        case Compression.ZSTD:
+            return _expand(cramjam.zstd.decompress_into, "zstd", data, limit)
+    raise CorruptBatch(f"no codec has the number {codec}")
+
+
+def _expand(decompress_into: object, name: str, data: Buffer, limit: int) -> Buffer:
+    size = min(limit, max(4 * len(data), 4096))
+    while True:
+        out = bytearray(size)
+        try:
+            count = decompress_into(data, out)  # type: ignore[operator]
+        except cramjam.DecompressionError as error:
+            if _OUTPUT_FULL not in str(error):
+                raise CorruptBatch(f"{name}: {error}") from None
+            if size >= limit:
+                raise CorruptBatch(f"{name}: expands past {limit} bytes") from None
+            size = min(limit, size * 4)
+        else:
+            return memoryview(out)[:count]
+
+
+def _decompress_snappy(data: Buffer, limit: int, before: int) -> Buffer:
+    """One raw block; `before` bytes of the limit are used already."""
+    try:
+        size = cramjam.snappy.decompress_raw_len(data)
+        if before + size > limit:
+            raise CorruptBatch(f"snappy: expands past {limit} bytes")
+        # A size that the input cannot hold (at most 64 bytes from 3) is a lie: do not allocate it.
+        if size > 32 * (len(data) + 16):
+            raise CorruptBatch(f"snappy: {size} bytes announced by {len(data)}")
+        return bytes(cramjam.snappy.decompress_raw(data))
+    except cramjam.DecompressionError as error:
+        raise CorruptBatch(f"snappy: {error}") from None
+
+
+def _decompress_xerial(data: Buffer, limit: int) -> Buffer:
+    view, at, out = memoryview(data), len(_XERIAL_HEAD), bytearray()
+    while at < len(view):
+        if at + 4 > len(view):
+            raise CorruptBatch("snappy: a torn block size")
+        (size,) = _SIZE.unpack_from(view, at)
+        at += 4
+        if size < 0 or at + size > len(view):
+            raise CorruptBatch(f"snappy: a block of {size} bytes where {len(view) - at} are left")
+        out += _decompress_snappy(view[at : at + size], limit, len(out))
+        at += size
+    return out
+
+
+def _compress_xerial(data: Buffer) -> Buffer:
+    view, out = memoryview(data), bytearray(_XERIAL_HEAD)
+    for at in range(0, len(view), _XERIAL_BLOCK):
+        block = bytes(cramjam.snappy.compress_raw(view[at : at + _XERIAL_BLOCK]))
+        out += _SIZE.pack(len(block))
+        out += block
+    return out
