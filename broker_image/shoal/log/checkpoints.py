@@ -1,0 +1,91 @@
+"""Kafka's small text files: offset checkpoints, a log's leader epochs, its directory's identity.
+
+A checkpoint is a version line "0", a count, and so many lines. A file that does not read so is
+no checkpoint: the reader gets None and does without, at the price of a longer recovery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from shoal.log.storage import Storage
+
+
+def _read_lines(storage: Storage, path: str) -> list[list[str]] | None:
+    try:
+        lines = storage.read_file(path).decode().splitlines()
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+    if len(lines) < 2 or lines[0] != "0" or not lines[1].isdigit():
+        return None
+    entries = [line.split() for line in lines[2:]]
+    return entries if len(entries) == int(lines[1]) else None
+
+
+def _write_lines(storage: Storage, path: str, lines: Sequence[str], sync: bool) -> None:
+    text = "\n".join(("0", str(len(lines)), *lines, ""))
+    storage.replace_file(path, text.encode(), sync=sync)
+
+
+def read_offsets(storage: Storage, path: str) -> dict[tuple[str, int], int]:
+    """(topic, partition) -> offset of an offset checkpoint; empty where there is no sound one."""
+    entries = _read_lines(storage, path) or ()
+    try:
+        return {(topic, int(index)): int(offset) for topic, index, offset in entries}
+    except ValueError:
+        return {}
+
+
+def write_offsets(storage: Storage, path: str, offsets: Mapping[tuple[str, int], int]) -> None:
+    """Put an offset checkpoint in place, durably."""
+    lines = [f"{topic} {index} {offset}" for (topic, index), offset in sorted(offsets.items())]
+    _write_lines(storage, path, lines, True)
+
+
+def read_epochs(storage: Storage, path: str) -> list[tuple[int, int]] | None:
+    """The (epoch, start offset) pairs of a leader-epoch checkpoint, None without a sound one."""
+    entries = _read_lines(storage, path)
+    if entries is None:
+        return None
+    try:
+        return [(int(epoch), int(start)) for epoch, start in entries]
+    except ValueError:
+        return None
+
+
+def write_epochs(
+    storage: Storage, path: str, entries: Iterable[tuple[int, int]], *, sync: bool
+) -> None:
+    """Put a leader-epoch checkpoint in place."""
+    _write_lines(storage, path, [f"{epoch} {start}" for epoch, start in entries], sync)
+
+
+def read_properties(storage: Storage, path: str) -> dict[str, str] | None:
+    """A Java properties file of plain `key=value` lines; None where there is no file."""
+    try:
+        text = storage.read_file(path).decode()
+    except FileNotFoundError:
+        return None
+    pairs = (line.partition("=") for line in text.splitlines() if line[:1] not in ("", "#", "!"))
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def write_properties(storage: Storage, path: str, values: Mapping[str, str]) -> None:
+    """Put a properties file in place, durably."""
+    text = "#\n" + "".join(f"{key}={values[key]}\n" for key in sorted(values))
+    storage.replace_file(path, text.encode(), sync=True)
+
+
+def read_partition_metadata(storage: Storage, path: str) -> str | None:
+    """The topic id (as Kafka writes it, base64) of a `partition.metadata` file, or None."""
+    try:
+        text = storage.read_file(path).decode()
+    except FileNotFoundError:
+        return None
+    pairs = dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+    return pairs.get("topic_id") if pairs.get("version") == "0" else None
+
+
+def write_partition_metadata(storage: Storage, path: str, topic_id: str) -> None:
+    """Tie a log's directory to a topic id (KIP-516); it is not durable yet."""
+    storage.replace_file(path, f"version: 0\ntopic_id: {topic_id}".encode(), sync=False)

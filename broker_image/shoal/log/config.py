@@ -1,0 +1,89 @@
+"""The configuration of one log: a topic's effective settings, by Kafka's names.
+
+`LogConfig.of` takes them under their property names, as `metadata` holds them; names that do not
+concern the log are passed over. Defaults are Kafka 4.3.1's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from shoal.record.batch import TimestampType
+
+_LONG_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """A topic's settings that its logs act on. Times in milliseconds, sizes in bytes; -1 is no
+    limit where Kafka has it so."""
+
+    cleanup_policy: tuple[str, ...] = ("delete",)
+    compression_type: str = "producer"
+    compression_gzip_level: int = -1
+    compression_lz4_level: int = 9
+    compression_zstd_level: int = 3
+    delete_retention_ms: int = 86_400_000
+    file_delete_delay_ms: int = 60_000
+    flush_messages: int = _LONG_MAX
+    flush_ms: int = _LONG_MAX
+    index_interval_bytes: int = 4096
+    max_compaction_lag_ms: int = _LONG_MAX
+    max_message_bytes: int = 1_048_588
+    message_timestamp_after_max_ms: int = 3_600_000
+    message_timestamp_before_max_ms: int = _LONG_MAX
+    message_timestamp_type: str = "CreateTime"
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    retention_bytes: int = -1
+    retention_ms: int = 604_800_000
+    segment_bytes: int = 1_073_741_824
+    segment_index_bytes: int = 10_485_760
+    segment_jitter_ms: int = 0
+    segment_ms: int = 604_800_000
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> LogConfig:
+        """From property names ("segment.bytes") and typed values; a list may be one string."""
+        found = {
+            f.name: settings[name]
+            for f in fields(cls)
+            if (name := f.name.replace("_", ".")) in settings
+        }
+        policy = found.get("cleanup_policy")
+        if isinstance(policy, str):
+            found["cleanup_policy"] = tuple(p.strip() for p in policy.split(",") if p.strip())
+        elif policy is not None:
+            found["cleanup_policy"] = tuple(policy)
+        return cls(**found)
+
+    @property
+    def compact(self) -> bool:
+        return "compact" in self.cleanup_policy
+
+    @property
+    def delete(self) -> bool:
+        return "delete" in self.cleanup_policy
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        if self.message_timestamp_type == "LogAppendTime":
+            return TimestampType.LOG_APPEND_TIME
+        return TimestampType.CREATE_TIME
+
+    @property
+    def roll_ms(self) -> int:
+        """The age at which a segment rolls. A compacted one must be closed to be cleaned, so
+        max.compaction.lag.ms bounds it (KIP-354)."""
+        return min(self.segment_ms, self.max_compaction_lag_ms) if self.compact else self.segment_ms
+
+    @property
+    def compression_level(self) -> int | None:
+        """The level of `compression_type`, where it has one."""
+        return {
+            "gzip": self.compression_gzip_level,
+            "lz4": self.compression_lz4_level,
+            "zstd": self.compression_zstd_level,
+        }.get(self.compression_type)

@@ -1,0 +1,239 @@
+"""One data directory: its identity, its lock, its checkpoints, and the logs in it.
+
+A log lives in `<topic>-<partition>`, with the topic's id in `partition.metadata`; a deleted one is
+renamed to `<topic>-<partition>.<number>-delete` first, which is atomic, and removed later.
+Files and formats are Kafka's: `meta.properties`, `.lock`, `.kafka_cleanshutdown`, and the offset
+checkpoints for recovery points, log start offsets, high watermarks and cleaned offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from uuid import UUID
+
+from shoal.log.checkpoints import (
+    read_offsets,
+    read_partition_metadata,
+    read_properties,
+    write_offsets,
+    write_partition_metadata,
+    write_properties,
+)
+from shoal.log.config import LogConfig
+from shoal.log.errors import DirectoryInUse
+from shoal.log.log import Log
+from shoal.log.storage import File, Storage
+from shoal.log.uuids import uuid_from_text, uuid_text
+
+META = "meta.properties"
+LOCK = ".lock"
+CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+LOG_STARTS = "log-start-offset-checkpoint"
+HIGH_WATERMARKS = "replication-offset-checkpoint"
+CLEANED_OFFSETS = "cleaner-offset-checkpoint"
+PARTITION_METADATA = "partition.metadata"
+DELETE_SUFFIX = "-delete"
+#: A directory's name is topic, "-" and partition; file systems take 255 bytes.
+_NAME_MAX = 255
+
+Partition = tuple[str, int]
+
+
+class LogDirectory:
+    """The logs of one data directory, by (topic, partition)."""
+
+    def __init__(self, storage: Storage, path: str) -> None:
+        self.storage = storage
+        self.path = path
+        self.logs: dict[Partition, Log] = {}
+        self.topic_ids: dict[Partition, UUID] = {}
+        #: Whether the last stop was a clean one.
+        self.clean = False
+        self.cluster_id = ""
+        self.node_id = -1
+        self.directory_id = UUID(int=0)
+        #: High watermarks as last written; whoever leads a partition keeps them current.
+        self.high_watermarks: dict[Partition, int] = {}
+        self._lock: File | None = None
+        self._recovery_points: dict[Partition, int] = {}
+        #: The recovery points as the file has them.
+        self._checkpointed: dict[Partition, int] = {}
+        self._log_starts: dict[Partition, int] = {}
+        self._cleaned: dict[Partition, int] = {}
+        self._deleted = 0
+
+    def open(self, *, cluster_id: str, node_id: int, directory_id: UUID) -> None:
+        """Lock the directory and read what it says of itself; a fresh one is given these ids.
+
+        Raises `DirectoryInUse`, before anything is written to a directory of another broker.
+        """
+        self.storage.make_directory(self.path)
+        try:
+            self._lock = self.storage.lock(self._file(LOCK))
+        except BlockingIOError:
+            raise DirectoryInUse(
+                f"{self.path} is in use by another broker: stop it, or choose another --data-dir"
+            ) from None
+        known = read_properties(self.storage, self._file(META))
+        if known is None:
+            known = {
+                "version": "1",
+                "cluster.id": cluster_id,
+                "node.id": str(node_id),
+                "directory.id": uuid_text(directory_id),
+            }
+            write_properties(self.storage, self._file(META), known)
+        self._adopt(known, node_id)
+        self.clean = self.storage.exists(self._file(CLEAN_SHUTDOWN))
+        self._recovery_points = read_offsets(self.storage, self._file(RECOVERY_POINTS))
+        self._checkpointed = dict(self._recovery_points)
+        self._log_starts = read_offsets(self.storage, self._file(LOG_STARTS))
+        self.high_watermarks = read_offsets(self.storage, self._file(HIGH_WATERMARKS))
+        self._cleaned = read_offsets(self.storage, self._file(CLEANED_OFFSETS))
+
+    def _adopt(self, known: Mapping[str, str], node_id: int) -> None:
+        if known.get("version") != "1" or known.get("node.id") != str(node_id):
+            self.unlock()
+            raise DirectoryInUse(
+                f"{self.path} belongs to node {known.get('node.id')} (meta.properties version "
+                f"{known.get('version')}), and this is node {node_id}"
+            )
+        self.cluster_id = known.get("cluster.id", "")
+        self.node_id = node_id
+        self.directory_id = uuid_from_text(known.get("directory.id", "")) or UUID(int=0)
+
+    def found(self) -> Iterator[tuple[Partition, UUID | None]]:
+        """The partitions that have a directory here, with their topic ids, by name."""
+        for name in self.storage.names(self.path):
+            topic, dash, index = name.rpartition("-")
+            directory = self._file(name)
+            if not (dash and topic and index.isdigit() and self.storage.is_directory(directory)):
+                continue
+            topic_id = read_partition_metadata(self.storage, f"{directory}/{PARTITION_METADATA}")
+            yield (topic, int(index)), uuid_from_text(topic_id) if topic_id else None
+
+    def started(self) -> None:
+        """All logs are open: from here on, a stop is a clean one only if `close` says so."""
+        self.storage.remove(self._file(CLEAN_SHUTDOWN))
+        self.storage.sync_directory(self.path)
+
+    def open_log(
+        self, topic: str, index: int, config: LogConfig, *, now_ms: int, topic_id: UUID | None
+    ) -> Log:
+        """The log of a partition, made if it is not there. Raises `OSError`."""
+        partition = (topic, index)
+        if partition in self.logs:
+            return self.logs[partition]
+        directory = self._file(f"{topic}-{index}")
+        fresh = not self.storage.exists(directory)
+        if fresh and self._checkpointed.get(partition):
+            # The recovery point of a deleted log of this name must not vouch for this one.
+            self._write_recovery_points()
+        log = Log.open(
+            self.storage,
+            directory,
+            config,
+            now_ms=now_ms,
+            clean=self.clean and not fresh,
+            recovery_point=self._recovery_points.get(partition, 0),
+            log_start_offset=self._log_starts.get(partition, 0),
+            cleaned_to=self._cleaned.get(partition, 0),
+        )
+        if topic_id is not None and fresh:
+            # Made durable with the log's first records: a topic of many partitions is made at once.
+            metadata = f"{directory}/{PARTITION_METADATA}"
+            write_partition_metadata(self.storage, metadata, uuid_text(topic_id))
+            log.owed_paths.append(metadata)
+            log.owed_names.append(self.path)
+        self.logs[partition] = log
+        if topic_id is not None:
+            self.topic_ids[partition] = topic_id
+        return log
+
+    def delete_log(self, topic: str, index: int) -> str | None:
+        """Take a partition's log out of service at once; the path that `purge` shall remove, after
+        file.delete.delay.ms, or None when there is no such log. Raises `OSError`."""
+        partition = (topic, index)
+        log = self.logs.pop(partition, None)
+        self.topic_ids.pop(partition, None)
+        for known in (self._recovery_points, self._log_starts, self.high_watermarks, self._cleaned):
+            known.pop(partition, None)
+        directory = self._file(f"{topic}-{index}")
+        if log is None and not self.storage.exists(directory):
+            return None
+        if log is not None:
+            log.offline = True
+            for segment in log.segments:
+                segment.release()
+        while self.storage.exists(staged := self._staged(topic, index)):
+            self._deleted += 1
+        self.storage.rename(directory, staged)
+        self._deleted += 1
+        return staged
+
+    def _staged(self, topic: str, index: int) -> str:
+        tail = f"-{index}.{self._deleted:032x}{DELETE_SUFFIX}"
+        return self._file(topic[: _NAME_MAX - len(tail)] + tail)
+
+    def purge(self, staged: str) -> None:
+        """Remove a directory that `delete_log` staged. May run in another thread."""
+        self.storage.remove_directory(staged)
+
+    def staged_deletes(self) -> list[str]:
+        """What earlier runs staged and did not come to remove."""
+        names = self.storage.names(self.path)
+        return [self._file(name) for name in names if name.endswith(DELETE_SUFFIX)]
+
+    def checkpoint(self) -> None:
+        """Write recovery points, log start offsets, high watermarks and cleaned offsets.
+
+        Raises `OSError`, and the checkpoints of before stay.
+        """
+        logs = self.logs
+        self._recovery_points |= {p: log.recovery_point for p, log in logs.items()}
+        self._log_starts |= {p: log.log_start_offset for p, log in logs.items()}
+        self._cleaned |= {p: log.cleaned_to for p, log in logs.items() if log.config.compact}
+        self._write_recovery_points()
+        self._write_log_starts()
+        write_offsets(self.storage, self._file(HIGH_WATERMARKS), self.high_watermarks)
+        write_offsets(self.storage, self._file(CLEANED_OFFSETS), self._cleaned)
+
+    def checkpoint_log_starts(self) -> None:
+        """Write log start offsets alone: DeleteRecords owes it before it answers."""
+        self._log_starts |= {p: log.log_start_offset for p, log in self.logs.items()}
+        self._write_log_starts()
+
+    def _write_recovery_points(self) -> None:
+        write_offsets(self.storage, self._file(RECOVERY_POINTS), self._recovery_points)
+        self._checkpointed = dict(self._recovery_points)
+
+    def _write_log_starts(self) -> None:
+        starts = {p: at for p, at in self._log_starts.items() if at > 0}
+        write_offsets(self.storage, self._file(LOG_STARTS), starts)
+
+    def close(self) -> None:
+        """Close all logs and mark the stop as a clean one, unless a log failed. Raises `OSError`
+        when the checkpoints cannot be written."""
+        whole = True
+        for log in self.logs.values():
+            try:
+                if log.offline:
+                    whole = False
+                else:
+                    log.close()
+            except OSError:
+                whole = False
+        self.checkpoint()
+        if whole:
+            self.storage.replace_file(self._file(CLEAN_SHUTDOWN), b'{"version":0}', sync=True)
+        self.logs.clear()
+        self.unlock()
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _file(self, name: str) -> str:
+        return f"{self.path}/{name}"

@@ -1,0 +1,80 @@
+"""The leader epochs of a log: at which offset each began (KIP-101, KIP-320).
+
+Kept in `leader-epoch-checkpoint`. Epochs and start offsets only grow. The file is written when an
+epoch is added or cut off, and made durable with the log (whoever syncs the log looks at
+`unsynced`): recovery finds the epochs past the recovery point again in the batches.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from shoal.log.checkpoints import read_epochs, write_epochs
+from shoal.log.storage import Storage
+
+FILE_NAME = "leader-epoch-checkpoint"
+UNDEFINED = (-1, -1)
+
+
+class LeaderEpochs:
+    """The (epoch, start offset) pairs of one log."""
+
+    def __init__(self, storage: Storage, directory: str) -> None:
+        self._storage = storage
+        self.path = f"{directory}/{FILE_NAME}"
+        self.entries: list[tuple[int, int]] = read_epochs(storage, self.path) or []
+        self.unsynced = False
+
+    @property
+    def latest(self) -> int:
+        """The newest epoch, -1 when there is none."""
+        return self.entries[-1][0] if self.entries else -1
+
+    def assign(self, epoch: int, start_offset: int) -> None:
+        """The epoch's first batch is at `start_offset`. An older or known epoch changes nothing."""
+        if epoch < 0 or epoch <= self.latest:
+            return
+        # A later epoch that begins no later leaves nothing of those before it.
+        count = bisect_left(self.entries, start_offset, key=lambda e: e[1])
+        self._replace([*self.entries[:count], (epoch, start_offset)])
+
+    def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """(largest epoch up to `epoch`, where it ends) or (-1, -1) if the log cannot tell.
+
+        OffsetForLeaderEpoch's rule: for the newest epoch the end is the log's own.
+        """
+        if epoch < 0 or not self.entries or epoch > self.latest:
+            return UNDEFINED
+        if epoch == self.latest:
+            return epoch, log_end_offset
+        at = bisect_right(self.entries, epoch, key=lambda e: e[0])
+        if at == 0:
+            return epoch, self.entries[0][1]
+        return self.entries[at - 1][0], self.entries[at][1]
+
+    def epoch_of(self, offset: int) -> int:
+        """The epoch under which `offset` was written, -1 when that is not known."""
+        at = bisect_right(self.entries, offset, key=lambda e: e[1]) - 1
+        return self.entries[at][0] if at >= 0 else -1
+
+    def truncate_from_end(self, offset: int) -> None:
+        """Forget the epochs that begin at or past `offset`."""
+        count = bisect_left(self.entries, offset, key=lambda e: e[1])
+        if count < len(self.entries):
+            self._replace(self.entries[:count])
+
+    def truncate_from_start(self, offset: int) -> None:
+        """Forget what lies before `offset`; the epoch that holds it now begins there."""
+        at = bisect_right(self.entries, offset, key=lambda e: e[1]) - 1
+        if at > 0 or (at == 0 and self.entries[0][1] < offset):
+            self._replace([(self.entries[at][0], offset), *self.entries[at + 1 :]])
+
+    def clear(self) -> None:
+        if self.entries:
+            self._replace([])
+
+    def _replace(self, entries: list[tuple[int, int]]) -> None:
+        """The file first: when the disk refuses it, nothing has changed."""
+        write_epochs(self._storage, self.path, entries, sync=False)
+        self.entries = entries
+        self.unsynced = True

@@ -1,0 +1,36 @@
+"""What a log refuses, and what it finds broken."""
+
+from __future__ import annotations
+
+from shoal.protocol.errors import ErrorCode
+
+
+class AppendRefused(Exception):
+    """Nothing was appended; `code` is Kafka's, `message` a sentence for the producer."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class OffsetOutOfRange(Exception):
+    """An offset outside [log start offset, the bound of the read]."""
+
+    def __init__(self, offset: int, start: int, end: int) -> None:
+        super().__init__(f"offset {offset} is not within {start} to {end}")
+        self.offset = offset
+        self.start = start
+        self.end = end
+
+
+class LogOffline(Exception):
+    """The disk failed under the log, and it could not be put right again."""
+
+
+class CorruptLog(Exception):
+    """Files that recovery must not repair by itself: damage below the recovery point."""
+
+
+class DirectoryInUse(Exception):
+    """Another broker holds the data directory, or it belongs to another broker or cluster."""

@@ -1,0 +1,322 @@
+"""The sparse indexes beside a segment, in Kafka's format.
+
+* `.index`: (offset - base u32, position u32), one for about every index.interval.bytes of log; the
+  offset is the last of the batch that begins at the position.
+* `.timeindex`: (timestamp i64, offset - base u32): no record up to the offset is younger.
+* `.txnindex`: (version i16, producer id i64, first offset i64, last offset i64, last stable offset
+  i64) for each aborted transaction, in the order of their markers.
+
+Entries are kept in memory once a file is loaded, which happens at the first need, and are written
+behind at `flush`: recovery rebuilds what lies past the recovery point, so nothing is lost.
+Zeros at the end of a file, which Kafka leaves in an active segment, are passed over.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from shoal.log.storage import File, Storage
+
+_TIME_ENTRY = struct.Struct(">qI")
+_ABORTED = struct.Struct(">hqqqq")
+OFFSET_ENTRY_SIZE = 8
+TIME_ENTRY_SIZE = _TIME_ENTRY.size
+#: Offsets in an index are 32 bits, and signed in Kafka.
+RELATIVE_OFFSET_MAX = 2**31 - 1
+
+
+class _Index:
+    """A file of entries, opened and loaded at the first need."""
+
+    __slots__ = (
+        "_dirty",
+        "_file",
+        "_loaded",
+        "_missing",
+        "_storage",
+        "_written",
+        "base_offset",
+        "path",
+    )
+
+    def __init__(self, storage: Storage, path: str, base_offset: int, *, fresh: bool) -> None:
+        self._storage = storage
+        self._file: File | None = None
+        self._loaded = fresh
+        #: The file is still to be made, be it empty.
+        self._missing = fresh
+        #: Written to since the last sync.
+        self._dirty = False
+        self._written = 0
+        self.path = path
+        self.base_offset = base_offset
+
+    def _open(self) -> File:
+        if self._file is None:
+            self._file = self._storage.open(self.path, create=True)
+            self._missing = False
+        return self._file
+
+    def _read(self) -> bytes:
+        if not self._storage.exists(self.path):
+            return b""
+        file = self._open()
+        return file.read(0, file.size())
+
+    def _trim(self, size: int) -> None:
+        """End the file behind its entries: Kafka preallocates the index of an active segment."""
+        if self._file is not None and self._file.size() > size:
+            self._file.truncate(size)
+
+    def _cut(self, size: int) -> None:
+        self._open().truncate(size)
+        self._dirty = True
+
+    def _write(self, at: int, data: bytes) -> None:
+        self._open().write(at, [data])
+        # An empty file that is lost with the power is made anew from the batches.
+        self._dirty = self._dirty or bool(data)
+
+    def unsynced(self) -> File | None:
+        """The file, if it is to be synced; asking takes the debt over."""
+        dirty, self._dirty = self._dirty, False
+        return self._open() if dirty else None
+
+    def release(self) -> None:
+        """Forget the descriptor; it closes with its last user."""
+        if not self._dirty:
+            self._file = None
+
+
+class OffsetIndex(_Index):
+    """Where in a segment an offset is to be looked for."""
+
+    __slots__ = ("_offsets", "_positions")
+
+    def __init__(self, storage: Storage, path: str, base_offset: int, *, fresh: bool) -> None:
+        super().__init__(storage, path, base_offset, fresh=fresh)
+        self._offsets = array("I")
+        self._positions = array("I")
+
+    def _load(self) -> None:
+        data = self._read()
+        words = array("I")
+        words.frombytes(data[: len(data) // OFFSET_ENTRY_SIZE * OFFSET_ENTRY_SIZE])
+        words.byteswap()
+        offsets, positions = words[::2], words[1::2]
+        count = len(offsets)
+        while count and not positions[count - 1]:
+            count -= 1
+        self._offsets, self._positions = offsets[:count], positions[:count]
+        self._written = count
+        self._loaded = True
+        self._trim(count * OFFSET_ENTRY_SIZE)
+
+    def __len__(self) -> int:
+        if not self._loaded:
+            self._load()
+        return len(self._offsets)
+
+    def append(self, offset: int, position: int) -> None:
+        """Both must grow. The batch at `position` ends with `offset`."""
+        if not self._loaded:
+            self._load()
+        self._offsets.append(offset - self.base_offset)
+        self._positions.append(position)
+
+    def position_of(self, offset: int) -> int:
+        """A position at or before the batch that holds `offset`; 0 when the index knows none."""
+        if not self._loaded:
+            self._load()
+        at = bisect_right(self._offsets, max(0, offset - self.base_offset)) - 1
+        return self._positions[at] if at >= 0 else 0
+
+    def whole_before(self, position: int) -> int:
+        """The start of a batch that surely ends at or before `position`, and close to it; 0 when
+        the index knows none."""
+        if not self._loaded:
+            self._load()
+        at = bisect_right(self._positions, position) - 2
+        return self._positions[at] if at >= 0 else 0
+
+    def last_position(self) -> int:
+        if not self._loaded:
+            self._load()
+        return self._positions[-1] if self._positions else 0
+
+    def is_sound(self, size: int) -> bool:
+        """Whether the entries grow and lie within a segment of `size` bytes."""
+        if not self._loaded:
+            self._load()
+        if not self._positions:
+            return True
+        pairs = zip(self._positions, self._positions[1:], strict=False)
+        return self._positions[-1] < size and all(a < b for a, b in pairs)
+
+    def truncate(self, offset: int) -> None:
+        """Drop the entries of batches that end at or past `offset`."""
+        if not self._loaded:
+            self._load()
+        count = bisect_left(self._offsets, max(0, offset - self.base_offset))
+        del self._offsets[count:], self._positions[count:]
+        if self._written > count:
+            self._written = count
+            self._cut(count * OFFSET_ENTRY_SIZE)
+
+    def flush(self) -> None:
+        """Write the entries that are not written yet."""
+        if not self._loaded or self._written == len(self._offsets):
+            if self._missing:
+                self._write(0, b"")
+            return
+        words = array("I", bytes(OFFSET_ENTRY_SIZE * (len(self._offsets) - self._written)))
+        words[::2] = self._offsets[self._written :]
+        words[1::2] = self._positions[self._written :]
+        words.byteswap()
+        self._write(self._written * OFFSET_ENTRY_SIZE, words.tobytes())
+        self._written = len(self._offsets)
+
+    def unload(self) -> None:
+        """Give the memory back; the entries are read again when they are needed."""
+        if self._loaded and self._written == len(self._offsets):
+            self._offsets, self._positions = array("I"), array("I")
+            self._loaded = False
+            self.release()
+
+
+class TimeIndex(_Index):
+    """Where in a segment a timestamp is first reached."""
+
+    __slots__ = ("_offsets", "_timestamps")
+
+    def __init__(self, storage: Storage, path: str, base_offset: int, *, fresh: bool) -> None:
+        super().__init__(storage, path, base_offset, fresh=fresh)
+        self._timestamps = array("q")
+        self._offsets = array("I")
+
+    def _load(self) -> None:
+        data = self._read()
+        whole = data[: len(data) // TIME_ENTRY_SIZE * TIME_ENTRY_SIZE]
+        timestamps, offsets = array("q"), array("I")
+        for timestamp, offset in _TIME_ENTRY.iter_unpack(whole):
+            if timestamps and timestamp <= timestamps[-1]:
+                break
+            timestamps.append(timestamp)
+            offsets.append(offset)
+        if len(timestamps) == 1 and not timestamps[0] and not offsets[0]:
+            timestamps, offsets = array("q"), array("I")
+        self._timestamps, self._offsets = timestamps, offsets
+        self._written = len(timestamps)
+        self._loaded = True
+        self._trim(self._written * TIME_ENTRY_SIZE)
+
+    def __len__(self) -> int:
+        if not self._loaded:
+            self._load()
+        return len(self._timestamps)
+
+    def append(self, timestamp: int, offset: int) -> None:
+        """Passed over unless the timestamp is greater than the last one."""
+        if not self._loaded:
+            self._load()
+        if timestamp >= 0 and (not self._timestamps or timestamp > self._timestamps[-1]):
+            self._timestamps.append(timestamp)
+            self._offsets.append(offset - self.base_offset)
+
+    def last(self) -> tuple[int, int]:
+        """(timestamp, offset) of the youngest entry, (-1, base offset) without one."""
+        if not self._loaded:
+            self._load()
+        if not self._timestamps:
+            return -1, self.base_offset
+        return self._timestamps[-1], self.base_offset + self._offsets[-1]
+
+    def offset_of(self, timestamp: int) -> int:
+        """An offset at or before the first record that is as young as `timestamp`."""
+        if not self._loaded:
+            self._load()
+        at = bisect_left(self._timestamps, timestamp) - 1
+        return self.base_offset + (self._offsets[at] if at >= 0 else 0)
+
+    def truncate(self, offset: int) -> None:
+        """Drop the entries at or past `offset`."""
+        if not self._loaded:
+            self._load()
+        count = bisect_left(self._offsets, max(0, offset - self.base_offset))
+        del self._offsets[count:], self._timestamps[count:]
+        if self._written > count:
+            self._written = count
+            self._cut(count * TIME_ENTRY_SIZE)
+
+    def flush(self) -> None:
+        """Write the entries that are not written yet."""
+        if not self._loaded or self._written == len(self._offsets):
+            if self._missing:
+                self._write(0, b"")
+            return
+        new = zip(self._timestamps[self._written :], self._offsets[self._written :], strict=True)
+        self._write(self._written * TIME_ENTRY_SIZE, b"".join(_TIME_ENTRY.pack(*e) for e in new))
+        self._written = len(self._offsets)
+
+    def unload(self) -> None:
+        """Give the memory back; the entries are read again when they are needed."""
+        if self._loaded and self._written == len(self._offsets):
+            self._timestamps, self._offsets = array("q"), array("I")
+            self._loaded = False
+            self.release()
+
+
+class AbortedTransaction(NamedTuple):
+    """A transaction that ended with an abort marker at `last_offset`."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+class TransactionIndex(_Index):
+    """The aborted transactions whose markers are in a segment. There is no file before the
+    first."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self, storage: Storage, path: str, base_offset: int, *, fresh: bool) -> None:
+        super().__init__(storage, path, base_offset, fresh=fresh)
+        self._entries: list[AbortedTransaction] = []
+
+    def entries(self) -> list[AbortedTransaction]:
+        """All of them, by the offset of their marker."""
+        if not self._loaded:
+            data = self._read()
+            whole = data[: len(data) // _ABORTED.size * _ABORTED.size]
+            self._entries = [
+                AbortedTransaction(*fields) for _, *fields in _ABORTED.iter_unpack(whole)
+            ]
+            self._written = len(self._entries)
+            self._loaded = True
+            self._trim(self._written * _ABORTED.size)
+        return self._entries
+
+    def extend(self, aborted: Iterable[AbortedTransaction]) -> None:
+        self.entries().extend(aborted)
+
+    def truncate(self, offset: int) -> None:
+        """Drop the transactions that ended at or past `offset`."""
+        entries = self.entries()
+        entries[:] = [e for e in entries if e.last_offset < offset]
+        if self._written > len(entries):
+            self._written = len(entries)
+            self._cut(self._written * _ABORTED.size)
+
+    def flush(self) -> None:
+        """Write the entries that are not written yet."""
+        if not self._loaded or self._written == len(self._entries):
+            return
+        new = b"".join(_ABORTED.pack(0, *e) for e in self._entries[self._written :])
+        self._write(self._written * _ABORTED.size, new)
+        self._written = len(self._entries)

@@ -1,0 +1,235 @@
+"""Opening a log: which files are in it, what a crash left unfinished, where it ends.
+
+After a clean stop, files are listed and the last batch is looked up through the index; nothing is
+scanned. Otherwise every batch past the recovery point is checked, CRC and order, and the log is
+cut at the first one that is not whole: what lies there was never acknowledged as durable.
+Batches below the recovery point are not read.
+
+Files in transit: `.deleted` and `.cleaned` go. A compaction's `.log.swap` is whole, and takes the
+place of the segments that it was made from; its indexes come with it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+from shoal.log.producers import CorruptSnapshot
+from shoal.log.segment import (
+    CLEANED,
+    DELETED,
+    FILES,
+    INDEX,
+    LOG,
+    SNAPSHOT,
+    SWAP,
+    TIME_INDEX,
+    Segment,
+    file_name,
+)
+from shoal.record.batch import NO_PRODUCER_ID, CorruptBatch, check_crc
+from shoal.record.control import read_marker
+
+if TYPE_CHECKING:
+    from shoal.log.log import Log
+
+_ASIDE = ".tmp"
+
+
+def load(log: Log, now_ms: int, clean: bool, recovery_point: int, log_start_offset: int) -> None:
+    """Fill a new `Log` from its directory, which is made if it is not there."""
+    log.storage.make_directory(log.directory)
+    _finish_swaps(log, now_ms)
+    _open_segments(log, now_ms, log_start_offset)
+    if clean:
+        log.log_end_offset = log.active.next_offset()
+        if recovery_point < log.log_end_offset:
+            recovery_point = log.log_end_offset
+    else:
+        recovery_point = _recover(log, recovery_point)
+    log.recovery_point = min(recovery_point, log.log_end_offset)
+    if log.log_end_offset < log_start_offset:
+        # The records that a crash took were deleted before it: their offsets do not come back.
+        log.truncate_fully_and_start_at(log_start_offset)
+        return
+    log.log_start_offset = max(log_start_offset, log.bases[0])
+    log.unsynced_since_ms = now_ms if log.recovery_point < log.log_end_offset else None
+    log.active.first_batch_timestamp()
+    log.names_changed = not clean
+    log.epochs.truncate_from_end(log.log_end_offset)
+    log.epochs.truncate_from_start(log.log_start_offset)
+    # What was aborted past the recovery point is to be found again, and so replayed.
+    rebuild_producers(log, now_ms, at_most=log.log_end_offset if clean else log.recovery_point)
+
+
+def _finish_swaps(log: Log, now_ms: int) -> None:
+    """Complete or undo what a compaction or deletion had begun."""
+    storage, directory = log.storage, log.directory
+    names = storage.names(directory)
+    cleaned = {n[: -len(CLEANED)] for n in names if n.endswith(CLEANED)}
+    for name in names:
+        stem, dot, suffix = name.rpartition(".")
+        if dot + suffix in (DELETED, CLEANED, _ASIDE):
+            storage.remove(f"{directory}/{name}")
+        elif dot + suffix == SWAP and stem.partition(".")[0] + LOG in cleaned:
+            # The log's own rename to .swap had not happened: the originals are all there.
+            storage.remove(f"{directory}/{name}")
+    for name in storage.names(directory):
+        if name.endswith(LOG + SWAP) and name[:20].isdigit():
+            _finish_swap(log, int(name[:20]), now_ms)
+    for name in storage.names(directory):
+        if name.endswith(SWAP):
+            storage.rename(f"{directory}/{name}", f"{directory}/{name[: -len(SWAP)]}")
+
+
+def _finish_swap(log: Log, base_offset: int, now_ms: int) -> None:
+    """Remove the segments that a whole `.swap` segment replaces, and give it its name."""
+    storage, directory = log.storage, log.directory
+    swapped = Segment(storage, directory, base_offset, now_ms=now_ms, suffix=SWAP)
+    swapped.rebuild(interval_bytes=log.config.index_interval_bytes)
+    swapped.flush()
+    storage.sync_directory(directory)
+    end = max(swapped.next_offset(), base_offset + 1)
+    for name in storage.names(directory):
+        if name.endswith(LOG) and name[:20].isdigit() and base_offset <= int(name[:20]) < end:
+            for kind in FILES:
+                storage.remove(f"{directory}/{file_name(int(name[:20]), kind)}")
+    swapped.rename("")
+    swapped.release()
+
+
+def _open_segments(log: Log, now_ms: int, log_start_offset: int) -> None:
+    storage, directory = log.storage, log.directory
+    names = storage.names(directory)
+    present = set(names)
+    for name in names:
+        stem, dot, kind = name.partition(".")
+        if not stem.isdigit() or len(stem) != 20:
+            continue
+        if dot + kind == LOG:
+            segment = Segment(storage, directory, int(stem), now_ms=now_ms)
+            log.segments.append(segment)
+            log.bases.append(segment.base_offset)
+        elif dot + kind in FILES and stem + LOG not in present:
+            storage.remove(f"{directory}/{name}")
+    if not log.segments:
+        fresh = Segment(storage, directory, log_start_offset, now_ms=now_ms, fresh=True)
+        log.segments.append(fresh)
+        log.bases.append(log_start_offset)
+    for segment in log.segments:
+        stem = f"{segment.base_offset:020d}"
+        if segment.size and not {stem + INDEX, stem + TIME_INDEX} <= present:
+            segment.rebuild(interval_bytes=log.config.index_interval_bytes)
+
+
+def _recover(log: Log, recovery_point: int) -> int:
+    """Check all that lies past the recovery point; gives the point, or less where the log ends."""
+    first = max(0, bisect_right(log.bases, recovery_point) - 1)
+    if first:
+        # It may have been closed after the last sync, which then had no last time entry yet.
+        log.segments[first - 1].find_times()
+        log.segments[first - 1].seal_times()
+    expected = log.segments[first].base_offset
+    at = first
+    while at < len(log.segments):
+        segment = log.segments[at]
+        # A gap: the segment before lost its unsynced end. Only compaction makes gaps otherwise.
+        if segment.base_offset < expected or (
+            segment.base_offset > expected and at > first and not log.config.compact
+        ):
+            break
+        whole = _recover_segment(log, segment, recovery_point)
+        expected = max(expected, log.log_end_offset)
+        at += 1
+        if not whole:
+            break
+    for segment in log.segments[at:]:
+        segment.remove()
+        segment.release()
+    del log.segments[at:], log.bases[at:]
+    return min(recovery_point, log.log_end_offset)
+
+
+def _recover_segment(log: Log, segment: Segment, recovery_point: int) -> bool:
+    """Check the segment's batches from the recovery point on and index them; cut it behind the
+    last sound one. Whether all of it was sound."""
+    if not segment.offset_index.is_sound(segment.size):
+        segment.offset_index.truncate(segment.base_offset)
+        segment.time_index.truncate(segment.base_offset)
+    segment.offset_index.truncate(recovery_point)
+    segment.time_index.truncate(recovery_point)
+    segment.txn_index.truncate(recovery_point)
+    position = start = segment.offset_index.last_position()
+    segment.largest_timestamp, segment.largest_at = segment.time_index.last()
+    end_offset = segment.base_offset
+    try:
+        for at, header, data in segment.batches(position):
+            if not check_crc(data, 0, header) or header.base_offset < end_offset:
+                break
+            if header.base_offset < segment.base_offset or not segment.fits(header.last_offset):
+                break
+            segment.note(
+                at,
+                header.size,
+                header.last_offset,
+                header.max_timestamp,
+                # The batch at `start` is in the index already.
+                log.config.index_interval_bytes if at > start else 1 << 62,
+            )
+            log.epochs.assign(header.leader_epoch, header.base_offset)
+            end_offset = header.next_offset
+            position = at + header.size
+    except CorruptBatch:
+        pass
+    log.log_end_offset = end_offset
+    segment.seal_times()
+    if position == segment.size:
+        return True
+    segment.file.truncate(position)
+    segment.size = position
+    return False
+
+
+def rebuild_producers(log: Log, now_ms: int, at_most: int | None = None) -> None:
+    """The producers' state at the log's end: the newest snapshot (of an offset `at_most`), and the
+    batches behind it."""
+    log.drop_snapshots(log.log_end_offset)
+    log.producers.clear()
+    start = log.bases[0]
+    for offset in reversed(_snapshots(log)):
+        if at_most is not None and offset > at_most:
+            continue
+        path = f"{log.directory}/{file_name(offset, SNAPSHOT)}"
+        try:
+            log.producers.load(log.storage.read_file(path), now_ms)
+        except CorruptSnapshot:
+            log.storage.remove(path)
+        else:
+            start = max(start, offset)
+            log.snapshot_offset = offset
+            break
+    for segment in log.segments[max(0, bisect_right(log.bases, start) - 1) :]:
+        _replay(log, segment, start, now_ms)
+
+
+def _snapshots(log: Log) -> list[int]:
+    names = log.storage.names(log.directory)
+    return sorted(int(n[:20]) for n in names if n.endswith(SNAPSHOT) and n[:20].isdigit())
+
+
+def _replay(log: Log, segment: Segment, start: int, now_ms: int) -> None:
+    """Note the producers' batches of a segment from `start` on."""
+    if start >= log.log_end_offset:
+        return
+    known = {entry.last_offset for entry in segment.aborted()}
+    for position, header in segment.heads(segment.offset_index.position_of(start)):
+        if header.base_offset < start or header.producer_id == NO_PRODUCER_ID:
+            continue
+        if not header.is_control:
+            log.producers.note(header, header.base_offset, now_ms)
+            continue
+        marker = read_marker(segment.read(position, header.size))
+        if marker is not None:
+            aborted = log.producers.note_marker(header, marker, header.base_offset, now_ms)
+            if aborted is not None and aborted.last_offset not in known:
+                segment.txn_index.extend([aborted])

@@ -1,0 +1,104 @@
+"""Taking old segments away: by age, by size, and below the log start offset.
+
+A segment goes whole, oldest first, and only when it lies below the high watermark. Its files are
+renamed to `.deleted` at once, so that a restart does not find them, and removed later: unlinking
+a large file takes a disk a while, which is for another thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.log.segment import DELETED, SNAPSHOT, Segment, file_name
+
+if TYPE_CHECKING:
+    from shoal.log.log import Log
+
+
+class DeletedSegment:
+    """A segment that is out of the log; `remove` is due after file.delete.delay.ms."""
+
+    __slots__ = ("_segment", "base_offset", "reason", "size_bytes")
+
+    def __init__(self, segment: Segment, reason: str) -> None:
+        self._segment = segment
+        self.base_offset = segment.base_offset
+        self.size_bytes = segment.size
+        self.reason = reason
+
+    def remove(self) -> None:
+        """Remove the files. May run in another thread."""
+        self._segment.remove()
+
+
+def tick(log: Log, now_ms: int, high_watermark: int) -> list[DeletedSegment]:
+    """Take away what the log's configuration no longer keeps; gives all that is to be removed,
+    what compaction replaced included. Raises `OSError`."""
+    gone = log.garbage
+    log.garbage = []
+    if log.compacting or log.offline:
+        return gone
+    config = log.config
+    if config.delete and config.retention_ms >= 0:
+        due = _older_than(log, now_ms - config.retention_ms, high_watermark)
+        gone += _delete_oldest(log, due, "retention.ms", now_ms)
+    if config.delete and config.retention_bytes >= 0:
+        due = _past_size(log, config.retention_bytes, high_watermark)
+        gone += _delete_oldest(log, due, "retention.bytes", now_ms)
+    gone += _delete_oldest(log, _below_start(log, high_watermark), "log start offset", now_ms)
+    for segment in log.segments[:-1]:
+        segment.unload()
+    return gone
+
+
+def _end_of(log: Log, at: int) -> int:
+    return log.bases[at + 1] if at + 1 < len(log.bases) else log.log_end_offset
+
+
+def _older_than(log: Log, earliest_ms: int, high_watermark: int) -> int:
+    count = 0
+    for at, segment in enumerate(log.segments):
+        if _end_of(log, at) > high_watermark or segment.age_timestamp() >= earliest_ms:
+            break
+        if at + 1 == len(log.segments) and segment.size == 0:
+            break
+        count += 1
+    return count
+
+
+def _past_size(log: Log, limit: int, high_watermark: int) -> int:
+    excess, count = log.size_bytes - limit, 0
+    for at, segment in enumerate(log.segments[:-1]):
+        if excess < segment.size or _end_of(log, at) > high_watermark:
+            break
+        excess -= segment.size
+        count += 1
+    return count
+
+
+def _below_start(log: Log, high_watermark: int) -> int:
+    bound = min(log.log_start_offset, high_watermark)
+    return sum(end <= bound for end in log.bases[1:])
+
+
+def _delete_oldest(log: Log, count: int, reason: str, now_ms: int) -> list[DeletedSegment]:
+    if not count:
+        return []
+    if count == len(log.segments):
+        log.roll(log.log_end_offset, now_ms)
+    gone = []
+    for _ in range(count):
+        segment = log.segments[0]
+        segment.rename(DELETED)
+        del log.segments[0], log.bases[0]
+        drop_snapshot(log, segment.base_offset)
+        segment.release()
+        gone.append(DeletedSegment(segment, reason))
+    log.forget_positions()
+    log.advance_log_start(log.bases[0], reason)
+    return gone
+
+
+def drop_snapshot(log: Log, base_offset: int) -> None:
+    """Remove the producer snapshot of a segment that is gone."""
+    log.storage.remove(f"{log.directory}/{file_name(base_offset, SNAPSHOT)}")

@@ -1,0 +1,22 @@
+"""Ids as Kafka writes them in files and on the command line: base64 for URLs, without padding."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from uuid import UUID
+
+
+def uuid_text(value: UUID) -> str:
+    """22 characters."""
+    return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")
+
+
+def uuid_from_text(text: str) -> UUID | None:
+    """The id in Kafka's form or in the usual one with dashes; None if it is neither."""
+    try:
+        if len(text) == 36:
+            return UUID(text)
+        return UUID(bytes=base64.urlsafe_b64decode(text + "=="))
+    except (ValueError, binascii.Error):
+        return None
