@@ -1,0 +1,255 @@
+"""Decisions on configs of topics, brokers, groups and client metrics. Pure; see `controller`.
+
+A resource is altered as a whole or not at all. Each has its error; those without one are altered,
+whatever becomes of the others. Sources: KIP-226, KIP-339, KIP-714, KIP-1240.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from shoal.metadata import client_metrics, configs, names
+from shoal.metadata.config_keys import ConfigError, Scope, Type, text_of
+from shoal.metadata.configs import BROKER, GROUP, TOPIC
+from shoal.metadata.controller import Decision
+from shoal.metadata.image import MetadataImage, ResourceType
+from shoal.metadata.records import MetadataRecord
+from shoal.protocol.errors import ErrorCode
+
+
+class Operation(IntEnum):
+    """What IncrementalAlterConfigs may do with a config (KIP-339)."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+class Change(NamedTuple):
+    """One config of one resource; `operation` is a number off the wire."""
+
+    name: str
+    value: str | None
+    operation: int = Operation.SET
+
+
+class Alteration(NamedTuple):
+    """What is asked of one resource."""
+
+    resource_type: int
+    resource_name: str
+    changes: Sequence[Change]
+
+    @property
+    def key(self) -> tuple[int, str]:
+        return self.resource_type, self.resource_name
+
+
+class _Refused(Exception):
+    def __init__(self, code: ErrorCode, message: str | None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def alter_configs(
+    image: MetadataImage,
+    alterations: Sequence[Alteration],
+    *,
+    incremental: bool,
+    validate_only: bool = False,
+) -> Decision:
+    """Alter resources; the response is AlterConfigs' rows, in the order of `alterations`.
+
+    Not `incremental`, the changes are all that the resource has afterwards (the old AlterConfigs).
+    """
+    records: list[MetadataRecord] = []
+    rows = []
+    times = Counter(alteration.key for alteration in alterations)
+    for alteration in alterations:
+        code, message = ErrorCode.none, None
+        try:
+            if times[alteration.key] > 1:
+                raise _invalid("Each resource must appear at most once.")
+            records += _alter(image, alteration, incremental)
+        except _Refused as refused:
+            code, message = refused.code, refused.message
+        rows.append(
+            {
+                "error_code": code,
+                "error_message": message,
+                "resource_type": alteration.resource_type,
+                "resource_name": alteration.resource_name,
+            }
+        )
+    return Decision([] if validate_only else records, rows)
+
+
+def _invalid(message: str) -> _Refused:
+    return _Refused(ErrorCode.invalid_request, message)
+
+
+def _alter(image: MetadataImage, asked: Alteration, incremental: bool) -> list[MetadataRecord]:
+    """The records of one resource's alteration. Raises `_Refused`."""
+    changed = [change.name for change in asked.changes]
+    if len(set(changed)) < len(changed):
+        raise _invalid("Error due to duplicate config keys")
+    without = [c.name for c in asked.changes if c.value is None and c.operation != Operation.DELETE]
+    if without:
+        raise _invalid(f"Null value not supported for : {', '.join(without)}")
+    before = image.configs.get(asked.key, configs.NONE)
+    after = dict(before) if incremental else {}
+    for change in asked.changes:
+        value = _changed(image, asked.resource_type, change, after.get(change.name))
+        if value is None:
+            after.pop(change.name, None)
+        else:
+            after[change.name] = value
+    check = _CHECKS.get(asked.resource_type)
+    if check is None:
+        raise _invalid(f"Unknown resource type {asked.resource_type}")
+    check(image, asked.resource_name, after)
+    touched = {**before, **after} if not incremental else dict.fromkeys(changed)
+    return [
+        MetadataRecord(
+            "ConfigRecord",
+            {
+                "resource_type": asked.resource_type,
+                "resource_name": asked.resource_name,
+                "name": name,
+                "value": after.get(name),
+            },
+        )
+        for name in sorted(touched)
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _changed(
+    image: MetadataImage, resource_type: int, change: Change, present: str | None
+) -> str | None:
+    """The text of a config after one operation; None takes it out."""
+    if change.operation == Operation.SET:
+        return change.value
+    if change.operation == Operation.DELETE:
+        return None
+    if change.operation not in (Operation.APPEND, Operation.SUBTRACT):
+        raise _invalid(f"Unknown operations type {change.operation}")
+    key = _TABLES.get(resource_type, {}).get(change.name)
+    assert change.value is not None
+    if key is None or key.type is not Type.LIST:
+        raise _Refused(
+            ErrorCode.invalid_config,
+            f"Can't {Operation(change.operation).name} to key {change.name} because its type is "
+            "not LIST.",
+        )
+    if present is None:
+        present = text_of(_default(image, resource_type, change.name)) or ""
+    items = [item for item in present.split(",") if item]
+    for item in change.value.split(","):
+        if change.operation == Operation.APPEND and item not in items:
+            items.append(item)
+        elif change.operation == Operation.SUBTRACT and item in items:
+            items.remove(item)
+    return ",".join(items)
+
+
+def _default(image: MetadataImage, resource_type: int, name: str) -> Any:
+    """What a resource has that does not set the config."""
+    if resource_type == ResourceType.TOPIC:
+        return image.topic_config("")[name]
+    return (
+        image.broker_config[name] if resource_type == ResourceType.BROKER else GROUP[name].default
+    )
+
+
+def checked_topic_configs(image: MetadataImage, own: Mapping[str, str]) -> str | None:
+    """Why a topic cannot have `own` configs, or None."""
+    try:
+        values = {**image.topic_config(""), **configs.parse(TOPIC, own)}
+    except ConfigError as error:
+        return str(error)
+    if values["min.compaction.lag.ms"] > values["max.compaction.lag.ms"]:
+        return (
+            "conflict topic config setting min.compaction.lag.ms "
+            f"({values['min.compaction.lag.ms']}) > max.compaction.lag.ms "
+            f"({values['max.compaction.lag.ms']})"
+        )
+    return None
+
+
+def _check_topic(image: MetadataImage, name: str, after: Mapping[str, str]) -> None:
+    if not name:
+        raise _invalid("Default topic resources are not allowed.")
+    reason = names.invalid_topic(name)
+    if reason is not None:
+        raise _Refused(ErrorCode.invalid_topic_exception, f"Topic name is invalid: {reason}")
+    reason = checked_topic_configs(image, after)
+    if reason is not None:
+        raise _Refused(ErrorCode.invalid_config, reason)
+    if name not in image.topics:
+        raise _Refused(ErrorCode.unknown_topic_or_partition, f"The topic '{name}' does not exist.")
+
+
+def _check_broker(image: MetadataImage, name: str, after: Mapping[str, str]) -> None:
+    if name:
+        try:
+            broker_id = int(name)
+        except ValueError:
+            raise _invalid(f"Node id must be an integer, but it is: {name}") from None
+        if broker_id not in image.brokers:
+            raise _invalid(f"Unexpected broker id {name}: no such broker is registered")
+    try:
+        configs.parse(BROKER, after)
+    except ConfigError as error:
+        raise _invalid(str(error)) from None
+    fixed = [n for n in sorted(after) if BROKER[n].scope is Scope.READ_ONLY]
+    if fixed:
+        raise _invalid(f"Cannot update these configs dynamically: {', '.join(fixed)}")
+    single = [n for n in sorted(after) if BROKER[n].scope is Scope.PER_BROKER]
+    if single and not name:
+        raise _invalid(f"Cannot update these configs at default cluster level: {', '.join(single)}")
+
+
+def _check_group(image: MetadataImage, name: str, after: Mapping[str, str]) -> None:
+    if not name:
+        raise _invalid("Default group resources are not allowed.")
+    try:
+        values = configs.override(GROUP, image.group_config(""), {})
+        values |= configs.parse(GROUP, after)
+    except ConfigError as error:
+        raise _Refused(ErrorCode.invalid_config, str(error)) from None
+    reason = configs.out_of_bounds(values, image.broker_config)
+    for kind in ("consumer", "share", "streams"):
+        if values[f"{kind}.heartbeat.interval.ms"] >= values[f"{kind}.session.timeout.ms"]:
+            reason = reason or (
+                f"{kind}.session.timeout.ms must be greater than {kind}.heartbeat.interval.ms"
+            )
+    if reason is not None:
+        raise _Refused(ErrorCode.invalid_config, reason)
+
+
+def _check_client_metrics(image: MetadataImage, name: str, after: Mapping[str, str]) -> None:
+    if not name:
+        raise _invalid("Subscription name can't be empty")
+    try:
+        values = client_metrics.parse(after)
+    except ConfigError as error:
+        raise _invalid(str(error)) from None
+    try:
+        client_metrics.patterns(values.get("match", ()))
+    except ConfigError as error:
+        raise _Refused(ErrorCode.invalid_config, str(error)) from None
+
+
+_TABLES = {ResourceType.TOPIC: TOPIC, ResourceType.BROKER: BROKER, ResourceType.GROUP: GROUP}
+_CHECKS = {
+    ResourceType.TOPIC: _check_topic,
+    ResourceType.BROKER: _check_broker,
+    ResourceType.GROUP: _check_group,
+    ResourceType.CLIENT_METRICS: _check_client_metrics,
+}

@@ -1,0 +1,328 @@
+"""What a config is: its name, type, default, check, and what this broker does with it.
+
+The tables (`broker_configs`, `accepted_configs`, `topic_configs`, `group_configs`) are text, one
+row a config (see `table`); `configs` parses values against them. Types, ranges and the sense of
+refusals follow Kafka's ConfigDef, so that a user meets the errors that Kafka would give.
+
+A config has a *standing*. Most are applied. Some tune machinery that this broker has not (threads,
+JMX, Java classes): they are accepted, shown by DescribeConfigs, and change nothing. Some would
+promise what is not there (tiered storage, credentials without TLS): those are refused by name,
+unless set to their default.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import Any, NamedTuple
+
+#: A check of a typed value: the reason for a refusal, or None.
+Check = Callable[[Any], str | None]
+
+_COMMA = re.compile(r"\s*,\s*")
+_RANGE = re.compile(r"(-?[\d.]+?)\.\.(-?[\d.]*)")
+_THROTTLED = re.compile(r"\d+:\d+")
+_DURATION = re.compile(
+    r"([-+]?)P(?=.)(?:([-+]?\d+)D)?"
+    r"(?:T(?=.)(?:([-+]?\d+)H)?(?:([-+]?\d+)M)?(?:([-+]?\d+)(?:[.,](\d{0,9}))?S)?)?"
+)
+#: Java's largest values, which stand for no limit, as rows name them.
+_LIMITS = {
+    "int-max": str((1 << 31) - 1),
+    "long-max": str((1 << 63) - 1),
+    "double-max": "1.7976931348623157E308",
+}
+#: Stands in errors where a password would.
+HIDDEN = object()
+
+
+class ConfigError(ValueError):
+    """A config that cannot be taken: `name`, its `value` as text, and the `reason`."""
+
+    def __init__(self, name: str, value: object, reason: str) -> None:
+        shown = "[hidden]" if value is HIDDEN else value
+        super().__init__(f"Invalid value {shown} for configuration {name}: {reason}")
+        self.name, self.value, self.reason = name, value, reason
+
+
+class UnknownConfig(ConfigError):
+    """No row of the table has that name."""
+
+    def __init__(self, table_name: str, name: str) -> None:
+        ValueError.__init__(self, f"Unknown {table_name} config name: {name}")
+        self.name, self.value, self.reason = name, None, "unknown name"
+
+
+class Type(IntEnum):
+    """Value types; the numbers are DescribeConfigs' `config_type` (KIP-569)."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    SHORT = 4
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+    CLASS = 8
+    PASSWORD = 9
+
+
+_BITS = {Type.SHORT: 15, Type.INT: 31, Type.LONG: 63}
+
+
+class Scope(Enum):
+    """Where a broker config can be altered while the broker runs (KIP-226)."""
+
+    READ_ONLY = "read-only"
+    PER_BROKER = "per-broker"
+    CLUSTER_WIDE = "cluster-wide"
+
+
+class Standing(Enum):
+    """What this broker does with a config."""
+
+    APPLIED = "applied"
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """At least `low`, at most `high`, both included."""
+
+    low: float
+    high: float | None = None
+
+    def __call__(self, value: Any) -> str | None:
+        if value is None:
+            return None
+        if value < self.low:
+            return f"Value must be at least {self.low}"
+        if self.high is not None and value > self.high:
+            return f"Value must be no more than {self.high}"
+        return None
+
+    def __str__(self) -> str:
+        return f"at least {self.low}" if self.high is None else f"{self.low} to {self.high}"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """A string out of a few; every item of a list has to be one of them."""
+
+    values: tuple[str, ...]
+    any_case: bool = False
+
+    def __call__(self, value: Any) -> str | None:
+        for item in value if isinstance(value, tuple) else (value,):
+            known = item.lower() in map(str.lower, self.values) if self.any_case else False
+            if not known and item not in self.values:
+                return f"String must be one of: {', '.join(self.values)}"
+        return None
+
+    def __str__(self) -> str:
+        return ", ".join(self.values)
+
+
+def gzip_level(value: Any) -> str | None:
+    """1 to 9, or -1 for the codec's default"""
+    if value == -1 or 1 <= value <= 9:
+        return None
+    return "Value must be between 1 and 9 or equal to -1"
+
+
+def throttled(value: Any) -> str | None:
+    """partition:broker,partition:broker… or *"""
+    if value == ("*",) or all(_THROTTLED.fullmatch(item) for item in value):
+        return None
+    return "Replicas are listed as partitionId:brokerId,partitionId:brokerId, or * for all"
+
+
+def offset_reset(value: Any) -> str | None:
+    """latest, earliest, by_duration:PnDTnHnMn.nS"""
+    kind, _, duration = value.partition(":")
+    if value in ("latest", "earliest"):
+        return None
+    if kind == "by_duration" and duration_ms(duration) is not None:
+        return None
+    return "it is latest, earliest, or by_duration: and a duration such as PT1H30M"
+
+
+def duration_ms(text: str) -> int | None:
+    """Milliseconds of an ISO 8601 duration PnDTnHnMn.nS, as Java reads it; None for what is none,
+    and for a negative one."""
+    match = _DURATION.fullmatch(text.upper())
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups()[1:5])
+    nanos = int((match[6] or "").ljust(9, "0")) * (-1 if (match[5] or "").startswith("-") else 1)
+    total = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1_000_000_000 + nanos
+    total = -total if match[1] == "-" else total
+    return None if total < 0 else total // 1_000_000
+
+
+_CHECKS: dict[str, Check] = {
+    "@gzip-level": gzip_level,
+    "@throttled": throttled,
+    "@offset-reset": offset_reset,
+}
+
+
+class Synonym(NamedTuple):
+    """A broker config that gives a topic or group config its default, in units of `factor`."""
+
+    name: str
+    factor: int = 1
+
+
+@dataclass(slots=True)
+class ConfigKey:
+    """One row. `default` is typed; None counts as unset. `doc` states the unit."""
+
+    name: str
+    type: Type
+    standing: Standing = Standing.APPLIED
+    section: str = ""
+    scope: Scope = Scope.READ_ONLY
+    #: Not listed by DescribeConfigs.
+    internal: bool = False
+    doc: str = ""
+    #: Broker configs that give the default, the strongest first.
+    synonyms: tuple[Synonym, ...] = ()
+    #: Broker configs that bound a group's value from below and above.
+    bounds: tuple[str | None, str | None] = (None, None)
+    check: Check | None = field(default=None, repr=False)
+    default: Any = None
+
+    @property
+    def sensitive(self) -> bool:
+        return self.type is Type.PASSWORD
+
+    def parse(self, text: str | None) -> Any:
+        """The typed value of `text`, checked. Raises `ConfigError`."""
+        value = self.read(text)
+        reason = None
+        if self.check is not None and value is not None:
+            reason = self.check(value)
+        if reason is None and self.standing is Standing.REFUSED and value != self.default:
+            reason = f"only its default can be taken. {self.doc}"
+        if reason is not None:
+            raise self.error(text, reason)
+        return value
+
+    def read(self, text: str | None) -> Any:
+        """The typed value of `text`, checked for its type alone."""
+        if text is None:
+            return None
+        text = text.strip()
+        if self.type in _BITS:
+            return self._integer(text)
+        if self.type is Type.BOOLEAN:
+            if text.lower() not in ("true", "false"):
+                raise self.error(text, "Expected value to be either true or false")
+            return text.lower() == "true"
+        if self.type is Type.LIST:
+            return tuple(dict.fromkeys(_COMMA.split(text))) if text else ()
+        if self.type is Type.DOUBLE:
+            try:
+                number = float(text)
+            except ValueError:
+                number = math.nan
+            if math.isnan(number):
+                raise self.error(text, "Not a number of type DOUBLE")
+            return number
+        return text
+
+    def _integer(self, text: str) -> int:
+        limit = 1 << _BITS[self.type]
+        try:
+            value = int(text)
+        except ValueError:
+            value = limit
+        if not -limit <= value < limit or "_" in text:
+            raise self.error(text, f"Not a number of type {self.type.name}")
+        return value
+
+    def error(self, text: object, reason: str) -> ConfigError:
+        return ConfigError(self.name, HIDDEN if self.sensitive else text, reason)
+
+
+def text_of(value: Any) -> str | None:
+    """A typed value as Kafka writes it."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    if isinstance(value, float) and value > 1e300:
+        return _LIMITS["double-max"]
+    return str(value)
+
+
+def table(text: str, *others: Mapping[str, ConfigKey]) -> dict[str, ConfigKey]:
+    """A table from its text, with others merged in, sorted by name.
+
+    A line `# standing: title` opens a section. A row is `name type default check`, and perhaps
+    `cluster-wide` or `per-broker` (dynamic) and `internal`. Indented lines below a row are its
+    doc, `= …` a long default, `< broker.config*factor …` its synonyms, `[] low high` its bounds.
+    `-` stands for none.
+    """
+    keys = [key for other in others for key in other.values()]
+    standing, title = Standing.APPLIED, ""
+    for line in text.strip("\n").split("\n"):
+        if line.startswith("# "):
+            name, _, title = line[2:].partition(": ")
+            standing = Standing(name)
+        elif line.startswith("    "):
+            _detail(keys[-1], line.strip())
+        else:
+            keys.append(_row(line.split(), standing, title))
+    found = {key.name: key for key in sorted(keys, key=lambda key: key.name)}
+    assert len(found) == len(keys), "a config stands twice"
+    return found
+
+
+def _row(words: list[str], standing: Standing, title: str) -> ConfigKey:
+    name, kind, default, check, *flags = words
+    key = ConfigKey(name, Type[kind.upper()], standing, title)
+    key.internal = "internal" in flags
+    for scope in (Scope.PER_BROKER, Scope.CLUSTER_WIDE):
+        if scope.value in flags:
+            key.scope = scope
+    key.check = _check(check)
+    if default != "-":
+        key.default = key.read("" if default == '""' else _LIMITS.get(default, default))
+    return key
+
+
+def _check(text: str) -> Check | None:
+    if text == "-":
+        return None
+    if text.startswith("@"):
+        return _CHECKS[text]
+    match = _RANGE.fullmatch(text)
+    if match is not None:
+        return Range(_number(match[1]), _number(match[2]) if match[2] else None)
+    return OneOf(tuple(text.lstrip("~").split("|")), any_case=text.startswith("~"))
+
+
+def _number(text: str) -> float:
+    return float(text) if "." in text else int(text)
+
+
+def _detail(key: ConfigKey, line: str) -> None:
+    """One indented line below a row."""
+    if line.startswith("< "):
+        pairs = [word.partition("*") for word in line[2:].split()]
+        key.synonyms = tuple(Synonym(name, int(factor or 1)) for name, _, factor in pairs)
+    elif line.startswith("[] "):
+        low, high = line[3:].split()
+        key.bounds = (None if low == "-" else low, None if high == "-" else high)
+    elif line.startswith("= "):
+        key.default = key.read(line[2:])
+    else:
+        key.doc = f"{key.doc} {line}".lstrip()

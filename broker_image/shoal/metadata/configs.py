@@ -1,0 +1,178 @@
+"""Configs: the tables, parsing against them, and what is in force for a topic, group or broker.
+
+A config's value comes from layers, the strongest first (`Source`): the topic or group itself, the
+broker of that id, all brokers, the broker's file and flags, the default. Topics and groups take
+the lower layers from broker configs of other names (`retention.ms` from `log.retention.hours`),
+and a group's value is then held between the bounds that the brokers set (KIP-1240).
+
+Values are plain mappings from Kafka's names to typed values: `config["retention.ms"]` is an int;
+lists are tuples. Others read them through `MetadataImage.topic_config`, `.group_config` and
+`.broker_config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from shoal.metadata.broker_configs import BROKER
+from shoal.metadata.config_keys import (
+    ConfigError,
+    ConfigKey,
+    Scope,
+    Standing,
+    Type,
+    UnknownConfig,
+    text_of,
+)
+from shoal.metadata.group_configs import GROUP
+from shoal.metadata.topic_configs import TOPIC
+
+__all__ = [
+    "BROKER",
+    "GROUP",
+    "TOPIC",
+    "ConfigError",
+    "ConfigKey",
+    "Scope",
+    "Source",
+    "Standing",
+    "Type",
+    "UnknownConfig",
+    "parse",
+    "text_of",
+]
+
+Table = Mapping[str, ConfigKey]
+Values = Mapping[str, Any]
+Texts = Mapping[str, str]
+NONE: Texts = {}
+TABLE_NAMES = {id(BROKER): "broker", id(TOPIC): "topic", id(GROUP): "group"}
+
+
+class Source(IntEnum):
+    """Where a value comes from; the numbers are DescribeConfigs' `config_source` (KIP-226)."""
+
+    TOPIC = 1
+    BROKER = 2
+    BROKER_DEFAULT = 3
+    STATIC_BROKER = 4
+    DEFAULT = 5
+    GROUP = 8
+
+
+class Layers(NamedTuple):
+    """What sets a broker's configs, the strongest first: texts by name."""
+
+    broker: Texts = NONE
+    broker_default: Texts = NONE
+    static: Texts = NONE
+
+
+class Origin(NamedTuple):
+    """One place that gives a value: the config's name there, its text, and which place it is."""
+
+    name: str
+    text: str
+    source: Source
+
+
+_LAYER_SOURCES = (Source.BROKER, Source.BROKER_DEFAULT, Source.STATIC_BROKER)
+
+
+#: A broker config that others stand in for, in larger units, when it is unset.
+_UNITS = {
+    key.synonyms[0].name: tuple(synonym.name for synonym in key.synonyms)
+    for key in TOPIC.values()
+    if key.synonyms
+}
+
+
+def parse(table: Table, given: Mapping[str, str | None]) -> dict[str, Any]:
+    """Typed values of the configs given, and of those alone.
+
+    Raises `ConfigError` (or its `UnknownConfig`) for the first, by name, that cannot be taken.
+    """
+    values = {}
+    for name in sorted(given):
+        key = table.get(name)
+        if key is None:
+            raise UnknownConfig(TABLE_NAMES[id(table)], name)
+        values[name] = key.parse(given[name])
+    return values
+
+
+def broker_values(layers: Layers) -> dict[str, Any]:
+    """What is in force on a broker: every broker config, typed."""
+    values = {name: key.default for name, key in BROKER.items()}
+    for layer in reversed(layers):
+        for name, text in layer.items():
+            if name in BROKER:
+                values[name] = BROKER[name].read(text)
+    return values
+
+
+def inherited(table: Table, broker: Values) -> dict[str, Any]:
+    """What topics or groups have that set nothing themselves, under those broker values."""
+    return {name: _inherited(key, broker) for name, key in table.items()}
+
+
+def _inherited(key: ConfigKey, broker: Values) -> Any:
+    for name, factor in key.synonyms:
+        value = broker[name]
+        if value is not None:
+            return value if factor == 1 or value < 0 else value * factor
+    return key.default
+
+
+def override(table: Table, base: Values, own: Texts) -> dict[str, Any]:
+    """`base` with a topic's or group's own configs over it."""
+    values = dict(base)
+    for name, text in own.items():
+        if name in table:
+            values[name] = table[name].read(text)
+    return values
+
+
+def bound(values: dict[str, Any], broker: Values) -> dict[str, Any]:
+    """Hold a group's values between the brokers' bounds (KIP-1240). Changes `values`."""
+    for name, key in GROUP.items():
+        low, high = key.bounds
+        if low is not None:
+            values[name] = max(values[name], broker[low])
+        if high is not None:
+            values[name] = min(values[name], broker[high])
+    return values
+
+
+def out_of_bounds(values: Values, broker: Values) -> str | None:
+    """Why the brokers' bounds forbid a group's values, or None."""
+    for name in values:
+        low, high = GROUP[name].bounds
+        if low is not None and values[name] < broker[low]:
+            return f"{name} must be greater than or equal to {low} ({broker[low]})"
+        if high is not None and values[name] > broker[high]:
+            return f"{name} must be less than or equal to {high} ({broker[high]})"
+    return None
+
+
+def origins(key: ConfigKey, layers: Layers, own: Origin | None = None) -> list[Origin]:
+    """The places that give `key` a value, the one in force first.
+
+    `own` is the topic's or group's own setting.
+    """
+    found = [] if own is None else [own]
+    if BROKER.get(key.name) is key:
+        names = _UNITS.get(key.name, (key.name,))
+    else:
+        names = tuple(synonym.name for synonym in key.synonyms)
+    for source, layer in zip(_LAYER_SOURCES, layers, strict=True):
+        found += [Origin(name, layer[name], source) for name in names if name in layer]
+    for name in names:
+        text = text_of(BROKER[name].default)
+        if text is not None:
+            found.append(Origin(name, text, Source.DEFAULT))
+    if not names and GROUP.get(key.name) is key:
+        found.append(Origin(key.name, text_of(key.default) or "", Source.DEFAULT))
+    return found

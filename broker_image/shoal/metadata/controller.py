@@ -1,0 +1,192 @@
+"""The controller: decisions on metadata, each a pure function of an image.
+
+A decision gives the records to append and the response to send once they are committed. It changes
+nothing; replaying the records does (`delta`). `server.metadata_log` runs decisions one after
+another against the newest image. Randomness (topic ids) and time come as arguments.
+
+This module has the decisions on brokers, features and producer ids; `topics` and `alterations` have
+those on topics and on configs. Source: KIP-500, KIP-584, KIP-631.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.metadata.image import BrokerImage, MetadataImage
+from shoal.metadata.records import MetadataRecord
+from shoal.protocol.errors import ApiError, ErrorCode
+
+METADATA_VERSION = 30
+#: Producer ids that a broker takes at a time (KIP-730).
+PRODUCER_ID_BLOCK_SIZE = 1000
+#: What this broker can do: feature -> (least, greatest) level, as Kafka 4.3.1 advertises them.
+#: Streams groups have no part here, so their feature stays at 0.
+SUPPORTED_FEATURES: Mapping[str, tuple[int, int]] = {
+    "eligible.leader.replicas.version": (0, 1),
+    "group.version": (0, 1),
+    "metadata.version": (7, METADATA_VERSION),
+    "share.version": (0, 1),
+    "transaction.version": (0, 2),
+}
+#: Levels of a new cluster. Kafka's kraft.version is left out: it is about changing voters.
+INITIAL_FEATURES: Mapping[str, int] = {
+    "metadata.version": METADATA_VERSION,
+    "eligible.leader.replicas.version": 1,
+    "group.version": 1,
+    "share.version": 1,
+    "transaction.version": 2,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`records` to append as one atomic batch, and the `response` to give afterwards."""
+
+    records: Sequence[MetadataRecord] = ()
+    response: Any = field(default=None)
+
+
+def bootstrap() -> Decision:
+    """The first records of a new cluster: the features it starts with."""
+    return Decision(
+        [
+            MetadataRecord("FeatureLevelRecord", {"name": name, "feature_level": level})
+            for name, level in INITIAL_FEATURES.items()
+        ]
+    )
+
+
+def register_broker(image: MetadataImage, broker: BrokerImage, *, clean: bool) -> Decision:
+    """Register a starting broker. The response is its epoch, the offset of its registration.
+
+    After an unclean stop the broker's log may have lost an unsynced tail, so partitions that it
+    leads alone get a new leader epoch: what is written at an old offset again tells itself apart.
+    Raises `ApiError` when a running broker has that id.
+    """
+    present = image.brokers.get(broker.broker_id)
+    if present is not None and not present.fenced and present.log_dirs != broker.log_dirs:
+        raise ApiError(
+            ErrorCode.duplicate_broker_registration,
+            f"node.id {broker.broker_id} is registered with another data directory",
+        )
+    epoch = image.offset + 1
+    records = [
+        MetadataRecord(
+            "RegisterBrokerRecord",
+            {
+                "broker_id": broker.broker_id,
+                "incarnation_id": broker.incarnation_id,
+                "broker_epoch": epoch,
+                "end_points": [e._asdict() for e in broker.endpoints],
+                "features": [
+                    {
+                        "name": name,
+                        "min_supported_version": levels[0],
+                        "max_supported_version": levels[1],
+                    }
+                    for name, levels in sorted(broker.features.items())
+                ],
+                "rack": broker.rack,
+                "fenced": broker.fenced,
+                "log_dirs": broker.log_dirs,
+            },
+        )
+    ]
+    if not clean:
+        records += _new_epochs(image, broker.broker_id)
+    return Decision(records, epoch)
+
+
+def _new_epochs(image: MetadataImage, broker_id: int) -> list[MetadataRecord]:
+    """A new leader epoch for every partition that the broker leads."""
+    return [
+        MetadataRecord(
+            "PartitionChangeRecord",
+            {"partition_id": index, "topic_id": topic.topic_id, "leader": broker_id},
+        )
+        for name, topic in sorted(image.topics.items())
+        for index, partition in enumerate(topic.partitions)
+        if partition.leader == broker_id
+    ]
+
+
+def unregister_broker(image: MetadataImage, broker_id: int) -> Decision:
+    """Forget a broker that is gone (KIP-631). Raises `ApiError`."""
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        raise ApiError(
+            ErrorCode.broker_id_not_registered, f"Broker ID {broker_id} is not currently registered"
+        )
+    if broker_id == image.scope.node_id:
+        raise ApiError(
+            ErrorCode.invalid_request,
+            f"Broker {broker_id} is this one, and running: stop it before it is unregistered",
+        )
+    fields = {"broker_id": broker_id, "broker_epoch": broker.broker_epoch}
+    return Decision([MetadataRecord("UnregisterBrokerRecord", fields)])
+
+
+def allocate_producer_ids(image: MetadataImage, broker_id: int) -> Decision:
+    """A block of producer ids for a broker; the response is the range of them."""
+    first = image.next_producer_id
+    block = range(first, first + PRODUCER_ID_BLOCK_SIZE)
+    broker = image.brokers.get(broker_id)
+    fields = {
+        "broker_id": broker_id,
+        "broker_epoch": -1 if broker is None else broker.broker_epoch,
+        "next_producer_id": block.stop,
+    }
+    return Decision([MetadataRecord("ProducerIdsRecord", fields)], block)
+
+
+#: UpdateFeatures' upgrade types (KIP-584, KIP-778).
+UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE = 1, 2, 3
+
+
+def update_features(
+    image: MetadataImage, updates: Sequence[tuple[str, int, int]], *, validate_only: bool
+) -> Decision:
+    """Move features to levels: (name, level, upgrade type). All or none of them.
+
+    The response maps each name to (error code, message); without an error it is empty.
+    """
+    errors: dict[str, tuple[ErrorCode, str]] = {}
+    records = []
+    seen = set()
+    for name, level, upgrade_type in updates:
+        refusal = (
+            "Feature is named twice" if name in seen else _refuse(image, name, level, upgrade_type)
+        )
+        seen.add(name)
+        if refusal is not None:
+            errors[name] = (
+                ErrorCode.invalid_update_version,
+                f"Invalid update version {level} for feature {name}. {refusal}",
+            )
+        elif level != image.features.get(name, 0):
+            fields = {"name": name, "feature_level": level}
+            records.append(MetadataRecord("FeatureLevelRecord", fields))
+    return Decision([] if errors or validate_only else records, errors)
+
+
+def _refuse(image: MetadataImage, name: str, level: int, upgrade_type: int) -> str | None:
+    """Why a feature cannot be moved to `level`, or None."""
+    supported = SUPPORTED_FEATURES.get(name)
+    if upgrade_type not in (UPGRADE, SAFE_DOWNGRADE, UNSAFE_DOWNGRADE):
+        return "The upgrade type is none of upgrade, safe downgrade, unsafe downgrade."
+    if supported is None:
+        return "This broker does not know the feature."
+    if level < 0:
+        return "A feature's level cannot be negative."
+    low, high = supported
+    if not low <= level <= high:
+        return f"This broker supports levels {low} to {high}."
+    now = image.features.get(name, 0)
+    if level < now:
+        if upgrade_type == UPGRADE:
+            return f"Can't downgrade from {now} without setting the upgrade type to a downgrade."
+        if name == "metadata.version":
+            return "The records of this cluster's metadata cannot be written at an older level."
+    return None

@@ -1,0 +1,321 @@
+"""From one image to the next: replaying records, and telling what they changed.
+
+`Draft` copies a part of the image when a record first touches it. Its `replay` is the only code
+that moves metadata, at start from the log as at run time behind a decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from shoal.metadata.image import (
+    UNASSIGNED,
+    BrokerImage,
+    Endpoint,
+    MetadataImage,
+    PartitionImage,
+    ResourceType,
+    TopicImage,
+)
+from shoal.metadata.records import MetadataRecord
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataDelta:
+    """What lies between two images, in the order of names.
+
+    A topic deleted and made again under its name stands in `deleted` and in `created`.
+    """
+
+    created: tuple[TopicImage, ...] = ()
+    deleted: tuple[TopicImage, ...] = ()
+    #: Topics with new or changed partitions: (before, after).
+    changed: tuple[tuple[TopicImage, TopicImage], ...] = ()
+    #: Resources (type, name) whose configs changed.
+    configs: tuple[tuple[int, str], ...] = ()
+    #: Brokers that came, went or changed.
+    brokers: tuple[int, ...] = ()
+    features: tuple[str, ...] = ()
+
+    @property
+    def broker_config_changed(self) -> bool:
+        return any(kind == ResourceType.BROKER for kind, _ in self.configs)
+
+
+def apply(
+    image: MetadataImage, records: Iterable[MetadataRecord], *, offset: int, epoch: int
+) -> tuple[MetadataImage, MetadataDelta]:
+    """The image after `records`, the last of which stands at `offset`, and what they changed."""
+    draft = Draft(image)
+    for record in records:
+        draft.replay(record)
+    return draft.finish(offset=offset, epoch=epoch)
+
+
+class Draft:
+    """An image in the making. Owns copies of what changed; the base stays as it was."""
+
+    def __init__(self, base: MetadataImage) -> None:
+        self._base = base
+        self._topics: dict[UUID, TopicImage | None] = {}
+        self._brokers: dict[int, BrokerImage | None] = {}
+        self._features: dict[str, int] = {}
+        self._configs: dict[tuple[int, str], dict[str, str]] = {}
+        self._next_producer_id = base.next_producer_id
+        # Partitions of the topic that records speak of now, open for appending.
+        self._open: tuple[UUID, list[PartitionImage]] | None = None
+
+    def replay(self, record: MetadataRecord) -> None:
+        """Move the draft by one record."""
+        _REPLAY[record.kind](self, record.fields)
+
+    def finish(self, *, offset: int, epoch: int) -> tuple[MetadataImage, MetadataDelta]:
+        """The image after the records, the last of which stands at `offset`, and the delta."""
+        self._close()
+        base = self._base
+        topics, by_id, delta = self._finish_topics()
+        brokers = _merge(base.brokers, self._brokers)
+        features = _merge(
+            base.features, {name: level or None for name, level in self._features.items()}
+        )
+        config_texts = _merge(
+            base.configs, {key: texts or None for key, texts in self._configs.items()}
+        )
+        keep = not any(kind == ResourceType.BROKER for kind, _ in self._configs)
+        touched = {name for _, name in self._configs}
+        following = MetadataImage(
+            scope=base.scope,
+            offset=offset,
+            epoch=epoch,
+            topics=topics,
+            topics_by_id=by_id,
+            brokers=brokers,
+            features=features,
+            configs=config_texts,
+            next_producer_id=self._next_producer_id,
+            _topic_configs=_without(base._topic_configs, touched, keep),
+            _group_configs=_without(base._group_configs, touched, keep),
+        )
+        if keep:
+            for name in ("layers", "broker_config", "_topic_defaults", "_group_defaults"):
+                if name in base.__dict__:
+                    following.__dict__[name] = base.__dict__[name]
+        return following, MetadataDelta(
+            *delta,
+            configs=tuple(sorted(self._configs)),
+            brokers=tuple(sorted(self._brokers)),
+            features=tuple(sorted(self._features)),
+        )
+
+    def _finish_topics(self) -> tuple[Any, Any, tuple[Any, Any, Any]]:
+        base = self._base
+        if not self._topics:
+            return base.topics, base.topics_by_id, ((), (), ())
+        topics, by_id = dict(base.topics), dict(base.topics_by_id)
+        created, deleted, changed = [], [], []
+        for topic_id in self._topics:
+            before = by_id.pop(topic_id, None)
+            if before is not None and self._topics[topic_id] is None:
+                deleted.append(before)
+                del topics[before.name]
+        for topic_id, after in self._topics.items():
+            before = base.topics_by_id.get(topic_id)
+            if after is None:
+                continue
+            topics[after.name] = by_id[topic_id] = after
+            if before is None:
+                created.append(after)
+            elif before != after:
+                changed.append((before, after))
+        return (
+            topics,
+            by_id,
+            (
+                tuple(sorted(created)),
+                tuple(sorted(deleted)),
+                tuple(sorted(changed, key=lambda pair: pair[1].name)),
+            ),
+        )
+
+    # One method a kind of record.
+
+    def _topic(self, fields: dict[str, Any]) -> None:
+        topic_id = fields["topic_id"]
+        self._topics[topic_id] = TopicImage(fields["name"], topic_id, ())
+
+    def _remove_topic(self, fields: dict[str, Any]) -> None:
+        self._close()
+        topic = self._get_topic(fields["topic_id"])
+        self._topics[topic.topic_id] = None
+        self._texts(ResourceType.TOPIC, topic.name).clear()
+
+    def _partition(self, fields: dict[str, Any]) -> None:
+        partition = PartitionImage(
+            tuple(fields["replicas"]),
+            tuple(fields["isr"]),
+            fields["leader"],
+            fields["leader_epoch"],
+            fields["partition_epoch"],
+            tuple(fields.get("adding_replicas") or ()),
+            tuple(fields.get("removing_replicas") or ()),
+            _directories(fields.get("directories") or ()),
+            fields.get("leader_recovery_state", 0),
+            tuple(fields.get("eligible_leader_replicas") or ()),
+            tuple(fields.get("last_known_elr") or ()),
+        )
+        partitions = self._partitions(fields["topic_id"])
+        assert fields["partition_id"] == len(partitions), "partitions are made in order"
+        partitions.append(partition)
+
+    def _change(self, fields: dict[str, Any]) -> None:
+        partitions = self._partitions(fields["topic_id"])
+        index = fields["partition_id"]
+        partitions[index] = changed_partition(partitions[index], fields)
+
+    def _config(self, fields: dict[str, Any]) -> None:
+        texts = self._texts(fields["resource_type"], fields["resource_name"])
+        if fields["value"] is None:
+            texts.pop(fields["name"], None)
+        else:
+            texts[fields["name"]] = fields["value"]
+
+    def _feature(self, fields: dict[str, Any]) -> None:
+        self._features[fields["name"]] = fields["feature_level"]
+
+    def _producer_ids(self, fields: dict[str, Any]) -> None:
+        self._next_producer_id = fields["next_producer_id"]
+
+    def _register(self, fields: dict[str, Any]) -> None:
+        self._brokers[fields["broker_id"]] = BrokerImage(
+            fields["broker_id"],
+            fields["incarnation_id"],
+            fields["broker_epoch"],
+            tuple(
+                Endpoint(e["name"], e["host"], e["port"], e["security_protocol"])
+                for e in fields["end_points"]
+            ),
+            {
+                f["name"]: (f["min_supported_version"], f["max_supported_version"])
+                for f in fields["features"]
+            },
+            fields.get("rack"),
+            fields.get("fenced", True),
+            fields.get("in_controlled_shutdown", False),
+            tuple(fields.get("log_dirs") or ()),
+        )
+
+    def _unregister(self, fields: dict[str, Any]) -> None:
+        self._brokers[fields["broker_id"]] = None
+
+    def _change_registration(self, fields: dict[str, Any]) -> None:
+        broker_id = fields["broker_id"]
+        broker = self._brokers.get(broker_id, self._base.brokers.get(broker_id))
+        assert broker is not None, f"broker {broker_id} is not registered"
+        fenced, stopping = fields.get("fenced", 0), fields.get("in_controlled_shutdown", 0)
+        self._brokers[broker_id] = broker._replace(
+            fenced=fenced > 0 if fenced else broker.fenced,
+            in_controlled_shutdown=stopping > 0 or broker.in_controlled_shutdown,
+            log_dirs=tuple(fields.get("log_dirs") or broker.log_dirs),
+        )
+
+    def _nothing(self, fields: dict[str, Any]) -> None:
+        pass
+
+    # What records touch.
+
+    def _get_topic(self, topic_id: UUID) -> TopicImage:
+        if topic_id in self._topics:
+            topic = self._topics[topic_id]
+        else:
+            topic = self._base.topics_by_id.get(topic_id)
+        assert topic is not None, f"no topic has the id {topic_id}"
+        return topic
+
+    def _partitions(self, topic_id: UUID) -> list[PartitionImage]:
+        """The partitions of a topic, to be changed in place until another topic is opened."""
+        if self._open is None or self._open[0] != topic_id:
+            self._close()
+            self._open = topic_id, list(self._get_topic(topic_id).partitions)
+        return self._open[1]
+
+    def _close(self) -> None:
+        if self._open is not None:
+            topic_id, partitions = self._open
+            topic = self._get_topic(topic_id)
+            self._topics[topic_id] = topic._replace(partitions=tuple(partitions))
+            self._open = None
+
+    def _texts(self, resource_type: int, name: str) -> dict[str, str]:
+        key = resource_type, name
+        texts = self._configs.get(key)
+        if texts is None:
+            texts = self._configs[key] = dict(self._base.configs.get(key, {}))
+        return texts
+
+
+def _directories(found: Iterable[UUID | None]) -> tuple[UUID, ...]:
+    """Directory ids; the zero id, which stands for an unassigned one, is read as None."""
+    return tuple(directory or UNASSIGNED for directory in found)
+
+
+def changed_partition(partition: PartitionImage, fields: dict[str, Any]) -> PartitionImage:
+    """The partition after a PartitionChangeRecord's fields."""
+    news: dict[str, Any] = {"partition_epoch": partition.partition_epoch + 1}
+    for name in (
+        "isr",
+        "replicas",
+        "removing_replicas",
+        "adding_replicas",
+        "eligible_leader_replicas",
+        "last_known_elr",
+    ):
+        if fields.get(name) is not None:
+            news[name] = tuple(fields[name])
+    if fields.get("directories") is not None:
+        news["directories"] = _directories(fields["directories"])
+    leader = fields.get("leader", -2)
+    if leader != -2:
+        news["leader"] = leader
+        news["leader_epoch"] = partition.leader_epoch + 1
+    if fields.get("leader_recovery_state", -1) != -1:
+        news["leader_recovery_state"] = fields["leader_recovery_state"]
+    return partition._replace(**news)
+
+
+def _merge(base: Any, changes: dict[Any, Any]) -> Any:
+    """`base` with changes over it; None takes a key out."""
+    if not changes:
+        return base
+    merged = {**base, **changes}
+    for key, value in changes.items():
+        if value is None:
+            del merged[key]
+    return merged
+
+
+def _without(cache: dict[str, Any], names: Iterable[str], keep: bool) -> dict[str, Any]:
+    """A copy of a cache without what was touched; nothing of it unless `keep`."""
+    if not keep:
+        return {}
+    kept = dict(cache)
+    for name in names:
+        kept.pop(name, None)
+    return kept
+
+
+_REPLAY: dict[str, Callable[[Draft, dict[str, Any]], None]] = {
+    "RegisterBrokerRecord": Draft._register,
+    "UnregisterBrokerRecord": Draft._unregister,
+    "TopicRecord": Draft._topic,
+    "PartitionRecord": Draft._partition,
+    "ConfigRecord": Draft._config,
+    "PartitionChangeRecord": Draft._change,
+    "RemoveTopicRecord": Draft._remove_topic,
+    "FeatureLevelRecord": Draft._feature,
+    "ProducerIdsRecord": Draft._producer_ids,
+    "BrokerRegistrationChangeRecord": Draft._change_registration,
+    "NoOpRecord": Draft._nothing,
+}

@@ -1,0 +1,183 @@
+"""The metadata image: what the cluster is, as of one offset of the metadata log.
+
+An image is immutable: a request is served from one image, without locks. `delta.apply` makes the
+next one and tells what lies between. Unchanged topics are shared between images; a change of some
+topics copies two dicts of all.
+
+Configs in force are computed on first use and kept with the image (`topic_config` and its like);
+the next image inherits what its records did not touch. The dicts they return are shared: look, do
+not write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from shoal.metadata import configs
+from shoal.metadata.configs import BROKER, GROUP, TOPIC, Layers, Origin, Source, Texts
+
+NO_LEADER = -1
+#: Kafka's DirectoryId.UNASSIGNED: the broker places the replica itself.
+UNASSIGNED = UUID(int=0)
+
+
+class ResourceType:
+    """Kinds of config resource, by ConfigResource.Type's numbers."""
+
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+class PartitionImage(NamedTuple):
+    """One partition's registration; `replicas` in preferred order, `-1` for no leader."""
+
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    leader: int
+    leader_epoch: int
+    partition_epoch: int
+    adding_replicas: tuple[int, ...] = ()
+    removing_replicas: tuple[int, ...] = ()
+    directories: tuple[UUID, ...] = ()
+    leader_recovery_state: int = 0
+    eligible_leader_replicas: tuple[int, ...] = ()
+    last_known_elr: tuple[int, ...] = ()
+
+
+class TopicImage(NamedTuple):
+    """A topic: partition `i` stands at index `i`."""
+
+    name: str
+    topic_id: UUID
+    partitions: tuple[PartitionImage, ...]
+
+
+class Endpoint(NamedTuple):
+    name: str
+    host: str
+    port: int
+    security_protocol: int = 0
+
+
+class BrokerImage(NamedTuple):
+    """A broker's registration. `features` maps a feature to its (min, max) supported level."""
+
+    broker_id: int
+    incarnation_id: UUID | None
+    broker_epoch: int
+    endpoints: tuple[Endpoint, ...]
+    features: Mapping[str, tuple[int, int]]
+    rack: str | None = None
+    fenced: bool = True
+    in_controlled_shutdown: bool = False
+    log_dirs: tuple[UUID, ...] = ()
+
+    def endpoint(self, listener: str) -> Endpoint | None:
+        """Where the broker listens for peers of that listener."""
+        return next((e for e in self.endpoints if e.name == listener), None)
+
+
+class Scope(NamedTuple):
+    """Whose view an image is: broker `node_id`, with its file's and flags' configs as texts."""
+
+    node_id: int = 1
+    static: Texts = configs.NONE
+    cluster_id: str = ""
+
+
+@dataclass(frozen=True)
+class MetadataImage:
+    """The state of the cluster. Empty but for its scope until records are applied."""
+
+    scope: Scope = field(default_factory=Scope)
+    #: Offset of the last record, and the leader epoch that it was appended in.
+    offset: int = -1
+    epoch: int = 0
+    topics: Mapping[str, TopicImage] = field(default_factory=dict)
+    topics_by_id: Mapping[UUID, TopicImage] = field(default_factory=dict)
+    brokers: Mapping[int, BrokerImage] = field(default_factory=dict)
+    features: Mapping[str, int] = field(default_factory=dict)
+    #: Texts by config name, by (resource type, resource name).
+    configs: Mapping[tuple[int, str], Texts] = field(default_factory=dict)
+    next_producer_id: int = 0
+    #: Encoded answers about this image, for whoever makes them; they go with it.
+    answers: dict[Any, bytes] = field(default_factory=dict, compare=False, repr=False)
+    _topic_configs: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
+    _group_configs: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)
+
+    def topic_by_id(self, topic_id: UUID | None) -> TopicImage | None:
+        return self.topics_by_id.get(topic_id) if topic_id is not None else None
+
+    @cached_property
+    def running(self) -> Mapping[int, BrokerImage]:
+        """Brokers that are not fenced, in the order of their ids."""
+        return {b: self.brokers[b] for b in sorted(self.brokers) if not self.brokers[b].fenced}
+
+    def partition(self, topic: str, index: int) -> PartitionImage | None:
+        """The partition of that name and index, if there is one."""
+        found = self.topics.get(topic)
+        if found is None or not 0 <= index < len(found.partitions):
+            return None
+        return found.partitions[index]
+
+    # Configs in force.
+
+    @cached_property
+    def layers(self) -> Layers:
+        """What sets this broker's configs, the strongest first."""
+        own = self.configs.get((ResourceType.BROKER, str(self.scope.node_id)), configs.NONE)
+        default = self.configs.get((ResourceType.BROKER, ""), configs.NONE)
+        return Layers(own, default, self.scope.static)
+
+    @cached_property
+    def broker_config(self) -> Mapping[str, Any]:
+        """Every broker config as this broker has it, typed."""
+        return configs.broker_values(self.layers)
+
+    @cached_property
+    def _topic_defaults(self) -> dict[str, Any]:
+        return configs.inherited(TOPIC, self.broker_config)
+
+    @cached_property
+    def _group_defaults(self) -> dict[str, Any]:
+        return configs.bound(configs.inherited(GROUP, self.broker_config), self.broker_config)
+
+    def topic_config(self, name: str) -> Mapping[str, Any]:
+        """Every topic config in force for `name`, typed; the defaults for a topic without any."""
+        found = self._topic_configs.get(name)
+        if found is None:
+            own = self.configs.get((ResourceType.TOPIC, name))
+            if own is None:
+                return self._topic_defaults
+            found = configs.override(TOPIC, self._topic_defaults, own)
+            self._topic_configs[name] = found
+        return found
+
+    def group_config(self, group_id: str) -> Mapping[str, Any]:
+        """Every group config in force for `group_id`, typed and held between the bounds."""
+        found = self._group_configs.get(group_id)
+        if found is None:
+            own = self.configs.get((ResourceType.GROUP, group_id))
+            if own is None:
+                return self._group_defaults
+            merged = configs.override(GROUP, self._group_defaults, own)
+            found = self._group_configs[group_id] = configs.bound(merged, self.broker_config)
+        return found
+
+    def origins(self, resource_type: int, resource_name: str, name: str) -> list[Origin]:
+        """The places that give a config its value, the one in force first (DescribeConfigs)."""
+        if resource_type == ResourceType.BROKER:
+            return configs.origins(BROKER[name], self.layers)
+        table, source = (
+            (TOPIC, Source.TOPIC) if resource_type == ResourceType.TOPIC else (GROUP, Source.GROUP)
+        )
+        text = self.configs.get((resource_type, resource_name), configs.NONE).get(name)
+        own = None if text is None else Origin(name, text, source)
+        return configs.origins(table[name], self.layers, own)

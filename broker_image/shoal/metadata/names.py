@@ -1,0 +1,29 @@
+"""Names of topics: which are legal, which collide, which belong to the broker."""
+
+from __future__ import annotations
+
+import re
+
+NAME_SIZE_MAX = 249
+_LEGAL = re.compile(r"[a-zA-Z0-9._-]+")
+METADATA_TOPIC = "__cluster_metadata"
+#: Topics that brokers write for themselves; Metadata marks them as internal.
+INTERNAL_TOPICS = ("__consumer_offsets", "__share_group_state", "__transaction_state")
+
+
+def invalid_topic(name: str) -> str | None:
+    """Why `name` cannot name a topic, or None."""
+    if not name:
+        return "the empty string is not allowed"
+    if name in (".", ".."):
+        return f"'{name}' is not allowed"
+    if len(name) > NAME_SIZE_MAX:
+        return f"the length of '{name}' is longer than the max allowed length {NAME_SIZE_MAX}"
+    if not _LEGAL.fullmatch(name):
+        return f"'{name}' contains characters other than ASCII alphanumerics, '.', '_' and '-'"
+    return None
+
+
+def collision_key(name: str) -> str:
+    """Names with the same key cannot stand side by side: metrics take `.` and `_` for one."""
+    return name.replace(".", "_")
