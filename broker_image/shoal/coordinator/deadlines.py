@@ -1,0 +1,76 @@
+"""Deadlines of a shard: which key is due when. Soft state, and no clock.
+
+A heap orders the keys, a dict has the truth. Moving a deadline back, which is what every heartbeat
+does, costs one dict write: the heap keeps the old entry, and `due` puts it back when it comes up
+too early.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from itertools import count
+
+Key = tuple[str, ...]
+
+
+class Deadlines:
+    """Keys with the time in ms at which each is due."""
+
+    def __init__(self) -> None:
+        self._at: dict[Key, int] = {}
+        self._queued: dict[Key, int] = {}
+        self._heap: list[tuple[int, int, Key]] = []
+        self._tie = count()
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._at
+
+    def get(self, key: Key) -> int | None:
+        """When `key` is due, if it is awaited."""
+        return self._at.get(key)
+
+    def set(self, key: Key, at_ms: int) -> None:
+        """Await `key` at that time, earlier or later than it may have been awaited before."""
+        self._at[key] = at_ms
+        queued = self._queued.get(key)
+        if queued is None or at_ms < queued:
+            self._queue(key, at_ms)
+
+    def cancel(self, key: Key) -> None:
+        """Await `key` no more."""
+        self._at.pop(key, None)
+
+    @property
+    def next_ms(self) -> int | None:
+        """When the earliest key is due; None when nothing is awaited."""
+        heap = self._heap
+        while heap:
+            at_ms, _, key = heap[0]
+            if self._queued.get(key) != at_ms:
+                heappop(heap)
+                continue
+            true_ms = self._at.get(key)
+            if true_ms == at_ms:
+                return at_ms
+            heappop(heap)
+            del self._queued[key]
+            if true_ms is not None:
+                self._queue(key, true_ms)
+        return None
+
+    def due(self, now_ms: int) -> Key | None:
+        """Take one key that is due, the earliest first."""
+        at_ms = self.next_ms
+        if at_ms is None or at_ms > now_ms:
+            return None
+        key = heappop(self._heap)[2]
+        del self._queued[key]
+        del self._at[key]
+        return key
+
+    def _queue(self, key: Key, at_ms: int) -> None:
+        self._queued[key] = at_ms
+        heappush(self._heap, (at_ms, next(self._tie), key))

@@ -1,0 +1,74 @@
+"""What server-side assignors take and give: plain data, the same for consumer and share groups.
+
+An assignor is a pure function `assign(spec) -> {member id: Assignment}`. It sees the members with
+what they are subscribed to and what they were last assigned, and the partitions that may be
+assigned; it answers for every member, and the same spec always gives the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+#: The partitions of a member, by topic id; no topic maps to an empty set.
+Assignment = Mapping[UUID, frozenset[int]]
+#: One partition.
+TopicIdPartition = tuple[UUID, int]
+
+EMPTY: Assignment = {}
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSpec:
+    """One member: the ids of its subscribed topics that exist, and its last target assignment."""
+
+    topics: frozenset[UUID]
+    assigned: Assignment
+    instance_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """The members by id, and the assignable partitions of every topic any of them names."""
+
+    members: Mapping[str, MemberSpec]
+    partitions: Mapping[UUID, Sequence[int]]
+
+    @property
+    def homogeneous(self) -> bool:
+        """Whether all members are subscribed to the same topics."""
+        return len({m.topics for m in self.members.values()}) <= 1
+
+
+def flat(assignment: Assignment) -> list[TopicIdPartition]:
+    """Its partitions in order of topic id and index."""
+    return [(t, p) for t in sorted(assignment) for p in sorted(assignment[t])]
+
+
+def grouped(partitions: Iterable[TopicIdPartition]) -> Assignment:
+    """The assignment of these partitions."""
+    topics: dict[UUID, set[int]] = {}
+    for topic, partition in partitions:
+        topics.setdefault(topic, set()).add(partition)
+    return {t: frozenset(topics[t]) for t in sorted(topics)}
+
+
+def on_wire(assignment: Mapping[UUID, Collection[int]]) -> list[dict[str, object]]:
+    """The `TopicPartitions` array of responses and records."""
+    return [{"topic_id": t, "partitions": sorted(assignment[t])} for t in sorted(assignment)]
+
+
+def from_wire(topics: Iterable[Mapping[str, object]]) -> Assignment:
+    """What `on_wire` wrote into a record."""
+    found: dict[UUID, frozenset[int]] = {}
+    for topic in topics:
+        partitions = frozenset(topic["partitions"])  # type: ignore[call-overload]
+        if partitions:
+            found[topic["topic_id"]] = partitions  # type: ignore[index]
+    return found
+
+
+def subscribed(spec: GroupSpec, topic: UUID) -> Iterator[str]:
+    """The ids of the members subscribed to a topic, in order."""
+    return (m for m in sorted(spec.members) if topic in spec.members[m].topics)

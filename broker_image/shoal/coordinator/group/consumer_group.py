@@ -1,0 +1,523 @@
+"""A group of the consumer protocol (KIP-848): its hard state, and what follows from it.
+
+The group epoch rises with every change of members, subscriptions or subscribed topics. The
+assignment epoch is the group epoch that the target assignment was computed for; each member then
+moves to it on its own (`reconciliation`). So three epochs chase one another, and the group's state
+is only a name for where they stand. Decisions are in `consumer`; `replay_*` alone change a group.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, ClassVar, NamedTuple
+from uuid import UUID
+
+from shoal.coordinator.contract import Record
+from shoal.coordinator.deadlines import Deadlines
+from shoal.coordinator.group.assignment import (
+    EMPTY,
+    Assignment,
+    TopicIdPartition,
+    from_wire,
+    on_wire,
+)
+from shoal.coordinator.group.groups import CommitCheck, GroupType
+from shoal.coordinator.group.reconciliation import (
+    NONE,
+    Current,
+    MemberState,
+    Owned,
+    owned_from_wire,
+    owned_on_wire,
+)
+from shoal.coordinator.group.records import RecordType, record, tombstone
+from shoal.coordinator.group.topics import Catalog
+from shoal.protocol.errors import ApiError, ErrorCode
+
+#: The epoch of a group that has just come to be, as in Kafka.
+FIRST_EPOCH = 1
+#: The epoch of a static member that has left and is expected back (KIP-848).
+LEFT_STATIC_MEMBER_EPOCH = -2
+
+
+class State(StrEnum):
+    """Kafka's names, as ConsumerGroupDescribe and ListGroups give them."""
+
+    EMPTY = "Empty"
+    ASSIGNING = "Assigning"
+    RECONCILING = "Reconciling"
+    STABLE = "Stable"
+
+
+class ClassicProtocols(NamedTuple):
+    """What a member that still speaks the classic protocol joined with."""
+
+    session_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+
+
+class Regex(NamedTuple):
+    """A regular expression of the group, with the topics that it was found to match."""
+
+    topics: frozenset[str]
+    version: int
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What a member told of itself, and what it owns (`current`)."""
+
+    member_id: str
+    instance_id: str | None = None
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    subscribed_topic_names: frozenset[str] = frozenset()
+    #: Empty for none, as on the wire.
+    subscribed_topic_regex: str = ""
+    rebalance_timeout_ms: int = -1
+    server_assignor: str | None = None
+    #: None for a member of the consumer protocol.
+    classic: ClassicProtocols | None = None
+    current: Current = field(default_factory=Current)
+
+    @property
+    def has_left(self) -> bool:
+        return self.current.member_epoch == LEFT_STATIC_MEMBER_EPOCH
+
+
+@dataclass(slots=True, eq=False)
+class ConsumerGroup:
+    """Hard state and its indexes; the last two fields are soft."""
+
+    group_id: str
+    type: ClassVar[GroupType] = GroupType.CONSUMER
+    epoch: int = FIRST_EPOCH
+    metadata_hash: int = 0
+    assignment_epoch: int = 0
+    assignment_timestamp_ms: int = 0
+    members: dict[str, Member] = field(default_factory=dict)
+    target: dict[str, Assignment] = field(default_factory=dict)
+    regexes: dict[str, Regex] = field(default_factory=dict)
+    #: Instance id -> member id.
+    static_members: dict[str, str] = field(default_factory=dict)
+    #: Who owns a partition, assigned or yet to be revoked.
+    owners: dict[TopicIdPartition, str] = field(default_factory=dict)
+    #: The hash was compared with the metadata since that changed last.
+    is_fresh: bool = False
+    regexes_checked_ms: int = 0
+
+    # What the registry asks of every group.
+
+    @property
+    def state(self) -> State:
+        if not self.members:
+            return State.EMPTY
+        if self.epoch > self.assignment_epoch:
+            return State.ASSIGNING
+        behind = any(
+            not m.current.reconciled_to(self.assignment_epoch) for m in self.members.values()
+        )
+        return State.RECONCILING if behind else State.STABLE
+
+    @property
+    def state_name(self) -> str:
+        return self.state.value
+
+    @property
+    def protocol_type(self) -> str:
+        return "consumer"
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.members
+
+    @property
+    def expires(self) -> bool:
+        return True
+
+    def check_offset_commit(
+        self,
+        *,
+        member_id: str,
+        group_instance_id: str | None,
+        generation_id_or_member_epoch: int,
+        transactional: bool,
+        api_version: int,
+    ) -> CommitCheck | None:
+        epoch = generation_id_or_member_epoch
+        if epoch < 0 and not self.members:
+            return None  # An admin client, or a consumer that manages its partitions itself.
+        if transactional and epoch == -1 and not member_id and group_instance_id is None:
+            return None
+        member = self.member(member_id)
+        if not transactional and member.classic is None and api_version < 9:
+            raise ApiError(
+                ErrorCode.unsupported_version,
+                "Members of the consumer protocol commit with OffsetCommit version 9 or above.",
+            )
+        if epoch == member.current.member_epoch:
+            return None
+        if epoch > member.current.member_epoch:
+            raise _stale(
+                member,
+                f"Member {member_id} is at epoch {member.current.member_epoch}, not yet {epoch}.",
+            )
+        return _epoch_check(member, epoch)
+
+    def offsets_committed(self, member_id: str, now_ms: int, deadlines: Deadlines) -> None:
+        """Heartbeats alone extend a session (KIP-848)."""
+
+    def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:
+        if member_id is None and member_epoch < 0:
+            return
+        member = self.member(member_id or "")
+        if member_epoch != member.current.member_epoch:
+            raise _stale(
+                member,
+                f"Member {member_id} is at epoch {member.current.member_epoch}, "
+                f"not {member_epoch}.",
+            )
+
+    def check_offset_delete(self) -> None:
+        """Offsets of topics that nobody subscribes to may be deleted."""
+
+    def check_delete(self) -> None:
+        if self.members:
+            raise ApiError(ErrorCode.non_empty_group, f"Group {self.group_id} has members.")
+
+    def subscribes_to(self, topic: str) -> bool:
+        return topic in self.subscribed_topic_names()
+
+    def offset_expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
+        return commit_timestamp_ms
+
+    def tombstones(self) -> Sequence[Record]:
+        gone: list[Record] = []
+        for kind in _OF_MEMBER[:2]:
+            gone += (self.tombstone(kind, m) for m in sorted(self.members))
+        gone.append(self.tombstone(RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA))
+        gone += (self.tombstone(_OF_MEMBER[2], m) for m in sorted(self.members))
+        gone += (regex_tombstone(self.group_id, regex) for regex in sorted(self.regexes))
+        gone.append(self.tombstone(RecordType.CONSUMER_GROUP_METADATA))
+        return gone
+
+    def hard_state(self) -> Any:
+        return (
+            self.epoch,
+            self.metadata_hash,
+            self.assignment_epoch,
+            self.assignment_timestamp_ms,
+            self.members,
+            {m: a for m, a in self.target.items() if a},
+            self.regexes,
+            self.static_members,
+            self.owners,
+        )
+
+    # Members and subscriptions.
+
+    def member(self, member_id: str) -> Member:
+        """Raises UNKNOWN_MEMBER_ID."""
+        member = self.members.get(member_id)
+        if member is None:
+            raise ApiError(
+                ErrorCode.unknown_member_id,
+                f"Member {member_id} is not a member of group {self.group_id}.",
+            )
+        return member
+
+    def static_member(self, instance_id: str | None) -> Member | None:
+        member_id = None if instance_id is None else self.static_members.get(instance_id)
+        return None if member_id is None else self.members.get(member_id)
+
+    def with_member(self, member: Member) -> dict[str, Member]:
+        """The members as they will be, without the one whose instance id `member` takes over."""
+        members = {**self.members, member.member_id: member}
+        if member.instance_id is not None:
+            replaced = self.static_members.get(member.instance_id)
+            if replaced is not None and replaced != member.member_id:
+                del members[replaced]
+        return members
+
+    def subscribed_topic_names(
+        self,
+        members: Mapping[str, Member] | None = None,
+        regexes: Mapping[str, Regex] | None = None,
+    ) -> frozenset[str]:
+        """The topics that any of the members reads, whether or not they exist."""
+        found: set[str] = set()
+        for member in (self.members if members is None else members).values():
+            found |= subscription(member, self.regexes if regexes is None else regexes)
+        return frozenset(found)
+
+    def target_of(self, member: Member) -> Assignment:
+        """The target of a member; a static one inherits that of the member it replaces."""
+        owner = member.member_id
+        if member.instance_id is not None:
+            owner = self.static_members.get(member.instance_id, owner)
+        return self.target.get(owner, EMPTY)
+
+    def is_free(self, partition: TopicIdPartition, member: Member) -> bool:
+        """Whether nobody but `member`, or the member that it replaces, owns a partition."""
+        owner = self.owners.get(partition)
+        if owner is None or owner == member.member_id:
+            return True
+        instance_id = member.instance_id
+        return instance_id is not None and self.static_members.get(instance_id) == owner
+
+    def assignor_name(self, members: Iterable[Member], default: str) -> str:
+        """What most members ask for, by name where several are asked for alike."""
+        votes = Counter(m.server_assignor for m in members if m.server_assignor is not None)
+        return min(votes, key=lambda name: (-votes[name], name), default=default)
+
+    def add(self, member: Member, target: Assignment) -> None:
+        """Fill a group that is only about to be: its records are yet to be replayed."""
+        self.members[member.member_id] = member
+        self.target[member.member_id] = target
+        if member.instance_id is not None:
+            self.static_members[member.instance_id] = member.member_id
+        self._own(None, member)
+
+    # Records.
+
+    def all_records(self) -> list[Record]:
+        """The group as records, in the order in which Kafka writes those of a new one."""
+        members = self.members.values()
+        return [
+            *(self.member_record(m) for m in members),
+            self.epoch_record(self.epoch, self.metadata_hash),
+            *(self.target_record(m, self.target.get(m, EMPTY)) for m in self.members),
+            self.target_metadata_record(self.assignment_epoch, self.assignment_timestamp_ms),
+            *(self.current_record(m) for m in members),
+        ]
+
+    def epoch_record(self, epoch: int, metadata_hash: int) -> Record:
+        value = {"epoch": epoch, "metadata_hash": metadata_hash}
+        key = {"group_id": self.group_id}
+        return record(RecordType.CONSUMER_GROUP_METADATA, key, value)
+
+    def member_record(self, member: Member) -> Record:
+        classic = member.classic
+        value = {
+            "instance_id": member.instance_id,
+            "rack_id": member.rack_id,
+            "client_id": member.client_id,
+            "client_host": member.client_host,
+            "subscribed_topic_names": sorted(member.subscribed_topic_names),
+            "subscribed_topic_regex": member.subscribed_topic_regex,
+            "rebalance_timeout_ms": member.rebalance_timeout_ms,
+            "server_assignor": member.server_assignor,
+            "classic_member_metadata": None
+            if classic is None
+            else {
+                "session_timeout_ms": classic.session_timeout_ms,
+                "supported_protocols": [
+                    {"name": name, "metadata": metadata} for name, metadata in classic.protocols
+                ],
+            },
+        }
+        kind = RecordType.CONSUMER_GROUP_MEMBER_METADATA
+        return record(kind, self._member_key(member.member_id), value)
+
+    def target_record(self, member_id: str, assignment: Assignment) -> Record:
+        kind = RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER
+        value = {"topic_partitions": on_wire(assignment)}
+        return record(kind, self._member_key(member_id), value)
+
+    def target_metadata_record(self, epoch: int, timestamp_ms: int) -> Record:
+        kind = RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA
+        value = {"assignment_epoch": epoch, "assignment_timestamp": timestamp_ms}
+        return record(kind, {"group_id": self.group_id}, value)
+
+    def current_record(self, member: Member) -> Record:
+        current = member.current
+        value = {
+            "member_epoch": current.member_epoch,
+            "previous_member_epoch": current.previous_member_epoch,
+            "state": current.state,
+            "assigned_partitions": owned_on_wire(current.assigned),
+            "partitions_pending_revocation": owned_on_wire(current.pending_revocation),
+        }
+        kind = RecordType.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT
+        return record(kind, self._member_key(member.member_id), value)
+
+    def regex_record(self, regex: str, found: Regex) -> Record:
+        return record(
+            RecordType.CONSUMER_GROUP_REGULAR_EXPRESSION,
+            {"group_id": self.group_id, "regular_expression": regex},
+            {
+                "topics": sorted(found.topics),
+                "version": found.version,
+                "timestamp": found.timestamp_ms,
+            },
+        )
+
+    def member_tombstones(self, member_id: str) -> list[Record]:
+        return [self.tombstone(kind, member_id) for kind in _OF_MEMBER]
+
+    def tombstone(self, kind: RecordType, member_id: str | None = None) -> Record:
+        if member_id is None:
+            return tombstone(kind, group_id=self.group_id)
+        return tombstone(kind, group_id=self.group_id, member_id=member_id)
+
+    def _member_key(self, member_id: str) -> Mapping[str, str]:
+        return {"group_id": self.group_id, "member_id": member_id}
+
+    # Replay.
+
+    def replay_member(self, member_id: str, value: Mapping[str, Any] | None) -> None:
+        old = self.members.get(member_id)
+        if value is None:
+            self._own(old, None)
+            self.members.pop(member_id, None)
+            if old is not None and self.static_members.get(old.instance_id or "") == member_id:
+                del self.static_members[old.instance_id or ""]
+            return
+        member = Member(
+            member_id=member_id,
+            instance_id=value["instance_id"],
+            rack_id=value["rack_id"],
+            client_id=value["client_id"],
+            client_host=value["client_host"],
+            subscribed_topic_names=frozenset(value["subscribed_topic_names"]),
+            subscribed_topic_regex=value["subscribed_topic_regex"] or "",
+            rebalance_timeout_ms=value["rebalance_timeout_ms"],
+            server_assignor=value["server_assignor"],
+            classic=_classic(value["classic_member_metadata"]),
+            current=Current() if old is None else old.current,
+        )
+        self.members[member_id] = member
+        if member.instance_id is not None:
+            self.static_members[member.instance_id] = member_id
+
+    def replay_current(self, member_id: str, value: Mapping[str, Any] | None) -> None:
+        old = self.members.get(member_id)
+        if old is None:
+            return  # Its member record follows; or it is a tombstone for one that is gone.
+        current = Current()
+        if value is not None:
+            epoch = value["member_epoch"]
+            current = Current(
+                epoch,
+                value["previous_member_epoch"],
+                MemberState(value["state"]),
+                owned_from_wire(value["assigned_partitions"], epoch),
+                owned_from_wire(value["partitions_pending_revocation"], epoch),
+            )
+        member = replace(old, current=current)
+        self._own(old, member)
+        self.members[member_id] = member
+
+    def replay_target(self, member_id: str, value: Mapping[str, Any] | None) -> None:
+        if value is None:
+            self.target.pop(member_id, None)
+        else:
+            self.target[member_id] = from_wire(value["topic_partitions"])
+
+    def _own(self, old: Member | None, new: Member | None) -> None:
+        for member_id, owned in _owned(old):
+            for topic, partitions in owned.items():
+                for partition in partitions:
+                    if self.owners.get((topic, partition)) == member_id:
+                        del self.owners[topic, partition]
+        for member_id, owned in _owned(new):
+            for topic, partitions in owned.items():
+                for partition in partitions:
+                    self.owners[topic, partition] = member_id
+
+    # Describing.
+
+    def describe(self, catalog: Catalog, default_assignor: str) -> Mapping[str, Any]:
+        """A group of the ConsumerGroupDescribe response."""
+        return {
+            "error_code": ErrorCode.none,
+            "group_id": self.group_id,
+            "group_state": self.state_name,
+            "group_epoch": self.epoch,
+            "assignment_epoch": self.assignment_epoch,
+            "assignor_name": self.assignor_name(self.members.values(), default_assignor),
+            "members": [self._describe_member(m, catalog) for m in self.members.values()],
+        }
+
+    def _describe_member(self, member: Member, catalog: Catalog) -> Mapping[str, Any]:
+        current = member.current
+        owned: dict[UUID, set[int]] = {}
+        for side in (current.assigned, current.pending_revocation):
+            for topic, partitions in side.items():
+                owned.setdefault(topic, set()).update(partitions)
+        target = self.target.get(member.member_id, EMPTY)
+        return {
+            "member_id": member.member_id,
+            "instance_id": member.instance_id,
+            "rack_id": member.rack_id,
+            "member_epoch": current.member_epoch,
+            "client_id": member.client_id,
+            "client_host": member.client_host,
+            "subscribed_topic_names": sorted(member.subscribed_topic_names),
+            "subscribed_topic_regex": member.subscribed_topic_regex,
+            "assignment": {"topic_partitions": catalog.described(owned)},
+            "target_assignment": {"topic_partitions": catalog.described(target)},
+            "member_type": 1 if member.classic is None else 0,
+        }
+
+
+#: The records of one member, in the order in which Kafka takes them back.
+_OF_MEMBER = (
+    RecordType.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT,
+    RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER,
+    RecordType.CONSUMER_GROUP_MEMBER_METADATA,
+)
+
+
+def subscription(member: Member, regexes: Mapping[str, Regex]) -> frozenset[str]:
+    """The topics that a member names or matches."""
+    found = regexes.get(member.subscribed_topic_regex)
+    if found is None:
+        return member.subscribed_topic_names
+    return member.subscribed_topic_names | found.topics
+
+
+def regex_tombstone(group_id: str, regex: str) -> Record:
+    kind = RecordType.CONSUMER_GROUP_REGULAR_EXPRESSION
+    return tombstone(kind, group_id=group_id, regular_expression=regex)
+
+
+def _owned(member: Member | None) -> tuple[tuple[str, Owned], ...]:
+    if member is None:
+        return ()
+    current = member.current
+    return (
+        (member.member_id, current.assigned or NONE),
+        (member.member_id, current.pending_revocation or NONE),
+    )
+
+
+def _classic(value: Mapping[str, Any] | None) -> ClassicProtocols | None:
+    if value is None:
+        return None
+    protocols = tuple((p["name"], p["metadata"]) for p in value["supported_protocols"])
+    return ClassicProtocols(value["session_timeout_ms"], protocols)
+
+
+def _stale(member: Member, message: str) -> ApiError:
+    classic = member.classic is not None
+    code = ErrorCode.illegal_generation if classic else ErrorCode.stale_member_epoch
+    return ApiError(code, message)
+
+
+def _epoch_check(member: Member, epoch: int) -> CommitCheck:
+    """An old epoch may still commit what the member has owned since then (KIP-1251)."""
+    refusal = _stale(member, "").code
+
+    def check(_topic: str, topic_id: UUID | None, partition: int) -> ErrorCode:
+        if topic_id is None:
+            return refusal
+        since = member.current.assignment_epoch(topic_id, partition)
+        return refusal if since is None or epoch < since else ErrorCode.none
+
+    return check

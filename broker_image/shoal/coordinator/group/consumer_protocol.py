@@ -1,0 +1,111 @@
+"""The messages that consumers of the classic protocol wrap into JoinGroup and SyncGroup.
+
+The broker reads them where it assigns partitions to classic members itself, which it does while a
+group moves between the protocols (KIP-848, "Upgrade and downgrade"). Sources: Kafka's
+`ConsumerProtocolSubscription` and `ConsumerProtocolAssignment`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from shoal.coordinator.group.assignment import Assignment, TopicIdPartition, grouped
+from shoal.coordinator.group.topics import Catalog
+from shoal.protocol import compiler
+from shoal.protocol.errors import WireError
+from shoal.protocol.schema import Column, Message
+
+_VERSION = struct.Struct(">h")
+_VERSION_MAX = 3
+_SUBSCRIPTION = Message(
+    "ConsumerProtocolSubscription",
+    "0-3",
+    (
+        Column("topics", "[]string"),
+        Column("user_data", "bytes", nullable="0+"),
+        Column(
+            "owned_partitions",
+            (Column("topic", "string"), Column("partitions", "[]int32")),
+            "1+",
+        ),
+        Column("generation_id", "int32", "2+", default=-1),
+        Column("rack_id", "string", "3+", nullable="3+"),
+    ),
+)
+_ASSIGNMENT = Message(
+    "ConsumerProtocolAssignment",
+    "0-3",
+    (
+        Column("assigned_partitions", (Column("topic", "string"), Column("partitions", "[]int32"))),
+        Column("user_data", "bytes", nullable="0+"),
+    ),
+)
+
+
+class Subscription(NamedTuple):
+    topics: frozenset[str]
+    #: (topic name, partition); none before version 1.
+    owned: tuple[tuple[str, int], ...]
+    rack_id: str | None
+
+
+class CustomAssignment(WireError):
+    """An assignment with user data: the members' own assignor would lose what it keeps there."""
+
+
+def read_subscription(data: bytes) -> Subscription:
+    """Raises `WireError` for bytes that are none. Versions to come begin like the newest known."""
+    value = _read(_SUBSCRIPTION, data)
+    owned = value.get("owned_partitions") or ()
+    return Subscription(
+        frozenset(value["topics"]),
+        tuple((t["topic"], p) for t in owned for p in t["partitions"]),
+        value.get("rack_id"),
+    )
+
+
+def read_assignment(data: bytes, catalog: Catalog) -> Assignment:
+    """What a classic member was assigned, of topics that exist. Raises `WireError`."""
+    if not data:
+        return {}
+    value = _read(_ASSIGNMENT, data)
+    if value["user_data"]:
+        raise CustomAssignment("userData from a custom assignor would be lost")
+    named = ((t["topic"], p) for t in value["assigned_partitions"] for p in t["partitions"])
+    return grouped(by_id(named, catalog))
+
+
+def write_assignment(assignment: Assignment, subscription: bytes, catalog: Catalog) -> bytes:
+    """An assignment for a member that subscribed with these bytes, in their version."""
+    version = _version(subscription)
+    named = [
+        {"topic": name, "partitions": sorted(assignment[topic])}
+        for topic in sorted(assignment)
+        if (name := catalog.name_of(topic)) is not None
+    ]
+    out = bytearray(_VERSION.pack(version))
+    value = {"assigned_partitions": named, "user_data": None}
+    compiler.writer(_ASSIGNMENT.at(version))(out, value)
+    return bytes(out)
+
+
+def by_id(partitions: Iterable[tuple[str, int]], catalog: Catalog) -> list[TopicIdPartition]:
+    """Partitions by topic name as partitions by topic id, where the topic exists."""
+    return [(t, partition) for name, partition in partitions for t in catalog.ids_of((name,))]
+
+
+def _version(data: bytes) -> int:
+    if len(data) < _VERSION.size:
+        raise WireError(f"a consumer protocol message of {len(data)} bytes")
+    version: int = _VERSION.unpack_from(data)[0]
+    if version < 0:
+        raise WireError(f"a consumer protocol message of version {version}")
+    return min(version, _VERSION_MAX)
+
+
+def _read(message: Message, data: bytes) -> dict[str, Any]:
+    version = _version(data)
+    value, _ = compiler.reader(message.at(version))(memoryview(data), _VERSION.size)
+    return value

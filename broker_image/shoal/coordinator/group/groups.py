@@ -1,0 +1,211 @@
+"""The one namespace of group ids, and what every kind of group owes the rest of a shard.
+
+The first use of an id fixes its type; a request of another kind then finds no group of its type.
+A shard's kinds (offsets, classic, consumer, share) share one `Context`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
+
+from shoal.coordinator.contract import Record, Replayed, Reply, Result, Token
+from shoal.coordinator.deadlines import Deadlines, Key
+from shoal.coordinator.group.records import RecordType
+from shoal.coordinator.group.settings import GroupSettings
+from shoal.protocol.errors import ApiError, ErrorCode
+
+Replay = Callable[[dict[str, Any], dict[str, Any] | None, Replayed], None]
+#: Judges one partition of an offset commit: (topic name, topic id, partition) -> error.
+CommitCheck = Callable[[str, UUID | None, int], ErrorCode]
+
+
+class GroupType(StrEnum):
+    """The protocol that a group's members speak; Kafka's names."""
+
+    CLASSIC = "classic"
+    CONSUMER = "consumer"
+    SHARE = "share"
+
+
+class Group(Protocol):
+    """What the registry, the offsets and the admin requests ask of a group of any type."""
+
+    group_id: str
+
+    @property
+    def type(self) -> GroupType:
+        """Which protocol its members speak; the same for all groups of a class."""
+
+    @property
+    def state_name(self) -> str:
+        """Kafka's name of the state, as ListGroups gives it."""
+
+    @property
+    def protocol_type(self) -> str | None:
+        """The embedded protocol: `consumer`, `connect`, `share`; None for a simple group."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the group has no member."""
+
+    @property
+    def expires(self) -> bool:
+        """Whether the empty group goes when its last offset has expired."""
+
+    def check_offset_commit(
+        self,
+        *,
+        member_id: str,
+        group_instance_id: str | None,
+        generation_id_or_member_epoch: int,
+        transactional: bool,
+        api_version: int,
+    ) -> CommitCheck | None:
+        """Raise `ApiError` unless that member may commit; perhaps give a check per partition."""
+
+    def offsets_committed(self, member_id: str, now_ms: int, deadlines: Deadlines) -> None:
+        """A member has committed: it is alive."""
+
+    def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:
+        """Raise `ApiError` unless that member may read offsets."""
+
+    def check_offset_delete(self) -> None:
+        """Raise `ApiError` unless offsets may be deleted."""
+
+    def check_delete(self) -> None:
+        """Raise `ApiError` unless the group may be deleted."""
+
+    def subscribes_to(self, topic: str) -> bool:
+        """Whether a member reads that topic, so that its offsets must stay."""
+
+    def offset_expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
+        """From when the retention of an offset counts; None while it does not."""
+
+    def tombstones(self) -> Sequence[Record]:
+        """What deletes the group."""
+
+    def hard_state(self) -> Any:
+        """What a rebuilt group must equal; None when nothing of it is persisted."""
+
+
+G = TypeVar("G", bound=Group)
+
+
+class Groups:
+    """Groups of every type by id."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Group] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self._by_id.values())
+
+    def get(self, group_id: str) -> Group | None:
+        return self._by_id.get(group_id)
+
+    def find(self, group_id: str) -> Group:
+        """The group. Raises GROUP_ID_NOT_FOUND."""
+        group = self._by_id.get(group_id)
+        if group is None:
+            raise ApiError(ErrorCode.group_id_not_found, f"Group {group_id} not found.")
+        return group
+
+    def find_of(self, group_id: str, kind: type[G]) -> G:
+        """The group if it is of that class. Raises GROUP_ID_NOT_FOUND."""
+        group = self.find(group_id)
+        if not isinstance(group, kind):
+            # A class with slots has the default of a field in its dataclass description alone.
+            described = getattr(kind, "__dataclass_fields__", {}).get("type")
+            wanted = "such" if described is None else described.default
+            raise ApiError(
+                ErrorCode.group_id_not_found, f"Group {group_id} is not a {wanted} group."
+            )
+        return group
+
+    def add(self, group: Group) -> None:
+        self._by_id[group.group_id] = group
+
+    def remove(self, group_id: str) -> None:
+        self._by_id.pop(group_id, None)
+
+
+@dataclass(slots=True)
+class Draft:
+    """A decision while it is being made."""
+
+    records: list[Record] = field(default_factory=list)
+    replies: list[Reply] = field(default_factory=list)
+    effects: list[Any] = field(default_factory=list)
+
+    def reply(self, token: Token, response: Mapping[str, Any]) -> None:
+        self.replies.append(Reply(token, response))
+
+    def add(self, other: Result) -> None:
+        self.records.extend(other.records)
+        self.replies.extend(other.replies)
+        self.effects.extend(other.effects)
+
+    def result(self) -> Result:
+        return Result(self.records, self.replies, self.effects)
+
+
+class ClassicBridge(Protocol):
+    """How a KIP-848 group serves members that still speak the classic protocol.
+
+    Each method takes the same request as its namesake of `classic.ClassicGroups`.
+    """
+
+    def join(self, request: Any, now_ms: int, token: Token) -> Result: ...
+
+    def sync(self, request: Any, now_ms: int, token: Token) -> Result: ...
+
+    def heartbeat(self, request: Any, now_ms: int, token: Token) -> Result: ...
+
+    def leave(self, request: Any, now_ms: int, token: Token) -> Result: ...
+
+
+@dataclass(slots=True)
+class Context:
+    """What the kinds of one shard share."""
+
+    settings: GroupSettings
+    groups: Groups = field(default_factory=Groups)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    #: The cluster's metadata (`metadata.image.MetadataImage`) as of the last change.
+    image: Any = None
+    #: Set by the consumer kind. Without one, a classic request to a consumer group is refused.
+    bridge: ClassicBridge | None = None
+
+
+class Kind(Protocol):
+    """One part of a shard: the groups of one type, or the offsets.
+
+    `name` starts the keys of its deadlines. `replays` tells which records move its hard state.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def replays(self) -> Mapping[RecordType, Replay]: ...
+
+    def loaded(self, now_ms: int) -> None:
+        """The log has been replayed: arm the timers of what was found."""
+
+    def due(self, key: Key, now_ms: int) -> Result:
+        """A deadline of this kind has passed."""
+
+    def metadata_changed(self, deleted: Sequence[tuple[str, UUID]], now_ms: int) -> Result:
+        """The image in the context is new; `deleted` topics (name, id) are gone."""
+
+
+def code(error: ErrorCode) -> Mapping[str, Any]:
+    """A response that carries nothing but an error."""
+    return {"error_code": error}

@@ -1,0 +1,425 @@
+"""Committed offsets: commit, fetch, delete, expire.
+
+Hard state is what OffsetCommit records say. An offset that was committed inside a transaction
+waits beside the others until the transaction's marker is replayed, and then counts if it was
+written later than what is there: a plain commit may have overtaken it, and compaction keeps no
+order between the two.
+
+An offset belongs to the topic it was committed for: when a topic of that name was made anew, the
+offset of the old one (by topic id) counts as none (KIP-848).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from shoal.coordinator.contract import (
+    ProducerIdAndEpoch,
+    Record,
+    Replayed,
+    Reply,
+    Result,
+    Token,
+)
+from shoal.coordinator.deadlines import Key
+from shoal.coordinator.group.classic import ClassicGroup
+from shoal.coordinator.group.groups import Context, Group
+from shoal.coordinator.group.records import RecordType, record, tombstone
+from shoal.protocol.errors import ApiError, ErrorCode
+
+#: Tombstones that one look at expired offsets writes at the most, about, and how long it then lets
+#: others have their turn.
+EXPIRY_RECORDS_MAX = 1_000
+EXPIRY_PAUSE_MS = 10
+_EXPIRY: Key = ("offsets", "expiry")
+
+
+class Offset(NamedTuple):
+    """A committed offset. `record_offset` is where its record stands in the log."""
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+    commit_timestamp_ms: int
+    expire_timestamp_ms: int
+    topic_id: UUID | None
+    record_offset: int
+
+
+class PartitionCommit(NamedTuple):
+    partition: int
+    offset: int
+    leader_epoch: int
+    metadata: str | None
+
+
+class TopicCommit(NamedTuple):
+    name: str
+    topic_id: UUID | None
+    partitions: Sequence[PartitionCommit]
+
+
+class CommitRequest(NamedTuple):
+    """OffsetCommit, and with a `producer` TxnOffsetCommit."""
+
+    group_id: str
+    member_id: str
+    group_instance_id: str | None
+    generation_id_or_member_epoch: int
+    topics: Sequence[TopicCommit]
+    api_version: int
+    retention_time_ms: int = -1
+    producer: ProducerIdAndEpoch | None = None
+
+    @property
+    def transactional(self) -> bool:
+        return self.producer is not None
+
+
+class TopicQuery(NamedTuple):
+    name: str
+    topic_id: UUID | None
+    partitions: Sequence[int]
+
+
+ByPartition = dict[int, Offset]
+ByTopic = dict[str, ByPartition]
+
+
+class Offsets:
+    """The offsets of all groups of one shard."""
+
+    name = "offsets"
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._committed: dict[str, ByTopic] = {}
+        #: producer id -> offsets by group, for transactions that are still open.
+        self._pending: dict[int, dict[str, ByTopic]] = {}
+        #: group -> the producers with an open transaction on its offsets.
+        self._open: dict[str, dict[int, None]] = {}
+        self._to_expire: list[str] = []
+        #: Offsets committed, expired and deleted since the shard was loaded, for metrics.
+        self.commits = self.expirations = self.deletions = 0
+        self.replays = {
+            RecordType.OFFSET_COMMIT: self._replay,
+            RecordType.LEGACY_OFFSET_COMMIT: self._replay,
+        }
+
+    def __len__(self) -> int:
+        return sum(len(p) for topics in self._committed.values() for p in topics.values())
+
+    def hard_state(self) -> Any:
+        return (self._committed, self._pending)
+
+    # Decisions.
+
+    def commit(self, request: CommitRequest, now_ms: int, token: Token) -> Result:
+        """OffsetCommit v2-10, TxnOffsetCommit. Raises `ApiError` for a refused group or member."""
+        group = self._group_of(request)
+        check = None
+        if group is not None:
+            check = group.check_offset_commit(
+                member_id=request.member_id,
+                group_instance_id=request.group_instance_id,
+                generation_id_or_member_epoch=request.generation_id_or_member_epoch,
+                transactional=request.transactional,
+                api_version=request.api_version,
+            )
+            if not request.transactional:
+                group.offsets_committed(request.member_id, now_ms, self._context.deadlines)
+        expire_ms = -1
+        if request.retention_time_ms >= 0 and not request.transactional:
+            expire_ms = now_ms + request.retention_time_ms
+        records: list[Record] = []
+        topics = []
+        for topic in request.topics:
+            answers = []
+            for p in topic.partitions:
+                if len(p.metadata or "") > self._context.settings.offset_metadata_max_bytes:
+                    error = ErrorCode.offset_metadata_too_large
+                else:
+                    error = ErrorCode.none
+                    if check is not None:
+                        error = check(topic.name, topic.topic_id, p.partition)
+                if error is ErrorCode.none:
+                    records.append(_offset_record(request.group_id, topic, p, now_ms, expire_ms))
+                answers.append({"partition_index": p.partition, "error_code": error})
+            topics.append({"name": topic.name, "topic_id": topic.topic_id, "partitions": answers})
+        self.commits += len(records)
+        return Result(records, (Reply(token, {"topics": topics}),), producer=request.producer)
+
+    def _group_of(self, request: CommitRequest) -> Group | None:
+        """The group that commits; None for one that comes to be by committing ("simple")."""
+        group = self._context.groups.get(request.group_id)
+        if group is None and request.generation_id_or_member_epoch >= 0:
+            if request.api_version >= 9 and not request.transactional:
+                return self._context.groups.find(request.group_id)
+            raise ApiError(
+                ErrorCode.illegal_generation, f"Group {request.group_id} does not exist."
+            )
+        return group
+
+    def fetch(
+        self,
+        group_id: str,
+        topics: Sequence[TopicQuery] | None,
+        *,
+        member_id: str | None,
+        member_epoch: int,
+        require_stable: bool,
+    ) -> Mapping[str, Any]:
+        """One group of an OffsetFetch; without `topics`, all that it has committed.
+
+        With `require_stable` (KIP-447) an offset under an open transaction is UNSTABLE. Raises
+        `ApiError` for a refused member. A group that does not exist has committed nothing.
+        """
+        group = self._context.groups.get(group_id)
+        if group is not None:
+            group.check_offset_fetch(member_id, member_epoch)
+        committed = self._committed.get(group_id, {})
+        if topics is None:
+            topics = [TopicQuery(name, None, tuple(committed[name])) for name in committed]
+        unstable = require_stable and group_id in self._open
+        answers = []
+        for topic in topics:
+            offsets = committed.get(topic.name, {})
+            partitions = [
+                _unstable(p)
+                if unstable and self._is_pending(group_id, topic.name, p)
+                else _fetched(p, offsets.get(p), topic.topic_id)
+                for p in topic.partitions
+            ]
+            answers.append(
+                {"name": topic.name, "topic_id": topic.topic_id, "partitions": partitions}
+            )
+        return {"group_id": group_id, "topics": answers, "error_code": ErrorCode.none}
+
+    def delete(
+        self, group_id: str, topics: Sequence[tuple[str, Sequence[int]]], token: Token
+    ) -> Result:
+        """OffsetDelete (KIP-496). Raises `ApiError` when the group is refused."""
+        group = self._context.groups.find(group_id)
+        group.check_offset_delete()
+        records = []
+        answers = []
+        for name, partitions in topics:
+            error = ErrorCode.none
+            if group.subscribes_to(name):
+                error = ErrorCode.group_subscribed_to_topic
+            else:
+                records += [
+                    _offset_tombstone(group_id, name, p)
+                    for p in partitions
+                    if self.get(group_id, name, p) or self._is_pending(group_id, name, p)
+                ]
+            found = [{"partition_index": p, "error_code": error} for p in partitions]
+            answers.append({"name": name, "partitions": found})
+        response = {"error_code": ErrorCode.none, "topics": answers}
+        self.deletions += len(records)
+        return Result(records, (Reply(token, response),))
+
+    def tombstones(self, group_id: str) -> list[Record]:
+        """What deletes all offsets of a group, pending ones too."""
+        keys = {
+            (name, p): None
+            for offsets in self._everywhere(group_id)
+            for name, partitions in offsets.items()
+            for p in partitions
+        }
+        return [_offset_tombstone(group_id, name, p) for name, p in keys]
+
+    def get(self, group_id: str, topic: str, partition: int) -> Offset | None:
+        """A committed offset."""
+        return self._committed.get(group_id, {}).get(topic, {}).get(partition)
+
+    def _is_pending(self, group_id: str, topic: str, partition: int) -> bool:
+        return any(
+            partition in self._pending[producer_id].get(group_id, {}).get(topic, {})
+            for producer_id in self._open.get(group_id, ())
+        )
+
+    def _everywhere(self, group_id: str) -> Iterator[ByTopic]:
+        yield self._committed.get(group_id, {})
+        for producer_id in self._open.get(group_id, ()):
+            yield self._pending[producer_id].get(group_id, {})
+
+    # Time and metadata.
+
+    def loaded(self, now_ms: int) -> None:
+        self._arm(now_ms + self._context.settings.offsets_retention_check_interval_ms)
+
+    def _arm(self, at_ms: int) -> None:
+        self._context.deadlines.set(_EXPIRY, at_ms)
+
+    def due(self, key: Key, now_ms: int) -> Result:
+        """Forget offsets past their retention, and groups that then have nothing left.
+
+        At most about `EXPIRY_RECORDS_MAX` tombstones a step, so that a step stays short.
+        """
+        if not self._to_expire:
+            self._to_expire = sorted(g.group_id for g in self._context.groups)
+        records: list[Record] = []
+        while self._to_expire and len(records) < EXPIRY_RECORDS_MAX:
+            records += self._expired(self._to_expire.pop(), now_ms)
+        pause_ms = self._context.settings.offsets_retention_check_interval_ms
+        if self._to_expire:
+            pause_ms = EXPIRY_PAUSE_MS
+        self._arm(now_ms + pause_ms)
+        return Result(records)
+
+    def _expired(self, group_id: str, now_ms: int) -> list[Record]:
+        """Tombstones of one group's expired offsets, and of the group once it has none."""
+        group = self._context.groups.get(group_id)
+        if group is None:
+            return []
+        retention_ms = self._context.settings.offsets_retention_ms
+        records = []
+        kept = group_id in self._open
+        for name, partitions in self._committed.get(group_id, {}).items():
+            subscribed = group.subscribes_to(name)
+            for p, offset in partitions.items():
+                base_ms = group.offset_expiry_base_ms(offset.commit_timestamp_ms)
+                if offset.expire_timestamp_ms >= 0:
+                    over = base_ms is not None and now_ms >= offset.expire_timestamp_ms
+                else:
+                    over = base_ms is not None and now_ms - base_ms >= retention_ms
+                if over and not subscribed and not self._is_pending(group_id, name, p):
+                    records.append(_offset_tombstone(group_id, name, p))
+                else:
+                    kept = True
+        self.expirations += len(records)
+        if not kept and group.is_empty and group.expires:
+            records += group.tombstones()
+        return records
+
+    def metadata_changed(self, deleted: Sequence[tuple[str, UUID]], now_ms: int) -> Result:
+        """Offsets of deleted topics go with them."""
+        gone = dict(deleted)
+        records: list[Record] = []
+        for group_id in sorted(self._committed.keys() | self._open.keys() if gone else ()):
+            keys = {
+                (name, p): None
+                for offsets in self._everywhere(group_id)
+                for name, partitions in offsets.items()
+                if name in gone
+                for p, offset in partitions.items()
+                if offset.topic_id in (None, gone[name])
+            }
+            records += [_offset_tombstone(group_id, name, p) for name, p in keys]
+        return Result(records)
+
+    # Replay.
+
+    def _replay(self, key: dict[str, Any], value: dict[str, Any] | None, at: Replayed) -> None:
+        group_id, topic, partition = key["group"], key["topic"], key["partition"]
+        if value is None:
+            _remove(self._committed, group_id, topic, partition)
+            for producer_id in list(self._open.get(group_id, ())):
+                _remove(self._pending[producer_id], group_id, topic, partition)
+                if group_id not in self._pending[producer_id]:
+                    self._close(group_id, producer_id)
+            return
+        if self._context.groups.get(group_id) is None:
+            self._context.groups.add(ClassicGroup(group_id))
+        offset = Offset(
+            value["offset"],
+            value.get("leader_epoch", -1),
+            value["metadata"],
+            value["commit_timestamp"],
+            value.get("expire_timestamp", -1),
+            value.get("topic_id"),
+            at.offset,
+        )
+        target = self._committed
+        if at.transactional:
+            target = self._pending.setdefault(at.producer_id, {})
+            self._open.setdefault(group_id, {})[at.producer_id] = None
+        target.setdefault(group_id, {}).setdefault(topic, {})[partition] = offset
+
+    def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
+        """A transaction's marker: its offsets count from now on, or are forgotten."""
+        pending = self._pending.pop(producer_id, {})
+        for group_id, topics in pending.items():
+            self._close(group_id, producer_id)
+            if not committed:
+                continue
+            for topic, partitions in topics.items():
+                for partition, offset in partitions.items():
+                    there = self.get(group_id, topic, partition)
+                    if there is None or offset.record_offset > there.record_offset:
+                        by_topic = self._committed.setdefault(group_id, {})
+                        by_topic.setdefault(topic, {})[partition] = offset
+
+    def _close(self, group_id: str, producer_id: int) -> None:
+        """The producer's transaction has, or will have, nothing to do with the group."""
+        opened = self._open[group_id]
+        del opened[producer_id]
+        if not opened:
+            del self._open[group_id]
+
+
+def _offset_record(
+    group_id: str, topic: TopicCommit, p: PartitionCommit, now_ms: int, expire_ms: int
+) -> Record:
+    value = {
+        "offset": p.offset,
+        "leader_epoch": p.leader_epoch,
+        "metadata": p.metadata or "",
+        "commit_timestamp": now_ms,
+        "expire_timestamp": expire_ms,
+        "topic_id": topic.topic_id,
+    }
+    # Version 1 is the only one that has an expiry of its own; clients before KIP-211 ask for it.
+    version = None if expire_ms < 0 else 1
+    key = {"group": group_id, "topic": topic.name, "partition": p.partition}
+    return record(RecordType.OFFSET_COMMIT, key, value, version)
+
+
+def _offset_tombstone(group_id: str, topic: str, partition: int) -> Record:
+    return tombstone(RecordType.OFFSET_COMMIT, group=group_id, topic=topic, partition=partition)
+
+
+def _remove(offsets: dict[str, ByTopic], group_id: str, topic: str, partition: int) -> None:
+    """Take one offset out, and the levels above it once they are empty."""
+    topics = offsets.get(group_id, {})
+    partitions = topics.get(topic, {})
+    partitions.pop(partition, None)
+    if not partitions:
+        topics.pop(topic, None)
+    if not topics:
+        offsets.pop(group_id, None)
+
+
+def _fetched(partition: int, offset: Offset | None, topic_id: UUID | None) -> Mapping[str, Any]:
+    if offset is None or _of_another_topic(offset, topic_id):
+        return _no_offset(partition, ErrorCode.none)
+    return {
+        "partition_index": partition,
+        "committed_offset": offset.offset,
+        "committed_leader_epoch": offset.leader_epoch,
+        "metadata": offset.metadata,
+        "error_code": ErrorCode.none,
+    }
+
+
+def _of_another_topic(offset: Offset, topic_id: UUID | None) -> bool:
+    """Whether both ids are known and differ: the topic of that name was made anew."""
+    known = topic_id is not None and offset.topic_id is not None
+    return known and topic_id != offset.topic_id
+
+
+def _unstable(partition: int) -> Mapping[str, Any]:
+    return _no_offset(partition, ErrorCode.unstable_offset_commit)
+
+
+def _no_offset(partition: int, error: ErrorCode) -> Mapping[str, Any]:
+    return {
+        "partition_index": partition,
+        "committed_offset": -1,
+        "committed_leader_epoch": -1,
+        "metadata": "",
+        "error_code": error,
+    }

@@ -1,0 +1,406 @@
+"""Runs the shards of one coordinator: decide, replay, append, and hold the replies until commit.
+
+A decision's records are replayed at once, so that the next decision of the same turn of the loop
+sees them, and wait in the shard's batch; `flush` appends the batch. Nothing leaves before that:
+every reply stands behind the offset of the last record that its decision may have seen, and goes
+out when the partition's high watermark has passed it. If the append fails, the shard has replayed
+what is not in the log: it is dropped, whoever waits is refused, and it is loaded again. So no state
+is ever rolled back, and one append carries all that one turn has decided.
+
+The runtime owns its partitions: its shards are the only writers, which is why the offset of a
+record is known before it is appended.
+
+No I/O here: the log, the loop and the sockets are behind `Ports`. Called by `server.coordinators`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from shoal.coordinator.contract import (
+    ProducerIdAndEpoch,
+    Record,
+    Replayed,
+    Result,
+    Shard,
+    Token,
+)
+from shoal.protocol.errors import ApiError, ErrorCode
+
+#: Decisions that `tick` makes for one shard before other work gets its turn.
+TICK_STEPS_MAX = 256
+#: What a record costs in a batch beyond its key and value, at the most.
+RECORD_OVERHEAD_BYTES = 32
+
+_ADVISE_RETRY = {
+    ErrorCode.not_enough_replicas,
+    ErrorCode.not_enough_replicas_after_append,
+    ErrorCode.request_timed_out,
+    ErrorCode.unknown_topic_or_partition,
+}
+_ADVISE_FIND = {ErrorCode.not_leader_or_follower, ErrorCode.kafka_storage_error}
+
+
+class AppendFailed(Exception):
+    """A batch was not appended, and nothing of it is in the log."""
+
+    def __init__(self, code: ErrorCode, message: str | None = None) -> None:
+        super().__init__(message or code.name)
+        self.code = code
+
+
+class Ports(Protocol):
+    """What a runtime asks of the shell."""
+
+    def end_offset(self, partition: int) -> int:
+        """Where the partition's next record will stand."""
+
+    def append(
+        self,
+        partition: int,
+        records: Sequence[Record],
+        producer: ProducerIdAndEpoch | None = None,
+    ) -> int:
+        """Append one batch, in the transaction of `producer` if there is one; gives the offset of
+        its last record. Raises `AppendFailed`."""
+
+    def high_watermark(self, partition: int) -> int:
+        """The offset below which the partition's records are committed."""
+
+    def deliver(self, token: Token, response: Mapping[str, Any]) -> None:
+        """Answer a request."""
+
+    def fail(self, token: Token, error: ApiError) -> None:
+        """Refuse a request."""
+
+    def perform(self, effect: Any) -> None:
+        """Carry out what a decision asks for besides its records; they are committed."""
+
+    def flush_soon(self) -> None:
+        """Call `flush` before the loop waits again."""
+
+    def reload(self, partition: int) -> None:
+        """The shard is gone: load it again, by `begin`, replays, and `activate`."""
+
+
+#: `dict.pop`'s answer for a token that does not wait; one that waits has None.
+_ABSENT = object()
+
+S = TypeVar("S", bound=Shard)
+Decide = Callable[[S, int, Token], Result]
+
+
+class Phase(Enum):
+    """Of a shard: its log is being replayed, or it serves."""
+
+    LOADING = "loading"
+    ACTIVE = "active"
+
+
+class _Parked(NamedTuple):
+    """A reply that leaves once `offset` is below the high watermark."""
+
+    offset: int
+    deadline_ms: int
+    token: Token
+    response: Mapping[str, Any]
+
+
+class _Owned(Generic[S]):
+    """A shard and what its runtime keeps of it."""
+
+    __slots__ = (
+        "batch", "batch_size", "effects", "next_offset", "parked", "phase", "producer", "shard",
+        "waiting",
+    )  # fmt: skip
+
+    def __init__(self, shard: S) -> None:
+        self.shard = shard
+        self.phase = Phase.LOADING
+        #: Replayed and not appended yet.
+        self.batch: list[Record] = []
+        self.batch_size = 0
+        #: In whose transaction the batch is.
+        self.producer: ProducerIdAndEpoch | None = None
+        #: The offset of the next record that is decided.
+        self.next_offset = 0
+        self.parked: deque[_Parked] = deque()
+        #: Effects that are carried out once their offset is below the high watermark.
+        self.effects: deque[tuple[int, Any]] = deque()
+        #: Tokens that have no reply yet, parked replies included.
+        self.waiting: dict[Token, None] = {}
+
+
+class Runtime(Generic[S]):
+    """The shards of one coordinator, by partition of its internal topic."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        new_shard: Callable[[int], S],
+        *,
+        batch_bytes_max: int = 1_000_000,
+        write_timeout_ms: int = 5_000,
+    ) -> None:
+        self._ports = ports
+        self._new_shard = new_shard
+        self._batch_bytes_max = batch_bytes_max
+        self._write_timeout_ms = write_timeout_ms
+        self._owned: dict[int, _Owned[S]] = {}
+        self._dirty: dict[int, None] = {}
+
+    # Ownership.
+
+    def begin(self, partition: int) -> S:
+        """This broker leads the partition now: a shard to replay its log into."""
+        assert partition not in self._owned, partition
+        owned = self._owned[partition] = _Owned(self._new_shard(partition))
+        return owned.shard
+
+    def activate(self, partition: int, now_ms: int) -> None:
+        """The log has been replayed to its end: serve."""
+        owned = self._owned[partition]
+        owned.next_offset = self._ports.end_offset(partition)
+        owned.phase = Phase.ACTIVE
+        owned.shard.loaded(now_ms)
+
+    def loading(self, partition: int) -> S:
+        """The shard that is being replayed into."""
+        owned = self._owned[partition]
+        assert owned.phase is Phase.LOADING
+        return owned.shard
+
+    def resign(self, partition: int, code: ErrorCode = ErrorCode.not_coordinator) -> None:
+        """Drop the shard, and refuse whoever waits for it."""
+        owned = self._owned.pop(partition, None)
+        self._dirty.pop(partition, None)
+        if owned is not None:
+            for token in owned.waiting:
+                self._ports.fail(token, ApiError(code))
+
+    def phase(self, partition: int) -> Phase | None:
+        """None for a partition that is led elsewhere."""
+        owned = self._owned.get(partition)
+        return None if owned is None else owned.phase
+
+    def active(self) -> list[tuple[int, S]]:
+        """The shards that serve, by partition."""
+        found = sorted(self._owned.items())
+        return [(p, owned.shard) for p, owned in found if owned.phase is Phase.ACTIVE]
+
+    @property
+    def loading_partitions(self) -> list[int]:
+        return [p for p, owned in self._owned.items() if owned.phase is Phase.LOADING]
+
+    # Decisions.
+
+    def submit(self, partition: int, token: Token, decide: Decide[S], now_ms: int) -> None:
+        """Decide on one request. Its token is answered now, after the commit, or by a later
+        decision; refused when the partition is not led here, is loading, or `decide` refuses."""
+        owned = self._owned.get(partition)
+        if owned is None:
+            self._ports.fail(token, ApiError(ErrorCode.not_coordinator))
+            return
+        if owned.phase is Phase.LOADING:
+            self._ports.fail(token, ApiError(ErrorCode.coordinator_load_in_progress))
+            return
+        try:
+            result = decide(owned.shard, now_ms, token)
+        except ApiError as refused:
+            self._ports.fail(token, refused)
+            return
+        owned.waiting[token] = None
+        self._take(partition, owned, result, now_ms)
+
+    def read(self, partition: int) -> S:
+        """The shard, for what only looks at it. Raises `ApiError` while there is none.
+
+        It may show what is not committed yet; answers that must not go through `submit`.
+        """
+        owned = self._owned.get(partition)
+        if owned is None:
+            raise ApiError(ErrorCode.not_coordinator)
+        if owned.phase is Phase.LOADING:
+            raise ApiError(ErrorCode.coordinator_load_in_progress)
+        return owned.shard
+
+    def apply(self, partition: int, decide: Callable[[S, int], Result], now_ms: int) -> None:
+        """Decide on what no client has asked for, if the shard serves."""
+        owned = self._owned.get(partition)
+        if owned is not None and owned.phase is Phase.ACTIVE:
+            self._take(partition, owned, decide(owned.shard, now_ms), now_ms)
+
+    def _take(self, partition: int, owned: _Owned[S], result: Result, now_ms: int) -> None:
+        if result.records:
+            size = 0
+            for key, value in result.records:
+                size += len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES
+            if size > self._batch_bytes_max:
+                self._refuse_large(owned, result, size)
+                return
+            fits = owned.batch_size + size <= self._batch_bytes_max
+            if not fits or (owned.batch and owned.producer != result.producer):
+                self._flush_one(partition, now_ms)
+                if self._owned.get(partition) is not owned:
+                    return
+            owned.producer = result.producer
+            self._replay(partition, owned, result.records, size, now_ms)
+        last_offset = owned.next_offset - 1
+        committed = not owned.batch and last_offset < self._ports.high_watermark(partition)
+        for token, response in result.replies:
+            if committed:
+                self._deliver(owned, token, response)
+            else:
+                deadline_ms = now_ms + self._write_timeout_ms
+                owned.parked.append(_Parked(last_offset, deadline_ms, token, response))
+        for effect in result.effects:
+            if committed:
+                self._ports.perform(effect)
+            else:
+                owned.effects.append((last_offset, effect))
+
+    def _replay(
+        self, partition: int, owned: _Owned[S], records: Sequence[Record], size: int, now_ms: int
+    ) -> None:
+        producer_id, epoch = owned.producer or (-1, -1)
+        transactional = owned.producer is not None
+        for record in records:
+            at = Replayed(owned.next_offset, now_ms, producer_id, epoch, transactional)
+            owned.shard.replay(record, at)
+            owned.next_offset += 1
+        owned.batch.extend(records)
+        owned.batch_size += size
+        if not self._dirty:
+            self._ports.flush_soon()
+        self._dirty[partition] = None
+
+    def _refuse_large(self, owned: _Owned[S], result: Result, size: int) -> None:
+        """One decision is one batch, and this one does not fit: nothing of it has happened."""
+        limit = self._batch_bytes_max
+        for token, _ in result.replies:
+            if owned.waiting.pop(token, _ABSENT) is None:
+                message = f"{size} bytes of records in one write; at most {limit} are possible."
+                self._ports.fail(token, ApiError(ErrorCode.unknown_server_error, message))
+
+    def _deliver(self, owned: _Owned[S], token: Token, response: Mapping[str, Any]) -> None:
+        if owned.waiting.pop(token, _ABSENT) is None:
+            self._ports.deliver(token, response)
+
+    # The log.
+
+    def flush(self, now_ms: int) -> None:
+        """Append what was decided since the last call, one batch a partition."""
+        for partition in list(self._dirty):
+            self._flush_one(partition, now_ms)
+
+    def _flush_one(self, partition: int, now_ms: int) -> None:
+        owned = self._owned.get(partition)
+        self._dirty.pop(partition, None)
+        if owned is None or not owned.batch:
+            return
+        batch, owned.batch, owned.batch_size = owned.batch, [], 0
+        try:
+            if owned.producer is None:
+                last_offset = self._ports.append(partition, batch)
+            else:
+                last_offset = self._ports.append(partition, batch, owned.producer)
+        except AppendFailed as failed:
+            self.resign(partition, response_error(failed.code))
+            self._ports.reload(partition)
+            return
+        assert last_offset == owned.next_offset - 1, f"{last_offset} in {partition}"
+        self.committed(partition, self._ports.high_watermark(partition))
+
+    def append_marker(
+        self, partition: int, append: Callable[[], object], ended: Callable[[S], None], now_ms: int
+    ) -> None:
+        """Append a transaction's marker, one record, and let the shard know of it by `ended`.
+
+        Raises `ApiError` while the shard does not serve, and what `append` raises; then nothing
+        has happened.
+        """
+        self.read(partition)
+        self._flush_one(partition, now_ms)
+        shard = self.read(partition)
+        owned = self._owned[partition]
+        # What the append wakes may decide at once, and stands behind the marker.
+        owned.next_offset += 1
+        appended = False
+        try:
+            append()
+            appended = True
+        finally:
+            owned.next_offset -= not appended
+        ended(shard)
+
+    def committed(self, partition: int, high_watermark: int) -> None:
+        """The high watermark has moved: replies leave that waited for it."""
+        owned = self._owned.get(partition)
+        if owned is None:
+            return
+        parked = owned.parked
+        while parked and parked[0].offset < high_watermark:
+            first = parked.popleft()
+            self._deliver(owned, first.token, first.response)
+        while owned.effects and owned.effects[0][0] < high_watermark:
+            self._ports.perform(owned.effects.popleft()[1])
+
+    # Time.
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When `tick` is due at the latest."""
+        due = [
+            at_ms
+            for owned in self._owned.values()
+            if owned.phase is Phase.ACTIVE
+            for at_ms in (
+                owned.shard.next_deadline_ms,
+                owned.parked[0].deadline_ms if owned.parked else None,
+            )
+            if at_ms is not None
+        ]
+        return min(due, default=None)
+
+    def deadline_of(self, partition: int) -> int | None:
+        """When the shard of one partition is due, if it serves."""
+        owned = self._owned.get(partition)
+        if owned is None or owned.phase is not Phase.ACTIVE:
+            return None
+        return owned.shard.next_deadline_ms
+
+    def tick(self, now_ms: int) -> None:
+        """Let shards do what is due, a bounded number of steps each."""
+        for partition, owned in list(self._owned.items()):
+            if owned.phase is not Phase.ACTIVE:
+                continue
+            for _ in range(TICK_STEPS_MAX):
+                due_ms = owned.shard.next_deadline_ms
+                if due_ms is None or due_ms > now_ms:
+                    break
+                self._take(partition, owned, owned.shard.tick(now_ms), now_ms)
+                if self._owned.get(partition) is not owned:
+                    break
+            self._give_up_waiting(owned, now_ms)
+
+    def _give_up_waiting(self, owned: _Owned[S], now_ms: int) -> None:
+        """Refuse replies whose records are not committed in time. They may be yet."""
+        while owned.parked and owned.parked[0].deadline_ms <= now_ms:
+            token = owned.parked.popleft().token
+            if owned.waiting.pop(token, _ABSENT) is None:
+                self._ports.fail(token, ApiError(ErrorCode.coordinator_not_available))
+
+
+def response_error(code: ErrorCode) -> ErrorCode:
+    """What a client is told when its write failed with `code`: to retry, to look for the
+    coordinator, or that it asks too much. Kafka's mapping."""
+    if code in _ADVISE_RETRY:
+        return ErrorCode.coordinator_not_available
+    if code in _ADVISE_FIND:
+        return ErrorCode.not_coordinator
+    if code in (ErrorCode.message_too_large, ErrorCode.record_list_too_large):
+        return ErrorCode.unknown_server_error
+    return code

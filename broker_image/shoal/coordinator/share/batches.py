@@ -1,0 +1,132 @@
+"""The record batches of one log read, as a share partition wants to see them: where each begins and
+ends, and which of its offsets can never be delivered.
+
+Only fixed parts of the 61-byte batch header are looked at, once per read; records are not touched.
+Offsets that no batch covers are holes that compaction left; control batches and, for
+`read_committed`, the batches of aborted transactions are in the log but are not for consumers.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import crc32c
+
+_HEADER = struct.Struct(">qi4xb4xhi16xq")
+_HEADER_SIZE = 61
+#: `batch_length` counts from behind itself.
+_LENGTH_AT_END = 12
+#: The CRC covers everything behind itself.
+_CRC_AT = 17
+_CRC_FROM = 21
+_TRANSACTIONAL = 0x10
+_CONTROL = 0x20
+
+
+class AbortedTransaction(NamedTuple):
+    """An aborted transaction: its producer, and the offsets from its first record to its marker."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+
+
+class Batches:
+    """Batches in offset order in parallel lists; `ends[i]` is the position behind batch i.
+
+    `passed_by` are the offset ranges from the read's first wanted offset on that hold nothing to
+    deliver, in order and not touching.
+    """
+
+    __slots__ = ("bases", "data", "ends", "lasts", "passed_by")
+
+    def __init__(self, data: memoryview) -> None:
+        self.data = data
+        self.bases: list[int] = []
+        self.lasts: list[int] = []
+        self.ends: list[int] = []
+        self.passed_by: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        return len(self.bases)
+
+    def last_of(self, offset: int) -> int:
+        """The last offset of the batch that holds `offset`, or `offset` itself in no batch."""
+        at = bisect_left(self.lasts, offset)
+        if at == len(self.lasts) or self.bases[at] > offset:
+            return offset
+        return self.lasts[at]
+
+    def spans(self, acquired: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+        """Byte ranges of the batches that hold acquired ranges (first, last, count), in order.
+
+        Batches between them of which nothing was acquired stay out.
+        """
+        spans: list[tuple[int, int]] = []
+        for first, last, _ in acquired:
+            low = bisect_left(self.lasts, first)
+            high = bisect_left(self.lasts, last, lo=low)
+            begin = self.ends[low - 1] if low else 0
+            end = self.ends[high]
+            if spans and begin <= spans[-1][1]:
+                spans[-1] = (spans[-1][0], max(end, spans[-1][1]))
+            else:
+                spans.append((begin, end))
+        return spans
+
+    def first_corrupt(self, first: int, last: int) -> tuple[int, int] | None:
+        """The offsets of the first batch that reaches into `[first, last]` with a wrong CRC."""
+        for at in range(bisect_left(self.lasts, first), len(self.lasts)):
+            if self.bases[at] > last:
+                break
+            begin = self.ends[at - 1] if at else 0
+            crc = int.from_bytes(self.data[begin + _CRC_AT : begin + _CRC_FROM], "big")
+            if crc32c.crc32c(self.data[begin + _CRC_FROM : self.ends[at]]) != crc:
+                return self.bases[at], self.lasts[at]
+        return None
+
+
+def scan(
+    data: bytes | memoryview, first_wanted: int, aborted: Sequence[AbortedTransaction] = ()
+) -> Batches:
+    """The whole batches in `data`, a log read that begins with the batch of `first_wanted`.
+
+    A partial batch at the end is left out. `aborted` are the transactions that `read_committed`
+    hides; empty otherwise.
+    """
+    found = Batches(memoryview(data))
+    bases, lasts, ends, passed_by = found.bases, found.lasts, found.ends, found.passed_by
+    unpack, size, at, expected = _HEADER.unpack_from, len(data), 0, first_wanted
+    while at + _HEADER_SIZE <= size:
+        base, length, magic, attributes, delta, producer_id = unpack(data, at)
+        end = at + _LENGTH_AT_END + length
+        last = base + delta
+        if end > size or magic != 2 or delta < 0 or length < _HEADER_SIZE - _LENGTH_AT_END:
+            break
+        at = end
+        if base > expected:
+            _pass_by(passed_by, expected, base - 1)
+        if attributes & _CONTROL or (
+            aborted
+            and attributes & _TRANSACTIONAL
+            and any(
+                t.producer_id == producer_id and t.first_offset <= base <= t.last_offset
+                for t in aborted
+            )
+        ):
+            _pass_by(passed_by, max(base, first_wanted), last)
+        bases.append(base)
+        lasts.append(last)
+        ends.append(end)
+        expected = last + 1
+    return found
+
+
+def _pass_by(ranges: list[tuple[int, int]], first: int, last: int) -> None:
+    if ranges and ranges[-1][1] == first - 1:
+        ranges[-1] = (ranges[-1][0], last)
+    else:
+        ranges.append((first, last))

@@ -1,0 +1,48 @@
+"""What becomes, beyond KIP-932, of records that no member holds any more: the group's policies.
+
+Such a record may have to wait before it is available again (`backoff`), and one whose delivery has
+failed for good may have to be written to the group's dead-letter topic before it leaves the window
+(KIP-1191): until then it is ARCHIVING. The state machine asks whoever hands it a `Fate`; without
+one a group is as the KIP has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+from shoal.coordinator.share.backoff import Backoff
+
+
+class Fate(NamedTuple):
+    """The group's policies at `now_ms`; `random` gives numbers in [0, 1)."""
+
+    now_ms: int
+    random: Callable[[], float]
+    backoff: Backoff | None = None
+    dead_letters: bool = False
+
+    def due_ms(self, delivery_count: int) -> int | None:
+        """When a record that was delivered so many times is available again; None for now."""
+        if self.backoff is None or delivery_count == 0:
+            return None
+        return self.now_ms + self.backoff.delay_ms(delivery_count, self.random)
+
+
+class Cause(Enum):
+    """Why delivery of a record has failed for good, as its dead letter tells."""
+
+    REJECTED = "Record rejected by client."
+    LIMIT = "Delivery count limit reached."
+    CORRUPT = "Record batch is corrupt."
+
+
+class Doomed(NamedTuple):
+    """Offsets that are ARCHIVING and alike. `member_id` is who held them last, "" if unknown."""
+
+    first: int
+    last: int
+    delivery_count: int
+    cause: Cause
+    member_id: str

@@ -1,0 +1,302 @@
+"""The records of `__share_group_state` in Kafka's format: its own formatter prints them.
+
+A snapshot tells all of one share partition's state; an update tells what changed since. A null
+value under a snapshot's key is a tombstone: the share partition is no more. Types that this table
+lacks belong to newer brokers and are passed over on replay.
+
+Groups with a retry back-off have one field more, told as a tag that Kafka's readers pass over (KIP-
+482): when records that came back are available again. Without it the bytes are Kafka's.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from shoal.coordinator.contract import Record
+from shoal.coordinator.share.backoff import Delay
+from shoal.coordinator.share.share_partition import StateBatch
+from shoal.log.uuids import uuid_text
+from shoal.protocol import compiler
+from shoal.protocol.errors import WireError
+from shoal.protocol.schema import Column, Message
+
+_INT16 = struct.Struct(">h")
+_VERSION = 0
+
+
+class RecordType(IntEnum):
+    """The int16 that a key starts with."""
+
+    SHARE_SNAPSHOT = 0
+    SHARE_UPDATE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ShareKey:
+    """What a share partition's state is kept under. `encoded` is how it stands in record keys,
+    behind the record type."""
+
+    group_id: str
+    topic_id: UUID
+    partition: int
+    encoded: bytes = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        out = bytearray()
+        fields = {
+            "group_id": self.group_id,
+            "topic_id": self.topic_id,
+            "partition": self.partition,
+        }
+        compiler.writer(_KEY.at(_VERSION))(out, fields)
+        object.__setattr__(self, "encoded", bytes(out))
+
+    def coordinator_key(self) -> str:
+        """The name whose hash tells the partition of `__share_group_state` (KIP-932), and which
+        FindCoordinator takes: group, topic id in Kafka's base 64, partition."""
+        return f"{self.group_id}:{uuid_text(self.topic_id)}:{self.partition}"
+
+
+_KEY = Message(
+    "ShareKey",
+    "0",
+    (Column("group_id", "string"), Column("topic_id", "uuid"), Column("partition", "int32")),
+)
+_COMPLETE = Column("delivery_complete_count", "int32", tagged="0+", tag=0, default=-1)
+_STATE_BATCHES = Column(
+    "state_batches",
+    (
+        Column("first_offset", "int64"),
+        Column("last_offset", "int64"),
+        Column("delivery_state", "int8"),
+        Column("delivery_count", "int16"),
+    ),
+)
+#: Far above Kafka's tags, which count up from 0.
+_DELAYS = Column(
+    "delays",
+    (
+        Column("first_offset", "int64"),
+        Column("last_offset", "int64"),
+        Column("delivery_count", "int16"),
+        Column("available_timestamp", "int64"),
+    ),
+    tagged="0+",
+    tag=1000,
+    default=[],  # Decoded as this very list, which nobody may change.
+)
+_SNAPSHOT = Message(
+    "ShareSnapshotValue",
+    "0",
+    (
+        Column("snapshot_epoch", "int32"),
+        Column("state_epoch", "int32"),
+        Column("leader_epoch", "int32"),
+        Column("start_offset", "int64"),
+        _COMPLETE,
+        Column("create_timestamp", "int64"),
+        Column("write_timestamp", "int64"),
+        _STATE_BATCHES,
+        _DELAYS,
+    ),
+    flexible="0+",
+)
+_UPDATE = Message(
+    "ShareUpdateValue",
+    "0",
+    (
+        Column("snapshot_epoch", "int32"),
+        Column("leader_epoch", "int32"),
+        Column("start_offset", "int64"),
+        _COMPLETE,
+        _STATE_BATCHES,
+        _DELAYS,
+    ),
+    flexible="0+",
+)
+_VALUES = {RecordType.SHARE_SNAPSHOT: _SNAPSHOT, RecordType.SHARE_UPDATE: _UPDATE}
+# An update's value: version, epochs, start offset; then batches; then the tagged count.
+_UPDATE_HEAD = struct.Struct(">hiiq")
+_BATCH = struct.Struct(">qqbhB")
+_NO_TAGS = b"\x00"
+#: One tag, the delivery complete count, of four bytes.
+_COMPLETE_HEAD = b"\x01\x00\x04"
+
+
+class Update(NamedTuple):
+    """The fields of an update; `start_offset` and the count are -1 where they don't change."""
+
+    snapshot_epoch: int
+    leader_epoch: int
+    start_offset: int
+    delivery_complete_count: int
+    state_batches: Sequence[StateBatch]
+    delays: Sequence[Delay] = ()
+
+
+class Decoded(NamedTuple):
+    """A record as fields. `value` is None for a tombstone."""
+
+    type: RecordType
+    key: ShareKey
+    value: dict[str, Any] | None
+
+
+def key_bytes(kind: RecordType, key: ShareKey) -> bytes:
+    """The encoded key of a record."""
+    return _INT16.pack(kind) + key.encoded
+
+
+def snapshot(
+    key: ShareKey,
+    *,
+    snapshot_epoch: int,
+    state_epoch: int,
+    leader_epoch: int,
+    start_offset: int,
+    delivery_complete_count: int,
+    create_timestamp: int,
+    write_timestamp: int,
+    state_batches: Sequence[StateBatch],
+    delays: Sequence[Delay] = (),
+) -> Record:
+    """A snapshot record; timestamps in epoch milliseconds."""
+    out = bytearray(_INT16.pack(_VERSION))
+    fields = {
+        "snapshot_epoch": snapshot_epoch,
+        "state_epoch": state_epoch,
+        "leader_epoch": leader_epoch,
+        "start_offset": start_offset,
+        "delivery_complete_count": delivery_complete_count,
+        "create_timestamp": create_timestamp,
+        "write_timestamp": write_timestamp,
+        **_ranges(state_batches, delays),
+    }
+    compiler.writer(_SNAPSHOT.at(_VERSION))(out, fields)
+    return Record(key_bytes(RecordType.SHARE_SNAPSHOT, key), bytes(out))
+
+
+def update_value(update: Update) -> bytes:
+    """The value of an update record. Written at every acknowledgement, so laid out by hand."""
+    if update.delays:
+        return _update_value_with_delays(update)
+    out = bytearray(_UPDATE_HEAD.pack(_VERSION, *update[:3]))
+    compiler.put_uvarint(out, len(update.state_batches) + 1)
+    for first, last, state, count in update.state_batches:
+        out += _BATCH.pack(first, last, state, count, 0)
+    complete = update.delivery_complete_count
+    out += _NO_TAGS if complete == -1 else _COMPLETE_HEAD + complete.to_bytes(4, "big")
+    return bytes(out)
+
+
+def _update_value_with_delays(update: Update) -> bytes:
+    out = bytearray(_INT16.pack(_VERSION))
+    fields = update._asdict() | _ranges(update.state_batches, update.delays)
+    compiler.writer(_UPDATE.at(_VERSION))(out, fields)
+    return bytes(out)
+
+
+def _ranges(batches: Sequence[StateBatch], waits: Sequence[Delay]) -> dict[str, Any]:
+    return {
+        "state_batches": [
+            {
+                "first_offset": first,
+                "last_offset": last,
+                "delivery_state": state,
+                "delivery_count": count,
+            }
+            for first, last, state, count in batches
+        ],
+        "delays": [
+            {
+                "first_offset": first,
+                "last_offset": last,
+                "delivery_count": count,
+                "available_timestamp": due_ms,
+            }
+            for first, last, count, due_ms in waits
+        ],
+    }
+
+
+def read_update(value: bytes) -> Update | None:
+    """An update's fields; None for a version of the future or bytes that are no update.
+
+    What `update_value` writes is taken apart by hand; anything else goes through the layout.
+    """
+    if len(value) > _UPDATE_HEAD.size and value[_UPDATE_HEAD.size] <= 0x7F:
+        version, snapshot_epoch, leader_epoch, start_offset = _UPDATE_HEAD.unpack_from(value)
+        begin = _UPDATE_HEAD.size + 1
+        end = begin + _BATCH.size * (value[begin - 1] - 1)
+        tags = value[end:]
+        if (
+            begin <= end
+            and version == _VERSION
+            and (tags == _NO_TAGS or (tags[:3] == _COMPLETE_HEAD and len(tags) == 7))
+        ):
+            batches = list(_BATCH.iter_unpack(value[begin:end]))
+            if not any(batch[4] for batch in batches):
+                complete = int.from_bytes(tags[3:], "big", signed=True) if len(tags) > 1 else -1
+                changed = [batch[:4] for batch in batches]
+                return Update(snapshot_epoch, leader_epoch, start_offset, complete, changed)
+    fields = _read_value(RecordType.SHARE_UPDATE, value)
+    if fields is None:
+        return None
+    return Update(
+        fields["snapshot_epoch"],
+        fields["leader_epoch"],
+        fields["start_offset"],
+        fields["delivery_complete_count"],
+        state_batches(fields),
+        delays(fields),
+    )
+
+
+def tombstone(key: ShareKey) -> Record:
+    """The record that ends a share partition."""
+    return Record(key_bytes(RecordType.SHARE_SNAPSHOT, key), None)
+
+
+def decode(record: Record) -> Decoded | None:
+    """A record's fields; None for a type or version of the future, or bytes that are no record."""
+    try:
+        kind = RecordType(_INT16.unpack_from(record.key)[0])
+        fields, _ = compiler.reader(_KEY.at(_VERSION))(memoryview(record.key), _INT16.size)
+    except (ValueError, struct.error, WireError):
+        return None
+    key = ShareKey(fields["group_id"], fields["topic_id"], fields["partition"])
+    if record.value is None:
+        return Decoded(kind, key, None)
+    value = _read_value(kind, record.value)
+    return None if value is None else Decoded(kind, key, value)
+
+
+def _read_value(kind: RecordType, value: bytes) -> dict[str, Any] | None:
+    try:
+        if _INT16.unpack_from(value)[0] != _VERSION:
+            return None
+        layout = compiler.reader(_VALUES[kind].at(_VERSION))
+        return layout(memoryview(value), _INT16.size)[0]
+    except (struct.error, WireError):
+        return None
+
+
+def state_batches(value: Mapping[str, Any]) -> list[StateBatch]:
+    """The state batches of a decoded value."""
+    return [
+        (x["first_offset"], x["last_offset"], x["delivery_state"], x["delivery_count"])
+        for x in value["state_batches"]
+    ]
+
+
+def delays(value: Mapping[str, Any]) -> tuple[Delay, ...]:
+    """The waits that a decoded value tells of."""
+    return tuple(
+        (x["first_offset"], x["last_offset"], x["delivery_count"], x["available_timestamp"])
+        for x in value["delays"]
+    )

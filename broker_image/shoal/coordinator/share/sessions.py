@@ -1,0 +1,123 @@
+"""Share sessions: which partitions a member fetches, told once and not with every request (KIP-932,
+after KIP-227's fetch sessions).
+
+A session belongs to a member of a group on one broker. Epoch 0 opens it, with all partitions; each
+further request carries the next epoch and tells only what changed; epoch -1 closes it. A request
+with another epoch is refused: it is a duplicate, or one got lost. Sessions are soft state; the
+member opens a new one when the broker does not know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from uuid import UUID
+
+from shoal.protocol.errors import ApiError, ErrorCode
+
+INITIAL_EPOCH = 0
+FINAL_EPOCH = -1
+_EPOCH_MAX = (1 << 31) - 1
+
+#: Topic id and partition index.
+TopicPartition = tuple[UUID, int]
+
+
+class ShareSession:
+    """One member's session. `partitions` are in the order told; True marks one whose next result is
+    news whatever it is: it has just been added, or failed last time."""
+
+    __slots__ = ("connection_id", "epoch", "group_id", "member_id", "partitions", "reassigned")
+
+    def __init__(self, group_id: str, member_id: str, connection_id: str) -> None:
+        self.group_id = group_id
+        self.member_id = member_id
+        self.connection_id = connection_id
+        #: The epoch that the next request has to carry.
+        self.epoch = 1
+        self.partitions: dict[TopicPartition, bool] = {}
+        #: The member reads other partitions from now on: its waiting fetch is to be answered.
+        self.reassigned = False
+
+
+class ShareSessions:
+    """The sessions of one broker, at most `limit` of them."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._sessions: dict[tuple[str, str], ShareSession] = {}
+        self._members: dict[str, int] = {}
+        #: Sessions ended because their connection was lost.
+        self.evictions_total = 0
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[ShareSession]:
+        return iter(self._sessions.values())
+
+    @property
+    def partition_count(self) -> int:
+        """Partitions in all sessions."""
+        return sum(len(session.partitions) for session in self._sessions.values())
+
+    def members_of(self, group_id: str) -> int:
+        """How many sessions a group has."""
+        return self._members.get(group_id, 0)
+
+    def get(self, group_id: str, member_id: str) -> ShareSession | None:
+        """A member's session."""
+        return self._sessions.get((group_id, member_id))
+
+    def open(
+        self,
+        group_id: str,
+        member_id: str,
+        connection_id: str,
+        partitions: Iterable[TopicPartition],
+    ) -> ShareSession:
+        """Open a member's session, in place of the one it may have.
+
+        Raises SHARE_SESSION_LIMIT_REACHED.
+        """
+        self.close(group_id, member_id)
+        if len(self._sessions) >= self.limit:
+            raise ApiError(
+                ErrorCode.share_session_limit_reached,
+                f"this broker keeps at most {self.limit} share sessions "
+                "(group.share.max.share.sessions)",
+            )
+        session = ShareSession(group_id, member_id, connection_id)
+        session.partitions = dict.fromkeys(partitions, True)
+        self._sessions[(group_id, member_id)] = session
+        self._members[group_id] = self._members.get(group_id, 0) + 1
+        return session
+
+    def next(self, group_id: str, member_id: str, epoch: int) -> ShareSession:
+        """The session of a request that carries `epoch`, not 0; moves on to the next epoch unless
+        it is the final one. Raises SHARE_SESSION_NOT_FOUND, INVALID_SHARE_SESSION_EPOCH."""
+        session = self._sessions.get((group_id, member_id))
+        if session is None:
+            raise ApiError(
+                ErrorCode.share_session_not_found,
+                f"member {member_id} of group {group_id} has no share session here",
+            )
+        if epoch == FINAL_EPOCH:
+            return session
+        if epoch != session.epoch:
+            raise ApiError(
+                ErrorCode.invalid_share_session_epoch,
+                f"the share session is at epoch {session.epoch}, the request at {epoch}",
+            )
+        session.epoch = 1 if epoch == _EPOCH_MAX else epoch + 1
+        return session
+
+    def close(self, group_id: str, member_id: str) -> ShareSession | None:
+        """End a member's session, if there is one."""
+        session = self._sessions.pop((group_id, member_id), None)
+        if session is not None:
+            left = self._members[group_id] - 1
+            if left:
+                self._members[group_id] = left
+            else:
+                del self._members[group_id]
+        return session

@@ -1,0 +1,43 @@
+"""What a group's configs say about its share partitions (KIP-932, KIP-1240).
+
+Settings are looked up at each use, so that a changed config holds from the next request on.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from shoal.coordinator.share.backoff import Backoff
+
+#: A batch is delivered in ever smaller pieces only where the limit leaves attempts to do so.
+_SPLITTING_LIMIT_MIN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ShareSettings:
+    """Group configs that govern delivery, with Kafka 4.3.1's defaults."""
+
+    #: `share.record.lock.duration.ms`
+    lock_duration_ms: int = 30_000
+    #: `share.delivery.count.limit`
+    delivery_count_limit: int = 5
+    #: `share.partition.max.record.locks`
+    max_record_locks: int = 2000
+    #: `share.isolation.level` is `read_committed`
+    read_committed: bool = False
+    #: `share.renew.acknowledge.enable`
+    renew_enabled: bool = True
+    #: `share.auto.offset.reset`: `latest`, `earliest` or `by_duration:PnDTnHnMn.nS`
+    auto_offset_reset: str = "latest"
+    #: `share.redelivery.backoff.*`; None where what comes back is available at once.
+    backoff: Backoff | None = None
+    #: `share.delivery.paused`
+    paused: bool = False
+    #: `errors.deadletterqueue.topic.name` is set: what fails for good is ARCHIVING at first.
+    dead_letters: bool = False
+
+    @property
+    def splitting_count(self) -> int:
+        """From this delivery count on a record is delivered in smaller pieces (KAFKA-17541)."""
+        return max(_SPLITTING_LIMIT_MIN - 1, math.ceil(self.delivery_count_limit / 2))

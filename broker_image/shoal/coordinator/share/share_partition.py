@@ -1,0 +1,527 @@
+"""A share partition: one group's window over one partition's log, and what may happen in it.
+
+The window begins at the share-partition start offset (SPSO), the first offset whose delivery is not
+complete, and ends before `end_offset`, the first offset that was never acquired. Between them every
+offset is in a state of `states`; runs of offsets that share one are one row (`runs`).
+
+Invariants: the start offset never goes back but by a reset, and never passes a record that is not
+terminal; a record is acquired under one lock, of one member; no more offsets are in flight than
+`max_record_locks` allows when new ones are taken, the last batch taken being taken whole; a
+delivery count only rises, but where a delivery provably never left the broker.
+
+A change is made at once and its state batches are returned, to be persisted by the caller, who
+holds the reply back until they are written. Nothing is rolled back: where writing fails the share
+partition is dropped and read again from what is persisted. That is safe, since what others can see
+before the write is known to have happened is only that a record is available a moment early.
+
+Called by the share service of the shell, and by `acquisition`, which chooses what a fetch gets.
+Not here: sessions (`sessions`), persistence (`state_store`), which members there are
+(`coordinator.group`). Sources: KIP-932, KIP-1222 (renewal), KIP-1226 (delivery complete count).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from shoal.coordinator.share.backoff import Delay
+from shoal.coordinator.share.fate import Cause, Doomed, Fate
+from shoal.coordinator.share.locks import Lock, Locks
+from shoal.coordinator.share.runs import Runs
+from shoal.coordinator.share.settings import ShareSettings
+from shoal.coordinator.share.states import (
+    SETTLES,
+    AcknowledgeType,
+    RecordState,
+    is_terminal,
+    may_move,
+)
+from shoal.protocol.errors import ErrorCode
+
+AVAILABLE = int(RecordState.AVAILABLE)
+ACQUIRED = int(RecordState.ACQUIRED)
+ARCHIVING = int(RecordState.ARCHIVING)
+ARCHIVED = int(RecordState.ARCHIVED)
+WAITING = int(RecordState.WAITING)
+#: A delivery count is kept in one byte; group configs allow at most 25 deliveries.
+COUNT_MAX = 255
+
+#: Offsets that share a state, as they are persisted: first, last, state, delivery count.
+StateBatch = tuple[int, int, int, int]
+#: Offsets acknowledged alike, or each by its own type: first, last, one type or one an offset.
+Acknowledgement = tuple[int, int, Sequence[int]]
+
+
+class Outcome(NamedTuple):
+    """How an acknowledgement went: refused as a whole, or the changes to be persisted."""
+
+    error: ErrorCode
+    message: str | None
+    changes: Sequence[StateBatch]
+
+
+class SharePartition:
+    """The window of one group on one partition, with its locks."""
+
+    __slots__ = (
+        "_gaps",
+        "complete",
+        "delays",
+        "doomed",
+        "leader_epoch",
+        "locks",
+        "log_start_offset",
+        "runs",
+        "state_epoch",
+        "waits",
+    )
+
+    def __init__(self, start_offset: int, *, state_epoch: int = 0, leader_epoch: int = 0) -> None:
+        self.runs = Runs(start_offset)
+        self.locks = Locks()
+        #: What is WAITING, under locks that nobody holds: their deadlines end the back-off. They
+        #: are numbered by themselves.
+        self.waits = Locks()
+        #: Waits that began, until the caller has taken them to be persisted.
+        self.delays: list[Delay] = []
+        #: What became ARCHIVING, until the caller has taken it to write dead letters.
+        self.doomed: list[Doomed] = []
+        self.log_start_offset = 0
+        self.state_epoch = state_epoch
+        self.leader_epoch = leader_epoch
+        #: Offsets in the window whose delivery is complete (KIP-1226).
+        self.complete = 0
+        #: Those among them that were never delivered: no records for consumers.
+        self._gaps = 0
+
+    @classmethod
+    def load(
+        cls,
+        start_offset: int,
+        batches: Iterable[StateBatch],
+        *,
+        state_epoch: int,
+        leader_epoch: int,
+        log_start_offset: int,
+        log_end_offset: int,
+        delays: Iterable[Delay] = (),
+    ) -> SharePartition:
+        """Build the window from persisted state, whose batches rise and do not overlap.
+
+        Offsets between persisted batches were acquired, or not yet known, when the last leader
+        went: they are available. A log that ends before the window does has lost records that the
+        state still tells of; what is appended there next is new, so the window ends with the log.
+        """
+        loaded = cls(min(start_offset, log_end_offset))
+        loaded.state_epoch, loaded.leader_epoch = state_epoch, leader_epoch
+        runs = loaded.runs
+        for first, last, state, count in batches:
+            if last < runs.end:
+                continue
+            if first > runs.end:
+                runs.append(first - 1, AVAILABLE)
+            runs.append(last, AVAILABLE if state == ACQUIRED else state, min(count, COUNT_MAX))
+        if runs.end > log_end_offset:
+            runs.truncate(log_end_offset)
+        for row in range(len(runs)):
+            loaded._count_complete(row, +1)
+        for delay in delays:
+            loaded._wait_on(*delay)
+        loaded.advance_log_start(log_start_offset)
+        loaded.advance()
+        return loaded
+
+    @property
+    def start_offset(self) -> int:
+        """The share-partition start offset (SPSO)."""
+        return self.runs.start
+
+    @property
+    def end_offset(self) -> int:
+        """The offset behind the window: the first that was never acquired."""
+        return self.runs.end
+
+    @property
+    def in_flight(self) -> int:
+        """Offsets in the window that are or were records for consumers."""
+        return self.runs.end - self.runs.start - self._gaps
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When `expire` or `end_waits` is due next."""
+        deadline_ms = self.locks.next_deadline_ms()
+        if not self.waits.live:
+            return deadline_ms
+        wait_ms = self.waits.next_deadline_ms()
+        assert wait_ms is not None
+        return wait_ms if deadline_ms is None else min(deadline_ms, wait_ms)
+
+    @property
+    def backing_off(self) -> int:
+        """Offsets that are WAITING."""
+        return sum(wait.held for wait in self.waits.live.values())
+
+    def next_fetch_offset(self) -> int:
+        """The first offset that may be acquired: one that came back, or the window's end."""
+        row = self.runs.states.find(AVAILABLE)
+        return self.runs.firsts[row] if row >= 0 else self.runs.end
+
+    def can_acquire(self, log_end: int, max_record_locks: int) -> bool:
+        """Whether a fetch may find something below `log_end`: come back, or new within the cap."""
+        if self.next_fetch_offset() < self.runs.end:
+            return True
+        return self.runs.end < log_end and self.in_flight < max_record_locks
+
+    def available_from(self, offset: int) -> tuple[int, int, int, int] | None:
+        """The first available offsets at or behind `offset`: first, last, delivery count, piece."""
+        runs = self.runs
+        if not runs.start <= offset < runs.end:
+            return None
+        row = runs.states.find(AVAILABLE, runs.row_of(offset))
+        if row < 0:
+            return None
+        return max(runs.firsts[row], offset), runs.last(row), runs.counts[row], runs.pieces[row]
+
+    def lock(self, first: int, last: int, number: int) -> None:
+        """Acquire available offsets of one row under lock `number`, as one piece."""
+        runs = self.runs
+        row = runs.cut(first)
+        runs.cut(last + 1)
+        assert may_move(runs.states[row], ACQUIRED)
+        runs.states[row] = ACQUIRED
+        runs.counts[row] = min(runs.counts[row] + 1, COUNT_MAX)
+        runs.locks[row] = number
+        runs.pieces[row] = last - first + 1
+        runs.join(row, row + 1)
+
+    def extend(self, last: int) -> None:
+        """Take new records into the window, up to and with `last`."""
+        self.runs.append(last, AVAILABLE)
+
+    def archive(
+        self, first: int, last: int, changes: list[StateBatch], cause: Cause | None = None
+    ) -> None:
+        """Pass by what is available of some offsets, and lengthen the window if they lie behind it.
+
+        Offsets behind the window follow on its end. With a cause they get a dead letter first.
+        """
+        becomes = ARCHIVED if cause is None else ARCHIVING
+        runs = self.runs
+        end = runs.end
+        if last >= end:
+            assert first <= end
+            runs.append(last, AVAILABLE)
+        first = max(first, runs.start)
+        if first > last:
+            return
+        row, past = runs.cut(first), runs.cut(last + 1)
+        for at in range(row, past):
+            if runs.states[at] == AVAILABLE:
+                low, high, count = runs.firsts[at], runs.last(at), runs.counts[at]
+                runs.states[at] = becomes
+                runs.pieces[at] = 0
+                changes.append((low, high, becomes, count))
+                self._count_complete(at, +1)
+                if cause is not None:
+                    self.doomed.append(Doomed(low, high, count, cause, ""))
+        runs.join(row, past)
+
+    def archived(self, first: int, last: int) -> list[StateBatch]:
+        """The dead letters of some offsets are written, or given up: the changes to persist."""
+        runs, changes = self.runs, []
+        first, last = max(first, runs.start), min(last, runs.end - 1)
+        if first > last:
+            return []
+        row, past = runs.cut(first), runs.cut(last + 1)
+        for at in range(row, past):
+            if runs.states[at] == ARCHIVING:
+                runs.states[at] = ARCHIVED
+                changes.append((runs.firsts[at], runs.last(at), ARCHIVED, runs.counts[at]))
+                self._count_complete(at, +1)
+        runs.join(row, past)
+        self.advance()
+        return changes
+
+    def archiving(self) -> Iterator[tuple[int, int, int]]:
+        """What waits for its dead letter: first, last, delivery count."""
+        runs = self.runs
+        for row in range(len(runs)):
+            if runs.states[row] == ARCHIVING:
+                yield runs.firsts[row], runs.last(row), runs.counts[row]
+
+    def acknowledge(
+        self,
+        now_ms: int,
+        member_id: str,
+        acknowledgements: Sequence[Acknowledgement],
+        settings: ShareSettings,
+        fate: Fate | None = None,
+    ) -> Outcome:
+        """Settle or renew what a member holds: all of it, or nothing if anything is refused.
+
+        Offsets below the log's start are passed over: they are gone. Refused are offsets that the
+        member does not hold, also because its lock has ended, though the window has moved past
+        them since (`INVALID_RECORD_STATE`), and offsets never acquired (`INVALID_REQUEST`).
+        """
+        refusal = self._refusal(now_ms, member_id, acknowledgements, settings)
+        if refusal is not None:
+            return refusal
+        changes: list[StateBatch] = []
+        renewed: list[tuple[int, int]] = []
+        limit = settings.delivery_count_limit
+        for first, last, types in acknowledgements:
+            for low, high, kind in _alike(max(first, self.runs.start), last, first, types):
+                if kind == AcknowledgeType.RENEW:
+                    renewed.append((low, high))
+                else:
+                    row, past = self.runs.cut(low), self.runs.cut(high + 1)
+                    state = int(SETTLES[kind])
+                    if kind == AcknowledgeType.REJECT and fate is not None and fate.dead_letters:
+                        state = ARCHIVING
+                    self._settle(row, past, state, limit, changes, fate)
+                    self.runs.join(row, past)
+        if renewed:
+            self._renew(now_ms + settings.lock_duration_ms, member_id, renewed)
+        self.advance()
+        return Outcome(ErrorCode.none, None, changes)
+
+    def _refusal(
+        self,
+        now_ms: int,
+        member_id: str,
+        acknowledgements: Sequence[Acknowledgement],
+        settings: ShareSettings,
+    ) -> Outcome | None:
+        runs, live = self.runs, self.locks.live
+        for first, last, types in acknowledgements:
+            if last < self.log_start_offset:
+                continue
+            if max(first, self.log_start_offset) < runs.start:
+                return _refused(f"offset {first} is not acquired, its delivery is complete")
+            if last >= runs.end:
+                if not len(runs):
+                    return _refused(f"offset {last} is not in flight")
+                message = f"offset {last} is past the records that were ever acquired"
+                return Outcome(ErrorCode.invalid_request, message, ())
+            if AcknowledgeType.RENEW in types and not settings.renew_enabled:
+                return _refused("the group does not allow renewal (share.renew.acknowledge.enable)")
+            for row in range(runs.row_of(max(first, runs.start)), len(runs)):
+                at = runs.firsts[row]
+                if at > last:
+                    break
+                if runs.states[row] != ACQUIRED:
+                    return _refused(f"offset {max(at, first)} is not acquired")
+                lock = live[runs.locks[row]]
+                if lock.member_id != member_id:
+                    return _refused(f"offset {max(at, first)} is acquired by another member")
+                if lock.deadline_ms <= now_ms:
+                    return _refused(f"the acquisition lock of offset {max(at, first)} has ended")
+        return None
+
+    def _renew(self, deadline_ms: int, member_id: str, ranges: Sequence[tuple[int, int]]) -> None:
+        """Put acquired offsets under a new lock of the same member (KIP-1222)."""
+        runs, number = self.runs, self.locks.next_number()
+        held = sum(last - first + 1 for first, last in ranges)
+        lock = Lock(member_id, deadline_ms, first=ranges[0][0], last=ranges[-1][1], held=held)
+        self.locks.open(number, lock)
+        for first, last in ranges:
+            row, past = runs.cut(first), runs.cut(last + 1)
+            for at in range(row, past):
+                self.locks.give_back(runs.locks[at], runs.last(at) - runs.firsts[at] + 1)
+                runs.locks[at] = number
+            runs.join(row, past)
+
+    def expire(
+        self, now_ms: int, delivery_count_limit: int, fate: Fate | None = None
+    ) -> tuple[int, list[StateBatch]]:
+        """End the locks that are due: how many records came free, and the changes to persist."""
+        changes: list[StateBatch] = []
+        for number in self.locks.due(now_ms):
+            self._unlock(number, delivery_count_limit, changes, fate)
+        if changes:
+            self.advance()
+        return sum(last - first + 1 for first, last, _, _ in changes), changes
+
+    def end_waits(self, now_ms: int) -> int:
+        """Make available what has waited long enough: how many records. Nothing is to persist."""
+        runs, freed = self.runs, 0
+        for number in self.waits.due(now_ms):
+            wait = self.waits.live[number]
+            row = begin = max(runs.row_of(wait.first), 0)
+            while number in self.waits.live:
+                if runs.states[row] == WAITING and runs.locks[row] == number:
+                    size = runs.last(row) - runs.firsts[row] + 1
+                    runs.states[row], runs.locks[row] = AVAILABLE, 0
+                    self.waits.give_back(number, size)
+                    freed += size
+                row += 1
+            runs.join(begin, row)
+        return freed
+
+    def release(
+        self,
+        member_id: str,
+        delivery_count_limit: int,
+        *,
+        undelivered: bool = False,
+        fate: Fate | None = None,
+    ) -> list[StateBatch]:
+        """End all locks of a member whose share session ends; the changes to persist.
+
+        `undelivered` tells that the records provably never left the broker: their delivery is
+        taken back from the count. What left it counts, whether the application saw it or not, for
+        else a member that crashes on a record would get it for ever (KAFKA-19972).
+        """
+        changes: list[StateBatch] = []
+        for number in self.locks.of_member(member_id):
+            self._unlock(number, delivery_count_limit, changes, fate, undelivered=undelivered)
+        if changes:
+            self.advance()
+        return changes
+
+    def take_back(self, number: int, delivery_count_limit: int) -> None:
+        """End one lock whose records never left the broker. Nothing was persisted of it."""
+        if number in self.locks.live:
+            self._unlock(number, delivery_count_limit, [], undelivered=True)
+
+    def advance_log_start(self, log_start_offset: int) -> None:
+        """Retention or DeleteRecords moved the log's start: what lay below it is gone."""
+        runs = self.runs
+        self.log_start_offset = max(self.log_start_offset, log_start_offset)
+        if log_start_offset <= runs.start:
+            return
+        if log_start_offset > runs.end:
+            runs.append(log_start_offset - 1, AVAILABLE)
+        rows = runs.cut(log_start_offset)
+        for row in range(rows):
+            if runs.locks[row]:
+                locks = self.locks if runs.states[row] == ACQUIRED else self.waits
+                locks.give_back(runs.locks[row], runs.last(row) - runs.firsts[row] + 1)
+            self._count_complete(row, -1)
+        runs.drop_rows(rows)
+        self.advance()
+
+    def advance(self) -> None:
+        """Move the start offset past records whose delivery is complete."""
+        runs, rows = self.runs, 0
+        states = runs.states
+        while rows < len(states) and is_terminal(states[rows]):
+            self._count_complete(rows, -1)
+            rows += 1
+        if rows:
+            runs.drop_rows(rows)
+
+    def state_batches(self) -> Iterator[StateBatch]:
+        """The window as it would be found after this leader went."""
+        runs = self.runs
+        for row in range(len(runs)):
+            state = runs.states[row]
+            if state in (ACQUIRED, WAITING):
+                yield runs.firsts[row], runs.last(row), AVAILABLE, runs.counts[row]
+            else:
+                yield runs.firsts[row], runs.last(row), state, runs.counts[row]
+
+    def _unlock(
+        self,
+        number: int,
+        limit: int,
+        changes: list[StateBatch],
+        fate: Fate | None = None,
+        *,
+        undelivered: bool = False,
+    ) -> None:
+        """Give back everything that a lock still holds."""
+        runs, lock = self.runs, self.locks.live[number]
+        row = begin = max(runs.row_of(lock.first), 0)
+        while row < len(runs) and runs.firsts[row] <= lock.last:
+            if runs.locks[row] == number and runs.states[row] == ACQUIRED:
+                if undelivered:
+                    runs.counts[row] -= 1
+                self._settle(row, row + 1, AVAILABLE, limit, changes, fate)
+            row += 1
+        runs.join(begin, row)
+        assert number not in self.locks.live
+
+    def _settle(
+        self,
+        row: int,
+        past: int,
+        state: int,
+        limit: int,
+        changes: list[StateBatch],
+        fate: Fate | None = None,
+    ) -> None:
+        """Move acquired rows on; what would come back at the limit is archived instead, by way of
+        the dead letters where there are any."""
+        runs, give_back = self.runs, self.locks.give_back
+        firsts, states, counts, locks = runs.firsts, runs.states, runs.counts, runs.locks
+        assert may_move(ACQUIRED, state)
+        exhausted = ARCHIVING if fate is not None and fate.dead_letters else ARCHIVED
+        for at in range(row, past):
+            assert states[at] == ACQUIRED
+            first, last, count = firsts[at], runs.last(at), counts[at]
+            becomes = exhausted if state == AVAILABLE and count >= limit else state
+            if becomes == ARCHIVING:
+                cause = Cause.LIMIT if state == AVAILABLE else Cause.REJECTED
+                member_id = self.locks.live[locks[at]].member_id
+                self.doomed.append(Doomed(first, last, count, cause, member_id))
+            give_back(locks[at], last - first + 1)
+            states[at], locks[at] = becomes, 0
+            if becomes != AVAILABLE:
+                runs.pieces[at] = 0
+                if is_terminal(becomes):
+                    self.complete += last - first + 1
+            elif fate is not None and (due_ms := fate.due_ms(count)) is not None:
+                self._wait(at, due_ms)
+                self.delays.append((first, last, count, due_ms))
+            changes.append((first, last, becomes, count))
+
+    def _wait(self, row: int, due_ms: int) -> None:
+        """Let a row wait that has just come back, or been loaded, as available."""
+        runs = self.runs
+        first, last = runs.firsts[row], runs.last(row)
+        number = self.waits.next_number()
+        self.waits.open(number, Lock("", due_ms, first=first, last=last, held=last - first + 1))
+        runs.states[row], runs.locks[row] = WAITING, number
+
+    def _wait_on(self, first: int, last: int, count: int, due_ms: int) -> None:
+        """Let offsets wait as persisted, those that were not delivered again since."""
+        runs = self.runs
+        first, last = max(first, runs.start), min(last, runs.end - 1)
+        if first > last:
+            return
+        row, past = runs.cut(first), runs.cut(last + 1)
+        for at in range(row, past):
+            if runs.states[at] == AVAILABLE and runs.counts[at] == count:
+                self._wait(at, due_ms)
+        runs.join(row, past)
+
+    def _count_complete(self, row: int, sign: int) -> None:
+        """Count a row that became terminal, or discount one that leaves the window."""
+        runs = self.runs
+        if is_terminal(runs.states[row]):
+            size = sign * (runs.last(row) - runs.firsts[row] + 1)
+            self.complete += size
+            if runs.states[row] == ARCHIVED and runs.counts[row] == 0:
+                self._gaps += size
+
+
+def _refused(message: str) -> Outcome:
+    return Outcome(ErrorCode.invalid_record_state, message, ())
+
+
+def _alike(low: int, last: int, first: int, types: Sequence[int]) -> Sequence[tuple[int, int, int]]:
+    """Offsets from `low` to `last` in ranges of one acknowledge type; types begin at `first`."""
+    if low > last:
+        return ()
+    if len(types) == 1 or types.count(types[0]) == len(types):
+        return ((low, last, types[0]),)
+    ranges = []
+    while low <= last:
+        kind = types[low - first]
+        high = low
+        while high < last and types[high + 1 - first] == kind:
+            high += 1
+        ranges.append((low, high, kind))
+        low = high + 1
+    return ranges

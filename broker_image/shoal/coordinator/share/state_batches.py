@@ -1,0 +1,103 @@
+"""What is persisted of a share partition's window: state batches, newer laid over older ones.
+
+A write tells only the ranges that changed, and ranges of several writes overlap in every way. The
+newer one holds: writes of one share partition come from its one leader, in order, and epochs fence
+a former leader. Equal neighbours are one batch, and offsets below the start offset are forgotten.
+The layout is that of the window itself (`runs`), so state costs the coordinator as little memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from shoal.coordinator.share.runs import Runs
+from shoal.coordinator.share.share_partition import COUNT_MAX, StateBatch
+
+#: The state of offsets that nothing was written of; never written itself.
+_UNTOLD = 255
+
+
+class StateBatches:
+    """State batches from `start_offset` on, in offset order and not overlapping."""
+
+    __slots__ = ("_runs",)
+
+    def __init__(self, start_offset: int, batches: Iterable[StateBatch] = ()) -> None:
+        self._runs = Runs(start_offset)
+        self.lay_over(batches)
+
+    def __iter__(self) -> Iterator[StateBatch]:
+        runs = self._runs
+        for row in range(len(runs)):
+            if runs.states[row] != _UNTOLD:
+                yield runs.firsts[row], runs.last(row), runs.states[row], runs.counts[row]
+
+    def __len__(self) -> int:
+        return len(self._runs) - self._runs.states.count(_UNTOLD)
+
+    def lay_over(self, batches: Iterable[StateBatch]) -> None:
+        """Let newer batches hold over what is there, each over the ones before it."""
+        runs = self._runs
+        for first, last, state, count in batches:
+            first = max(first, runs.start)
+            if last < first:
+                continue
+            count = min(count, COUNT_MAX)
+            if first > runs.end:
+                runs.append(first - 1, _UNTOLD)
+            if last >= runs.end:
+                if first == runs.end:
+                    runs.append(last, state, count)
+                    continue
+                runs.append(last, _UNTOLD)
+            row = runs.row_of(first)
+            if (
+                row
+                and runs.firsts[row] == first
+                and last < runs.last(row)
+                and runs.states[row - 1] == state
+                and runs.counts[row - 1] == count
+            ):
+                # As with each of a batch's records in turn: the row before grows, and no row is
+                # made to be joined to it.
+                runs.firsts[row] = last + 1
+                continue
+            row, past = runs.cut(first), runs.cut(last + 1)
+            for at in range(row, past):
+                runs.states[at], runs.counts[at] = state, count
+            runs.join(row, past)
+
+    def move_start(self, start_offset: int) -> None:
+        """Forget what lies below a new start offset; an earlier one forgets everything."""
+        runs = self._runs
+        if not runs.start <= start_offset < runs.end:
+            self._runs = Runs(start_offset)
+        else:
+            runs.drop_rows(runs.cut(start_offset))
+
+    def size_bytes(self) -> int:
+        """Memory that the batches take."""
+        return self._runs.size_bytes()
+
+
+def combine(batches: Iterable[StateBatch], start_offset: int) -> list[StateBatch]:
+    """Batches in the order of their writing as ones that rise, do not overlap and are as few as
+    can be, from `start_offset` on."""
+    known = [batch for batch in batches if batch[1] >= start_offset]
+    if not known or (len(known) == 1 and known[0][0] >= start_offset):
+        return known
+    rising: list[StateBatch] = []
+    for batch in sorted(known):
+        first, last, state, count = batch
+        if rising:
+            before = rising[-1]
+            if first <= before[1]:  # Of batches that overlap the one written later holds.
+                start = max(start_offset, rising[0][0])
+                return list(StateBatches(start, known))
+            if first == before[1] + 1 and (state, count) == before[2:]:
+                rising[-1] = (before[0], last, state, count)
+                continue
+        elif first < start_offset:
+            batch = (start_offset, last, state, count)
+        rising.append(batch)
+    return rising

@@ -1,0 +1,390 @@
+"""One partition of `__share_group_state`: the persisted state of the share partitions kept there.
+
+Share partition leaders write what changed (`write`), a new leader reads it (`read`), the group
+coordinator makes, tells and ends it (`initialize`, `summary`, `delete`). Every write becomes one
+update record, and each `updates_per_snapshot`-th a snapshot, so that a rebuild reads little. What
+lies before the oldest snapshot in use can be cut off the log (`redundant_offset`); share partitions
+that nobody writes get a new snapshot from time to time (`tick`), so that they hold up no cutting.
+
+Fencing: a write or read of an older leader epoch, and a write or initialization of an older state
+epoch, is refused. The state epoch rises when an admin resets offsets, so what a leader writes that
+has not heard of it is refused too, and that leader drops its window and reads again.
+
+Called by the runtime, in the shape of `coordinator.contract`. Source: KIP-932, "Share coordinator".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from shoal.coordinator.contract import Record, Replayed, Result
+from shoal.coordinator.share import records
+from shoal.coordinator.share.backoff import Delay, still_due
+from shoal.coordinator.share.records import RecordType, ShareKey, Update
+from shoal.coordinator.share.share_partition import StateBatch
+from shoal.coordinator.share.state_batches import StateBatches, combine
+from shoal.protocol.errors import ErrorCode
+
+#: "Not told" in requests and records.
+NONE = -1
+#: Waits that are not worth a look for those that have ended.
+_DELAYS_MIN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StateStoreConfig:
+    """Broker configs of the share coordinator, with Kafka 4.3.1's defaults."""
+
+    #: `share.coordinator.snapshot.update.records.per.snapshot`
+    updates_per_snapshot: int = 500
+    #: `share.coordinator.cold.partition.snapshot.interval.ms`
+    cold_snapshot_interval_ms: int = 300_000
+
+
+class ShareState:
+    """What is known of one share partition."""
+
+    __slots__ = (
+        "batches",
+        "create_timestamp",
+        "delays",
+        "delivery_complete_count",
+        "key",
+        "leader_epoch",
+        "snapshot_epoch",
+        "snapshot_offset",
+        "start_offset",
+        "state_epoch",
+        "updates",
+        "write_timestamp",
+    )
+
+    def __init__(self, key: ShareKey) -> None:
+        self.key = key
+        self.snapshot_epoch = self.state_epoch = self.leader_epoch = 0
+        self.start_offset = self.delivery_complete_count = NONE
+        self.batches = StateBatches(0)
+        #: Waits in retry back-off; those that have ended are left out now and then.
+        self.delays: list[Delay] = []
+        self.create_timestamp = self.write_timestamp = 0
+        #: Update records since the last snapshot, and where in the log that stands.
+        self.updates = 0
+        self.snapshot_offset = 0
+
+
+class Refusal(NamedTuple):
+    """Why one share partition of a request was refused."""
+
+    code: ErrorCode
+    message: str
+
+
+class Change(NamedTuple):
+    """What one share partition of a request comes to: a record to append, or a refusal."""
+
+    record: Record | None
+    refusal: Refusal | None = None
+
+
+class ShareStateShard:
+    """The states of one partition. `partition_count` tells of a topic id how many partitions the
+    topic has, None for a topic that is not there."""
+
+    def __init__(
+        self, config: StateStoreConfig, partition_count: Callable[[UUID], int | None]
+    ) -> None:
+        self._config = config
+        self._partition_count = partition_count
+        self._states: dict[bytes, ShareState] = {}
+        self._cold_check_ms: int | None = None
+        self._last_offset = -1
+        #: The last update made, by its bytes: replaying it right away needs no decoding.
+        self._written: tuple[bytes, Update | None] = (b"", None)
+
+    # Decisions, each for one share partition of a request.
+
+    def initialize(
+        self, now_ms: int, key: ShareKey, *, state_epoch: int, start_offset: int
+    ) -> Change:
+        """Begin a share partition's state, or begin it anew under a state epoch not older."""
+        refusal = self._unknown(key)
+        if refusal is not None:
+            return Change(None, refusal)
+        state = self._state(key)
+        if state is not None and NONE != state_epoch < state.state_epoch:
+            return Change(None, _fenced_state(state, state_epoch))
+        return Change(
+            records.snapshot(
+                key,
+                snapshot_epoch=0 if state is None else state.snapshot_epoch + 1,
+                state_epoch=max(state_epoch, 0),
+                leader_epoch=0,
+                start_offset=start_offset,
+                # Of a known start it is known, too, that nothing is complete yet.
+                delivery_complete_count=NONE if start_offset == NONE else 0,
+                create_timestamp=now_ms,
+                write_timestamp=now_ms,
+                state_batches=(),
+            )
+        )
+
+    def read(
+        self, now_ms: int, key: ShareKey, leader_epoch: int
+    ) -> tuple[ShareState | None, Change]:
+        """The state for a leader, and the record that notes its epoch where that is new."""
+        refusal = self._unknown(key)
+        state = self._state(key)
+        if refusal is None and state is None:
+            refusal = Refusal(
+                ErrorCode.invalid_request, "the share partition has not been initialized"
+            )
+        if refusal is not None or state is None:
+            return None, Change(None, refusal)
+        if NONE != leader_epoch < state.leader_epoch:
+            return None, Change(None, _fenced_leader(state, leader_epoch))
+        if leader_epoch in (NONE, state.leader_epoch):
+            return state, Change(None)
+        noted = self._record(
+            now_ms, state, leader_epoch, NONE, state.delivery_complete_count, batches=()
+        )
+        return state, Change(noted)
+
+    def write(
+        self,
+        now_ms: int,
+        key: ShareKey,
+        *,
+        state_epoch: int,
+        leader_epoch: int,
+        start_offset: int,
+        delivery_complete_count: int,
+        batches: Sequence[StateBatch],
+        delays: Sequence[Delay] = (),
+    ) -> Change:
+        """Note what changed; `start_offset` is -1 where it did not."""
+        state = self._states.get(key.encoded)
+        if state is None:
+            message = "the share partition's state is not initialized, so nothing can be written"
+            return Change(None, self._unknown(key) or Refusal(ErrorCode.invalid_request, message))
+        if NONE != leader_epoch < state.leader_epoch:
+            return Change(None, _fenced_leader(state, leader_epoch))
+        if NONE != state_epoch < state.state_epoch:
+            return Change(None, _fenced_state(state, state_epoch))
+        return Change(
+            self._record(
+                now_ms,
+                state,
+                state.leader_epoch,
+                start_offset,
+                delivery_complete_count,
+                batches=batches,
+                delays=delays,
+            )
+        )
+
+    def summary(self, key: ShareKey) -> tuple[ShareState | None, Refusal | None]:
+        """The state for an admin; neither state nor refusal where nothing was ever written."""
+        refusal = self._unknown(key)
+        return (None, refusal) if refusal is not None else (self._state(key), None)
+
+    def delete(self, key: ShareKey) -> Change:
+        """End a share partition's state. What is not there counts as ended."""
+        refusal = self._unknown(key)
+        if refusal is not None:
+            return Change(None, refusal)
+        return Change(records.tombstone(key) if self._state(key) is not None else None)
+
+    def topics_deleted(self, topic_ids: Iterable[UUID]) -> Result:
+        """End the state of all share partitions of topics that are no more."""
+        gone = frozenset(topic_ids)
+        return Result(
+            [
+                records.tombstone(state.key)
+                for state in self._states.values()
+                if state.key.topic_id in gone
+            ]
+        )
+
+    # The shape of a shard.
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When cold share partitions are looked for."""
+        return self._cold_check_ms
+
+    def loaded(self, now_ms: int) -> None:
+        """The log has been replayed."""
+        self._cold_check_ms = now_ms + self._config.cold_snapshot_interval_ms
+
+    def tick(self, now_ms: int) -> Result:
+        """Write new snapshots of share partitions whose last one is old and keeps records of
+        others from being cut off the log. Fresh snapshots of all are as little as the log can be,
+        so a coordinator without writes comes to rest."""
+        interval_ms = self._config.cold_snapshot_interval_ms
+        self._cold_check_ms = now_ms + interval_ms
+        rest = self._last_offset - len(self._states)
+        return Result(
+            [
+                self._snapshot(state, now_ms)
+                for state in self._states.values()
+                if now_ms - state.write_timestamp >= interval_ms and state.snapshot_offset < rest
+            ]
+        )
+
+    def replay(self, record: Record, at: Replayed) -> None:
+        """Move state by one record."""
+        self._last_offset = at.offset
+        kind = int.from_bytes(record.key[:2], "big")
+        if kind == RecordType.SHARE_UPDATE and record.value is not None:
+            state = self._states.get(record.key[2:])
+            value, update = self._written
+            if record.value is not value:
+                update = records.read_update(record.value)
+            if state is not None and update is not None:
+                _apply(state, update, at.timestamp_ms)
+        elif kind == RecordType.SHARE_SNAPSHOT:
+            decoded = records.decode(record)
+            if decoded is None:
+                return
+            if decoded.value is None:
+                self._states.pop(record.key[2:], None)
+            else:
+                self._replay_snapshot(decoded.key, decoded.value, at.offset)
+
+    def _replay_snapshot(self, key: ShareKey, value: Mapping[str, Any], offset: int) -> None:
+        state = self._states.get(key.encoded) or ShareState(key)
+        state.snapshot_epoch = value["snapshot_epoch"]
+        state.state_epoch = value["state_epoch"]
+        state.leader_epoch = value["leader_epoch"]
+        state.start_offset = value["start_offset"]
+        state.delivery_complete_count = value["delivery_complete_count"]
+        state.create_timestamp = value["create_timestamp"]
+        state.write_timestamp = value["write_timestamp"]
+        state.batches = StateBatches(max(state.start_offset, 0), records.state_batches(value))
+        state.delays = list(records.delays(value))
+        state.updates = 0
+        state.snapshot_offset = offset
+        self._states[key.encoded] = state
+
+    # Facts for the shell.
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def states(self) -> Iterable[ShareState]:
+        """All states, in the order of their initialization."""
+        return self._states.values()
+
+    @property
+    def redundant_offset(self) -> int | None:
+        """The log below this offset is not needed for a rebuild; None while all of it may be."""
+        return min((state.snapshot_offset for state in self._states.values()), default=None)
+
+    # Within a decision.
+
+    def _state(self, key: ShareKey) -> ShareState | None:
+        return self._states.get(key.encoded)
+
+    def _unknown(self, key: ShareKey) -> Refusal | None:
+        if key.partition < 0:
+            return Refusal(
+                ErrorCode.invalid_request, f"there is no partition {key.partition}, it is negative"
+            )
+        count = self._partition_count(key.topic_id)
+        if count is None or key.partition >= count:
+            message = f"there is no partition {key.partition} of a topic with id {key.topic_id}"
+            return Refusal(ErrorCode.unknown_topic_or_partition, message)
+        return None
+
+    def _record(
+        self,
+        now_ms: int,
+        state: ShareState,
+        leader_epoch: int,
+        start_offset: int,
+        delivery_complete_count: int,
+        *,
+        batches: Sequence[StateBatch],
+        delays: Sequence[Delay] = (),
+    ) -> Record:
+        """An update, or the snapshot that stands in for every n-th one."""
+        if start_offset != NONE:
+            batches = combine(batches, start_offset)
+        elif len(batches) > 1:
+            batches = combine(batches, min(batch[0] for batch in batches))
+        if state.updates < self._config.updates_per_snapshot:
+            update = Update(
+                state.snapshot_epoch,
+                leader_epoch,
+                start_offset,
+                delivery_complete_count,
+                batches,
+                delays,
+            )
+            value = records.update_value(update)
+            self._written = (value, update)
+            return Record(_UPDATE_PREFIX + state.key.encoded, value)
+        start = state.start_offset if start_offset == NONE else start_offset
+        whole = StateBatches(max(state.start_offset, 0), state.batches)
+        whole.move_start(max(start, 0))
+        whole.lay_over(batches)
+        return records.snapshot(
+            state.key,
+            snapshot_epoch=state.snapshot_epoch + 1,
+            state_epoch=state.state_epoch,
+            leader_epoch=leader_epoch,
+            start_offset=start,
+            delivery_complete_count=delivery_complete_count,
+            create_timestamp=now_ms,
+            write_timestamp=now_ms,
+            state_batches=list(whole),
+            delays=still_due((*state.delays, *delays), now_ms=now_ms, start_offset=start),
+        )
+
+    def _snapshot(self, state: ShareState, now_ms: int) -> Record:
+        """A cold snapshot: the state as it is. That it was made later shows in its timestamps."""
+        return records.snapshot(
+            state.key,
+            snapshot_epoch=state.snapshot_epoch + 1,
+            state_epoch=state.state_epoch,
+            leader_epoch=state.leader_epoch,
+            start_offset=state.start_offset,
+            delivery_complete_count=state.delivery_complete_count,
+            create_timestamp=state.create_timestamp,
+            write_timestamp=now_ms,
+            state_batches=list(state.batches),
+            delays=still_due(state.delays, now_ms=now_ms, start_offset=state.start_offset),
+        )
+
+
+_UPDATE_PREFIX = int(RecordType.SHARE_UPDATE).to_bytes(2, "big")
+
+
+def _apply(state: ShareState, update: Update, now_ms: int) -> None:
+    """Move a state by one update."""
+    state.updates += 1
+    if update.leader_epoch != NONE:
+        state.leader_epoch = update.leader_epoch
+    if update.delivery_complete_count != NONE:
+        state.delivery_complete_count = update.delivery_complete_count
+    if update.start_offset not in (NONE, state.start_offset):
+        state.start_offset = update.start_offset
+        state.batches.move_start(update.start_offset)
+    state.batches.lay_over(update.state_batches)
+    if update.delays:
+        if len(state.delays) >= _DELAYS_MIN:
+            state.delays = still_due(state.delays, now_ms=now_ms, start_offset=state.start_offset)
+        state.delays += update.delays
+
+
+def _fenced_leader(state: ShareState, epoch: int) -> Refusal:
+    message = f"leader epoch {epoch} is older than {state.leader_epoch}, the newest known"
+    return Refusal(ErrorCode.fenced_leader_epoch, message)
+
+
+def _fenced_state(state: ShareState, epoch: int) -> Refusal:
+    message = f"state epoch {epoch} is older than {state.state_epoch}: offsets have been reset"
+    return Refusal(ErrorCode.fenced_state_epoch, message)
