@@ -1,0 +1,435 @@
+"""The transaction coordinator's state machine: one partition of `__transaction_state` (KIP-98).
+
+Who may write under a transactional id is the producer id and epoch that InitProducerId gave out
+last; everyone else is fenced. A decision is replayed at once, so requests meet the state as it was
+decided, while their answers wait for the commit. A decided transaction asks for its markers by a
+`WriteMarkers` effect, again and again until `complete` is told that they are written; a shard that
+is loaded from its log does so for every transaction that it finds decided.
+
+Hard state is the transactions by id. Soft state is the deadlines, and of each id the epoch before
+the last bump, by which a repeated InitProducerId is known (KIP-360).
+
+Called by `server.transactions` through the runtime. Decisions that refuse raise `ApiError`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from shoal.coordinator.contract import ProducerIdAndEpoch, Record, Replayed, Reply, Result, Token
+from shoal.coordinator.deadlines import Deadlines
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.transaction.records import decode, record, tombstone
+from shoal.transaction.states import State
+from shoal.transaction.transactions import (
+    LAST_EPOCH,
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    TV_2,
+    TopicPartition,
+    Transaction,
+)
+
+#: After which markers that are not known to be written are asked for again.
+MARKERS_RETRY_MS = 1_000
+#: Tombstones that one step of expiry writes at the most, and the pause before the next step.
+EXPIRY_RECORDS_MAX = 1_000
+EXPIRY_PAUSE_MS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionSettings:
+    """Kafka's broker properties of these names, in ms."""
+
+    transaction_max_timeout_ms: int = 900_000
+    transactional_id_expiration_ms: int = 604_800_000
+    transaction_remove_expired_transaction_cleanup_interval_ms: int = 3_600_000
+
+
+class Writer(NamedTuple):
+    """Who a request says that it is."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+
+
+class WriteMarkers(NamedTuple):
+    """The effect of a decided transaction: its end is to be written to its partitions."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    committed: bool
+    partitions: Sequence[TopicPartition]
+    transaction_version: int
+
+
+class TransactionShard:
+    """The transactional ids of one partition."""
+
+    def __init__(
+        self,
+        settings: TransactionSettings,
+        new_producer_id: Callable[[], int],
+    ) -> None:
+        self.settings = settings
+        #: Gives an id that was never given before; raises `ApiError` while there is none.
+        self._new_producer_id = new_producer_id
+        self._transactions: dict[str, Transaction] = {}
+        self._deadlines = Deadlines()
+        self._last_epochs: dict[str, int] = {}
+        self._to_expire: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._transactions)
+
+    def get(self, transactional_id: str) -> Transaction | None:
+        return self._transactions.get(transactional_id)
+
+    def hard_state(self) -> Any:
+        return self._transactions
+
+    # Decisions: who may write.
+
+    def init_producer_id(
+        self,
+        transactional_id: str,
+        timeout_ms: int,
+        expected: ProducerIdAndEpoch | None,
+        now_ms: int,
+        token: Token,
+    ) -> Result:
+        """Give the id to whoever asks, and fence who had it; with `expected`, only to that one.
+
+        An open transaction is aborted first, and the producer told to ask again.
+        """
+        if not transactional_id:
+            raise ApiError(ErrorCode.invalid_request, "The transactional id is empty.")
+        if not 0 < timeout_ms <= self.settings.transaction_max_timeout_ms:
+            raise ApiError(
+                ErrorCode.invalid_transaction_timeout,
+                f"transaction.timeout.ms may be 1 to {self.settings.transaction_max_timeout_ms},"
+                f" which is the broker's transaction.max.timeout.ms, not {timeout_ms}.",
+            )
+        found = self._transactions.get(transactional_id)
+        if found is None:
+            found = Transaction(self._new_producer_id(), NO_PRODUCER_EPOCH, timeout_ms)
+        if expected is not None and not _may_continue(found, expected):
+            raise ApiError(ErrorCode.producer_fenced)
+        if found.state.is_prepared:
+            raise ApiError(ErrorCode.concurrent_transactions)
+        if found.state is State.ONGOING:
+            fenced = self._aborted(transactional_id, found, now_ms)
+            refusal = _producer(ErrorCode.concurrent_transactions, NO_PRODUCER_ID, -1)
+            return self._decided(transactional_id, fenced, Reply(token, refusal))
+        producer_id, epoch = self._next_epoch(transactional_id, found, expected)
+        moved = found.initialized(producer_id, epoch, timeout_ms, now_ms)
+        reply = Reply(token, _producer(ErrorCode.none, producer_id, epoch))
+        return Result((record(transactional_id, moved),), (reply,))
+
+    def _next_epoch(
+        self, transactional_id: str, found: Transaction, expected: ProducerIdAndEpoch | None
+    ) -> tuple[int, int]:
+        """The producer id and epoch that InitProducerId gives out."""
+        epoch, last = found.producer_epoch, self._last_epochs.get(transactional_id, -1)
+        if found.is_epoch_exhausted and (expected is None or expected.producer_epoch == epoch):
+            self._last_epochs[transactional_id] = -1 if expected is None else epoch
+            return self._new_producer_id(), 0
+        if expected is None:
+            self._last_epochs.pop(transactional_id, None)
+        elif epoch == NO_PRODUCER_EPOCH or expected.producer_epoch == epoch:
+            self._last_epochs[transactional_id] = epoch
+        elif expected.producer_epoch == last:
+            return found.producer_id, epoch
+        else:
+            raise ApiError(ErrorCode.producer_fenced)
+        return found.producer_id, epoch + 1
+
+    # Decisions: the open transaction.
+
+    def add_partitions(
+        self,
+        writer: Writer,
+        partitions: Collection[TopicPartition],
+        version: int,
+        now_ms: int,
+        token: Token,
+    ) -> Result:
+        """AddPartitionsToTxn, and what Produce and TxnOffsetCommit imply since version 2."""
+        found = self._written_by(writer)
+        if found.producer_epoch != writer.producer_epoch:
+            raise ApiError(ErrorCode.producer_fenced)
+        if found.state.is_prepared:
+            raise ApiError(ErrorCode.concurrent_transactions)
+        reply = Reply(token, {"error_code": ErrorCode.none})
+        if found.state is State.ONGOING and all(p in found.partitions for p in partitions):
+            return Result((), (reply,))
+        moved = found.with_partitions(partitions, version, now_ms)
+        return Result((record(writer.transactional_id, moved),), (reply,))
+
+    def verify_partitions(
+        self, writer: Writer, partitions: Collection[TopicPartition], token: Token
+    ) -> Result:
+        """Whether they are in the writer's open transaction: the error of each (KIP-890)."""
+        found = self._written_by(writer)
+        if found.producer_epoch != writer.producer_epoch:
+            raise ApiError(ErrorCode.producer_fenced)
+        if found.state.is_prepared:
+            raise ApiError(ErrorCode.concurrent_transactions)
+        errors = {
+            p: ErrorCode.none if p in found.partitions else ErrorCode.transaction_abortable
+            for p in partitions
+        }
+        return Result((), (Reply(token, {"errors": errors}),))
+
+    def end(
+        self, writer: Writer, *, committed: bool, version: int, now_ms: int, token: Token
+    ) -> Result:
+        """EndTxn. The answer tells what the producer may go on writing as."""
+        found = self._transactions.get(writer.transactional_id)
+        if found is None:
+            raise ApiError(ErrorCode.invalid_producer_id_mapping)
+        repeated = version >= TV_2 and _is_repeated(found, writer)
+        if found.producer_id != writer.producer_id and not repeated:
+            raise ApiError(ErrorCode.invalid_producer_id_mapping)
+        state = found.state
+        if state.is_prepared and version >= TV_2:
+            fits = repeated
+        else:
+            fits = found.producer_epoch == writer.producer_epoch
+            fits |= repeated and state in (State.COMPLETE_COMMIT, State.COMPLETE_ABORT)
+        if not fits:
+            raise ApiError(ErrorCode.producer_fenced)
+        if state is (State.PREPARE_COMMIT if committed else State.PREPARE_ABORT):
+            raise ApiError(ErrorCode.concurrent_transactions)
+        if state is (State.COMPLETE_COMMIT if committed else State.COMPLETE_ABORT):
+            if repeated or version < TV_2:
+                reply = _producer(ErrorCode.none, found.producer_id, found.producer_epoch)
+                return Result((), (Reply(token, reply),))
+        # An abort without a transaction bumps the epoch: what was sent before is fenced by it.
+        bumps = version >= TV_2 and not committed and not repeated and state.is_at_rest
+        if state is not State.ONGOING and not bumps:
+            raise ApiError(
+                ErrorCode.invalid_txn_state,
+                f"{writer.transactional_id} is in state {state.title}, which a"
+                f" {'commit' if committed else 'abort'} does not follow.",
+            )
+        moved = self._prepared(
+            writer.transactional_id, found, committed=committed, version=version, now_ms=now_ms
+        )
+        reply = _producer(ErrorCode.none, moved.producer_id, moved.producer_epoch)
+        if moved.next_producer_id != NO_PRODUCER_ID:
+            reply = _producer(ErrorCode.none, moved.next_producer_id, 0)
+        return self._decided(writer.transactional_id, moved, Reply(token, reply))
+
+    def complete(self, markers: WriteMarkers, now_ms: int) -> Result:
+        """The markers are written. Of no effect for a transaction that is owed none."""
+        found = self._transactions.get(markers.transactional_id)
+        if found is None or not self.owes(markers):
+            return Result()
+        return Result((record(markers.transactional_id, found.completed(now_ms)),))
+
+    def owes(self, markers: WriteMarkers) -> bool:
+        """Whether these are the markers of a decided transaction that is not complete."""
+        found = self._transactions.get(markers.transactional_id)
+        if found is None or not found.state.is_prepared:
+            return False
+        return markers == _markers(markers.transactional_id, found)
+
+    def _written_by(self, writer: Writer) -> Transaction:
+        found = self._transactions.get(writer.transactional_id)
+        if found is None or found.producer_id != writer.producer_id:
+            raise ApiError(ErrorCode.invalid_producer_id_mapping)
+        return found
+
+    def _prepared(
+        self,
+        transactional_id: str,
+        found: Transaction,
+        *,
+        committed: bool,
+        version: int,
+        now_ms: int,
+    ) -> Transaction:
+        next_id = NO_PRODUCER_ID
+        if version >= TV_2:
+            if found.is_epoch_exhausted:
+                next_id = self._new_producer_id()
+            self._last_epochs[transactional_id] = found.producer_epoch
+        return found.prepared(
+            committed=committed, version=version, next_producer_id=next_id, now_ms=now_ms
+        )
+
+    def _aborted(self, transactional_id: str, found: Transaction, now_ms: int) -> Transaction:
+        """Ended by the coordinator itself, and its producer fenced by the bump."""
+        return self._prepared(transactional_id, found, committed=False, version=TV_2, now_ms=now_ms)
+
+    def _decided(self, transactional_id: str, moved: Transaction, *replies: Reply) -> Result:
+        effect = _markers(transactional_id, moved)
+        return Result((record(transactional_id, moved),), replies, (effect,))
+
+    # What tools ask.
+
+    def describe(self, transactional_id: str) -> Mapping[str, Any]:
+        """One row of a DescribeTransactions response."""
+        found = self._transactions.get(transactional_id)
+        if found is None:
+            return {
+                "transactional_id": transactional_id,
+                "error_code": ErrorCode.transactional_id_not_found,
+            }
+        topics: dict[str, list[int]] = {}
+        for topic, index in found.partitions:
+            topics.setdefault(topic, []).append(index)
+        return {
+            "transactional_id": transactional_id,
+            "error_code": ErrorCode.none,
+            "transaction_state": found.state.title,
+            "transaction_timeout_ms": found.timeout_ms,
+            "transaction_start_time_ms": found.start_timestamp_ms,
+            "producer_id": found.producer_id,
+            "producer_epoch": found.producer_epoch,
+            "topics": [{"topic": t, "partitions": indexes} for t, indexes in topics.items()],
+        }
+
+    def list_transactions(
+        self,
+        *,
+        states: Collection[str],
+        producer_ids: Collection[int],
+        duration_ms: int,
+        pattern: re.Pattern[str] | None,
+        now_ms: int,
+    ) -> list[Mapping[str, Any]]:
+        """Rows of a ListTransactions response; an empty filter lets all pass, and so does a
+        duration below 0."""
+        return [
+            {
+                "transactional_id": transactional_id,
+                "producer_id": found.producer_id,
+                "transaction_state": found.state.title,
+            }
+            for transactional_id, found in self._transactions.items()
+            if (not states or found.state.title in states)
+            and (not producer_ids or found.producer_id in producer_ids)
+            and (duration_ms < 0 or now_ms - found.start_timestamp_ms > duration_ms)
+            and (pattern is None or pattern.fullmatch(transactional_id))
+        ]
+
+    # The contract.
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        return self._deadlines.next_ms
+
+    def replay(self, record: Record, at: Replayed) -> None:
+        decoded = decode(record)
+        if decoded is None:
+            return
+        transactional_id, found = decoded
+        timeout, markers = ("timeout", transactional_id), ("markers", transactional_id)
+        if found is None:
+            self._transactions.pop(transactional_id, None)
+            self._last_epochs.pop(transactional_id, None)
+        else:
+            self._transactions[transactional_id] = found
+        if found is not None and found.state is State.ONGOING:
+            self._deadlines.set(timeout, found.start_timestamp_ms + found.timeout_ms)
+        else:
+            self._deadlines.cancel(timeout)
+        if found is not None and found.state.is_prepared:
+            self._deadlines.set(markers, at.timestamp_ms + MARKERS_RETRY_MS)
+        else:
+            self._deadlines.cancel(markers)
+
+    def loaded(self, now_ms: int) -> None:
+        for transactional_id, found in self._transactions.items():
+            if found.state.is_prepared:
+                self._deadlines.set(("markers", transactional_id), now_ms)
+        interval_ms = self.settings.transaction_remove_expired_transaction_cleanup_interval_ms
+        self._deadlines.set(("expiry",), now_ms + interval_ms)
+
+    def tick(self, now_ms: int) -> Result:
+        key = self._deadlines.due(now_ms)
+        if key is None:
+            return Result()
+        if key == ("expiry",):
+            return self._expire(now_ms)
+        transactional_id = key[1]
+        found = self._transactions.get(transactional_id)
+        if found is None:
+            return Result()
+        if key[0] == "markers":
+            self._deadlines.set(key, now_ms + MARKERS_RETRY_MS)
+            return Result(effects=(_markers(transactional_id, found),))
+        try:
+            moved = self._aborted(transactional_id, found, now_ms)
+        except ApiError:  # No producer id to go on with: it is tried again.
+            self._deadlines.set(key, now_ms + MARKERS_RETRY_MS)
+            return Result()
+        return self._decided(transactional_id, moved)
+
+    def _expire(self, now_ms: int) -> Result:
+        """Forget ids that were long unused, a bounded number a step."""
+        settings = self.settings
+        if not self._to_expire:
+            self._to_expire = [
+                transactional_id
+                for transactional_id, found in self._transactions.items()
+                if self._is_expired(found, now_ms)
+            ]
+        step = self._to_expire[:EXPIRY_RECORDS_MAX]
+        self._to_expire = self._to_expire[EXPIRY_RECORDS_MAX:]
+        pause_ms = settings.transaction_remove_expired_transaction_cleanup_interval_ms
+        if self._to_expire:
+            pause_ms = EXPIRY_PAUSE_MS
+        self._deadlines.set(("expiry",), now_ms + pause_ms)
+        there = ((i, self._transactions.get(i)) for i in step)
+        return Result([tombstone(i) for i, t in there if t and self._is_expired(t, now_ms)])
+
+    def _is_expired(self, found: Transaction, now_ms: int) -> bool:
+        unused_ms = now_ms - found.update_timestamp_ms
+        return found.state.is_at_rest and unused_ms >= self.settings.transactional_id_expiration_ms
+
+
+def _may_continue(found: Transaction, expected: ProducerIdAndEpoch) -> bool:
+    """Whether the producer that names itself may be the one that had the id last (KIP-360)."""
+    return (
+        found.producer_epoch == NO_PRODUCER_EPOCH
+        or expected.producer_id == found.producer_id
+        or (
+            expected.producer_id == found.previous_producer_id
+            and expected.producer_epoch >= LAST_EPOCH
+        )
+    )
+
+
+def _is_repeated(found: Transaction, writer: Writer) -> bool:
+    """Whether an EndTxn names the epoch before the bump, or the id before the one that took over:
+    its answer was lost, and it was sent again (KIP-890)."""
+    if found.producer_id == writer.producer_id:
+        return found.producer_epoch == writer.producer_epoch + 1
+    return (
+        found.previous_producer_id == writer.producer_id
+        and writer.producer_epoch == LAST_EPOCH
+        and found.producer_epoch == 0
+    )
+
+
+def _markers(transactional_id: str, found: Transaction) -> WriteMarkers:
+    return WriteMarkers(
+        transactional_id,
+        found.producer_id,
+        found.producer_epoch,
+        found.state is State.PREPARE_COMMIT,
+        tuple(found.partitions),
+        found.client_transaction_version,
+    )
+
+
+def _producer(error: ErrorCode, producer_id: int, epoch: int) -> Mapping[str, Any]:
+    return {"error_code": error, "producer_id": producer_id, "producer_epoch": epoch}
