@@ -1,0 +1,192 @@
+"""Votes, and how the beginning and the end of an epoch get around (KIP-595, KIP-996).
+
+A vote goes to a replica whose log is at least as long as the voter's own: the later last epoch, or
+the same and the larger end offset (Raft 5.4.1). It is given once an epoch. Anyone who is asked
+votes, be it a voter in its own eyes or not: its log may not have the record yet that makes it one
+(KIP-853).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.protocol.errors import ErrorCode
+from shoal.quorum.messages import (
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    EpochResponse,
+    Message,
+    VoteRequest,
+    VoteResponse,
+)
+from shoal.quorum.progress import Book
+from shoal.quorum.states import Role
+from shoal.quorum.voters import ReplicaKey
+
+if TYPE_CHECKING:
+    from shoal.quorum.raft import Raft
+
+
+def is_for(raft: Raft, voter: ReplicaKey) -> bool:
+    """Whether a request that names its receiver means this replica."""
+    mine = raft.local
+    return voter.id == mine.id and voter.directory_id in (None, mine.directory_id)
+
+
+# Standing for election.
+
+
+def ask_for_votes(raft: Raft) -> None:
+    """Ask the voters that have not answered."""
+    index = raft.index
+    for voter in raft.voters.latest.others(raft.local):
+        if voter.key.id not in raft.votes and raft.can_send(voter.key.id):
+            pre_vote = raft.role is Role.PROSPECTIVE
+            request = VoteRequest(
+                voter.key, raft.local, raft.epoch, index.end_offset, index.last_epoch, pre_vote
+            )
+            raft.send(voter.key.id, request)
+
+
+def on_vote_response(raft: Raft, source: int, request: VoteRequest, response: VoteResponse) -> None:
+    if response.error is ErrorCode.none:
+        raft.votes[source] = response.vote_granted
+        count(raft)
+    else:
+        raft.back_off(source)
+
+
+def count(raft: Raft) -> None:
+    """Move on when enough voters have answered."""
+    voters = raft.voters.latest
+    granted = voters.holds(raft.local) + sum(raft.votes.values())
+    refused = sum(not vote for vote in raft.votes.values())
+    won, lost = granted >= voters.majority, refused > len(voters) - voters.majority
+    if raft.role is Role.PROSPECTIVE:
+        if won:
+            raft.become_candidate()
+        elif lost:
+            raft.stand_down()
+    elif won:
+        raft.become_leader()
+    elif lost:
+        settings = raft.settings
+        limit = min(settings.election_backoff_max_ms, settings.retry_backoff_ms << raft.failures)
+        raft.failures = min(raft.failures + 1, 30)
+        raft.deadline_ms = raft.now_ms + 1 + raft.choose(limit)
+
+
+# Voting.
+
+
+def on_vote(raft: Raft, message: Message, request: VoteRequest) -> None:
+    if not is_for(raft, request.voter):
+        answer(raft, message, False, ErrorCode.invalid_voter_key)
+        return
+    if request.replica_epoch < raft.epoch:
+        answer(raft, message, False, ErrorCode.fenced_leader_epoch)
+        return
+    if request.replica_epoch > raft.epoch:
+        raft.become_unattached(request.replica_epoch)
+    theirs = (request.last_offset_epoch, request.last_offset)
+    up_to_date = theirs >= (raft.index.last_epoch, raft.index.end_offset)
+    if request.pre_vote:
+        content = raft.role is Role.LEADER or raft.has_fetched
+        granted = up_to_date and not content
+    elif raft.voted is not None:
+        granted = raft.voted == request.replica
+    elif raft.leader_id is None:
+        granted = up_to_date
+        if granted:
+            if raft.role is Role.PROSPECTIVE:
+                raft.become_unattached(raft.epoch)
+            raft.voted = request.replica
+            raft.arm()
+    else:
+        granted = False
+    answer(raft, message, granted)
+
+
+def answer(raft: Raft, message: Message, granted: bool, error: ErrorCode = ErrorCode.none) -> None:
+    response = VoteResponse(raft.epoch, raft.known_leader, granted, error)
+    raft.reply(message.source, message.correlation, response)
+
+
+# The beginning of an epoch.
+
+
+def begin_request(raft: Raft, voter: ReplicaKey) -> BeginQuorumEpochRequest:
+    return BeginQuorumEpochRequest(voter, raft.local.id, raft.epoch)
+
+
+def on_begin(raft: Raft, message: Message, request: BeginQuorumEpochRequest) -> None:
+    error = ErrorCode.none
+    if not is_for(raft, request.voter):
+        error = ErrorCode.invalid_voter_key
+    elif request.leader_epoch < raft.epoch:
+        error = ErrorCode.fenced_leader_epoch
+    else:
+        raft.observe(request.leader_epoch, request.leader_id)
+        if raft.role is Role.FOLLOWER and not raft.has_fetched:
+            raft.arm()
+    raft.reply(message.source, message.correlation, _epoch(raft, error))
+
+
+def _epoch(raft: Raft, error: ErrorCode) -> EpochResponse:
+    return EpochResponse(raft.epoch, raft.known_leader, error)
+
+
+def on_epoch_response(
+    raft: Raft,
+    source: int,
+    request: BeginQuorumEpochRequest | EndQuorumEpochRequest,
+    response: EpochResponse,
+) -> None:
+    if response.error is not ErrorCode.none:
+        raft.back_off(source)
+    elif isinstance(request, EndQuorumEpochRequest):
+        raft.unconfirmed.pop(source, None)
+
+
+# The end of an epoch.
+
+
+def tell_end(raft: Raft, book: Book | None = None) -> None:
+    """The voters are to hear that this replica leads no more. `book` ranks the successors."""
+    voters = raft.voters.latest.others(raft.local)
+    reached = {} if book is None else book.offsets(raft.voters.latest)
+    ranked = sorted(voters, key=lambda v: (-reached.get(v.key.id, -1), v.key.id))
+    successors = tuple(voter.key for voter in ranked)
+    raft.unconfirmed = {voter.key.id: successors for voter in voters}
+
+
+def send_end(raft: Raft) -> None:
+    for to, successors in raft.unconfirmed.items():
+        if raft.can_send(to):
+            raft.send(to, EndQuorumEpochRequest(raft.local.id, raft.epoch, successors))
+
+
+def on_end(raft: Raft, message: Message, request: EndQuorumEpochRequest) -> None:
+    """The first successor stands at once, the others the later the further down they are."""
+    if request.leader_epoch < raft.epoch:
+        raft.reply(message.source, message.correlation, _epoch(raft, ErrorCode.fenced_leader_epoch))
+        return
+    if request.leader_id != raft.local.id:
+        raft.observe(request.leader_epoch, request.leader_id)
+    if raft.role is Role.FOLLOWER and raft.leader_id == request.leader_id:
+        # Whoever stands now may have this replica's vote: nobody leads that it could disturb.
+        raft.has_fetched = False
+        if raft.may_stand:
+            raft.deadline_ms = raft.now_ms + _turn_ms(raft, request)
+    raft.reply(message.source, message.correlation, _epoch(raft, ErrorCode.none))
+
+
+def _turn_ms(raft: Raft, request: EndQuorumEpochRequest) -> int:
+    places = [key for key in request.preferred_candidates if is_for(raft, key)]
+    if not places:
+        return raft.settings.election_timeout_ms
+    place = request.preferred_candidates.index(places[0])
+    if place == 0:
+        return 0
+    limit = raft.settings.retry_backoff_ms << min(place, 10)
+    return min(limit, raft.settings.election_backoff_max_ms) + raft.choose(limit)

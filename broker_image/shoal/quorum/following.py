@@ -1,0 +1,145 @@
+"""What a replica does that does not lead: finds the leader, fetches its log, cuts off what the
+leader does not have, or takes a snapshot where the leader's log begins too late.
+
+Observers sync before they fetch on, as voters do: who is an observer in its own eyes may be a voter
+in the leader's, and a fetch offset vouches that what lies before it is durable.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.protocol.errors import ErrorCode, WireError
+from shoal.quorum.control_records import read_control_batch
+from shoal.quorum.log_index import OffsetAndEpoch
+from shoal.quorum.messages import (
+    FetchRequest,
+    FetchResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    Slice,
+)
+from shoal.quorum.ready import SnapshotChunk
+from shoal.quorum.voters import VoterSet
+from shoal.record.batch import Buffer, CorruptBatch, check_crc, headers
+from shoal.record.control import ControlType
+
+if TYPE_CHECKING:
+    from shoal.quorum.raft import Raft
+
+
+def drive(raft: Raft) -> None:
+    """Fetch from the leader; without one, ask a voter at a time who it is."""
+    if raft.leader_id is not None:
+        if raft.can_send(raft.leader_id) and not raft.sync_pending:
+            _fetch(raft, raft.leader_id)
+        return
+    voters = raft.voters.latest.others(raft.local)
+    if voters and not raft.in_flight and not raft.retry_ms and not raft.sync_pending:
+        _fetch(raft, voters[raft.choose(len(voters))].key.id)
+
+
+def _fetch(raft: Raft, to: int) -> None:
+    settings, index = raft.settings, raft.index
+    if raft.download is not None:
+        snapshot_id, position = raft.download
+        limit = settings.fetch_snapshot_max_bytes
+        raft.send(to, FetchSnapshotRequest(raft.local, raft.epoch, snapshot_id, position, limit))
+        return
+    wait_ms = settings.fetch_max_wait_ms
+    request = FetchRequest(
+        raft.local, raft.epoch, index.end_offset, index.last_epoch, raft.high_watermark, wait_ms
+    )
+    raft.send(to, request, wait_ms=wait_ms)
+
+
+def on_fetch_response(
+    raft: Raft, source: int, request: FetchRequest, response: FetchResponse
+) -> None:
+    if response.error is not ErrorCode.none or source != raft.leader_id:
+        raft.back_off(source)
+        return
+    _leader_lives(raft)
+    if response.diverging_epoch is not None:
+        raft.truncate(raft.index.truncation(response.diverging_epoch))
+    elif response.snapshot_id is not None:
+        assert response.snapshot_id.offset >= raft.high_watermark, response.snapshot_id
+        raft.download = (response.snapshot_id, 0)
+    else:
+        assert not isinstance(response.records, Slice), "records are read before they are sent"
+        if not _append(raft, response.records):
+            raft.back_off(source)
+    if response.diverging_epoch is None and response.snapshot_id is None:
+        raft.commit(response.high_watermark)
+
+
+def _leader_lives(raft: Raft) -> None:
+    raft.has_fetched = True
+    raft.failures = 0
+    raft.arm()
+
+
+def _append(raft: Raft, data: Buffer) -> bool:
+    """Append the leader's batches; False when not all of the bytes are sound."""
+    at = 0
+    try:
+        for at, header in headers(data):
+            sound = (
+                header.base_offset == raft.index.end_offset
+                and raft.index.last_epoch <= header.leader_epoch <= raft.epoch
+                and check_crc(data, at, header)
+            )
+            if not sound:
+                return False
+            voters = _voters_in(data, at) if header.is_control else None
+            batch = memoryview(data)[at : at + header.size]
+            raft.append(batch, header.leader_epoch, header.base_offset, header.next_offset)
+            if voters is not None:
+                raft.voters.appended(*voters)
+    except (CorruptBatch, WireError, ValueError):
+        return False
+    return True
+
+
+def _voters_in(data: Buffer, at: int) -> tuple[int, VoterSet] | None:
+    """(offset, set) of the last voters record in a control batch."""
+    found = None
+    for record in read_control_batch(data, at):
+        if record.kind is ControlType.KRAFT_VOTERS:
+            found = record.offset, VoterSet.from_fields(record.fields)
+    return found
+
+
+# Snapshots (KIP-630).
+
+
+def on_fetch_snapshot_response(
+    raft: Raft, source: int, request: FetchSnapshotRequest, response: FetchSnapshotResponse
+) -> None:
+    if response.error is not ErrorCode.none or source != raft.leader_id:
+        # The leader has a newer one by now, or is none: the next fetch tells.
+        raft.download = None
+        raft.back_off(source)
+        return
+    _leader_lives(raft)
+    if raft.download != (response.snapshot_id, response.position):
+        return
+    data = response.unaligned_records
+    assert not isinstance(data, Slice), "bytes are read before they are sent"
+    position = response.position + len(data)
+    raft.chunk = SnapshotChunk(response.snapshot_id, response.position, data)
+    raft.download = (response.snapshot_id, position)
+    if position >= response.size:
+        raft.install = response.snapshot_id
+    elif not data:
+        raft.download = None
+        raft.back_off(source)
+
+
+def installed(raft: Raft, snapshot_id: OffsetAndEpoch, voters: VoterSet | None) -> None:
+    """The log begins at the snapshot now."""
+    raft.download = None
+    raft.index.restart(snapshot_id)
+    raft.voters.restart(snapshot_id.offset, voters or raft.voters.latest)
+    raft.synced_offset = snapshot_id.offset
+    raft.commit(snapshot_id.offset)

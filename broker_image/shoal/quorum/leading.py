@@ -1,0 +1,238 @@
+"""What a leader does: opens its epoch, answers fetches, moves the high watermark, and knows when to
+give up (check-quorum)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.protocol.errors import ErrorCode
+from shoal.quorum import elections, membership
+from shoal.quorum.control_records import build_control_batch
+from shoal.quorum.log_index import Verdict
+from shoal.quorum.messages import (
+    FetchRequest,
+    FetchResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    Message,
+    RaftVoterResponse,
+    Slice,
+)
+from shoal.quorum.progress import Book, Parked
+from shoal.quorum.states import Role
+from shoal.quorum.voters import KRAFT_VERSION, VoterSet
+from shoal.record.batch import Buffer, assign, read_header
+from shoal.record.control import ControlType
+
+if TYPE_CHECKING:
+    from shoal.quorum.raft import Raft
+
+
+def open_epoch(raft: Raft, book: Book, granting: Sequence[int]) -> None:
+    """Write the epoch's first record, which all that is committed in it has to include; and the
+    configured voters into a log that does not have any yet."""
+    voters = raft.voters.latest
+    first = {
+        "leader_id": raft.local.id,
+        "voters": [{"voter_id": id} for id in voters.ids],
+        "granting_voters": [{"voter_id": id} for id in voters.ids if id in granting],
+    }
+    records = [(ControlType.LEADER_CHANGE, first)]
+    if raft.voters.latest_offset < 0:
+        mine = voters.voters[raft.local.id]._replace(key=raft.local)
+        voters = voters.updated(mine)
+        records.append((ControlType.KRAFT_VERSION, {"kraft_version": KRAFT_VERSION}))
+        records.append((ControlType.KRAFT_VOTERS, voters.fields()))
+    _append_control(raft, records)
+    if len(records) > 1:
+        raft.voters.appended(raft.index.end_offset - 1, voters)
+    for voter in voters.others(raft.local):
+        book.begin_due_ms[voter.key.id] = raft.now_ms
+
+
+def _append_control(raft: Raft, records: list[tuple[ControlType, dict[str, Any]]]) -> None:
+    base_offset = raft.index.end_offset
+    batch = build_control_batch(
+        records, base_offset=base_offset, leader_epoch=raft.epoch, timestamp_ms=raft.now_ms
+    )
+    raft.append(batch, raft.epoch, base_offset, base_offset + len(records))
+
+
+def append_voters(raft: Raft, book: Book, voters: VoterSet) -> int:
+    """Put a new voter set in force; gives the offset of its record."""
+    offset = raft.index.end_offset
+    _append_control(raft, [(ControlType.KRAFT_VOTERS, voters.fields())])
+    raft.voters.appended(offset, voters)
+    for voter in voters.others(raft.local):
+        book.begin_due_ms.setdefault(voter.key.id, raft.now_ms)
+    return offset
+
+
+def propose(raft: Raft, batch: Buffer) -> None:
+    """Append a batch, as a leader; else `Ready.proposed` stays None."""
+    if raft.role is not Role.LEADER:
+        return
+    data, base_offset = bytearray(batch), raft.index.end_offset
+    assign(data, 0, base_offset, raft.epoch)
+    next_offset = read_header(data).next_offset
+    raft.append(data, raft.epoch, base_offset, next_offset)
+    raft.proposed = next_offset - 1
+
+
+# The high watermark.
+
+
+def advance(raft: Raft, book: Book) -> None:
+    """Commit what a majority of the voters has, the leader among them only if it is one."""
+    voters = raft.voters.latest
+    reached = book.offsets(voters)
+    if voters.holds(raft.local):
+        reached[raft.local.id] = raft.synced_offset
+    offset = voters.committed_offset(reached)
+    if offset <= book.start_offset or not raft.commit(offset):
+        return
+    membership.committed(raft, book)
+
+
+# Fetches.
+
+
+def on_fetch(raft: Raft, message: Message, request: FetchRequest) -> None:
+    book = raft.book
+    error = _refusal(raft, request.current_leader_epoch)
+    if book is None or error is not ErrorCode.none:
+        response = FetchResponse(raft.epoch, raft.known_leader, error=error)
+        raft.reply(message.source, message.correlation, response)
+        return
+    progress = book.heard(request.replica, raft.now_ms)
+    book.forget_observers(raft.voters.latest)
+    verdict, where = raft.index.check(request.fetch_offset, request.last_fetched_epoch)
+    if verdict is not Verdict.VALID:
+        diverging = where if verdict is Verdict.DIVERGING else None
+        snapshot_id = where if verdict is Verdict.SNAPSHOT else None
+        response = FetchResponse(
+            raft.epoch, raft.local.id, raft.high_watermark, diverging, snapshot_id
+        )
+        raft.reply(message.source, message.correlation, response)
+        return
+    if request.fetch_offset >= raft.index.end_offset:
+        progress.caught_up_ms = raft.now_ms
+    # A request that was overtaken by a later one tells nothing new.
+    progress.end_offset = max(progress.end_offset, request.fetch_offset)
+    before = book.parked.pop(request.replica.id, None)
+    if before is not None:
+        _answer(raft, before)
+    deadline_ms = raft.now_ms + request.max_wait_ms
+    book.parked[request.replica.id] = Parked(
+        message.source, message.correlation, request, deadline_ms
+    )
+    advance(raft, book)
+
+
+def _refusal(raft: Raft, current_leader_epoch: int) -> ErrorCode:
+    if raft.role is not Role.LEADER:
+        return ErrorCode.not_leader_or_follower
+    if current_leader_epoch < raft.epoch:
+        return ErrorCode.fenced_leader_epoch
+    if current_leader_epoch > raft.epoch:
+        return ErrorCode.unknown_leader_epoch
+    return ErrorCode.none
+
+
+def _answer(raft: Raft, parked: Parked) -> None:
+    offset, end = parked.request.fetch_offset, raft.index.end_offset
+    records = Slice(offset, end, raft.settings.fetch_max_bytes) if offset < end else b""
+    response = FetchResponse(
+        raft.epoch, raft.local.id, high_watermark=raft.high_watermark, records=records
+    )
+    raft.reply(parked.source, parked.correlation, response)
+
+
+def on_fetch_snapshot(raft: Raft, message: Message, request: FetchSnapshotRequest) -> None:
+    error = _refusal(raft, request.current_leader_epoch)
+    index, wanted = raft.index, request.snapshot_id
+    if error is ErrorCode.none and wanted not in (index.snapshot, index.base):
+        error = ErrorCode.snapshot_not_found
+    if raft.book is None or error is not ErrorCode.none:
+        refused = FetchSnapshotResponse(raft.epoch, raft.known_leader, wanted, error=error)
+        raft.reply(message.source, message.correlation, refused)
+        return
+    raft.book.heard(request.replica, raft.now_ms)
+    limit = min(request.max_bytes, raft.settings.fetch_snapshot_max_bytes)
+    response = FetchSnapshotResponse(
+        raft.epoch,
+        raft.local.id,
+        wanted,
+        position=request.position,
+        unaligned_records=Slice(request.position, -1, limit),
+    )
+    raft.reply(message.source, message.correlation, response)
+
+
+def turn_away(raft: Raft, book: Book) -> None:
+    """The epoch is over: whoever waits is told who leads, if that is known."""
+    for parked in book.parked.values():
+        response = FetchResponse(
+            raft.epoch, raft.known_leader, error=ErrorCode.not_leader_or_follower
+        )
+        raft.reply(parked.source, parked.correlation, response)
+    pending = book.pending_voters
+    if pending is not None:
+        refused = RaftVoterResponse(
+            raft.epoch,
+            raft.known_leader,
+            ErrorCode.not_leader_or_follower,
+            "The leader changed before the new voters were committed.",
+        )
+        raft.reply(pending.source, pending.correlation, refused)
+
+
+# Time.
+
+
+def drive(raft: Raft) -> None:
+    """Answer fetches that there is an answer for, and call voters that do not fetch."""
+    book = raft.book
+    assert book is not None
+    for id in list(book.parked):
+        parked = book.parked[id]
+        news = (
+            parked.request.fetch_offset < raft.index.end_offset
+            or parked.request.high_watermark < raft.high_watermark
+        )
+        if news or parked.deadline_ms <= raft.now_ms:
+            del book.parked[id]
+            _answer(raft, parked)
+    interval_ms = raft.settings.fetch_timeout_ms // 2
+    for voter in raft.voters.latest.others(raft.local):
+        to = voter.key.id
+        progress = book.replicas.get(to)
+        if progress is not None and voter.is_of(progress.key):
+            book.begin_due_ms[to] = max(book.begin_due_ms[to], progress.fetched_ms + interval_ms)
+        if book.begin_due_ms[to] <= raft.now_ms and raft.can_send(to):
+            book.begin_due_ms[to] = raft.now_ms + interval_ms
+            raft.send(to, elections.begin_request(raft, voter.key))
+
+
+def deadlines(raft: Raft, book: Book) -> list[int]:
+    due = [parked.deadline_ms for parked in book.parked.values()]
+    due += [book.begin_due_ms[voter.key.id] for voter in raft.voters.latest.others(raft.local)]
+    alone_ms = _alone_ms(raft, book)
+    return due if alone_ms is None else [*due, alone_ms]
+
+
+def _alone_ms(raft: Raft, book: Book) -> int | None:
+    timeout_ms = raft.settings.check_quorum_ms
+    return book.check_quorum_ms(raft.voters.latest, raft.local, timeout_ms)
+
+
+def give_up_if_alone(raft: Raft) -> bool:
+    """Resign when no majority has fetched for long: another may lead already (check-quorum)."""
+    book = raft.book
+    assert book is not None
+    alone_ms = _alone_ms(raft, book)
+    if alone_ms is None or alone_ms > raft.now_ms:
+        return False
+    raft.resign()
+    return True

@@ -1,0 +1,126 @@
+"""What Raft has to know of its log, without the records: where it begins and ends, and the epochs.
+
+A pure value beside the log on disk, so that the replica can be asked and told without I/O. Whoever
+carries out a `Ready` holds the two to one another (`shoal.quorum.store`).
+
+A log whose front was cut off begins at a snapshot: `base` tells its offset, and the epoch of the
+record before that offset. Epoch 0 stands for "no record yet"; leaders' epochs begin at 1.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from enum import Enum
+from typing import NamedTuple
+
+
+class OffsetAndEpoch(NamedTuple):
+    """An end of a log: an offset, and the epoch of the record before it. Also a snapshot's id."""
+
+    offset: int
+    epoch: int
+
+
+class Verdict(Enum):
+    """How a fetcher's log stands to this one."""
+
+    VALID = "valid"
+    DIVERGING = "diverging"
+    SNAPSHOT = "snapshot"
+
+
+class LogIndex:
+    """Owns the picture of one log. `snapshot` is the newest one on disk."""
+
+    def __init__(
+        self,
+        *,
+        base: OffsetAndEpoch = OffsetAndEpoch(0, 0),
+        end_offset: int = 0,
+        epochs: Iterable[tuple[int, int]] = (),
+        snapshot: OffsetAndEpoch | None = None,
+    ) -> None:
+        self.base = base
+        self.end_offset = max(end_offset, base.offset)
+        self.epochs = [(e, max(at, base.offset)) for e, at in epochs if at < self.end_offset]
+        self.snapshot = snapshot
+
+    @property
+    def start_offset(self) -> int:
+        return self.base.offset
+
+    @property
+    def last_epoch(self) -> int:
+        """The epoch of the last record."""
+        return self.epochs[-1][0] if self.epochs else self.base.epoch
+
+    @property
+    def end(self) -> OffsetAndEpoch:
+        return OffsetAndEpoch(self.end_offset, self.last_epoch)
+
+    def epoch_at(self, offset: int) -> int:
+        """The epoch of the record before `offset`, which is within the log."""
+        at = bisect_right(self.epochs, offset - 1, key=lambda e: e[1]) - 1
+        return self.epochs[at][0] if at >= 0 else self.base.epoch
+
+    def end_of(self, epoch: int) -> OffsetAndEpoch:
+        """The largest epoch here up to `epoch`, and where it ends."""
+        at = bisect_right(self.epochs, epoch, key=lambda e: e[0])
+        if at == 0:
+            return self.base
+        end = self.epochs[at][1] if at < len(self.epochs) else self.end_offset
+        return OffsetAndEpoch(end, self.epochs[at - 1][0])
+
+    def check(self, fetch_offset: int, last_fetched_epoch: int) -> tuple[Verdict, OffsetAndEpoch]:
+        """Whether a log that ends so is a prefix of this one; else where the two part at the
+        latest, or the snapshot that has what this log has cut off (KIP-595, KIP-630)."""
+        claimed = OffsetAndEpoch(fetch_offset, last_fetched_epoch)
+        if fetch_offset == 0 and self.start_offset == 0:
+            return Verdict.VALID, claimed
+        if self.start_offset and (
+            fetch_offset < self.start_offset
+            or last_fetched_epoch < self.base.epoch
+            or (fetch_offset == self.start_offset and last_fetched_epoch != self.base.epoch)
+        ):
+            assert self.snapshot is not None, "a log without its front has a snapshot"
+            return Verdict.SNAPSHOT, self.snapshot
+        end = self.end_of(last_fetched_epoch)
+        if end.epoch != last_fetched_epoch or end.offset < fetch_offset:
+            return Verdict.DIVERGING, end
+        return Verdict.VALID, claimed
+
+    def truncation(self, diverging: OffsetAndEpoch) -> int:
+        """Where this log, a follower's, is to be cut when the leader's answer is `diverging`."""
+        mine = self.end_of(diverging.epoch)
+        if mine.epoch == diverging.epoch:
+            return min(mine.offset, diverging.offset)
+        return mine.offset
+
+    def appended(self, epoch: int, base_offset: int, next_offset: int) -> None:
+        """A batch was written at the end."""
+        assert base_offset == self.end_offset < next_offset, (base_offset, self.end_offset)
+        assert epoch >= self.last_epoch, f"epoch {epoch} behind {self.last_epoch}"
+        if epoch > self.last_epoch or not self.epochs:
+            self.epochs.append((epoch, base_offset))
+        self.end_offset = next_offset
+
+    def truncate(self, offset: int) -> None:
+        """The records from `offset` on are gone."""
+        assert self.start_offset <= offset <= self.end_offset, (self.base, offset)
+        self.epochs = [(epoch, at) for epoch, at in self.epochs if at < offset]
+        self.end_offset = offset
+
+    def trim(self, base: OffsetAndEpoch) -> None:
+        """The records before a snapshot's end are gone."""
+        assert self.start_offset <= base.offset <= self.end_offset, (self.base, base)
+        kept = [(epoch, at) for epoch, at in self.epochs if at > base.offset]
+        if base.offset < self.end_offset:
+            kept.insert(0, (self.epoch_at(base.offset + 1), base.offset))
+        self.epochs, self.base = kept, base
+
+    def restart(self, snapshot: OffsetAndEpoch) -> None:
+        """A snapshot has taken the place of the whole log."""
+        self.base = self.snapshot = snapshot
+        self.end_offset = snapshot.offset
+        self.epochs = []

@@ -1,0 +1,179 @@
+"""The quorum's requests and responses as values, with Kafka's field names, for the one partition.
+
+Each request has one response type. The shell turns them into Vote (52), BeginQuorumEpoch (53),
+EndQuorumEpoch (54), Fetch (1), FetchSnapshot (59), AddRaftVoter (80), RemoveRaftVoter (81) and
+UpdateRaftVoter (82) of the wire, and adds what is the same in all: cluster id, topic, endpoints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from shoal.protocol.errors import ErrorCode
+from shoal.quorum.log_index import OffsetAndEpoch
+from shoal.quorum.voters import ReplicaKey, Voter
+from shoal.record.batch import Buffer
+
+NONE = ErrorCode.none
+
+
+class Slice(NamedTuple):
+    """Bytes that whoever sends the message reads from the log or a snapshot when it leaves.
+
+    Of the log: whole batches from `offset` on that end up to `end_offset`, at least one. Of a
+    snapshot file: from byte `offset` on; its response's size is filled in likewise.
+    """
+
+    offset: int
+    end_offset: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class VoteRequest:
+    """`voter` is whom it is sent to, `replica` who asks. A pre-vote binds nobody (KIP-996)."""
+
+    voter: ReplicaKey
+    replica: ReplicaKey
+    replica_epoch: int
+    last_offset: int
+    last_offset_epoch: int
+    pre_vote: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VoteResponse:
+    leader_epoch: int
+    leader_id: int | None
+    vote_granted: bool
+    error: ErrorCode = NONE
+
+
+@dataclass(frozen=True, slots=True)
+class BeginQuorumEpochRequest:
+    """A leader tells a voter that it leads."""
+
+    voter: ReplicaKey
+    leader_id: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndQuorumEpochRequest:
+    """A leader tells that it stops leading; who is first in the list may stand at once."""
+
+    leader_id: int
+    leader_epoch: int
+    preferred_candidates: tuple[ReplicaKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EpochResponse:
+    """Answers BeginQuorumEpoch and EndQuorumEpoch."""
+
+    leader_epoch: int
+    leader_id: int | None
+    error: ErrorCode = NONE
+
+
+@dataclass(frozen=True, slots=True)
+class FetchRequest:
+    """A voter's `fetch_offset` vouches that all before it is durable in its log.
+
+    `high_watermark` is what the replica knows of it: a leader that knows more answers at once
+    (KIP-1166). An epoch of -1 asks whoever is asked for the leader.
+    """
+
+    replica: ReplicaKey
+    current_leader_epoch: int
+    fetch_offset: int
+    last_fetched_epoch: int
+    high_watermark: int
+    max_wait_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchResponse:
+    """At most one of `diverging_epoch`, `snapshot_id` and records."""
+
+    leader_epoch: int
+    leader_id: int | None
+    high_watermark: int = -1
+    diverging_epoch: OffsetAndEpoch | None = None
+    snapshot_id: OffsetAndEpoch | None = None
+    records: Buffer | Slice = b""
+    error: ErrorCode = NONE
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSnapshotRequest:
+    replica: ReplicaKey
+    current_leader_epoch: int
+    snapshot_id: OffsetAndEpoch
+    position: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSnapshotResponse:
+    """`size` is that of the whole snapshot in bytes."""
+
+    leader_epoch: int
+    leader_id: int | None
+    snapshot_id: OffsetAndEpoch
+    size: int = -1
+    position: int = 0
+    unaligned_records: Buffer | Slice = b""
+    error: ErrorCode = NONE
+
+
+@dataclass(frozen=True, slots=True)
+class AddRaftVoterRequest:
+    voter: Voter
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveRaftVoterRequest:
+    voter: ReplicaKey
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRaftVoterRequest:
+    """A voter tells the leader its directory id, endpoints and levels."""
+
+    current_leader_epoch: int
+    voter: Voter
+
+
+@dataclass(frozen=True, slots=True)
+class RaftVoterResponse:
+    """Answers AddRaftVoter, RemoveRaftVoter and UpdateRaftVoter."""
+
+    leader_epoch: int
+    leader_id: int | None
+    error: ErrorCode = NONE
+    error_message: str | None = None
+
+
+Request = (
+    VoteRequest
+    | BeginQuorumEpochRequest
+    | EndQuorumEpochRequest
+    | FetchRequest
+    | FetchSnapshotRequest
+    | AddRaftVoterRequest
+    | RemoveRaftVoterRequest
+    | UpdateRaftVoterRequest
+)
+Response = VoteResponse | EpochResponse | FetchResponse | FetchSnapshotResponse | RaftVoterResponse
+
+
+class Message(NamedTuple):
+    """A request or response under way. A response bears its request's `correlation`, in which
+    nobody but the one who gave it out looks at anything."""
+
+    source: int
+    to: int
+    correlation: Any
+    body: Request | Response

@@ -1,0 +1,60 @@
+"""What a replica must not forget of its epoch: the content of Kafka's `quorum-state` file.
+
+It is written, and durable, before any message tells of it. A voter that forgot its vote could give
+it twice; one that forgot its epoch could vote in the past. Source: KIP-595, KIP-853 (version 1).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+from shoal.log.uuids import uuid_from_text, uuid_text
+from shoal.quorum.voters import NO_UUID, ReplicaKey
+
+FILE_NAME = "quorum-state"
+_VERSION = 1
+_NOBODY = -1
+
+
+class CorruptState(Exception):
+    """A quorum-state file that does not read: voting without it could elect two leaders."""
+
+
+class QuorumState(NamedTuple):
+    """The epoch, its leader if that is known, and whom this replica has voted for in it."""
+
+    leader_epoch: int = 0
+    leader_id: int | None = None
+    voted: ReplicaKey | None = None
+
+    def encode(self) -> bytes:
+        """The file's content."""
+        voted = self.voted
+        fields = {
+            "leaderId": _NOBODY if self.leader_id is None else self.leader_id,
+            "leaderEpoch": self.leader_epoch,
+            "votedId": _NOBODY if voted is None else voted.id,
+            "votedDirectoryId": uuid_text((voted and voted.directory_id) or NO_UUID),
+            "data_version": _VERSION,
+        }
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> QuorumState:
+        """Raises `CorruptState`."""
+        try:
+            fields = json.loads(data)
+            if fields["data_version"] not in (0, _VERSION):
+                raise CorruptState(f"quorum-state is of version {fields['data_version']}")
+            leader_id, voted_id = int(fields["leaderId"]), int(fields["votedId"])
+            directory_id = uuid_from_text(fields.get("votedDirectoryId", ""))
+            epoch = int(fields["leaderEpoch"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptState(f"quorum-state does not read: {error!r}") from None
+        known = None if directory_id in (None, NO_UUID) else directory_id
+        return cls(
+            epoch,
+            None if leader_id == _NOBODY else leader_id,
+            None if voted_id == _NOBODY else ReplicaKey(voted_id, known),
+        )

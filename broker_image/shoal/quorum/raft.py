@@ -1,0 +1,491 @@
+"""One replica of the metadata log: KRaft's Raft, one event in, one `Ready` out.
+
+Replication is by fetching: followers and observers ask the leader for what lies behind their log's
+end, and the offset that a voter asks for says what is durable with it. The high watermark is what a
+majority of voters has said so of, once that includes a record of the leader's own epoch (Raft
+5.4.2: only those are committed by counting; what lies before them is, along with them).
+
+Same events, same times and same numbers from `choose`: the same `Ready`s. `now_ms` is a monotonic
+clock's. `choose(n)` gives a number in [0, n) and spreads elections out. The log is `LogIndex` here;
+what a `Ready` asks for must be done before the next event.
+
+The replica's fields are public to the modules of this package, among which its rules are divided:
+`elections` (votes, begin and end of epochs), `leading`, `following`, `membership`. This module has
+the roles' moves, the timers, and requests under way. Called by the broker's shell and by the
+simulation. Source: KIP-595, KIP-630, KIP-853, KIP-996, KIP-1166; Ongaro and Ousterhout, "In Search
+of an Understandable Consensus Algorithm".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from shoal.quorum import elections, following, leading, membership
+from shoal.quorum.log_index import LogIndex, OffsetAndEpoch
+from shoal.quorum.messages import (
+    AddRaftVoterRequest,
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    EpochResponse,
+    FetchRequest,
+    FetchResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    Message,
+    RemoveRaftVoterRequest,
+    Request,
+    Response,
+    UpdateRaftVoterRequest,
+    VoteRequest,
+    VoteResponse,
+)
+from shoal.quorum.progress import Book
+from shoal.quorum.quorum_state import QuorumState
+from shoal.quorum.ready import (
+    Event,
+    Propose,
+    Ready,
+    Received,
+    Resign,
+    SnapshotChunk,
+    SnapshotInstalled,
+    SnapshotTaken,
+    Synced,
+    Tick,
+    Unanswered,
+)
+from shoal.quorum.states import Role, check_move
+from shoal.quorum.voters import ReplicaKey, VoterHistory
+from shoal.record.batch import Buffer
+
+#: Moves that one event can cause: an only voter goes from unattached to leader in three.
+_MOVES_MAX = 8
+
+
+class QuorumSettings(NamedTuple):
+    """`controller.quorum.*` by Kafka's names and defaults, durations in milliseconds."""
+
+    election_timeout_ms: int = 1_000
+    election_backoff_max_ms: int = 1_000
+    fetch_timeout_ms: int = 2_000
+    request_timeout_ms: int = 2_000
+    retry_backoff_ms: int = 20
+    #: How long a leader holds a fetch that it has nothing new for.
+    fetch_max_wait_ms: int = 500
+    fetch_max_bytes: int = 1 << 20
+    fetch_snapshot_max_bytes: int = 1 << 20
+    #: How long ago an observer may have had all of the log to be let in as a voter.
+    caught_up_max_ms: int = 3_600_000
+
+    @property
+    def check_quorum_ms(self) -> int:
+        """A leader that no majority has fetched from for so long gives up."""
+        return self.fetch_timeout_ms * 3 // 2
+
+
+class InFlight(NamedTuple):
+    """A request of ours under way; there is one at a time to each peer."""
+
+    correlation: int
+    body: Request
+    deadline_ms: int
+
+
+class Raft:
+    """Owns the epoch, the role in it, and the picture of the log and its voters."""
+
+    def __init__(
+        self,
+        local: ReplicaKey,
+        settings: QuorumSettings,
+        *,
+        state: QuorumState,
+        index: LogIndex,
+        voters: VoterHistory,
+        choose: Callable[[int], int],
+        now_ms: int,
+    ) -> None:
+        """`state`, `index` and `voters` are what is durable on disk."""
+        self.local = local
+        self.settings = settings
+        self.choose = choose
+        self.now_ms = now_ms
+        self.index = index
+        self.voters = voters
+        self.high_watermark = (index.snapshot or index.base).offset
+        self.synced_offset = index.end_offset
+        self.role = Role.UNATTACHED
+        if index.last_epoch > state.leader_epoch:
+            state = QuorumState(index.last_epoch)
+        self.epoch = state.leader_epoch
+        self.leader_id = state.leader_id
+        self.voted = state.voted
+        #: When the role ends unless something happens; None while it does not.
+        self.deadline_ms: int | None = None
+        self.votes: dict[int, bool] = {}
+        #: Lost elections in a row: the back-off doubles with each.
+        self.failures = 0
+        #: As a follower: the leader has answered a fetch. Then pre-votes are refused.
+        self.has_fetched = False
+        #: The snapshot that is being fetched, and how many bytes of it are there.
+        self.download: tuple[OffsetAndEpoch, int] | None = None
+        self.book: Book | None = None
+        #: Voters that have not confirmed the end of this replica's leadership.
+        self.unconfirmed: dict[int, tuple[ReplicaKey, ...]] = {}
+        self.in_flight: dict[int, InFlight] = {}
+        self.retry_ms: dict[int, int] = {}
+        self._correlation = 0
+        self._written = state
+        self._syncing = False
+        #: The log's end was cut, and no sync that covers it has begun, or ended.
+        self._cut_owed = self._cut_syncing = False
+        self._begin()
+        self._start()
+
+    def _begin(self) -> None:
+        """A `Ready` in the making."""
+        self.truncate_to: int | None = None
+        self.appends: list[Buffer] = []
+        self.chunk: SnapshotChunk | None = None
+        self.install: OffsetAndEpoch | None = None
+        self.trim_to: OffsetAndEpoch | None = None
+        self.messages: list[Message] = []
+        self.proposed: int | None = None
+
+    def _start(self) -> None:
+        """The role after a restart, by what the quorum-state says (KIP-595)."""
+        if self.leader_id == self.local.id:
+            # What was said as a leader and did not reach the disk is forgotten, so the epoch is
+            # not led on.
+            self.role = Role.RESIGNED
+            elections.tell_end(self)
+        elif self.leader_id is not None:
+            self.role = Role.FOLLOWER
+        self.arm()
+
+    # What a caller may ask.
+
+    @property
+    def is_leader(self) -> bool:
+        return self.role is Role.LEADER
+
+    @property
+    def known_leader(self) -> int | None:
+        """Whom others may ask; nobody once this replica itself has resigned."""
+        return None if self.role is Role.RESIGNED else self.leader_id
+
+    @property
+    def is_voter(self) -> bool:
+        return self.voters.latest.holds(self.local)
+
+    @property
+    def may_stand(self) -> bool:
+        """Whether this replica may become leader: if a set has it that may be the committed one.
+
+        A later, uncommitted record may remove it. Still its log may be the only one that is long
+        enough to be elected, and then it leads until its removal is committed (Ongaro's thesis,
+        4.2.2). The high watermark is no more than a lower bound, above all after a restart.
+        """
+        return any(voters.holds(self.local) for voters in self.voters.since(self.high_watermark))
+
+    @property
+    def sync_pending(self) -> bool:
+        """Whether the log has something that is not known to be durable."""
+        return self._cut_syncing or self._sync_due
+
+    @property
+    def _sync_due(self) -> bool:
+        return self._cut_owed or self.synced_offset < self.index.end_offset
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When a `Tick` is due at the latest."""
+        due = [flight.deadline_ms for flight in self.in_flight.values()]
+        due += self.retry_ms.values()
+        if self.deadline_ms is not None:
+            due.append(self.deadline_ms)
+        if self.book is not None:
+            due += leading.deadlines(self, self.book)
+        return min((at for at in due if at > self.now_ms), default=None)
+
+    # The one entry point.
+
+    def step(self, event: Event, now_ms: int) -> Ready:
+        """Take in one event; what it asks of the caller comes back."""
+        self._begin()
+        self.now_ms = max(self.now_ms, now_ms)
+        match event:
+            case Tick():
+                pass
+            case Received(message):
+                self._receive(message)
+            case Unanswered(to, correlation):
+                if (flight := self.in_flight.get(to)) and flight.correlation == correlation:
+                    self._give_up(to)
+            case Synced(end_offset):
+                self._synced(end_offset)
+            case Propose(batch):
+                leading.propose(self, batch)
+            case Resign():
+                if self.role is Role.LEADER:
+                    self.resign()
+            case SnapshotTaken(snapshot_id):
+                self._snapshot_taken(snapshot_id)
+            case SnapshotInstalled(snapshot_id, voters):
+                following.installed(self, snapshot_id, voters)
+        self._drive()
+        return self._ready()
+
+    def _receive(self, message: Message) -> None:
+        body = message.body
+        if isinstance(body, Response):
+            flight = self.in_flight.get(message.source)
+            if flight is None or flight.correlation != message.correlation:
+                return
+            del self.in_flight[message.source]
+            if not self.observe(body.leader_epoch, body.leader_id):
+                _RESPONSES[type(body)](self, message.source, flight.body, body)
+            return
+        _REQUESTS[type(body)](self, message, body)
+
+    def _drive(self) -> None:
+        """Do what is due, and send what the role has to say."""
+        for to in [
+            to for to, flight in self.in_flight.items() if flight.deadline_ms <= self.now_ms
+        ]:
+            self._give_up(to)
+        for to in [to for to, at in self.retry_ms.items() if at <= self.now_ms]:
+            del self.retry_ms[to]
+        for _ in range(_MOVES_MAX):
+            if not self._timer():
+                break
+        match self.role:
+            case Role.PROSPECTIVE | Role.CANDIDATE:
+                elections.ask_for_votes(self)
+            case Role.LEADER:
+                leading.drive(self)
+            case Role.FOLLOWER | Role.UNATTACHED:
+                following.drive(self)
+            case Role.RESIGNED:
+                elections.send_end(self)
+
+    def _timer(self) -> bool:
+        """Whether the role's time was up, and the replica moved."""
+        if self.role is Role.LEADER:
+            return leading.give_up_if_alone(self)
+        if self.deadline_ms is None or self.deadline_ms > self.now_ms:
+            return False
+        match self.role:
+            case Role.UNATTACHED if not self.may_stand:
+                self.deadline_ms = None
+            case Role.UNATTACHED | Role.CANDIDATE:
+                self.become_prospective()
+            case Role.PROSPECTIVE:
+                self.stand_down()
+            case Role.FOLLOWER if self.may_stand:
+                self.become_prospective()
+            case Role.FOLLOWER:
+                self.become_unattached(self.epoch)
+            case Role.RESIGNED:
+                # The epoch that this replica led is over for it.
+                self.become_unattached(self.epoch + 1)
+        return True
+
+    def _ready(self) -> Ready:
+        state = QuorumState(self.epoch, self.leader_id, self.voted)
+        changed = state != self._written
+        self._written = state
+        sync = self._sync_due and not self._syncing
+        if sync:
+            self._syncing, self._cut_syncing, self._cut_owed = True, self._cut_owed, False
+        return Ready(
+            state if changed else None,
+            self.truncate_to,
+            tuple(self.appends),
+            self.chunk,
+            self.install,
+            self.trim_to,
+            tuple(self.messages),
+            sync,
+            self.high_watermark,
+            self.proposed,
+        )
+
+    # Moves.
+
+    def _move(self, role: Role, epoch: int, leader_id: int | None) -> None:
+        check_move(self.role, self.epoch, role, epoch)
+        book, self.book = self.book, None
+        if epoch > self.epoch:
+            self.voted = None
+        self.role, self.epoch, self.leader_id = role, epoch, leader_id
+        self.votes.clear()
+        self.in_flight.clear()
+        self.retry_ms.clear()
+        self.unconfirmed.clear()
+        self.download = None
+        self.has_fetched = False
+        if book is not None:
+            leading.turn_away(self, book)
+        self.arm()
+
+    def arm(self) -> None:
+        """Set the role's deadline."""
+        settings = self.settings
+        if self.role is Role.LEADER or (self.role is Role.UNATTACHED and not self.may_stand):
+            self.deadline_ms = None
+        elif self.role is Role.FOLLOWER:
+            self.deadline_ms = self.now_ms + settings.fetch_timeout_ms
+        elif self.is_voter and len(self.voters.latest) == 1:
+            self.deadline_ms = self.now_ms
+        else:
+            spread_ms = self.choose(settings.election_timeout_ms)
+            self.deadline_ms = self.now_ms + settings.election_timeout_ms + spread_ms
+
+    def become_unattached(self, epoch: int) -> None:
+        """There is no leader that this replica knows of."""
+        self._move(Role.UNATTACHED, epoch, None)
+
+    def become_follower(self, epoch: int, leader_id: int) -> None:
+        assert leader_id != self.local.id
+        self._move(Role.FOLLOWER, epoch, leader_id)
+
+    def become_prospective(self) -> None:
+        """Ask whether an election would be won."""
+        self._move(Role.PROSPECTIVE, self.epoch, self.leader_id)
+        elections.count(self)
+
+    def become_candidate(self) -> None:
+        self._move(Role.CANDIDATE, self.epoch + 1, None)
+        self.voted = self.local
+        elections.count(self)
+
+    def become_leader(self) -> None:
+        granting = [self.local.id, *(id for id, granted in sorted(self.votes.items()) if granted)]
+        self._move(Role.LEADER, self.epoch, self.local.id)
+        self.failures = 0
+        self.book = Book(self.epoch, self.index.end_offset, self.now_ms)
+        leading.open_epoch(self, self.book, granting)
+
+    def stand_down(self) -> None:
+        """Nobody would have this replica as a leader now: follow on, or wait for another."""
+        if self.leader_id is not None:
+            self.become_follower(self.epoch, self.leader_id)
+        else:
+            self.become_unattached(self.epoch)
+
+    def resign(self) -> None:
+        """Stop leading; the voters are told, the one with the longest log first."""
+        book = self.book
+        assert book is not None
+        elections.tell_end(self, book)
+        unconfirmed = dict(self.unconfirmed)
+        self._move(Role.RESIGNED, self.epoch, self.local.id)
+        self.unconfirmed = unconfirmed
+
+    def observe(self, epoch: int, leader_id: int | None) -> bool:
+        """Another replica's view of who leads; whether it moved this one."""
+        if leader_id == self.local.id:
+            # What this replica is, it knows better itself.
+            leader_id = None
+        if epoch > self.epoch:
+            if leader_id is None:
+                self.become_unattached(epoch)
+            else:
+                self.become_follower(epoch, leader_id)
+            return True
+        if epoch < self.epoch or leader_id is None or self.leader_id is not None:
+            assert epoch < self.epoch or leader_id in (None, self.leader_id), (
+                f"nodes {leader_id} and {self.leader_id} both lead epoch {epoch}"
+            )
+            return False
+        self.become_follower(epoch, leader_id)
+        return True
+
+    # Requests under way.
+
+    def can_send(self, to: int) -> bool:
+        return to not in self.in_flight and to not in self.retry_ms
+
+    def send(self, to: int, body: Request, *, wait_ms: int = 0) -> None:
+        """Send a request that may take the peer `wait_ms` to answer."""
+        self._correlation += 1
+        deadline_ms = self.now_ms + self.settings.request_timeout_ms + wait_ms
+        self.in_flight[to] = InFlight(self._correlation, body, deadline_ms)
+        self.messages.append(Message(self.local.id, to, self._correlation, body))
+
+    def reply(self, to: int, correlation: Any, body: Response) -> None:
+        self.messages.append(Message(self.local.id, to, correlation, body))
+
+    def back_off(self, to: int) -> None:
+        """Leave the peer alone for a moment."""
+        self.retry_ms[to] = self.now_ms + self.settings.retry_backoff_ms
+
+    def _give_up(self, to: int) -> None:
+        del self.in_flight[to]
+        self.back_off(to)
+
+    # The log.
+
+    def append(self, data: Buffer, epoch: int, base_offset: int, next_offset: int) -> None:
+        """A batch goes to the log's end."""
+        self.index.appended(epoch, base_offset, next_offset)
+        self.appends.append(data)
+
+    def truncate(self, offset: int) -> None:
+        """Cut the log's end off."""
+        assert offset >= self.high_watermark, (
+            f"cutting at {offset} would take committed records below {self.high_watermark}"
+        )
+        self.index.truncate(offset)
+        self.voters.truncate(offset)
+        self.truncate_to = offset
+        self.synced_offset = min(self.synced_offset, offset)
+        # No fetch leaves before that is durable: what is appended behind the cut may go to another
+        # file, and a crash that undid the cut alone would put the two together.
+        self._cut_owed = True
+
+    def commit(self, offset: int) -> bool:
+        """All below `offset` is committed; whether that was news."""
+        offset = min(offset, self.index.end_offset)
+        if offset <= self.high_watermark:
+            return False
+        self.high_watermark = offset
+        return True
+
+    def _synced(self, end_offset: int) -> None:
+        self._syncing = self._cut_syncing = False
+        if not self._cut_owed:
+            self.synced_offset = max(self.synced_offset, min(end_offset, self.index.end_offset))
+        if self.book is not None:
+            leading.advance(self, self.book)
+
+    def _snapshot_taken(self, snapshot_id: OffsetAndEpoch) -> None:
+        """Keep the log from the snapshot before this one on, for followers a little behind."""
+        index, before = self.index, self.index.snapshot
+        assert (before or index.base).offset < snapshot_id.offset <= self.high_watermark
+        assert index.epoch_at(snapshot_id.offset) == snapshot_id.epoch, snapshot_id
+        index.snapshot = snapshot_id
+        if before is not None and before.offset > index.start_offset:
+            index.trim(before)
+            self.voters.trim(before.offset)
+            self.trim_to = before
+
+
+_REQUESTS: dict[type, Callable[[Raft, Message, Any], None]] = {
+    VoteRequest: elections.on_vote,
+    BeginQuorumEpochRequest: elections.on_begin,
+    EndQuorumEpochRequest: elections.on_end,
+    FetchRequest: leading.on_fetch,
+    FetchSnapshotRequest: leading.on_fetch_snapshot,
+    AddRaftVoterRequest: membership.on_add,
+    RemoveRaftVoterRequest: membership.on_remove,
+    UpdateRaftVoterRequest: membership.on_update,
+}
+_RESPONSES: dict[type, Callable[[Raft, int, Any, Any], None]] = {
+    VoteResponse: elections.on_vote_response,
+    EpochResponse: elections.on_epoch_response,
+    FetchResponse: following.on_fetch_response,
+    FetchSnapshotResponse: following.on_fetch_snapshot_response,
+}

@@ -1,0 +1,86 @@
+"""A snapshot of the state machine as a file: batches between a header and a footer (KIP-630).
+
+`<end offset>-<epoch>.checkpoint` beside the log: control records (header, kraft.version, voters),
+the state's own batches, a control record as footer. Without its footer it is no snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.quorum.control_records import build_control_batch, read_control_batch
+from shoal.quorum.log_index import OffsetAndEpoch
+from shoal.quorum.voters import KRAFT_VERSION, VoterSet
+from shoal.record.batch import Buffer, CorruptBatch, assign, check_crc, headers, read_header
+from shoal.record.control import ControlType
+
+SUFFIX = ".checkpoint"
+PART = ".part"
+
+
+def file_name(snapshot_id: OffsetAndEpoch) -> str:
+    return f"{snapshot_id.offset:020d}-{snapshot_id.epoch:010d}{SUFFIX}"
+
+
+def id_of(name: str) -> OffsetAndEpoch | None:
+    """The snapshot that a file of that name holds; None for other files."""
+    stem = name.removesuffix(SUFFIX)
+    offset, dash, epoch = stem.partition("-")
+    if stem == name or not dash or not offset.isdigit() or not epoch.isdigit():
+        return None
+    return OffsetAndEpoch(int(offset), int(epoch))
+
+
+def build(
+    snapshot_id: OffsetAndEpoch,
+    voters: VoterSet,
+    batches: Iterable[Buffer],
+    *,
+    last_timestamp_ms: int,
+) -> bytearray:
+    """The whole file; `batches` are the state's, at offsets of no meaning."""
+    head = build_control_batch(
+        [
+            (ControlType.SNAPSHOT_HEADER, {"last_contained_log_timestamp": last_timestamp_ms}),
+            (ControlType.KRAFT_VERSION, {"kraft_version": KRAFT_VERSION}),
+            (ControlType.KRAFT_VOTERS, voters.fields()),
+        ],
+        base_offset=0,
+        leader_epoch=snapshot_id.epoch,
+        timestamp_ms=last_timestamp_ms,
+    )
+    out, next_offset = bytearray(head), 3
+    for batch in batches:
+        data = bytearray(batch)
+        assign(data, 0, next_offset, snapshot_id.epoch)
+        out += data
+        next_offset = read_header(data).next_offset
+    out += build_control_batch(
+        [(ControlType.SNAPSHOT_FOOTER, {})],
+        base_offset=next_offset,
+        leader_epoch=snapshot_id.epoch,
+        timestamp_ms=last_timestamp_ms,
+    )
+    return out
+
+
+def read(data: Buffer) -> tuple[VoterSet | None, list[memoryview]]:
+    """The voters in a snapshot, if it has any, and the state's batches.
+
+    Raises `CorruptBatch` for a file that is not whole and sound.
+    """
+    voters, batches, complete, end = None, [], False, 0
+    for at, header in headers(data):
+        if complete or not check_crc(data, at, header):
+            raise CorruptBatch(f"the snapshot's batch at byte {at}")
+        end = at + header.size
+        if not header.is_control:
+            batches.append(memoryview(data)[at:end])
+            continue
+        for record in read_control_batch(data, at):
+            if record.kind is ControlType.KRAFT_VOTERS:
+                voters = VoterSet.from_fields(record.fields)
+            complete = record.kind is ControlType.SNAPSHOT_FOOTER
+    if not complete or end != len(data):
+        raise CorruptBatch("the snapshot has no footer at its end")
+    return voters, batches

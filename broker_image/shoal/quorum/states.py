@@ -1,0 +1,99 @@
+"""The roles of a replica of the metadata log, and the legal moves between them.
+
+Theory. Time is cut into epochs, numbered upwards. An epoch has at most one leader, since a voter
+gives its one vote of an epoch to one candidate, writes that down before it answers, and a leader
+needs the votes of a majority. Whoever hears of a higher epoch leaves what it was in the lower one.
+
+                     election timeout              majority grants          majority votes
+    UNATTACHED ────────────────────────> PROSPECTIVE ───────────> CANDIDATE ────────────> LEADER
+     ^   ^  │  <──── nobody is ahead ────┘   ^    ^     epoch + 1    │                       │
+     │   │  │                                │    └──── lost ────────┘         majority silent,
+     │   │  └─ finds the leader ─> FOLLOWER ─┘                                       or stopped
+     │   └──────── higher epoch ──────┘  fetch timeout                                       │
+     └───────────────────────────── RESIGNED <───────────────────────────────────────────────┘
+
+*Prospective* is pre-vote (KIP-996): before a replica raises the epoch, which unseats a leader, it
+asks whether it would win. Voters that have fetched from a leader say no, so a replica that was cut
+off, or was removed and does not know, disturbs nobody.
+
+*Resigned* is a leader that has stopped leading without a successor. It must not lead its epoch
+again, since it no longer knows what it has said in it.
+
+What are no roles: *voter* and *observer* is membership, read off the voter set; *voted* is a fact
+about an epoch, kept beside the role. `current_state` puts them together as Kafka's metric names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+
+class Role(Enum):
+    """What a replica is in its epoch."""
+
+    UNATTACHED = "unattached"
+    PROSPECTIVE = "prospective"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+    FOLLOWER = "follower"
+    RESIGNED = "resigned"
+
+
+class Step(Enum):
+    """How the epoch goes along with a move."""
+
+    SAME = "same"
+    NEXT = "next"
+    HIGHER = "higher"
+    NOT_LOWER = "not lower"
+
+    def admits(self, before: int, after: int) -> bool:
+        if self is Step.SAME:
+            return after == before
+        if self is Step.NEXT:
+            return after == before + 1
+        return after > before if self is Step.HIGHER else after >= before
+
+
+#: Every legal move, with what it does to the epoch. What is not here is a bug.
+MOVES: Mapping[tuple[Role, Role], Step] = {
+    (Role.UNATTACHED, Role.UNATTACHED): Step.HIGHER,
+    (Role.UNATTACHED, Role.PROSPECTIVE): Step.SAME,
+    (Role.UNATTACHED, Role.FOLLOWER): Step.NOT_LOWER,
+    (Role.PROSPECTIVE, Role.CANDIDATE): Step.NEXT,
+    (Role.PROSPECTIVE, Role.UNATTACHED): Step.NOT_LOWER,
+    (Role.PROSPECTIVE, Role.FOLLOWER): Step.NOT_LOWER,
+    (Role.CANDIDATE, Role.LEADER): Step.SAME,
+    (Role.CANDIDATE, Role.PROSPECTIVE): Step.SAME,
+    (Role.CANDIDATE, Role.UNATTACHED): Step.HIGHER,
+    (Role.CANDIDATE, Role.FOLLOWER): Step.NOT_LOWER,
+    (Role.LEADER, Role.RESIGNED): Step.SAME,
+    (Role.LEADER, Role.UNATTACHED): Step.HIGHER,
+    (Role.LEADER, Role.FOLLOWER): Step.HIGHER,
+    (Role.FOLLOWER, Role.PROSPECTIVE): Step.SAME,
+    # In the same epoch only by an observer that has lost its leader and looks for another.
+    (Role.FOLLOWER, Role.UNATTACHED): Step.NOT_LOWER,
+    (Role.FOLLOWER, Role.FOLLOWER): Step.HIGHER,
+    (Role.RESIGNED, Role.UNATTACHED): Step.HIGHER,
+    (Role.RESIGNED, Role.FOLLOWER): Step.HIGHER,
+}
+
+
+def check_move(before: Role, epoch_before: int, after: Role, epoch_after: int) -> None:
+    """Assert that a move is one of `MOVES`."""
+    step = MOVES.get((before, after))
+    assert step is not None and step.admits(epoch_before, epoch_after), (
+        f"{before.value} in epoch {epoch_before} must not become {after.value} in {epoch_after}"
+    )
+
+
+def current_state(role: Role, *, voter: bool, voted: bool) -> str:
+    """The role as Kafka's `current-state` metric and `kafka-metadata-quorum` name it."""
+    if not voter and role in (Role.UNATTACHED, Role.FOLLOWER):
+        return "observer"
+    if role is Role.UNATTACHED and voted:
+        return "unattached-voted"
+    if role is Role.PROSPECTIVE and voted:
+        return "prospective-voted"
+    return role.value

@@ -1,0 +1,194 @@
+"""Who votes: the voter set as data, and its history in the log (KIP-853).
+
+A replica is known by its id and its directory's id, so that a node which comes back with an empty
+disk is not taken for the voter it was. A set that was configured, and not written by a leader yet,
+knows no directory ids: such a voter is recognized by its id alone.
+
+Sets change by one voter at a time, so any two sets that follow one another have overlapping
+majorities. A set is in force as soon as its record is in the log, committed or not, and is taken
+back when the record is cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from uuid import UUID
+
+#: The protocol level that this code speaks: voter sets in the log.
+KRAFT_VERSION = 1
+NO_UUID = UUID(int=0)
+
+
+class ReplicaKey(NamedTuple):
+    """A replica: its node id, and its directory's id where that is known."""
+
+    id: int
+    directory_id: UUID | None = None
+
+
+class Endpoint(NamedTuple):
+    """Where a voter listens, by listener name."""
+
+    name: str
+    host: str
+    port: int
+
+
+class Voter(NamedTuple):
+    """One member of a voter set."""
+
+    key: ReplicaKey
+    endpoints: tuple[Endpoint, ...] = ()
+    min_kraft_version: int = 0
+    max_kraft_version: int = KRAFT_VERSION
+
+    def is_of(self, key: ReplicaKey) -> bool:
+        """Whether `key` is this voter, as far as the set can tell."""
+        mine = self.key
+        return mine.id == key.id and (
+            mine.directory_id is None or mine.directory_id == key.directory_id
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class VoterSet:
+    """The voters in force at some offset, by id."""
+
+    voters: Mapping[int, Voter] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, voters: Iterable[Voter]) -> VoterSet:
+        """Raises `ValueError` when two voters have one id."""
+        found: dict[int, Voter] = {}
+        for voter in sorted(voters, key=lambda v: v.key.id):
+            if voter.key.id in found:
+                raise ValueError(f"node id {voter.key.id} stands twice among the voters")
+            found[voter.key.id] = voter
+        return cls(found)
+
+    def __iter__(self) -> Iterator[Voter]:
+        return iter(self.voters.values())
+
+    def __len__(self) -> int:
+        return len(self.voters)
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return tuple(self.voters)
+
+    @property
+    def majority(self) -> int:
+        return len(self.voters) // 2 + 1
+
+    def holds(self, key: ReplicaKey) -> bool:
+        """Whether the replica is a voter of this set."""
+        voter = self.voters.get(key.id)
+        return voter is not None and voter.is_of(key)
+
+    def others(self, key: ReplicaKey) -> list[Voter]:
+        """The voters that are not `key`."""
+        return [voter for voter in self if not voter.is_of(key)]
+
+    def added(self, voter: Voter) -> VoterSet:
+        return VoterSet.of([*self, voter])
+
+    def removed(self, key: ReplicaKey) -> VoterSet:
+        return VoterSet.of(voter for voter in self if not voter.is_of(key))
+
+    def updated(self, voter: Voter) -> VoterSet:
+        """With the voter of that id in another form."""
+        return VoterSet.of([*(v for v in self if v.key.id != voter.key.id), voter])
+
+    def committed_offset(self, offsets: Mapping[int, int]) -> int:
+        """The largest offset that a majority has reached; -1 stands for a voter without one.
+
+        id  offset
+         1  ████████ 8
+         3  █████ 5       <- two of three have at least 5
+         2  ██ 2
+        """
+        reached = sorted((offsets.get(id, -1) for id in self.voters), reverse=True)
+        return reached[self.majority - 1] if reached else -1
+
+    def fields(self) -> dict[str, Any]:
+        """The set as a VotersRecord."""
+        return {
+            "voters": [
+                {
+                    "voter_id": voter.key.id,
+                    "voter_directory_id": voter.key.directory_id or NO_UUID,
+                    "endpoints": [endpoint._asdict() for endpoint in voter.endpoints],
+                    "kraft_version_feature": {
+                        "min_supported_version": voter.min_kraft_version,
+                        "max_supported_version": voter.max_kraft_version,
+                    },
+                }
+                for voter in self
+            ]
+        }
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> VoterSet:
+        """The set of a VotersRecord."""
+        return cls.of(
+            Voter(
+                ReplicaKey(v["voter_id"], _known(v["voter_directory_id"])),
+                tuple(Endpoint(e["name"], e["host"], e["port"]) for e in v["endpoints"]),
+                v["kraft_version_feature"]["min_supported_version"],
+                v["kraft_version_feature"]["max_supported_version"],
+            )
+            for v in fields["voters"]
+        )
+
+
+def _known(directory_id: UUID | None) -> UUID | None:
+    return None if directory_id == NO_UUID else directory_id
+
+
+class VoterHistory:
+    """The voter sets of a log by the offset of their records, over a set to begin with.
+
+    The base is that of a snapshot, or at first the configured one, which has no offset.
+    """
+
+    def __init__(self, base: VoterSet, base_offset: int = -1) -> None:
+        self._sets: list[tuple[int, VoterSet]] = [(base_offset, base)]
+
+    @property
+    def latest(self) -> VoterSet:
+        """The set in force."""
+        return self._sets[-1][1]
+
+    @property
+    def latest_offset(self) -> int:
+        """Where its record stands; -1 when it is the configured one."""
+        return self._sets[-1][0]
+
+    def at(self, offset: int) -> VoterSet:
+        """The set in force for who has read all below `offset`."""
+        return next((s for at, s in reversed(self._sets) if at < offset), self._sets[0][1])
+
+    def since(self, offset: int) -> list[VoterSet]:
+        """The set of `at`, and those behind it."""
+        later = [voters for at, voters in self._sets if at >= offset]
+        return [self.at(offset), *later]
+
+    def appended(self, offset: int, voters: VoterSet) -> None:
+        assert offset > self.latest_offset, (offset, self.latest_offset)
+        self._sets.append((offset, voters))
+
+    def truncate(self, offset: int) -> None:
+        """The records from `offset` on were cut off."""
+        while len(self._sets) > 1 and self._sets[-1][0] >= offset:
+            self._sets.pop()
+
+    def trim(self, offset: int) -> None:
+        """Sets that were replaced before `offset` are not asked for any more."""
+        while len(self._sets) > 1 and self._sets[1][0] < offset:
+            del self._sets[0]
+
+    def restart(self, offset: int, voters: VoterSet) -> None:
+        """A snapshot up to `offset` has taken the log's place."""
+        self._sets = [(offset - 1, voters)]
