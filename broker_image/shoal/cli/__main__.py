@@ -1,0 +1,5 @@
+"""`python -m shoal.cli`."""
+
+from shoal.cli.main import main
+
+main()

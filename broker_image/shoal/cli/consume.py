@@ -1,0 +1,188 @@
+"""`shoal consume`: read records, by offsets of one's own or as a member of a consumer group."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from shoal.cli import moments, output
+from shoal.cli.records import AnyRecord, RecordFormat, printer
+from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.client.client import Client
+from shoal.client.cluster import TopicPartition
+from shoal.client.consumer import GroupConsumer, Reader, Reset, starts
+from shoal.client.errors import expect
+from shoal.client.fetcher import Isolation
+
+app = new_app("Read records, alone or in a consumer group.")
+
+POLL_MS = 500
+
+
+@command(app)
+async def consume(
+    client: Client,
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="What to read.")],
+    group: Annotated[
+        str | None, typer.Option("--group", "-g", help="Join this group and commit.")
+    ] = None,
+    from_beginning: Annotated[
+        bool, typer.Option("--from-beginning", help="Begin with the oldest record.")
+    ] = False,
+    offset: Annotated[
+        int | None,
+        typer.Option("--offset", "-o", help="Begin here; -N begins N records before the end."),
+    ] = None,
+    timestamp: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Begin at a time, or so long ago: 15m.")
+    ] = None,
+    partition: Annotated[
+        list[int] | None, typer.Option("--partition", "-p", help="All partitions if left out.")
+    ] = None,
+    max_messages: Annotated[
+        int | None, typer.Option("--max-messages", "-n", min=1, help="Stop after so many.")
+    ] = None,
+    exit_at_end: Annotated[
+        bool, typer.Option("--exit-at-end", "-e", help="Stop at the end of the log.")
+    ] = False,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="5s", help="Stop when nothing came for so long.")
+    ] = None,
+    read_committed: Annotated[
+        bool, typer.Option("--read-committed", help="Leave out aborted transactions.")
+    ] = False,
+    format: RecordFormat = "text",
+) -> None:
+    """Print records as they come; new ones only, unless told where to begin."""
+    show = printer(format)
+    stop = Stop(max_messages, timeout)
+    isolation = Isolation(int(read_committed))
+    if sum([from_beginning, offset is not None, timestamp is not None]) > 1:
+        raise Failed("give one of --from-beginning, --offset and --timestamp.", USAGE)
+    if group is not None:
+        if partition or offset is not None or timestamp is not None or exit_at_end:
+            raise Failed(
+                "a group decides partitions and positions; --partition, --offset, --timestamp and "
+                "--exit-at-end go without --group. `shoal groups reset-offsets` moves a group.",
+                USAGE,
+            )
+        for topic in topics:
+            await client.cluster.topic(topic)
+        reset = Reset.EARLIEST if from_beginning else Reset.LATEST
+        await _in_group(client, group, topics, reset, isolation, show, stop)
+        return
+    where = await _partitions(client, topics, partition)
+    reset = Reset.EARLIEST if from_beginning else Reset.LATEST
+    positions = await _positions(client, where, reset, offset, timestamp)
+    reader = Reader(client.cluster, positions, isolation=isolation)
+    ends = await starts(client.cluster, where, Reset.LATEST) if exit_at_end else {}
+    await _alone(reader, ends, show, stop)
+
+
+class Stop:
+    """Decides when enough was read."""
+
+    def __init__(self, max_messages: int | None, timeout: str | None) -> None:
+        self.count = 0
+        self.max_messages = max_messages
+        self._timeout_s = None
+        if timeout is not None:
+            timeout_ms = moments.duration_ms(timeout)
+            if timeout_ms is None:
+                raise Failed(f"--timeout {timeout!r}: write 500ms, 5s or 2m.", USAGE)
+            self._timeout_s = timeout_ms / 1000
+        self._last = time.monotonic()
+
+    def took(self) -> bool:
+        """Note one record; whether it was the last one wanted."""
+        self.count += 1
+        self._last = time.monotonic()
+        return self.full
+
+    @property
+    def full(self) -> bool:
+        return self.max_messages is not None and self.count >= self.max_messages
+
+    @property
+    def idle(self) -> bool:
+        return self._timeout_s is not None and time.monotonic() - self._last >= self._timeout_s
+
+    @property
+    def wait_ms(self) -> int:
+        """How long one poll may wait."""
+        if self._timeout_s is None:
+            return POLL_MS
+        left_s = self._last + self._timeout_s - time.monotonic()
+        return max(1, min(POLL_MS, int(left_s * 1000)))
+
+
+async def _alone(
+    reader: Reader, ends: dict[TopicPartition, int], show: Callable[[AnyRecord], str], stop: Stop
+) -> None:
+    flush = sys.stdout.isatty() or stop.max_messages is None
+    with output.progress(stop.max_messages, "Reading", prints=True) as advance:
+        while not _at_end(reader, ends) and not stop.idle:
+            before = stop.count
+            for record in await reader.poll(stop.wait_ms):
+                if ends and record.offset >= ends[TopicPartition(record.topic, record.partition)]:
+                    continue
+                print(show(record))
+                if stop.took():
+                    return
+            if flush:
+                sys.stdout.flush()
+            advance(stop.count - before)
+
+
+def _at_end(reader: Reader, ends: dict[TopicPartition, int]) -> bool:
+    return bool(ends) and all(reader.positions[p] >= end for p, end in ends.items())
+
+
+async def _in_group(
+    client: Client, group: str, topics: list[str], reset: Reset, isolation: Isolation,
+    show: Callable[[AnyRecord], str], stop: Stop,
+) -> None:  # fmt: skip
+    async with await GroupConsumer.join(
+        client.cluster, group, topics, reset=reset, isolation=isolation
+    ) as consumer:
+        while not stop.idle:
+            polled = await consumer.poll(stop.wait_ms)
+            for record in polled:
+                print(show(record), flush=True)
+                if stop.took():
+                    # The rest of the poll is left to the group's next member.
+                    for unread in polled:
+                        consumer.rewind(TopicPartition(*unread[:2]), unread.offset)
+                    return
+            await consumer.commit()
+
+
+async def _partitions(
+    client: Client, topics: list[str], partition: list[int] | None
+) -> list[TopicPartition]:
+    found = []
+    for name in topics:
+        topic = await client.cluster.topic(name)
+        indexes = [p.index for p in topic.partitions] if partition is None else partition
+        found += [TopicPartition(name, topic.partition(i).index) for i in indexes]
+    return found
+
+
+async def _positions(
+    client: Client, where: list[TopicPartition], reset: Reset, offset: int | None,
+    timestamp: str | None,
+) -> dict[TopicPartition, int]:  # fmt: skip
+    if timestamp is not None:
+        at = moments.timestamp(timestamp)
+        listed = expect(await client.admin.topics.offsets(dict.fromkeys(where, at)))
+        ends = await starts(client.cluster, where, Reset.LATEST)
+        return {p: ends[p] if o.offset < 0 else o.offset for p, o in listed.items()}
+    if offset is None:
+        return await starts(client.cluster, where, reset)
+    first = await starts(client.cluster, where, Reset.EARLIEST)
+    ends = await starts(client.cluster, where, Reset.LATEST)
+    return {p: max(first[p], offset if offset >= 0 else ends[p] + offset) for p in where}

@@ -1,0 +1,333 @@
+"""`shoal groups`: groups of every kind (classic, consumer, share), their members and positions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from shoal.cli import lag, moments, output, remedies, scrape
+from shoal.cli.output import Format, FormatOption
+from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.client.admin import Admin
+from shoal.client.client import Client
+from shoal.client.cluster import TopicPartition
+from shoal.client.errors import KafkaError, expect
+from shoal.client.groups import SHARE, STREAMS, TYPES, Group
+from shoal.client.topics import OffsetSpec
+from shoal.protocol.errors import ErrorCode
+
+app = new_app("List, describe, reset and delete groups of every kind, and their lag.")
+
+Id = Annotated[str, typer.Argument(metavar="GROUP", help="The group's id.")]
+Ids = Annotated[list[str], typer.Argument(metavar="GROUP", help="Ids of groups.")]
+Metrics = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="A broker's metrics listener, for records in flight; asked of the brokers if left "
+        "out.",
+    ),
+]  # fmt: skip
+
+
+@command(app, "list")
+async def list_groups(
+    client: Client,
+    type: Annotated[
+        str | None, typer.Option(metavar="classic|consumer|share|streams", help="Only this kind.")
+    ] = None,
+    state: Annotated[
+        str | None, typer.Option(metavar="STATE", help="Only groups in this state.")
+    ] = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List groups with type and state."""
+    if type is not None and type.capitalize() not in TYPES:
+        raise Failed(f"--type is classic, consumer, share or streams, not {type!r}.", USAGE)
+    found = await client.admin.groups.list(
+        types=[type.lower()] if type else (), states=[state] if state else ()
+    )
+    rows = [
+        {"group": g.group_id, "type": g.type, "state": g.state, "coordinator": g.coordinator}
+        for g in found.values()
+    ]
+    output.rows(format, rows, empty="There are no groups.")
+
+
+@command(app, "lag")
+async def show_lag(
+    client: Client,
+    groups: Annotated[
+        list[str] | None, typer.Argument(metavar="GROUP", help="All groups if left out.")
+    ] = None,
+    metrics: Metrics = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Show each group's members, lag, and records in flight, one line a group."""
+    admin = client.admin
+    if groups:
+        described = expect(await admin.groups.describe(groups))
+    else:
+        listed = await admin.groups.list()
+        found = await admin.groups.describe(g for g, one in listed.items() if one.type != STREAMS)
+        described = {g: one for g, one in found.items() if isinstance(one, Group)}
+    positions = await lag.positions(admin, {g: one.type for g, one in described.items()})
+    numbers = await _numbers(admin, described, metrics)
+    rows = [
+        {
+            "group": group, "type": one.type, "state": one.state, "members": len(one.members),
+            "lag": lag.total(positions.get(group, ())),
+            "in_flight": _in_flight(numbers, one),
+        }
+        for group, one in described.items()
+    ]  # fmt: skip
+    output.rows(format, rows, empty="There are no groups.")
+
+
+async def _numbers(
+    admin: Admin, groups: Mapping[str, Group], metrics: list[str] | None
+) -> dict[str, scrape.ShareNumbers] | None:
+    if any(g.type == SHARE for g in groups.values()):
+        return await scrape.share_numbers(admin, metrics)
+    return None
+
+
+def _in_flight(numbers: dict[str, scrape.ShareNumbers] | None, group: Group) -> int | None:
+    if numbers is None or group.type != SHARE:
+        return None
+    return numbers[group.group_id].in_flight if group.group_id in numbers else 0
+
+
+@command(app, "describe")
+async def describe(
+    client: Client,
+    groups: Ids,
+    metrics: Metrics = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Show members with their partitions, and position and lag in each partition."""
+    admin = client.admin
+    described = expect(await admin.groups.describe(groups))
+    positions = await lag.positions(admin, {g: one.type for g, one in described.items()})
+    numbers = await _numbers(admin, described, metrics)
+    if format is Format.JSON:
+        output.rows(format, [
+            _as_json(one, positions.get(g, []), _in_flight(numbers, one))
+            for g, one in described.items()
+        ])  # fmt: skip
+        return
+    for at, (group, one) in enumerate(described.items()):
+        if at:
+            print()
+        _print_group(one, positions.get(group, []), _in_flight(numbers, one))
+
+
+def _as_json(group: Group, found: list[lag.Position], in_flight: int | None) -> dict[str, Any]:
+    return {
+        "group": group.group_id, "type": group.type, "state": group.state,
+        "assignor": group.assignor, "coordinator": group.coordinator,
+        "lag": lag.total(found), "in_flight": in_flight,
+        "members": _member_rows(group),
+        "partitions": _position_rows(group, found),
+    }  # fmt: skip
+
+
+def _print_group(group: Group, found: list[lag.Position], in_flight: int | None) -> None:
+    total = lag.total(found)
+    facts = [group.type, group.state, f"lag {output.cell(total)}"]
+    if in_flight is not None:
+        facts.append(f"{in_flight} in flight")
+    if group.assignor:
+        facts.append(f"assignor {group.assignor}")
+    facts.append(f"coordinator {group.coordinator}")
+    print(f"{group.group_id}   {', '.join(facts)}")
+    if found:
+        offset = "start_offset" if group.type == SHARE else "committed_offset"
+        columns = ["topic", "partition", offset, "log_end_offset", "lag"]
+        columns += [] if group.type == SHARE else ["member"]
+        print()
+        output.print_table(_position_rows(group, found), columns)
+    if group.members:
+        print()
+        output.print_table(_member_rows(group), ["member", "client", "host", "partitions"])
+    else:
+        print("\nThe group has no members.")
+
+
+def _position_rows(group: Group, found: list[lag.Position]) -> list[dict[str, Any]]:
+    owners = {p: m.member_id for m in group.members for p in m.assignment}
+    name = "start_offset" if group.type == SHARE else "committed_offset"
+    rows: list[dict[str, Any]] = []
+    for one in found:
+        row = {
+            "topic": one.where.topic, "partition": one.where.partition, name: one.offset,
+            "log_end_offset": one.log_end_offset, "lag": one.lag,
+        }  # fmt: skip
+        if group.type != SHARE:
+            row["member"] = owners.get(one.where)
+        rows.append(row)
+    return rows
+
+
+def _member_rows(group: Group) -> list[dict[str, Any]]:
+    return [
+        {
+            "member": m.member_id, "client": m.client_id, "host": m.client_host.lstrip("/"),
+            "partitions": [str(p) for p in m.assignment],
+        }
+        for m in sorted(group.members, key=lambda m: m.member_id)
+    ]  # fmt: skip
+
+
+@command(app, "reset-offsets")
+async def reset_offsets(
+    client: Client,
+    group: Id,
+    topic: Annotated[
+        list[str],
+        typer.Option("--topic", "-t", metavar="TOPIC[:0,1]", help="Topic, perhaps partitions."),
+    ],
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the log's start.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the log's end.")] = False,
+    to_offset: Annotated[int | None, typer.Option(metavar="OFFSET", help="To this offset.")] = None,
+    to_datetime: Annotated[
+        str | None, typer.Option(metavar="TIME", help="To the first record at or after a time.")
+    ] = None,
+    by_duration: Annotated[
+        str | None, typer.Option(metavar="15m|2h|7d", help="To the first record so long ago.")
+    ] = None,
+    shift_by: Annotated[
+        int | None, typer.Option(metavar="N", help="Back or forth by N records.")
+    ] = None,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Do it; without this the plan is shown alone.")
+    ] = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Move the positions of a group without members; works for every kind of group."""
+    time = by_duration or to_datetime
+    chosen = [to_earliest, to_latest, to_offset is not None, time is not None, shift_by is not None]
+    if sum(chosen) != 1:
+        raise Failed(
+            "give exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime, "
+            "--by-duration and --shift-by.", USAGE,
+        )  # fmt: skip
+    admin = client.admin
+    if by_duration is not None and moments.duration_ms(by_duration) is None:
+        raise Failed(f"--by-duration {by_duration!r}: write 15m, 2h, 7d or PT15M.", USAGE)
+    kind, members = await _kind(admin, group)
+    partitions = await _partitions(client, topic)
+    current = {p.where: p.offset for p in (await lag.positions(admin, {group: kind}))[group]}
+    starts = await _listed(admin, partitions, int(OffsetSpec.EARLIEST))
+    ends = await _listed(admin, partitions, int(OffsetSpec.LATEST))
+    if to_earliest:
+        wanted: Mapping[TopicPartition, int] = starts
+    elif to_latest:
+        wanted = ends
+    elif time is not None:
+        found = await _listed(admin, partitions, moments.timestamp(time))
+        wanted = {p: ends[p] if o < 0 else o for p, o in found.items()}
+    elif to_offset is not None:
+        wanted = dict.fromkeys(partitions, to_offset)
+    else:
+        wanted = _shifted(group, partitions, current, shift_by or 0)
+    plan = {p: min(max(o, starts[p]), ends[p]) for p, o in wanted.items()}
+    rows = [
+        {"topic": p.topic, "partition": p.partition, "offset": current.get(p), "new_offset": o}
+        for p, o in sorted(plan.items())
+    ]
+    output.rows(format, rows)
+    if not execute:
+        if format is Format.TABLE:
+            print("\nNothing is changed yet: add --execute to do it.")
+        return
+    if members:
+        raise Failed(f"group {group!r} has {members} members; stop them first.")
+    change = admin.share_groups.alter_offsets if kind == SHARE else admin.groups.alter_offsets
+    expect(await change(group, plan))
+
+
+def _shifted(
+    group: str, partitions: list[TopicPartition],
+    current: Mapping[TopicPartition, int | None], by: int,
+) -> dict[TopicPartition, int]:  # fmt: skip
+    found = {}
+    for where in partitions:
+        offset = current.get(where)
+        if offset is None:
+            raise Failed(f"group {group!r} has no position in {where} to shift from.")
+        found[where] = offset + by
+    return found
+
+
+async def _kind(admin: Admin, group: str) -> tuple[str, int]:
+    """The group's type and how many members it has; a classic group for an id that is unused."""
+    described = (await admin.groups.describe([group]))[group]
+    if isinstance(described, Group):
+        if described.type != SHARE and described.state == "Dead":
+            return await _listed_kind(admin, group), 0
+        return described.type, len(described.members)
+    if described.code != ErrorCode.group_id_not_found:
+        raise described
+    return await _listed_kind(admin, group), 0
+
+
+async def _listed_kind(admin: Admin, group: str) -> str:
+    listed = await admin.groups.list()
+    if group not in listed:
+        raise KafkaError(ErrorCode.group_id_not_found, f"there is no group {group!r}")
+    return listed[group].type
+
+
+async def _partitions(client: Client, words: list[str]) -> list[TopicPartition]:
+    """`topic` or `topic:0,1` as partitions that exist."""
+    found: list[TopicPartition] = []
+    for word in words:
+        name, colon, numbers = word.partition(":")
+        topic = await client.cluster.topic(name)
+        indexes = [p.index for p in topic.partitions]
+        if colon:
+            if not all(n.isdigit() for n in numbers.split(",")):
+                raise Failed(f"--topic {word!r}: write TOPIC or TOPIC:0,1.", USAGE)
+            indexes = [topic.partition(int(n)).index for n in numbers.split(",")]
+        found += [TopicPartition(name, i) for i in indexes]
+    return found
+
+
+async def _listed(
+    admin: Admin, partitions: list[TopicPartition], spec: int
+) -> dict[TopicPartition, int]:
+    listed = expect(await admin.topics.offsets(dict.fromkeys(partitions, spec)))
+    return {p: o.offset for p, o in listed.items()}
+
+
+@command(app, "delete-offsets")
+async def delete_offsets(
+    client: Client,
+    group: Id,
+    topic: Annotated[list[str], typer.Option("--topic", "-t", help="Topics to forget.")],
+) -> None:
+    """Forget a group's positions in topics; works for every kind of group."""
+    admin = client.admin
+    kind, _ = await _kind(admin, group)
+    if kind == SHARE:
+        expect(await admin.share_groups.delete_offsets(group, topic))
+    else:
+        committed = expect(await admin.groups.offsets([group]))[group]
+        expect(await admin.groups.delete_offsets(group, [p for p in committed if p.topic in topic]))
+    print(f"Group {group} has no positions in {', '.join(topic)} any more.")
+
+
+@command(app, "delete")
+async def delete(client: Client, groups: Ids) -> None:
+    """Delete groups without members, with all their positions."""
+    failures = []
+    for group, error in (await client.admin.groups.delete(groups)).items():
+        if error is None:
+            print(f"Deleted group {group}.")
+        else:
+            failures.append(error)
+    if failures:
+        raise Failed(" ".join(map(remedies.remedy, failures)))

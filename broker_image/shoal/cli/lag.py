@@ -1,0 +1,81 @@
+"""Where groups of any kind stand: position, log end and lag in each partition.
+
+Share groups tell their own lag (KIP-1226). For consumer and classic groups it is the log end less
+the committed offset. All groups are asked in a few batched calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from shoal.client.admin import Admin
+from shoal.client.cluster import TopicPartition
+from shoal.client.errors import KafkaError
+from shoal.client.groups import SHARE, GroupListing
+from shoal.client.topics import OffsetSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """One partition of one group; None for what is not known (yet)."""
+
+    where: TopicPartition
+    offset: int | None
+    log_end_offset: int | None
+    lag: int | None
+
+
+async def positions(
+    admin: Admin, groups: Mapping[str, str] | Iterable[GroupListing]
+) -> dict[str, list[Position]]:
+    """Positions by group. `groups`: ids with their type, or listings."""
+    types = dict(groups) if isinstance(groups, Mapping) else {g.group_id: g.type for g in groups}
+    share = [g for g, kind in types.items() if kind == SHARE]
+    others = [g for g, kind in types.items() if kind != SHARE]
+    offsets: dict[str, dict[TopicPartition, tuple[int | None, int | None]]] = {}
+    if share:
+        for group, found in (await admin.share_groups.offsets(share)).items():
+            offsets[group] = {} if isinstance(found, KafkaError) else {
+                p: (_known(o.start_offset), _known(o.lag))
+                for p, o in found.items() if not isinstance(o, KafkaError)
+            }  # fmt: skip
+    if others:
+        for group, committed in (await admin.groups.offsets(others)).items():
+            offsets[group] = {} if isinstance(committed, KafkaError) else {
+                p: (_known(o.offset), None) for p, o in committed.items()
+            }  # fmt: skip
+    ends = await log_ends(admin, {p for some in offsets.values() for p in some})
+    return {group: _positions(some, ends, types[group]) for group, some in offsets.items()}
+
+
+def _positions(
+    offsets: dict[TopicPartition, tuple[int | None, int | None]],
+    ends: Mapping[TopicPartition, int | None], kind: str,
+) -> list[Position]:  # fmt: skip
+    found = []
+    for where, (offset, lag) in sorted(offsets.items()):
+        end = ends.get(where)
+        if kind != SHARE and offset is not None and end is not None:
+            lag = max(0, end - offset)
+        found.append(Position(where, offset, end, lag))
+    return found
+
+
+async def log_ends(
+    admin: Admin, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, int | None]:
+    """Log end offsets; None for partitions that are gone or without a leader."""
+    wanted = dict.fromkeys(sorted(partitions), int(OffsetSpec.LATEST))
+    listed = await admin.topics.offsets(wanted, timeout_ms=2_000) if wanted else {}
+    return {p: None if isinstance(o, KafkaError) else o.offset for p, o in listed.items()}
+
+
+def total(found: Iterable[Position]) -> int | None:
+    """The sum of the lags that are known; None where none is."""
+    lags = [p.lag for p in found if p.lag is not None]
+    return sum(lags) if lags else None
+
+
+def _known(number: int) -> int | None:
+    return None if number < 0 else number

@@ -1,0 +1,80 @@
+"""`shoal`: the broker and the tools, one command each. A command's module is imported when it is
+called, so that `shoal --help` is instant, and `shoal server` starts without the tools' imports.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+
+class Command(NamedTuple):
+    """The module whose `app` (a `typer.Typer`) a command is, and its line in `shoal --help`."""
+
+    module: str
+    help: str
+
+
+#: In the order of `shoal --help`.
+COMMANDS: dict[str, Command] = {
+    "server": Command("shoal.cli.server", "Run a broker."),
+    "topics": Command(
+        "shoal.cli.topics", "List, create, describe, alter, delete and truncate topics."
+    ),
+    "produce": Command("shoal.cli.produce", "Send records from standard input or a file."),
+    "consume": Command("shoal.cli.consume", "Read records, alone or in a consumer group."),
+    "share-consume": Command(
+        "shoal.cli.share_consume", "Take records from a share group and settle them."
+    ),
+    "groups": Command(
+        "shoal.cli.groups", "List, describe, reset and delete groups of every kind, and their lag."
+    ),
+    "configs": Command(
+        "shoal.cli.configs", "Show and change configs of topics, groups and brokers."
+    ),
+    "top": Command("shoal.cli.top", "Watch throughput, lag, records in flight and redeliveries."),
+    "dump": Command("shoal.cli.dump", "Print log segments and internal topics as JSON."),
+}
+
+
+class _Commands(TyperGroup):
+    """The group of all commands. Listing them imports none; calling one imports its own."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = COMMANDS.get(cmd_name)
+        return found and TyperCommand(cmd_name, help=found.help, rich_markup_mode=None)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, stub, rest = super().resolve_command(ctx, args)
+        if name is None or stub is None:
+            return name, stub, rest
+        command = typer.main.get_command(importlib.import_module(COMMANDS[name].module).app)
+        command.name = name
+        return name, command, rest
+
+
+app = typer.Typer(
+    name="shoal",
+    cls=_Commands,
+    help="A work queue that speaks Kafka.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _shoal() -> None:
+    """A work queue that speaks Kafka."""
+
+
+def main() -> None:
+    """The console script."""
+    app()

@@ -1,0 +1,151 @@
+"""Tables for people and JSON for programs, from the same rows."""
+
+from __future__ import annotations
+
+import json
+import sys
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+#: A pipe has no width; a table that is piped is as wide as it needs to be.
+PIPE_WIDTH = 4_000
+#: Characters that no text has: all below the blank but tab, newline and carriage return.
+_CONTROL = frozenset(map(chr, {*range(32), 127} - {9, 10, 13}))
+
+
+class Format(StrEnum):
+    """How results are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+FormatOption = Annotated[Format, typer.Option("--format", help="table or json.")]
+Row = Mapping[str, Any]
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A terminal to write on; without colours, and wide, where it is a pipe."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else PIPE_WIDTH
+    return Console(file=stream, width=width, highlight=False, soft_wrap=False)
+
+
+def rows(
+    format: Format, found: Sequence[Row], columns: Sequence[str] | None = None, *,
+    empty: str = "", title: str = "",
+) -> None:  # fmt: skip
+    """Print rows; `columns` are the keys shown in a table, JSON has all of them."""
+    if format is Format.JSON:
+        print(json.dumps([dict(row) for row in found], default=plain, indent=2))
+        return
+    if not found:
+        if empty:
+            print(empty)
+        return
+    print_table(found, columns or list(found[0]), title)
+
+
+def print_table(found: Sequence[Row], columns: Sequence[str], title: str = "") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold")
+    for name in columns:
+        numbers = all(isinstance(row.get(name), int | float | None) for row in found)
+        table.add_column(
+            name.replace("_", " ").upper(), justify="right" if numbers else "left",
+            overflow="fold",
+        )  # fmt: skip
+    for row in found:
+        table.add_row(*(Text(cell(row.get(name))) for name in columns))
+    out = console()
+    if title:
+        out.print(Text(title, style="bold"))
+    out.print(table)
+
+
+def cell(value: Any) -> str:
+    """A value as it stands in a table; what is unknown is a dash."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k}={v}" for k, v in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value)) or "-"
+    return str(value)
+
+
+def plain(value: Any) -> Any:
+    """What `json` cannot write by itself: bytes as text where they are, else as hex."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return text_or_hex(bytes(value))
+    if isinstance(value, UUID):
+        return topic_id(value)
+    if isinstance(value, frozenset | set):
+        return sorted(value)
+    if isinstance(value, Iterable):
+        return list(value)
+    return str(value)
+
+
+def text_or_hex(value: bytes | None) -> str | None:
+    """Bytes as UTF-8 text, or as `0x…` where they are none that could be read."""
+    if value is None:
+        return None
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        return "0x" + value.hex()
+    return text if text.isprintable() or _CONTROL.isdisjoint(text) else "0x" + value.hex()
+
+
+def topic_id(value: UUID | None) -> str | None:
+    """A topic id as Kafka's tools print it: 22 characters of URL-safe base 64."""
+    return None if value is None else urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
+
+
+def when(timestamp_ms: int) -> str | None:
+    """A timestamp as ISO 8601 in UTC; None for none."""
+    if timestamp_ms < 0:
+        return None
+    instant = datetime.fromtimestamp(timestamp_ms / 1000, UTC)
+    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@contextmanager
+def progress(
+    total: int | None, label: str, *, prints: bool = False
+) -> Iterator[Callable[[int], None]]:
+    """A progress bar on standard error; the function that is given moves it on.
+
+    There is none without a terminal, nor for a command that `prints` on that same terminal.
+    """
+    if not sys.stderr.isatty() or (prints and sys.stdout.isatty()):
+        yield lambda steps: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        console=console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task(label, total=total)
+        yield lambda steps: bar.advance(task, steps)

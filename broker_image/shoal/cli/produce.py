@@ -1,0 +1,225 @@
+"""`shoal produce`: records from standard input or a file, one a line."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import sys
+from collections.abc import AsyncIterator, Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, NamedTuple
+
+import typer
+
+from shoal.cli import output
+from shoal.cli.reading import waiting
+from shoal.cli.session import USAGE, Failed, command, new_app, pairs
+from shoal.client.client import Client
+from shoal.client.errors import ClientError
+from shoal.client.producer import Produced
+
+app = new_app("Send records from standard input or a file.")
+
+READ_BYTES = 1 << 18
+#: A line above this is no record that a broker would take.
+LINE_BYTES_MAX = 64 << 20
+
+
+class Acks(StrEnum):
+    """Whose storing a record is waited for."""
+
+    NONE = "0"
+    LEADER = "1"
+    ALL = "all"
+
+
+class Input(StrEnum):
+    """What a line is."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class Line(NamedTuple):
+    """One record to send."""
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
+@command(app)
+async def produce(
+    client: Client,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where to.")],
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Read lines from here, not standard input.")
+    ] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="One key for all records.")] = None,
+    key_separator: Annotated[
+        str | None, typer.Option("--key-separator", "-K", help="What stands behind a line's key.")
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header.")
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", help="By key, or in turn, if left out.")
+    ] = None,
+    null_marker: Annotated[
+        str | None, typer.Option(help="A value that is this text is sent as null.")
+    ] = None,
+    input: Annotated[
+        Input,
+        typer.Option(help="text, or json: objects of value, key, headers, partition, timestamp."),
+    ] = Input.TEXT,
+    acks: Annotated[Acks, typer.Option(help="Who has stored a record: no one, 1, all.")] = Acks.ALL,
+    compression: Annotated[str, typer.Option(help="none, gzip, snappy, lz4 or zstd.")] = "none",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing at the end.")] = False,
+) -> None:
+    """Send one record a line; empty lines are records too.
+
+    shoal produce tasks -K: <<< 'order-7:{"total": 12}'
+    """
+    if compression not in ("none", "gzip", "snappy", "lz4", "zstd"):
+        raise Failed(f"--compression is none, gzip, snappy, lz4 or zstd, not {compression!r}.",
+                     USAGE)  # fmt: skip
+    defaults = Line(None, _bytes(key), _headers(header), partition)
+    read = _reader(input, defaults, key_separator, null_marker)
+    found = await client.cluster.topic(topic)
+    found.partition(partition or 0)
+    turn = itertools.cycle(range(len(found.partitions)))
+    producer = client.producer(
+        acks={"0": 0, "1": 1, "all": -1}[acks], compression=compression, linger_ms=5
+    )
+    tally = _Tally()
+    if file is None and sys.stdin.isatty() and not quiet:
+        print("One record a line; Ctrl-D ends.", file=sys.stderr)
+    source, size = _open(file)
+    try:
+        with output.progress(size, f"Producing to {topic}") as advance:
+            async for line, length in _lines(source):
+                record = read(line)
+                if record.partition is None and record.key is None:
+                    record = record._replace(partition=next(turn))
+                future = await producer.send(
+                    topic, record.value, key=record.key, headers=record.headers,
+                    partition=record.partition, timestamp_ms=record.timestamp_ms,
+                )  # fmt: skip
+                tally.watch(future)
+                advance(length)
+                if tally.error is not None:
+                    break
+    finally:
+        await producer.close()
+        if file is not None:
+            source.close()
+    if tally.error is not None:
+        raise Failed(f"{tally.stored} of {tally.sent} records were stored: {tally.error}.")
+    if not quiet:
+        print(f"Produced {tally.stored} record{'s' * (tally.stored != 1)} to {topic}.",
+              file=sys.stderr)  # fmt: skip
+
+
+class _Tally:
+    """Counts what was sent and stored, and keeps the first failure."""
+
+    def __init__(self) -> None:
+        self.sent = self.stored = 0
+        self.error: BaseException | None = None
+
+    def watch(self, future: asyncio.Future[Produced]) -> None:
+        self.sent += 1
+        future.add_done_callback(self._done)
+
+    def _done(self, future: asyncio.Future[Produced]) -> None:
+        error = future.exception()
+        if error is None:
+            self.stored += 1
+        elif self.error is None or not isinstance(self.error, ClientError):
+            self.error = error
+
+
+def _open(file: Path | None) -> tuple[BinaryIO, int | None]:
+    if file is None:
+        return sys.stdin.buffer, None
+    try:
+        return file.open("rb"), file.stat().st_size
+    except OSError as error:
+        raise Failed(f"cannot read {file}: {error.strerror}.", USAGE) from None
+
+
+async def _lines(source: BinaryIO) -> AsyncIterator[tuple[bytes, int]]:
+    """Lines without their end, and their length with it; a thread waits for the input."""
+    tail = b""
+    read = getattr(source, "read1", source.read)
+    while chunk := await waiting(lambda: read(READ_BYTES)):
+        *whole, tail = (tail + chunk).split(b"\n")
+        if len(tail) > LINE_BYTES_MAX:
+            raise Failed(f"a line of more than {LINE_BYTES_MAX} bytes.")
+        for line in whole:
+            yield line.removesuffix(b"\r"), len(line) + 1
+    if tail:
+        yield tail, len(tail)
+
+
+def _reader(
+    input: Input, defaults: Line, separator: str | None, null_marker: str | None
+) -> Callable[[bytes], Line]:
+    """The function that makes a record of a line."""
+    if input is Input.JSON:
+        return lambda line: _from_json(line, defaults)
+    mark = separator.encode() if separator else None
+    null = null_marker.encode() if null_marker is not None else None
+
+    def read(line: bytes) -> Line:
+        key, value = defaults.key, line
+        if mark is not None:
+            first, found, rest = line.partition(mark)
+            if not found:
+                raise Failed(f"the line {line[:60].decode(errors='replace')!r} has no key: "
+                             f"{separator!r} is not in it.")  # fmt: skip
+            key, value = first, rest
+        return defaults._replace(key=key, value=None if value == null else value)
+
+    return read
+
+
+def _from_json(line: bytes, defaults: Line) -> Line:
+    try:
+        given = json.loads(line)
+    except ValueError as error:
+        raise Failed(f"the line {line[:60].decode(errors='replace')!r} is no JSON: {error}."
+                     ) from None  # fmt: skip
+    if not isinstance(given, dict):
+        raise Failed(f"the line {line[:60].decode(errors='replace')!r} is no JSON object.")
+    unknown = sorted(set(given) - {"value", "key", "headers", "partition", "timestamp"})
+    if unknown:
+        raise Failed(f"a record has value, key, headers, partition and timestamp, no {unknown[0]!r}"
+                     ".")  # fmt: skip
+    headers = given.get("headers") or ()
+    named = headers.items() if isinstance(headers, dict) else headers
+    return Line(
+        _bytes(given.get("value")),
+        _bytes(given["key"]) if "key" in given else defaults.key,
+        tuple((str(n), _bytes(v)) for n, v in named) or defaults.headers,
+        given.get("partition", defaults.partition),
+        given.get("timestamp"),
+    )
+
+
+def _bytes(value: Any) -> bytes | None:
+    """Text as UTF-8; other JSON values as JSON."""
+    if value is None:
+        return None
+    return (value if isinstance(value, str) else json.dumps(value)).encode()
+
+
+def _headers(given: list[str] | None) -> tuple[tuple[str, bytes | None], ...]:
+    try:
+        return tuple((n, v.encode()) for n, v in pairs(given, "--header").items())
+    except ValueError as error:
+        raise Failed(f"{error}.", USAGE) from None

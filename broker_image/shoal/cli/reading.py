@@ -1,0 +1,42 @@
+"""Waiting for input without holding up the event loop, or the end of the process.
+
+A read from a terminal may never return. It runs in a daemon thread, so that Ctrl-C ends the
+command at once, which an executor's threads would not allow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def waiting(call: Callable[[], T]) -> T:
+    """The result of a call that blocks."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = call()
+        except (OSError, ValueError, EOFError) as failed:
+            error = failed
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:
+            pass  # The loop has ended meanwhile, and nobody waits any more.
+
+    threading.Thread(target=run, daemon=True).start()
+    return await future

@@ -1,0 +1,70 @@
+"""How records read on a terminal: bare values, JSON lines, or a template of one's own."""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from shoal.cli.output import text_or_hex, when
+from shoal.cli.session import USAGE, Failed
+from shoal.client.consumer import ConsumedRecord
+from shoal.client.share import SharedRecord
+
+FIELDS = (
+    "topic", "partition", "offset", "timestamp", "key", "value", "headers", "delivery_count",
+)  # fmt: skip
+RecordFormat = Annotated[
+    str,
+    typer.Option(
+        "--format", "-f", metavar="text|json|TEMPLATE",
+        help="Values, JSON lines, or a template such as '{partition}@{offset} {key}: {value}'.",
+    ),
+]  # fmt: skip
+AnyRecord = ConsumedRecord | SharedRecord
+
+
+def printer(format: str) -> Callable[[AnyRecord], str]:
+    """The function that makes a record's line. Raises `Failed` for a wrong template."""
+    if format == "json":
+        return lambda record: json.dumps(as_json(record), ensure_ascii=False)
+    if format == "text":
+        return lambda record: text_or_hex(record.value) or ""
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(format) if name is not None]
+    except ValueError as error:
+        raise Failed(f"--format {format!r}: {error}.", USAGE) from None
+    unknown = [name for name in names if name not in FIELDS]
+    if unknown or not names:
+        raise Failed(
+            f"--format {format!r} is neither text nor json nor a template; a template has fields "
+            f"in braces, of {', '.join(FIELDS)}.", USAGE,
+        )  # fmt: skip
+    template = format.replace("\\t", "\t").replace("\\n", "\n")
+    return lambda record: template.format_map(_as_text(record))
+
+
+def as_json(record: AnyRecord) -> dict[str, Any]:
+    """The record with keys and values as text, or as `0x…` where they are none."""
+    found = record._asdict()
+    found["timestamp"] = found.pop("timestamp_ms")
+    found["key"], found["value"] = text_or_hex(record.key), text_or_hex(record.value)
+    found["headers"] = [[name, text_or_hex(value)] for name, value in record.headers]
+    return found
+
+
+def _as_text(record: AnyRecord) -> Mapping[str, Any]:
+    found = record._asdict()
+    found["timestamp"] = when(record.timestamp_ms) or "-"
+    found["key"] = _text(record.key)
+    found["value"] = _text(record.value)
+    found["headers"] = ",".join(f"{name}={_text(value)}" for name, value in record.headers)
+    found.setdefault("delivery_count", 1)
+    return found
+
+
+def _text(value: bytes | None) -> str:
+    return "null" if value is None else str(text_or_hex(value))

@@ -1,0 +1,175 @@
+"""How a command reaches a cluster: its common options, its event loop, and how errors read.
+
+`command` registers an async function as a command: its first argument is a `Client`, the options
+that every command shares are added behind its own. Exit codes: 0 done, 1 refused by the cluster
+(in part or in whole), 2 wrong usage, 3 no broker reached, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from shoal.cli import remedies
+from shoal.client.client import Client
+from shoal.client.errors import ClientError, Unreachable
+from shoal.client.settings import Settings
+from shoal.record.batch import CorruptBatch
+
+REFUSED, USAGE, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+
+Bootstrap = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap-server", "-b", metavar="HOST:PORT,...", envvar="SHOAL_BOOTSTRAP",
+        help="Brokers to start from.",
+    ),
+]  # fmt: skip
+CommandConfig = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", envvar="SHOAL_COMMAND_CONFIG",
+        help="A properties file with Kafka's client properties, such as security.protocol.",
+    ),
+]  # fmt: skip
+Property = Annotated[
+    list[str] | None,
+    typer.Option("--property", "-X", metavar="NAME=VALUE", help="A client property."),
+]
+
+
+class Failed(Exception):
+    """A command's own failure: a sentence, and the exit code."""
+
+    def __init__(self, sentence: str, code: int = REFUSED) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def new_app(help: str) -> typer.Typer:
+    """A Typer application as all commands here have it: plain help, no tracebacks in boxes."""
+    return typer.Typer(
+        help=help, no_args_is_help=True, add_completion=False, rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )  # fmt: skip
+
+
+def command(
+    app: typer.Typer, name: str | None = None
+) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., Awaitable[None]]]:
+    """Register `async def f(client, ...)` as a command with the connection options added."""
+
+    def register(function: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        shared = inspect.signature(_connection, eval_str=True).parameters.values()
+        parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in (*own, *shared)]
+
+        @functools.wraps(function)
+        def run(**given: Any) -> None:
+            connection = {p.name: given.pop(p.name) for p in shared}
+            perform(lambda client: function(client, **given), **connection)
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        del run.__wrapped__
+        app.command(name)(run)
+        return function
+
+    return register
+
+
+def _connection(
+    bootstrap_server: Bootstrap = DEFAULT_BOOTSTRAP,
+    command_config: CommandConfig = None,
+    property: Property = None,
+) -> None:
+    """The options that every command has; only its signature is used."""
+
+
+def perform(
+    call: Callable[[Client], Awaitable[None]], *, bootstrap_server: str,
+    command_config: Path | None, property: list[str] | None,
+) -> None:  # fmt: skip
+    """Run one command against a cluster; ends the process on failure."""
+    try:
+        properties = _properties(command_config)
+        properties.update(pairs(property, "--property"))
+        settings = Settings.of(bootstrap_server, properties)
+    except (ValueError, ClientError) as error:
+        fail(f"{error}.", USAGE)
+    except OSError as error:
+        fail(f"cannot read {command_config}: {error.strerror}.", USAGE)
+
+    async def main() -> None:
+        async with Client(settings) as client:
+            try:
+                await call(client)
+            except ClientError as error:
+                raise Failed(
+                    await remedies.sentence(error, client.cluster), _code(error)
+                ) from error
+
+    guarded(lambda: asyncio.run(main()))
+
+
+def guarded(call: Callable[[], None]) -> None:
+    """Run to the end; failures become a sentence on standard error and an exit code."""
+    try:
+        call()
+        sys.stdout.flush()
+    except Failed as error:
+        fail(str(error), error.code)
+    except ClientError as error:
+        fail(f"{error}.", _code(error))
+    except CorruptBatch as error:
+        fail(f"the broker sent records that cannot be read: {error}.")
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        # The reader (head, less) has gone: what is left in the buffer has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+
+
+def fail(sentence: str, code: int = REFUSED) -> NoReturn:
+    """Say what went wrong and end with that code."""
+    print(f"shoal: {sentence}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+def warn(sentence: str) -> None:
+    """Say something on standard error that does not end the command."""
+    print(f"shoal: {sentence}", file=sys.stderr)
+
+
+def _code(error: ClientError) -> int:
+    return UNREACHABLE if isinstance(error, Unreachable) else REFUSED
+
+
+def pairs(given: Iterable[str] | None, option: str) -> dict[str, str]:
+    """`NAME=VALUE` words as a dict. Raises `ValueError` naming the option."""
+    found = {}
+    for word in given or ():
+        name, sign, value = word.partition("=")
+        if not sign or not name.strip():
+            raise ValueError(f"{option} takes NAME=VALUE, not {word!r}")
+        found[name.strip()] = value.strip()
+    return found
+
+
+def _properties(path: Path | None) -> dict[str, str]:
+    """The properties in a file of Kafka's format."""
+    if path is None:
+        return {}
+    from shoal.server.config import properties
+
+    return dict(properties(path.read_text()))

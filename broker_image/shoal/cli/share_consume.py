@@ -1,0 +1,225 @@
+"""`shoal share-consume`: take records from a share group and say what became of them.
+
+Implicit (the default): what was printed is accepted with the next fetch, as a share consumer in
+implicit mode does. Explicit (`--ack`): each record is settled by itself, by a pattern or by hand.
+Ending the command accepts what was printed in implicit mode and releases everything else.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from shoal.cli.consume import Stop
+from shoal.cli.reading import waiting
+from shoal.cli.records import AnyRecord, RecordFormat, printer
+from shoal.cli.session import USAGE, Failed, command, new_app, warn
+from shoal.client.batches import CorruptRecords
+from shoal.client.client import Client
+from shoal.client.share import (
+    Acknowledgement,
+    AcknowledgeType,
+    Acquired,
+    AcquireMode,
+    Refusal,
+    SharedRecord,
+    ShareSession,
+)
+from shoal.record.batch import CorruptBatch
+
+app = new_app("Take records from a share group and settle them.")
+
+#: Few at a time, so that several consumers in several terminals all get work.
+MAX_RECORDS = 20
+TEMPLATE = "{topic}-{partition} @{offset} delivery {delivery_count}: {value}"
+_WORDS = {"accept": AcknowledgeType.ACCEPT, "release": AcknowledgeType.RELEASE,
+          "reject": AcknowledgeType.REJECT, "renew": AcknowledgeType.RENEW}  # fmt: skip
+_QUESTION = "[a]ccept, re[l]ease, re[j]ect, re[n]ew, [q]uit? "
+_ANSWERS = {"a": AcknowledgeType.ACCEPT, "l": AcknowledgeType.RELEASE,
+            "j": AcknowledgeType.REJECT, "n": AcknowledgeType.RENEW}  # fmt: skip
+
+
+@command(app)
+async def share_consume(
+    client: Client,
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="What to take from.")],
+    group: Annotated[str, typer.Option("--group", "-g", help="The share group.")],
+    ack: Annotated[
+        str | None,
+        typer.Option(
+            "--ack",
+            "-a",
+            metavar="accept|release|reject|renew|ask|PATTERN",
+            help="Settle each record by itself. A pattern such as accept,accept,release is taken "
+            "by offset modulo its length; ask asks for each record.",
+        ),
+    ] = None,
+    from_beginning: Annotated[
+        bool,
+        typer.Option("--from-beginning", help="A group without positions begins at the oldest."),
+    ] = False,
+    max_messages: Annotated[
+        int | None, typer.Option("--max-messages", "-n", min=1, help="Stop after so many.")
+    ] = None,
+    max_records: Annotated[
+        int, typer.Option("--max-records", min=1, help="Lock at most so many at a time.")
+    ] = MAX_RECORDS,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="5s", help="Stop when nothing came for so long.")
+    ] = None,
+    format: RecordFormat = TEMPLATE,
+) -> None:
+    """Print records with their delivery count and settle them."""
+    show = printer(format)
+    stop = Stop(max_messages, timeout)
+    pattern = _pattern(ack)
+    for topic in topics:
+        await client.cluster.topic(topic)
+    if from_beginning:
+        await _begin_at_the_oldest(client, group)
+    limit = 1 if pattern == [] else max_records
+    async with await client.share(group, topics) as session:
+        if pattern is None:
+            await _implicit(session, show, stop, limit)
+        else:
+            await _explicit(session, show, stop, limit, pattern)
+
+
+def _pattern(ack: str | None) -> list[AcknowledgeType] | None:
+    """None for implicit, an empty list to ask, else the pattern's types."""
+    if ack is None:
+        return None
+    if ack == "ask":
+        if not sys.stdin.isatty():
+            raise Failed("--ack ask needs a terminal to ask on.", USAGE)
+        return []
+    unknown = [word for word in ack.split(",") if word not in _WORDS]
+    if unknown:
+        raise Failed(
+            f"--ack {unknown[0]!r} is none of accept, release, reject, renew and ask.", USAGE
+        )
+    return [_WORDS[word] for word in ack.split(",")]
+
+
+async def _begin_at_the_oldest(client: Client, group: str) -> None:
+    from shoal.client.configs import ConfigChange, Resource, ResourceType
+    from shoal.client.errors import expect
+
+    change = ConfigChange("share.auto.offset.reset", "earliest")
+    expect(await client.admin.configs.alter({Resource(ResourceType.GROUP, group): [change]}))
+
+
+async def _acquire(
+    session: ShareSession, stop: Stop, limit: int, carried: list[Acknowledgement]
+) -> tuple[Acquired, ...]:
+    if stop.max_messages is not None:
+        limit = min(limit, stop.max_messages - stop.count)
+    found = await session.acquire(
+        max_records=limit, max_wait_ms=stop.wait_ms, mode=AcquireMode.RECORD_LIMIT,
+        acknowledgements=carried,
+    )  # fmt: skip
+    _report(found.refusals)
+    return found.acquired
+
+
+async def _implicit(
+    session: ShareSession, show: Callable[[AnyRecord], str], stop: Stop, limit: int
+) -> None:
+    printed: list[Acknowledgement] = []
+    try:
+        while not stop.full and not stop.idle:
+            carried, printed = printed, []
+            for acquired in await _acquire(session, stop, limit, carried):
+                for record in _records(acquired, printed):
+                    print(show(record), flush=True)
+                    printed.append(_settled(record, AcknowledgeType.ACCEPT))
+                    stop.took()
+    finally:
+        if printed:
+            _report(await session.acknowledge(merged(printed)))
+
+
+async def _explicit(
+    session: ShareSession, show: Callable[[AnyRecord], str], stop: Stop, limit: int,
+    pattern: list[AcknowledgeType],
+) -> None:  # fmt: skip
+    while not stop.full and not stop.idle:
+        for acquired in await _acquire(session, stop, limit, []):
+            settled: list[Acknowledgement] = []
+            for record in _records(acquired, settled):
+                print(show(record), flush=True)
+                stop.took()
+                if pattern:
+                    settled.append(_settled(record, pattern[record.offset % len(pattern)]))
+                elif not await _ask(session, record):
+                    return
+            if settled:
+                _report(await session.acknowledge(merged(settled)))
+
+
+def _records(acquired: Acquired, settled: list[Acknowledgement]) -> list[SharedRecord]:
+    """The records, and acknowledgements for what holds none: gaps, and batches that are corrupt."""
+    try:
+        found = list(acquired.records())
+    except (CorruptRecords, CorruptBatch) as error:
+        warn(f"{acquired.topic}-{acquired.partition}: {error}; rejected.")
+        settled += acquired.acknowledge(AcknowledgeType.REJECT)
+        return []
+    present = {record.offset for record in found}
+    settled += [
+        Acknowledgement(acquired.topic, acquired.partition, at, at, AcknowledgeType.GAP)
+        for r in acquired.ranges
+        for at in range(r.first_offset, r.last_offset + 1)
+        if at not in present
+    ]
+    return found
+
+
+async def _ask(session: ShareSession, record: SharedRecord) -> bool:
+    """Settle one record as the user says; whether to go on."""
+    while True:
+        answer = (await waiting(_prompt)).strip().lower()[:1]
+        if answer in ("q", ""):
+            return False
+        if answer in _ANSWERS:
+            _report(await session.acknowledge([_settled(record, _ANSWERS[answer])]))
+            if answer != "n":
+                return True
+
+
+def _prompt() -> str:
+    try:
+        return input(_QUESTION) or "a"
+    except EOFError:
+        return "q"
+
+
+def _settled(record: SharedRecord, type: AcknowledgeType) -> Acknowledgement:
+    return Acknowledgement(record.topic, record.partition, record.offset, record.offset, type)
+
+
+def merged(acks: list[Acknowledgement]) -> list[Acknowledgement]:
+    """Neighbouring offsets of one kind as one range."""
+    found: list[Acknowledgement] = []
+    for ack in sorted(acks):
+        last = found[-1] if found else None
+        if (
+            last is not None and last[:2] == ack[:2] and last.type == ack.type
+            and last.last_offset + 1 == ack.first_offset
+        ):  # fmt: skip
+            found[-1] = last._replace(last_offset=ack.last_offset)
+        else:
+            found.append(ack)
+    return found
+
+
+def _report(refusals: tuple[Refusal, ...]) -> None:
+    for ack, error in refusals:
+        many = ack.last_offset > ack.first_offset
+        where = f"offsets {ack.first_offset} to {ack.last_offset}" if many else (
+            f"offset {ack.first_offset}"
+        )  # fmt: skip
+        warn(f"{ack.topic}-{ack.partition} {where}: not settled, will come again: {error}.")

@@ -1,0 +1,260 @@
+"""`shoal topics`: topics and where their records begin and end."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from shoal.cli import moments, output, remedies
+from shoal.cli.output import Format, FormatOption
+from shoal.cli.session import USAGE, Failed, command, new_app, pairs
+from shoal.client.client import Client
+from shoal.client.cluster import Topic, TopicPartition
+from shoal.client.configs import AlterOperation, ConfigChange, Resource, ResourceType
+from shoal.client.errors import KafkaError, expect
+from shoal.client.topics import NewTopic, OffsetSpec
+from shoal.protocol.errors import ErrorCode
+
+app = new_app("List, create, describe, alter, delete and truncate topics.")
+
+Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
+Names = Annotated[list[str], typer.Argument(metavar="TOPIC", help="Names of topics.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--config", "-c", metavar="NAME=VALUE", help="A topic config; may be repeated."),
+]
+
+
+@command(app, "list")
+async def list_topics(
+    client: Client,
+    internal: Annotated[bool, typer.Option("--internal", help="Kafka's own topics too.")] = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List topics."""
+    found = await client.admin.topics.list(internal=internal)
+    rows = [
+        {
+            "topic": t.name,
+            "partitions": len(t.partitions),
+            "replicas": len(t.partitions[0].replicas) if t.partitions else 0,
+            "topic_id": output.topic_id(t.topic_id),
+        }
+        for t in found.values()
+    ]
+    output.rows(format, rows, empty="There are no topics. `shoal topics create NAME` makes one.")
+
+
+@command(app, "create")
+async def create(
+    client: Client,
+    topics: Names,
+    partitions: Annotated[
+        int, typer.Option("--partitions", "-p", help="How many; the broker's default if left out.")
+    ] = -1,
+    replication_factor: Annotated[int, typer.Option(help="Copies of each partition.")] = -1,
+    config: Settings = None,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="Pass over topics that exist.")
+    ] = False,
+) -> None:
+    """Create topics."""
+    if partitions == 0 or partitions < -1:
+        raise Failed(f"a topic has at least 1 partition, not {partitions}.", USAGE)
+    configs = _pairs(config, "--config")
+    new = [NewTopic(name, partitions, replication_factor, configs) for name in topics]
+    results = await client.admin.topics.create(new)
+    failures = {}
+    for name, result in results.items():
+        if not isinstance(result, KafkaError):
+            print(f"Created topic {name} with {_count(result.partitions, 'partition')}.")
+        elif if_not_exists and result.code == ErrorCode.topic_already_exists:
+            print(f"Topic {name} exists.")
+        else:
+            failures[name] = result
+    _fail_for(failures)
+
+
+@command(app, "describe")
+async def describe(
+    client: Client,
+    topics: Annotated[
+        list[str] | None, typer.Argument(metavar="TOPIC", help="All topics if left out.")
+    ] = None,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Show partitions, leaders, replicas, offsets, and the configs that were set."""
+    admin = client.admin
+    found = expect(await admin.topics.describe(topics)) if topics else await admin.topics.list()
+    partitions = [TopicPartition(t.name, p.index) for t in found.values() for p in t.partitions]
+    starts = await admin.topics.offsets(dict.fromkeys(partitions, int(OffsetSpec.EARLIEST)))
+    ends = await admin.topics.offsets(dict.fromkeys(partitions, int(OffsetSpec.LATEST)))
+    resources = {name: Resource(ResourceType.TOPIC, name) for name in found}
+    configs = expect(await admin.configs.describe(resources.values()))
+    described: list[dict[str, Any]] = []
+    for name, topic in found.items():
+        changed = {
+            c.name: c.value
+            for c in configs.get(resources[name], {}).values()
+            if c.source == 1  # DYNAMIC_TOPIC_CONFIG: set on this very topic
+        }
+        rows = [_partition_row(topic, p, starts, ends) for p in range(len(topic.partitions))]
+        described.append({
+            "topic": name, "topic_id": output.topic_id(topic.topic_id), "internal": topic.internal,
+            "configs": changed, "partitions": rows,
+        })  # fmt: skip
+    if format is Format.JSON:
+        output.rows(format, described)
+        return
+    for at, one in enumerate(described):
+        if at:
+            print()
+        title = f"{one['topic']}   id {one['topic_id']}"
+        configs_text = output.cell(one["configs"])
+        output.print_table(
+            one["partitions"],
+            ["partition", "leader", "replicas", "isr", "log_start_offset", "log_end_offset"],
+            title + ("" if configs_text == "-" else f"   {configs_text}"),
+        )
+
+
+def _partition_row(topic: Topic, index: int, starts: Any, ends: Any) -> dict[str, Any]:
+    part = topic.partitions[index]
+    where = TopicPartition(topic.name, index)
+    start, end = starts.get(where), ends.get(where)
+    return {
+        "partition": index,
+        "leader": part.leader_id if part.leader_id >= 0 else None,
+        "replicas": list(part.replicas),
+        "isr": list(part.isr),
+        "log_start_offset": None if isinstance(start, KafkaError) else start.offset,
+        "log_end_offset": None if isinstance(end, KafkaError) else end.offset,
+    }
+
+
+@command(app, "alter")
+async def alter(
+    client: Client,
+    topic: Name,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", "-p", help="Grow to so many partitions.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set a config.")
+    ] = None,
+    unset: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Bring a config's default back.")
+    ] = None,
+) -> None:
+    """Add partitions, set and unset configs."""
+    changes = [ConfigChange(n, v) for n, v in _pairs(set_, "--set").items()]
+    changes += [ConfigChange(name, None, AlterOperation.DELETE) for name in unset or ()]
+    if partitions is None and not changes:
+        raise Failed("nothing to alter: give --partitions, --set or --unset.", USAGE)
+    expect(await client.admin.topics.describe([topic]))
+    if changes:
+        expect(await client.admin.configs.alter({Resource(ResourceType.TOPIC, topic): changes}))
+    if partitions is not None:
+        expect(await client.admin.topics.create_partitions({topic: partitions}))
+    print(f"Altered topic {topic}.")
+
+
+@command(app, "delete")
+async def delete(
+    client: Client,
+    topics: Names,
+    if_exists: Annotated[
+        bool, typer.Option("--if-exists", help="Pass over topics that do not exist.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete topics with all their records."""
+    if not yes and sys.stdin.isatty():
+        typer.confirm(f"Delete {', '.join(topics)} with all records?", abort=True)
+    known = await client.admin.topics.describe(topics)
+    present = [name for name, t in known.items() if not isinstance(t, KafkaError)]
+    results = await client.admin.topics.delete(present) if present else {}
+    failures = {n: e for n, e in known.items() if isinstance(e, KafkaError) and not if_exists}
+    for name in present:
+        error = results.get(name)
+        if error is None:
+            print(f"Deleted topic {name}.")
+        else:
+            failures[name] = error
+    _fail_for(failures)
+
+
+@command(app, "delete-records")
+async def delete_records(
+    client: Client,
+    topic: Name,
+    before: Annotated[
+        str, typer.Option(metavar="OFFSET|TIME|all", help="Drop what is older than this.")
+    ],
+    partition: Annotated[
+        list[int] | None, typer.Option("--partition", "-p", help="All partitions if left out.")
+    ] = None,
+) -> None:
+    """Drop old records: those before an offset, a time (2026-01-31T12:00 or 7d), or all."""
+    found = expect(await client.admin.topics.describe([topic]))[topic]
+    indexes = partition or [p.index for p in found.partitions]
+    where = [TopicPartition(topic, found.partition(i).index) for i in indexes]
+    if before == "all":
+        targets = dict.fromkeys(where, -1)
+    elif before.isdigit():
+        targets = dict.fromkeys(where, int(before))
+    else:
+        listed = await client.admin.topics.offsets(dict.fromkeys(where, moments.timestamp(before)))
+        targets = {p: o.offset for p, o in expect(listed).items()}
+    results = expect(await client.admin.topics.delete_records(targets))
+    output.rows(
+        Format.TABLE,
+        [{"partition": p.partition, "log_start_offset": o} for p, o in sorted(results.items())],
+    )
+
+
+@command(app, "offsets")
+async def offsets(
+    client: Client,
+    topic: Name,
+    at: Annotated[
+        str, typer.Option(metavar="latest|earliest|max-timestamp|TIME", help="Which offset.")
+    ] = "latest",
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Show the offset of the end, the start, or a time in each partition."""
+    named = {
+        "latest": OffsetSpec.LATEST, "earliest": OffsetSpec.EARLIEST,
+        "max-timestamp": OffsetSpec.MAX_TIMESTAMP,
+    }  # fmt: skip
+    spec = int(named[at]) if at in named else moments.timestamp(at)
+    found = expect(await client.admin.topics.describe([topic]))[topic]
+    wanted = {TopicPartition(topic, p.index): spec for p in found.partitions}
+    listed = expect(await client.admin.topics.offsets(wanted))
+    rows = [
+        {
+            "partition": where.partition,
+            "offset": o.offset if o.offset >= 0 else None,
+            "timestamp": output.when(o.timestamp_ms),
+        }
+        for where, o in sorted(listed.items())
+    ]
+    output.rows(format, rows)
+
+
+def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
+    try:
+        return pairs(given, option)
+    except ValueError as error:
+        raise Failed(f"{error}.", USAGE) from None
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _fail_for(failures: dict[str, KafkaError]) -> None:
+    if failures:
+        raise Failed(" ".join(remedies.remedy(error) for error in failures.values()))

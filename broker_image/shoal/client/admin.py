@@ -1,0 +1,198 @@
+"""The admin side of the client: one object with a part for each kind of thing.
+
+    admin.topics        create, describe, delete, grow, offsets, delete_records
+    admin.configs       describe and alter, of topics, brokers, groups
+    admin.groups        list, describe, delete groups of every kind; committed offsets
+    admin.share_groups  start offsets, lag and resets of share groups
+
+Calls on many objects give a result for each; `shoal.client.errors.expect` raises the first error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.client import rows
+from shoal.client.cluster import Broker, Cluster, TopicPartition
+from shoal.client.configs import Configs
+from shoal.client.errors import KafkaError, check
+from shoal.client.groups import Groups
+from shoal.client.share_groups import ShareGroups
+from shoal.client.topics import OPERATION_TIMEOUT_MS, Topics
+from shoal.protocol.api import ApiKey
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    cluster_id: str
+    controller_id: int
+    brokers: tuple[Broker, ...]
+    fenced: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class LogDir:
+    """A broker's data directory; sizes are bytes, -1 where the broker does not say."""
+
+    path: str
+    total_bytes: int
+    usable_bytes: int
+    partitions: Mapping[TopicPartition, int]
+    error: KafkaError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumReplica:
+    node_id: int
+    log_end_offset: int
+    last_caught_up_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """The controllers' Raft group as its leader sees it."""
+
+    leader_id: int
+    leader_epoch: int
+    high_watermark: int
+    voters: tuple[QuorumReplica, ...]
+    observers: tuple[QuorumReplica, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reassignment:
+    replicas: tuple[int, ...]
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+
+
+class Admin:
+    """Made over a `Cluster`, which stays the caller's to close."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.topics = Topics(cluster)
+        self.configs = Configs(cluster)
+        self.groups = Groups(cluster)
+        self.share_groups = ShareGroups(cluster)
+
+    async def describe_cluster(self, *, fenced: bool = False) -> ClusterDescription:
+        """Brokers and controller; with `fenced` also the brokers that are cut off (KIP-1073)."""
+        body = {"endpoint_type": 1, "include_fenced_brokers": fenced}
+        answer = await self.cluster.retrying(
+            lambda: self.cluster.ask(ApiKey.DESCRIBE_CLUSTER, body)
+        )
+        check(answer.error_code, answer.error_message)
+        brokers = tuple(
+            Broker(b.broker_id, b.host, b.port, b.rack)
+            for b in sorted(answer.brokers, key=lambda b: b.broker_id)
+        )
+        cut_off = frozenset(b.broker_id for b in answer.brokers if getattr(b, "is_fenced", False))
+        return ClusterDescription(answer.cluster_id, answer.controller_id, brokers, cut_off)
+
+    async def features(self) -> dict[str, int]:
+        """Finalized feature levels, such as `share.version`."""
+        link = await self.cluster.any_connection()
+        answer = await link.request(ApiKey.API_VERSIONS, {
+            "client_software_name": "shoal", "client_software_version": "0",
+        })  # fmt: skip
+        return {f.name: f.max_version_level for f in answer.finalized_features}
+
+    async def log_dirs(self, nodes: Iterable[int]) -> dict[int, tuple[LogDir, ...]]:
+        """Data directories of brokers, with the bytes of every partition in them."""
+        found = {}
+        for node in nodes:
+            answer = await self.cluster.request(node, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
+            check(getattr(answer, "error_code", 0), f"log dirs of broker {node}")
+            found[node] = tuple(_log_dir(row) for row in answer.results)
+        return found
+
+    async def describe_quorum(self) -> Quorum:
+        """The state of `__cluster_metadata`."""
+        body = {"topics": [{"topic_name": "__cluster_metadata", "partitions": [
+            {"partition_index": 0}
+        ]}]}  # fmt: skip
+        answer = await self.cluster.ask(ApiKey.DESCRIBE_QUORUM, body)
+        check(answer.error_code, getattr(answer, "error_message", None))
+        part = answer.topics[0].partitions[0]
+        check(part.error_code, getattr(part, "error_message", None))
+        return Quorum(
+            part.leader_id, part.leader_epoch, part.high_watermark,
+            tuple(map(_replica, part.current_voters)), tuple(map(_replica, part.observers)),
+        )  # fmt: skip
+
+    async def reassign(
+        self, replicas: Mapping[TopicPartition, Iterable[int] | None]
+    ) -> dict[TopicPartition, KafkaError | None]:
+        """Move partitions to these brokers, the preferred leader first; None calls a move off."""
+        body = {
+            "timeout_ms": OPERATION_TIMEOUT_MS,
+            "topics": rows.by_topic(
+                (p, {"partition_index": p.partition, "replicas": None if r is None else list(r)})
+                for p, r in replicas.items()
+            ),
+        }
+        answer = await self.cluster.ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, body)
+        check(answer.error_code, answer.error_message)
+        return {
+            where: rows.outcome(part, f"reassignment of {where}")
+            for where, part in rows.partitions_of(answer.responses)
+        }
+
+    async def reassignments(self) -> dict[TopicPartition, Reassignment]:
+        """Moves under way."""
+        body = {"timeout_ms": OPERATION_TIMEOUT_MS, "topics": None}
+        answer = await self.cluster.ask(ApiKey.LIST_PARTITION_REASSIGNMENTS, body)
+        check(answer.error_code, answer.error_message)
+        return {
+            where: Reassignment(
+                tuple(part.replicas), tuple(part.adding_replicas), tuple(part.removing_replicas)
+            )
+            for where, part in rows.partitions_of(answer.topics)
+        }
+
+    async def elect_leaders(
+        self, partitions: Iterable[TopicPartition] | None, *, unclean: bool = False
+    ) -> dict[TopicPartition, KafkaError | None]:
+        """Give partitions (None: all) back to their preferred leaders, or, `unclean`, to any."""
+        wanted = None
+        if partitions is not None:
+            topics: dict[str, list[int]] = {}
+            for where in partitions:
+                topics.setdefault(where.topic, []).append(where.partition)
+            wanted = [{"topic": t, "partitions": p} for t, p in topics.items()]
+        body = {
+            "election_type": int(unclean), "topic_partitions": wanted,
+            "timeout_ms": OPERATION_TIMEOUT_MS,
+        }  # fmt: skip
+        answer = await self.cluster.ask(ApiKey.ELECT_LEADERS, body)
+        check(answer.error_code, "electing leaders")
+        return {
+            TopicPartition(t.topic, p.partition_id): rows.outcome(p, f"{t.topic}-{p.partition_id}")
+            for t in answer.replica_election_results
+            for p in t.partition_result
+        }
+
+    async def unregister_broker(self, node_id: int) -> None:
+        """Take a broker that is gone for good out of the cluster's metadata."""
+        answer = await self.cluster.ask(ApiKey.UNREGISTER_BROKER, {"broker_id": node_id})
+        check(answer.error_code, answer.error_message or f"broker {node_id}")
+
+
+def _log_dir(row: Any) -> LogDir:
+    sizes = {
+        TopicPartition(t.name, p.partition_index): p.partition_size
+        for t in row.topics
+        for p in t.partitions
+    }
+    return LogDir(
+        row.log_dir, getattr(row, "total_bytes", -1), getattr(row, "usable_bytes", -1), sizes,
+        rows.outcome(row, row.log_dir),
+    )  # fmt: skip
+
+
+def _replica(row: Any) -> QuorumReplica:
+    caught_up = rows.timestamp(getattr(row, "last_caught_up_timestamp", None))
+    return QuorumReplica(row.replica_id, row.log_end_offset, caught_up)

@@ -1,0 +1,510 @@
+"""A cluster as a client sees it: brokers, topics, leaders, coordinators, and ways to ask them.
+
+Owns all connections, one for each broker and lane: a broker answers one connection in order, so
+requests that wait on purpose (fetches) and requests that must not wait (heartbeats) use different
+lanes. Owns the metadata cache; whoever meets an error of `STALE_METADATA` calls `forget_topic`.
+
+`scatter` is the one shape of calls on many objects: find out who serves each, ask every broker
+once for all of its objects, and ask again for those that had moved. No object's error hides
+another's result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
+
+from shoal.client.connection import Connection, connect
+from shoal.client.errors import (
+    STALE_COORDINATOR,
+    STALE_METADATA,
+    ClientError,
+    ConnectionLost,
+    KafkaError,
+    Unreachable,
+    check,
+    transient,
+)
+from shoal.client.settings import Address, Settings
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+
+K = TypeVar("K")
+V = TypeVar("V")
+GROUP, TRANSACTION, SHARE = 0, 1, 2
+#: Kafka's retry.backoff.ms and retry.backoff.max.ms.
+BACKOFF_MS, BACKOFF_MS_MAX = 100, 1_000
+#: Topics named in one Metadata request; a cluster has more than fit into a sensible frame.
+TOPICS_PER_REQUEST = 1_000
+
+
+class TopicPartition(NamedTuple):
+    """A partition by its topic's name."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """One partition; `leader_id` is -1 while it has none."""
+
+    index: int
+    leader_id: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    offline: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic; `partitions` are in the order of their index."""
+
+    name: str
+    topic_id: UUID | None
+    internal: bool
+    partitions: tuple[Partition, ...]
+
+    def partition(self, index: int) -> Partition:
+        """Raises `KafkaError` UNKNOWN_TOPIC_OR_PARTITION."""
+        if not 0 <= index < len(self.partitions):
+            raise KafkaError(
+                ErrorCode.unknown_topic_or_partition,
+                f"topic {self.name!r} has {len(self.partitions)} partitions, no partition {index}",
+            )
+        return self.partitions[index]
+
+
+class Backoff:
+    """Growing pauses with a fifth of jitter, so that clients do not come back in step."""
+
+    def __init__(self, first_ms: int = BACKOFF_MS, most_ms: int = BACKOFF_MS_MAX) -> None:
+        self._next_ms = self._first_ms = first_ms
+        self._most_ms = most_ms
+
+    async def pause(self) -> None:
+        await asyncio.sleep(self._next_ms / 1000 * random.uniform(0.8, 1.2))
+        self._next_ms = min(self._next_ms * 2, self._most_ms)
+
+    def reset(self) -> None:
+        self._next_ms = self._first_ms
+
+
+class Cluster:
+    """The door to one cluster. `await close()` at the end, or use `async with`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.cluster_id: str | None = None
+        self.controller_id = -1
+        self.brokers: dict[int, Broker] = {}
+        self._loop = asyncio.get_running_loop()
+        self._topics: dict[str, tuple[float, Topic]] = {}
+        self._names: dict[UUID, str] = {}
+        self._coordinators: dict[tuple[int, str], int] = {}
+        self._connections: dict[tuple[Address, str], asyncio.Task[Connection]] = {}
+
+    async def __aenter__(self) -> Cluster:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection; requests under way fail with `ConnectionLost`."""
+        opening = list(self._connections.values())
+        self._connections.clear()
+        for task in opening:
+            task.cancel()
+        for opened in await asyncio.gather(*opening, return_exceptions=True):
+            if isinstance(opened, Connection):
+                opened.close()
+
+    # -- connections
+
+    async def _connection(self, address: Address, lane: str) -> Connection:
+        key = (address, lane)
+        task = self._connections.get(key)
+        if task is not None and task.done():
+            if task.cancelled() or task.exception() is not None or task.result().closed:
+                task = None
+        if task is None:
+            task = self._loop.create_task(connect(self.settings, address))
+            self._connections[key] = task
+        return await asyncio.shield(task)
+
+    async def connection(self, node_id: int, lane: str = "") -> Connection:
+        """An open connection to a broker. Raises `Unreachable` or what `connect` raises."""
+        broker = self.brokers.get(node_id)
+        if broker is None:
+            await self.refresh(())
+            broker = self.brokers.get(node_id)
+        if broker is None:
+            raise Unreachable(f"broker {node_id} is not part of the cluster's metadata")
+        return await self._connection((broker.host, broker.port), lane)
+
+    async def request(
+        self, node_id: int, api_key: ApiKey, body: Mapping[str, Any], *, lane: str = "",
+        timeout_ms: int | None = None, version: int | None = None,
+    ) -> Any:  # fmt: skip
+        """Ask one broker; see `Connection.request`."""
+        link = await self.connection(node_id, lane)
+        return await link.request(api_key, body, timeout_ms=timeout_ms, version=version)
+
+    async def ask(self, api_key: ApiKey, body: Mapping[str, Any], **options: Any) -> Any:
+        """Ask any broker: known ones in turn, then the bootstrap addresses."""
+        link = await self.any_connection()
+        return await link.request(api_key, body, **options)
+
+    async def any_connection(self) -> Connection:
+        """A connection to whichever broker answers first in order, open ones before others."""
+        known = [(b.host, b.port) for b in self.brokers.values()]
+        random.shuffle(known)
+        candidates = list(dict.fromkeys([*known, *self.settings.bootstrap]))
+        candidates.sort(key=lambda a: not self._is_open(a))
+        failures: list[str] = []
+        for address in candidates:
+            try:
+                return await self._connection(address, "")
+            except Unreachable as error:
+                failures.append(str(error))
+        raise Unreachable("; ".join(failures))
+
+    def _is_open(self, address: Address) -> bool:
+        task = self._connections.get((address, ""))
+        return bool(
+            task and task.done() and not task.cancelled() and not task.exception()
+            and not task.result().closed
+        )  # fmt: skip
+
+    async def retrying(
+        self, attempt: Callable[[], Awaitable[V]], timeout_ms: int | None = None
+    ) -> V:
+        """Call `attempt` until it succeeds, fails for good, or `timeout_ms` is over.
+
+        A cluster that was never reached fails at once: the address is wrong more often than the
+        broker is late.
+        """
+        deadline = self._deadline(timeout_ms)
+        backoff = Backoff()
+        while True:
+            try:
+                return await attempt()
+            except ClientError as error:
+                if not self.brokers and isinstance(error, Unreachable):
+                    raise
+                if not self.brokers and isinstance(error, ConnectionLost):
+                    raise Unreachable(f"{error}{self._listener_hint()}") from None
+                if not transient(error) or self._loop.time() > deadline:
+                    raise
+            await backoff.pause()
+
+    def _listener_hint(self) -> str:
+        plain = self.settings.security.protocol == "PLAINTEXT"
+        return " at the first request; does it expect TLS or SASL?" if plain else ""
+
+    def now(self) -> float:
+        """The loop's clock, in seconds."""
+        return self._loop.time()
+
+    def _deadline(self, timeout_ms: int | None) -> float:
+        wait_ms = self.settings.retry_timeout_ms if timeout_ms is None else timeout_ms
+        return self._loop.time() + wait_ms / 1000
+
+    # -- metadata
+
+    async def refresh(self, names: Sequence[str] | None) -> dict[str, Topic | KafkaError]:
+        """Read metadata: of `names`, of all topics (None), or of the brokers alone (empty)."""
+        topics = None if names is None else [{"name": n, "topic_id": None} for n in names]
+        return await self._metadata(topics)
+
+    async def _metadata(self, topics: list[dict[str, Any]] | None) -> dict[str, Topic | KafkaError]:
+        body = {"topics": topics, "allow_auto_topic_creation": False}
+        answer = await self.ask(ApiKey.METADATA, body)
+        self.cluster_id = answer.cluster_id
+        self.controller_id = answer.controller_id
+        if answer.brokers:
+            self.brokers = {
+                b.node_id: Broker(b.node_id, b.host, b.port, b.rack) for b in answer.brokers
+            }
+        found: dict[str, Topic | KafkaError] = {}
+        now = self._loop.time()
+        for row in answer.topics:
+            if row.error_code:
+                name = row.name or str(row.topic_id)
+                self.forget_topic(name)
+                found[name] = KafkaError(row.error_code, _about_topic(row.error_code, name))
+                continue
+            topic = _topic(row)
+            found[topic.name] = topic
+            self._topics[topic.name] = (now, topic)
+            if topic.topic_id is not None:
+                self._names[topic.topic_id] = topic.name
+        return found
+
+    async def topics(self, names: Iterable[str]) -> dict[str, Topic | KafkaError]:
+        """Topics from the cache; those that are missing or too old are read from a broker."""
+        oldest = self._loop.time() - self.settings.metadata_max_age_ms / 1000
+        wanted = list(dict.fromkeys(names))
+        found: dict[str, Topic | KafkaError] = {}
+        missing = []
+        for name in wanted:
+            read_at, topic = self._topics.get(name, (float("-inf"), None))
+            if topic is None or read_at < oldest:
+                missing.append(name)
+            else:
+                found[name] = topic
+        for at in range(0, len(missing), TOPICS_PER_REQUEST):
+            part = missing[at : at + TOPICS_PER_REQUEST]
+            found.update(await self.retrying(lambda part=part: self.refresh(part)))  # type: ignore[misc]
+        return found
+
+    async def topic(self, name: str) -> Topic:
+        """One topic. Raises `KafkaError` UNKNOWN_TOPIC_OR_PARTITION where there is none."""
+        topic = (await self.topics([name]))[name]
+        if isinstance(topic, KafkaError):
+            raise topic
+        return topic
+
+    async def all_topics(self) -> dict[str, Topic]:
+        """Every topic of the cluster, read now."""
+        found = await self.retrying(lambda: self.refresh(None))
+        return {name: t for name, t in sorted(found.items()) if isinstance(t, Topic)}
+
+    async def topic_name(self, topic_id: UUID) -> str | None:
+        """The name of a topic id; None for a topic that is gone."""
+        if topic_id not in self._names:
+            await self.retrying(lambda: self._metadata([{"name": None, "topic_id": topic_id}]))
+        return self._names.get(topic_id)
+
+    def forget_topic(self, name: str) -> None:
+        """The next look at this topic asks a broker."""
+        _, topic = self._topics.pop(name, (0, None))
+        if topic is not None and topic.topic_id is not None:
+            self._names.pop(topic.topic_id, None)
+
+    async def leader(self, topic: str, partition: int) -> int:
+        """The node that leads a partition. Raises `KafkaError`."""
+        leader_id = (await self.topic(topic)).partition(partition).leader_id
+        if leader_id < 0:
+            self.forget_topic(topic)
+            raise KafkaError(
+                ErrorCode.leader_not_available, f"partition {topic}-{partition} has no leader"
+            )
+        return leader_id
+
+    async def leaders(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, int | KafkaError]:
+        """`leader` of many partitions."""
+        wanted = list(partitions)
+        await self.topics(p.topic for p in wanted)
+        found: dict[TopicPartition, int | KafkaError] = {}
+        for wish in wanted:
+            try:
+                found[wish] = await self.leader(*wish)
+            except KafkaError as error:
+                found[wish] = error
+        return found
+
+    # -- coordinators
+
+    async def coordinators(
+        self, keys: Iterable[str], kind: int = GROUP
+    ) -> dict[str, int | KafkaError]:
+        """The nodes that coordinate groups (or transactional ids, or share partitions)."""
+        wanted = list(dict.fromkeys(keys))
+        found: dict[str, int | KafkaError] = {}
+        missing = [k for k in wanted if (kind, k) not in self._coordinators]
+        if missing:
+            found = await self._find_coordinators(missing, kind)
+        for key, node in found.items():
+            if isinstance(node, int):
+                self._coordinators[kind, key] = node
+        return {k: found.get(k, self._coordinators.get((kind, k), -1)) for k in wanted}
+
+    async def _find_coordinators(self, keys: list[str], kind: int) -> dict[str, int | KafkaError]:
+        body = {"key_type": kind, "coordinator_keys": keys}
+        answer = await self.ask(ApiKey.FIND_COORDINATOR, body)
+        found: dict[str, int | KafkaError] = {}
+        for row in answer.coordinators:
+            if row.error_code:
+                found[row.key] = KafkaError(
+                    row.error_code, row.error_message or f"the coordinator of {row.key!r}"
+                )
+                continue
+            found[row.key] = row.node_id
+            if row.node_id not in self.brokers:
+                self.brokers[row.node_id] = Broker(row.node_id, row.host, row.port)
+        return found
+
+    async def coordinator(self, key: str, kind: int = GROUP) -> int:
+        """The node of one group. Raises `KafkaError`, COORDINATOR_NOT_AVAILABLE for a while."""
+        node = (await self.coordinators([key], kind))[key]
+        if isinstance(node, KafkaError):
+            raise node
+        return node
+
+    def forget_coordinator(self, key: str, kind: int = GROUP) -> None:
+        self._coordinators.pop((kind, key), None)
+
+    # -- many objects
+
+    async def scatter(
+        self,
+        keys: Iterable[K],
+        locate: Callable[[list[K]], Awaitable[Mapping[K, int | KafkaError]]],
+        call: Callable[[int, list[K]], Awaitable[Mapping[K, V | KafkaError]]],
+        forget: Callable[[K], None],
+        timeout_ms: int | None = None,
+    ) -> dict[K, V | KafkaError]:
+        """Ask each object's broker, all objects of one broker in one call, and retry the movers.
+
+        An object whose broker cannot be asked until the time is over gets that as its error.
+        Failures of the network alone are raised, when nothing at all could be reached.
+        """
+        deadline = self._deadline(timeout_ms)
+        backoff = Backoff()
+        pending = list(dict.fromkeys(keys))
+        results: dict[K, V | KafkaError] = {}
+        while pending:
+            nodes = await self.retrying(lambda: locate(pending), timeout_ms)  # noqa: B023
+            by_node: dict[int, list[K]] = {}
+            again: dict[K, ClientError] = {}
+            for key, node in nodes.items():
+                if isinstance(node, KafkaError):
+                    again[key] = node
+                else:
+                    by_node.setdefault(node, []).append(key)
+            answers = await asyncio.gather(
+                *(call(node, some) for node, some in by_node.items()), return_exceptions=True
+            )
+            for some, answer in zip(by_node.values(), answers, strict=True):
+                if isinstance(answer, ClientError):
+                    again.update(dict.fromkeys(some, answer))
+                elif isinstance(answer, BaseException):
+                    raise answer
+                else:
+                    for key in some:
+                        value = answer[key]
+                        if isinstance(value, KafkaError):
+                            again[key] = value
+                        else:
+                            results[key] = value
+            pending = self._sort_out(again, results, forget, self._loop.time() > deadline)
+            if pending:
+                await backoff.pause()
+        return results
+
+    def _sort_out(
+        self,
+        failed: dict[K, ClientError],
+        results: dict[K, V | KafkaError],
+        forget: Callable[[K], None],
+        late: bool,
+    ) -> list[K]:
+        """Settle the errors that stand; return the keys worth another attempt."""
+        again = []
+        for key, error in failed.items():
+            moved = not isinstance(error, KafkaError) or (
+                error.code in STALE_METADATA or error.code in STALE_COORDINATOR
+                or error.code == ErrorCode.request_timed_out
+            )  # fmt: skip
+            unknown = isinstance(error, KafkaError) and error.code in _NO_SUCH_TOPIC
+            if transient(error) and moved and not late and not unknown:
+                forget(key)
+                again.append(key)
+            elif isinstance(error, KafkaError):
+                results[key] = error
+            else:
+                raise error
+        return again
+
+    async def on_leaders(
+        self,
+        partitions: Iterable[TopicPartition],
+        call: Callable[
+            [int, list[TopicPartition]], Awaitable[Mapping[TopicPartition, V | KafkaError]]
+        ],
+        timeout_ms: int | None = None,
+    ) -> dict[TopicPartition, V | KafkaError]:
+        """`scatter` over the leaders of partitions."""
+        return await self.scatter(
+            partitions, self.leaders, call, lambda p: self.forget_topic(p.topic), timeout_ms
+        )
+
+    async def on_coordinators(
+        self,
+        groups: Iterable[str],
+        call: Callable[[int, list[str]], Awaitable[Mapping[str, V | KafkaError]]],
+        timeout_ms: int | None = None,
+    ) -> dict[str, V | KafkaError]:
+        """`scatter` over the coordinators of groups."""
+        return await self.scatter(
+            groups, self.coordinators, call, self.forget_coordinator, timeout_ms
+        )
+
+    async def at_coordinator(
+        self, group: str, api_key: ApiKey, body: Mapping[str, Any], *, lane: str = ""
+    ) -> Any:
+        """Ask a group's coordinator; finds it anew while the response says that it has moved.
+
+        Raises `KafkaError` for a code at the top of the response.
+        """
+
+        async def attempt() -> Any:
+            node = await self.coordinator(group)
+            try:
+                answer = await self.request(node, api_key, body, lane=lane)
+            except ClientError:
+                self.forget_coordinator(group)
+                raise
+            code = getattr(answer, "error_code", ErrorCode.none)
+            if code in STALE_COORDINATOR:
+                self.forget_coordinator(group)
+            check(code, getattr(answer, "error_message", None) or f"group {group!r}")
+            return answer
+
+        return await self.retrying(attempt)
+
+
+_NO_SUCH_TOPIC = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
+
+
+def _about_topic(code: ErrorCode, name: str) -> str:
+    if code in _NO_SUCH_TOPIC:
+        return f"there is no topic {name!r}"
+    return f"topic {name!r}"
+
+
+def _topic(row: Any) -> Topic:
+    partitions = sorted(row.partitions, key=lambda p: p.partition_index)
+    return Topic(
+        row.name,
+        getattr(row, "topic_id", None),
+        bool(getattr(row, "is_internal", False)),
+        tuple(
+            Partition(
+                p.partition_index, p.leader_id, getattr(p, "leader_epoch", -1),
+                tuple(p.replica_nodes), tuple(p.isr_nodes),
+                tuple(getattr(p, "offline_replicas", ())),
+            )
+            for p in partitions
+        ),
+    )  # fmt: skip

@@ -1,0 +1,164 @@
+"""The admin's calls on configs, of every kind of resource that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from shoal.client import rows
+from shoal.client.cluster import Cluster
+from shoal.client.errors import KafkaError, check
+from shoal.protocol.api import ApiKey
+
+
+class ResourceType(IntEnum):
+    """Kafka's numbers of config resources."""
+
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+class ConfigSource(IntEnum):
+    """Where a value comes from."""
+
+    UNKNOWN = 0
+    DYNAMIC_TOPIC_CONFIG = 1
+    DYNAMIC_BROKER_CONFIG = 2
+    DYNAMIC_DEFAULT_BROKER_CONFIG = 3
+    STATIC_BROKER_CONFIG = 4
+    DEFAULT_CONFIG = 5
+    DYNAMIC_BROKER_LOGGER_CONFIG = 6
+    CLIENT_METRICS_CONFIG = 7
+    GROUP_CONFIG = 8
+
+
+class AlterOperation(IntEnum):
+    """What to do with one key; APPEND and SUBTRACT are for lists."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+class Resource(NamedTuple):
+    """Whose configs; a broker's name is its node id, or empty for all brokers."""
+
+    type: ResourceType
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.type.name.lower().replace('_', ' ')} {self.name!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    """One key of a resource. `value` is None for a sensitive one."""
+
+    name: str
+    value: str | None
+    source: int
+    read_only: bool
+    sensitive: bool
+    synonyms: tuple[tuple[str, str | None, int], ...] = ()
+    documentation: str | None = None
+
+    @property
+    def is_default(self) -> bool:
+        return self.source == ConfigSource.DEFAULT_CONFIG
+
+
+class ConfigChange(NamedTuple):
+    """One key to alter; `value` is None for DELETE, which brings the default back."""
+
+    name: str
+    value: str | None
+    operation: AlterOperation = AlterOperation.SET
+
+
+class Configs:
+    """Reached as `Admin.configs`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    async def describe(
+        self, resources: Iterable[Resource], *, keys: Sequence[str] | None = None,
+        synonyms: bool = False, documentation: bool = False,
+    ) -> dict[Resource, dict[str, ConfigEntry] | KafkaError]:  # fmt: skip
+        """The effective configs of resources: all keys, or those named."""
+        results: dict[Resource, dict[str, ConfigEntry] | KafkaError] = {}
+        for node, some in self._by_node(resources).items():
+            body = {
+                "resources": [
+                    {"resource_type": r.type, "resource_name": r.name, "configuration_keys": keys}
+                    for r in some
+                ],
+                "include_synonyms": synonyms,
+                "include_documentation": documentation,
+            }
+            answer = await self._ask(node, ApiKey.DESCRIBE_CONFIGS, body)
+            for row in answer.results:
+                resource = Resource(ResourceType(row.resource_type), row.resource_name)
+                error = rows.outcome(row, f"configs of {resource}")
+                results[resource] = error or {c.name: _entry(c) for c in row.configs}
+        return results
+
+    async def alter(
+        self, changes: Mapping[Resource, Iterable[ConfigChange]], *, validate_only: bool = False
+    ) -> dict[Resource, KafkaError | None]:
+        """Change single keys and leave the others alone (IncrementalAlterConfigs, KIP-339)."""
+        results: dict[Resource, KafkaError | None] = {}
+        for node, some in self._by_node(changes).items():
+            body = {
+                "resources": [
+                    {"resource_type": r.type, "resource_name": r.name, "configs": [
+                        {"name": c.name, "config_operation": c.operation, "value": c.value}
+                        for c in changes[r]
+                    ]}
+                    for r in some
+                ],
+                "validate_only": validate_only,
+            }  # fmt: skip
+            answer = await self._ask(node, ApiKey.INCREMENTAL_ALTER_CONFIGS, body)
+            for row in answer.responses:
+                resource = Resource(ResourceType(row.resource_type), row.resource_name)
+                results[resource] = rows.outcome(row, f"configs of {resource}")
+        return results
+
+    async def resources(self, types: Iterable[ResourceType] = ()) -> list[Resource]:
+        """Every resource of these types (all if none is named) that has configs (KIP-1142)."""
+        body = {"resource_types": [int(t) for t in types]}
+        answer = await self.cluster.ask(ApiKey.LIST_CONFIG_RESOURCES, body)
+        check(answer.error_code, "listing config resources")
+        return sorted(
+            Resource(ResourceType(r.resource_type), r.resource_name)
+            for r in answer.config_resources
+        )
+
+    def _by_node(self, resources: Iterable[Resource]) -> dict[int | None, list[Resource]]:
+        """A broker's own configs are asked of that broker, all others of any."""
+        found: dict[int | None, list[Resource]] = {}
+        for resource in resources:
+            own = resource.type in (ResourceType.BROKER, ResourceType.BROKER_LOGGER)
+            node = int(resource.name) if own and resource.name.isdigit() else None
+            found.setdefault(node, []).append(resource)
+        return found
+
+    async def _ask(self, node: int | None, api_key: ApiKey, body: Mapping[str, Any]) -> Any:
+        if node is None:
+            return await self.cluster.ask(api_key, body)
+        return await self.cluster.request(node, api_key, body)
+
+
+def _entry(row: Any) -> ConfigEntry:
+    return ConfigEntry(
+        row.name, row.value, row.config_source, row.read_only, row.is_sensitive,
+        tuple((s.name, s.value, s.source) for s in row.synonyms),
+        getattr(row, "documentation", None),
+    )  # fmt: skip

@@ -1,0 +1,300 @@
+"""Consumers of plain offsets: `Reader` for partitions of one's own choice, `GroupConsumer` for a
+member of a consumer group.
+
+The group speaks KIP-848: the broker assigns, the member reports what it owns. A partition that
+goes away is given up only after its position is committed, so its next owner starts behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from typing import Any, ClassVar, NamedTuple
+
+from shoal.client import rows
+from shoal.client.cluster import Cluster, TopicPartition
+from shoal.client.errors import ClientError, KafkaError
+from shoal.client.fetcher import Fetcher, Isolation
+from shoal.client.groups import CommittedOffset, commit_body
+from shoal.client.membership import Assignment, Membership
+from shoal.client.topics import OffsetSpec, Topics
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+
+#: How long a member may take to give up partitions.
+REBALANCE_TIMEOUT_MS = 60_000
+
+
+class Reset(Enum):
+    """Where to start without a committed offset, or with one that the log no longer holds."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    NONE = "none"
+
+
+class ConsumedRecord(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+class Reader:
+    """Reads on from given offsets. `positions` are the next offsets to be read."""
+
+    def __init__(
+        self, cluster: Cluster, positions: Mapping[TopicPartition, int], *,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED, reset: Reset = Reset.NONE,
+    ) -> None:  # fmt: skip
+        self.cluster = cluster
+        self.positions = dict(positions)
+        self.isolation = isolation
+        self.reset = reset
+        self.high_watermarks: dict[TopicPartition, int] = {}
+        self._fetcher = Fetcher(cluster)
+
+    async def poll(self, max_wait_ms: int = 500) -> Iterator[ConsumedRecord]:
+        """What is new, decoded on demand; positions move on as if all of it were read.
+
+        Raises `KafkaError`, OFFSET_OUT_OF_RANGE only where `reset` is NONE.
+        """
+        results = await self._fetcher.poll(
+            self.positions, max_wait_ms=max_wait_ms, isolation=self.isolation
+        )
+        out_of_range = []
+        found = []
+        for where, result in results.items():
+            if isinstance(result, KafkaError):
+                if result.code != ErrorCode.offset_out_of_range or self.reset == Reset.NONE:
+                    raise result
+                out_of_range.append(where)
+                continue
+            if where not in self.positions:
+                continue
+            self.positions[where] = result.next_offset
+            self.high_watermarks[where] = result.high_watermark
+            found.append(result)
+        if out_of_range:
+            self.positions.update(await starts(self.cluster, out_of_range, self.reset))
+        return (
+            ConsumedRecord(fetched.topic, fetched.partition, *record)
+            for fetched in found
+            for record in fetched.records()
+        )
+
+
+async def starts(
+    cluster: Cluster, partitions: Sequence[TopicPartition], reset: Reset
+) -> dict[TopicPartition, int]:
+    """First or next offsets of partitions. Raises `KafkaError`."""
+    spec = OffsetSpec.EARLIEST if reset == Reset.EARLIEST else OffsetSpec.LATEST
+    listed = await Topics(cluster).offsets(dict.fromkeys(partitions, int(spec)))
+    found = {}
+    for where, result in listed.items():
+        if isinstance(result, KafkaError):
+            raise result
+        found[where] = result.offset
+    return found
+
+
+class ConsumerMembership(Membership):
+    """The heartbeat of a consumer group's member; reports what it owns when that changes.
+
+    `lost` tells that the member was fenced: its positions are others' now, and not to be committed.
+    """
+
+    api_key: ClassVar[ApiKey] = ApiKey.CONSUMER_GROUP_HEARTBEAT
+
+    def __init__(self, cluster: Cluster, group: str, topics: Sequence[str]) -> None:
+        super().__init__(cluster, group)
+        self.owned: Assignment = {}
+        self._topics = sorted(topics)
+        self._reported: Assignment | None = None
+        self.lost = False
+
+    def _fenced(self) -> None:
+        super()._fenced()
+        self.owned = {}
+        self.lost = True
+
+    async def _beat(self) -> None:
+        try:
+            await super()._beat()
+        except ClientError:
+            self._reported = None
+            raise
+
+    def _body(self, *, joining: bool) -> dict[str, Any]:
+        owned = None
+        if joining or self._reported != self.owned:
+            owned = [{"topic_id": t, "partitions": p} for t, p in self.owned.items()]
+            self._reported = dict(self.owned)
+        return {
+            "group_id": self.group,
+            "member_id": self.member_id,
+            "member_epoch": self.member_epoch,
+            "rebalance_timeout_ms": REBALANCE_TIMEOUT_MS if joining else -1,
+            "subscribed_topic_names": self._topics if joining else None,
+            "topic_partitions": owned,
+        }
+
+
+class GroupConsumer:
+    """One member of a consumer group. Made by `GroupConsumer.join`; `await close()` commits."""
+
+    def __init__(
+        self, cluster: Cluster, membership: ConsumerMembership, *, reset: Reset,
+        isolation: Isolation,
+    ) -> None:  # fmt: skip
+        self.cluster = cluster
+        self.membership = membership
+        self._reader = Reader(cluster, {}, isolation=isolation, reset=reset)
+        self._reset = reset
+        self._committed: dict[TopicPartition, int] = {}
+
+    @classmethod
+    async def join(
+        cls, cluster: Cluster, group: str, topics: Sequence[str], *,
+        reset: Reset = Reset.LATEST, isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    ) -> GroupConsumer:  # fmt: skip
+        """Become a member; raises what the coordinator refuses, such as GROUP_ID_NOT_FOUND or
+        INVALID_GROUP_ID for a group of another kind."""
+        membership = ConsumerMembership(cluster, group, topics)
+        await membership.join()
+        return cls(cluster, membership, reset=reset, isolation=isolation)
+
+    async def __aenter__(self) -> GroupConsumer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def positions(self) -> Mapping[TopicPartition, int]:
+        return self._reader.positions
+
+    async def poll(self, max_wait_ms: int = 500) -> Iterator[ConsumedRecord]:
+        """What is new in the partitions owned at present."""
+        self.membership.check()
+        await self._reconcile()
+        if not self._reader.positions:
+            await self.membership.changed(max_wait_ms / 1000)
+            return iter(())
+        return await self._reader.poll(max_wait_ms)
+
+    def rewind(self, where: TopicPartition, offset: int) -> None:
+        """Step back to `offset`, if the position stands behind it; `commit` then commits that."""
+        positions = self._reader.positions
+        if where in positions:
+            positions[where] = min(positions[where], offset)
+
+    async def commit(self) -> None:
+        """Commit the positions behind all records that `poll` gave. Raises `KafkaError`."""
+        moved = {
+            p: CommittedOffset(o)
+            for p, o in self._reader.positions.items()
+            if self._committed.get(p) != o
+        }
+        if not moved:
+            return
+        member = self.membership
+
+        async def attempt() -> None:
+            node = await self.cluster.coordinator(member.group)
+            link = await self.cluster.connection(node, "coordinator")
+            version = link.version(ApiKey.OFFSET_COMMIT, 9)
+            body = commit_body(member.group, member.member_id, member.member_epoch, moved)
+            answer = await link.request(ApiKey.OFFSET_COMMIT, body, version=version)
+            for where, part in rows.partitions_of(answer.topics):
+                error = rows.outcome(part, f"offset of {where} in group {member.group!r}")
+                if error is not None:
+                    if error.code == ErrorCode.not_coordinator:
+                        self.cluster.forget_coordinator(member.group)
+                    raise error
+                self._committed[where] = moved[where].offset
+
+        await self.cluster.retrying(attempt)
+
+    async def close(self) -> None:
+        """Commit, leave the group, and give its partitions to the others."""
+        try:
+            if self.membership.member_epoch > 0:
+                await self.commit()
+        finally:
+            await self.membership.leave()
+
+    async def _reconcile(self) -> None:
+        """Give up what is no longer assigned, then take on what is new."""
+        member = self.membership
+        if member.lost:
+            member.lost = False
+            self._reader.positions.clear()
+            self._committed.clear()
+        if member.owned == member.assignment:
+            return
+        wanted = dict(member.assignment)
+        names = {t: await self.cluster.topic_name(t) for t in wanted}
+        target = {TopicPartition(names[t] or "", p) for t, some in wanted.items() if names[t]
+                  for p in some}  # fmt: skip
+        positions = self._reader.positions
+        if set(positions) - target and member.member_epoch > 0:
+            try:
+                await self.commit()
+            except ClientError as error:
+                if not isinstance(error, KafkaError):
+                    raise
+        for where in [p for p in positions if p not in target]:
+            del positions[where]
+            self._committed.pop(where, None)
+        new = sorted(target - set(positions))
+        if new:
+            positions.update(await self._start_positions(new))
+        member.owned = wanted
+        member.hurry()
+
+    async def _start_positions(self, new: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        member = self.membership
+
+        async def attempt() -> dict[TopicPartition, int]:
+            body = {
+                "groups": [{
+                    "group_id": member.group, "member_id": member.member_id,
+                    "member_epoch": member.member_epoch,
+                    "topics": [
+                        {"name": row["name"],
+                         "partition_indexes": [p["partition_index"] for p in row["partitions"]]}
+                        for row in rows.by_topic((p, {"partition_index": p.partition}) for p in new)
+                    ],
+                }],
+                "require_stable": True,
+            }  # fmt: skip
+            node = await self.cluster.coordinator(member.group)
+            link = await self.cluster.connection(node, "coordinator")
+            version = link.version(ApiKey.OFFSET_FETCH, 9)
+            answer = await link.request(ApiKey.OFFSET_FETCH, body, version=version)
+            group = answer.groups[0]
+            if group.error_code:
+                raise KafkaError(group.error_code, f"offsets of group {member.group!r}")
+            found = {}
+            for where, part in rows.partitions_of(group.topics):
+                if part.error_code:
+                    raise KafkaError(part.error_code, f"offset of {where}")
+                if part.committed_offset >= 0:
+                    found[where] = part.committed_offset
+            return found
+
+        found = await self.cluster.retrying(attempt)
+        self._committed.update(found)
+        missing = [p for p in new if p not in found]
+        if missing and self._reset == Reset.NONE:
+            raise KafkaError(
+                ErrorCode.offset_out_of_range,
+                f"group {member.group!r} has committed nothing for {missing[0]}",
+            )
+        if missing:
+            found |= await starts(self.cluster, missing, self._reset)
+        return found

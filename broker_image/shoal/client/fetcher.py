@@ -1,0 +1,231 @@
+"""Plain fetches: a range of offsets of one partition, or what is new in many.
+
+`Fetcher.range` is what replays exact rows: it reads [first, last] of a partition to the end, a
+bounded chunk at a time, whatever the group thinks of those offsets. `Fetcher.poll` is one round
+over many partitions, for consumers. Fetches are sessionless (session epoch -1, KIP-227): a client
+that reads few partitions gains nothing from a session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.client.batches import AbortedTransactions, decode
+from shoal.client.batches import Isolation as Isolation
+from shoal.client.cluster import Backoff, Cluster, TopicPartition
+from shoal.client.errors import STALE_METADATA, ClientError, KafkaError, transient
+from shoal.client.topics import OffsetSpec, Topics
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+from shoal.record.batch import headers
+from shoal.record.records import Record
+
+#: What one response may carry for a partition; the first batch comes whatever its size (KIP-74).
+CHUNK_BYTES = 4 << 20
+POLL_BYTES = 50 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Whole batches of one partition, as the broker sent them.
+
+    They may begin before the offset asked for and end behind it; `records` cuts that off.
+    """
+
+    topic: str
+    partition: int
+    first: int
+    last: int | None
+    next_offset: int
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    data: bytes = field(repr=False)
+    aborted: tuple[tuple[int, int], ...] = ()
+    isolation: Isolation = Isolation.READ_UNCOMMITTED
+
+    def records(self) -> Iterator[Record]:
+        """Decode the records asked for; control records and aborted ones are left out."""
+        committed = self.isolation == Isolation.READ_COMMITTED
+        hidden = AbortedTransactions(self.aborted) if committed else None
+        return decode(self.data, first=self.first, last=self.last, aborted=hidden)
+
+
+class Fetcher:
+    """Fetches from partition leaders, on a lane of its own."""
+
+    def __init__(self, cluster: Cluster, *, lane: str = "fetch") -> None:
+        self.cluster = cluster
+        self._lane = lane
+
+    async def range(
+        self, topic: str, partition: int, first: int, last: int, *,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED, chunk_bytes: int = CHUNK_BYTES,
+        timeout_ms: int | None = None,
+    ) -> AsyncIterator[Fetched]:  # fmt: skip
+        """The batches that hold the offsets [first, last], both inclusive, in order.
+
+        Ends when `last` is reached. Raises `KafkaError` OFFSET_OUT_OF_RANGE when the log no
+        longer holds `first`, or does not reach `last`; other transient errors are retried for
+        `timeout_ms`.
+        """
+        offset = first
+        where = TopicPartition(topic, partition)
+        while offset <= last:
+
+            async def attempt(offset: int = offset) -> Fetched:
+                found = await self._one(where, offset, last, isolation, chunk_bytes)
+                if found.next_offset == offset:
+                    committed = isolation == Isolation.READ_COMMITTED
+                    end = found.last_stable_offset if committed else found.high_watermark
+                    code = ErrorCode.offset_not_available
+                    if end <= last:
+                        code = ErrorCode.offset_out_of_range
+                    raise KafkaError(code, f"{where} ends at offset {end}, before {last}")
+                return found
+
+            try:
+                fetched = await self.cluster.retrying(attempt, timeout_ms)
+            except KafkaError as error:
+                if error.code != ErrorCode.offset_out_of_range:
+                    raise
+                raise await self._out_of_range(where, first, last, error) from None
+            yield fetched
+            offset = fetched.next_offset
+
+    async def _out_of_range(
+        self, where: TopicPartition, first: int, last: int, error: KafkaError
+    ) -> KafkaError:
+        """The error with the offsets that the log does hold, which a broker may keep to itself."""
+        topics, held = Topics(self.cluster), []
+        for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST):
+            found = (await topics.offsets({where: int(spec)}))[where]
+            if isinstance(found, KafkaError):
+                return error
+            held.append(found.offset)
+        return KafkaError(
+            error.code,
+            f"the log of {where} holds the offsets from {held[0]} up to {held[1]}, which is its "
+            f"end; {first} to {last} were asked for",
+        )
+
+    async def _one(
+        self, where: TopicPartition, offset: int, last: int, isolation: Isolation, size: int
+    ) -> Fetched:
+        node = await self.cluster.leader(*where)
+        found = await self._ask(node, {where: offset}, {where: last}, isolation, size, size, 0)
+        result = found[where]
+        if isinstance(result, KafkaError):
+            if result.code in STALE_METADATA:
+                self.cluster.forget_topic(where.topic)
+            raise result
+        return result
+
+    async def poll(
+        self, positions: Mapping[TopicPartition, int], *, max_wait_ms: int = 500,
+        max_bytes: int = POLL_BYTES, partition_bytes: int = CHUNK_BYTES, min_bytes: int = 1,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    ) -> dict[TopicPartition, Fetched | KafkaError]:  # fmt: skip
+        """One fetch from each leader for everything new at `positions`.
+
+        Partitions with nothing new are left out. Errors that pass are waited for inside, as long
+        as `max_wait_ms`; the others are values.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + max_wait_ms / 1000
+        backoff = Backoff()
+        while True:
+            by_node: dict[int, dict[TopicPartition, int]] = {}
+            results: dict[TopicPartition, Fetched | KafkaError] = {}
+            for where, leader in (await self.cluster.leaders(positions)).items():
+                if isinstance(leader, int):
+                    by_node.setdefault(leader, {})[where] = positions[where]
+                elif not leader.retriable or leader.code in _GONE:
+                    results[where] = leader
+            left_ms = max(0, int((deadline - loop.time()) * 1000))
+            answers = await asyncio.gather(
+                *(
+                    self._ask(
+                        n, some, {}, isolation, max_bytes, partition_bytes, left_ms, min_bytes
+                    )
+                    for n, some in by_node.items()
+                ),
+                return_exceptions=True,
+            )
+            for some, answer in zip(by_node.values(), answers, strict=True):
+                if isinstance(answer, BaseException):
+                    if not isinstance(answer, ClientError) or not transient(answer):
+                        raise answer
+                    for where in some:
+                        self.cluster.forget_topic(where.topic)
+                    continue
+                for where, result in answer.items():
+                    if isinstance(result, KafkaError) and result.code in STALE_METADATA:
+                        self.cluster.forget_topic(where.topic)
+                        continue
+                    if isinstance(result, KafkaError) or result.next_offset > positions[where]:
+                        results[where] = result
+            if results or loop.time() >= deadline:
+                return results
+            await backoff.pause()
+
+    async def _ask(
+        self, node: int, positions: Mapping[TopicPartition, int],
+        last: Mapping[TopicPartition, int], isolation: Isolation, max_bytes: int,
+        partition_bytes: int, wait_ms: int, min_bytes: int = 1,
+    ) -> dict[TopicPartition, Fetched | KafkaError]:  # fmt: skip
+        topics: dict[str, list[dict[str, Any]]] = {}
+        for where, offset in positions.items():
+            topics.setdefault(where.topic, []).append({
+                "partition": where.partition, "fetch_offset": offset,
+                "partition_max_bytes": partition_bytes,
+            })  # fmt: skip
+        names: dict[Any, str] = {}
+        for name in topics:
+            names[(await self.cluster.topic(name)).topic_id] = name
+        body = {
+            "replica_id": -1, "max_wait_ms": wait_ms, "min_bytes": min_bytes,
+            "max_bytes": max_bytes, "isolation_level": isolation, "session_epoch": -1,
+            "topics": [
+                {"topic": name, "topic_id": topic_id, "partitions": topics[name]}
+                for topic_id, name in names.items()
+            ],
+        }  # fmt: skip
+        timeout_ms = wait_ms + self.cluster.settings.request_timeout_ms
+        answer = await self.cluster.request(
+            node, ApiKey.FETCH, body, lane=self._lane, timeout_ms=timeout_ms
+        )
+        if getattr(answer, "error_code", 0):
+            raise KafkaError(answer.error_code, f"fetching from broker {node}")
+        found: dict[TopicPartition, Fetched | KafkaError] = {}
+        for topic in answer.responses:
+            name = topic.topic if hasattr(topic, "topic") else names[topic.topic_id]
+            for part in topic.partitions:
+                where = TopicPartition(name, part.partition_index)
+                found[where] = _fetched(where, part, positions[where], last.get(where), isolation)
+        return found
+
+
+_GONE = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
+
+
+def _fetched(
+    where: TopicPartition, part: Any, first: int, last: int | None, isolation: Isolation
+) -> Fetched | KafkaError:
+    if part.error_code == ErrorCode.offset_out_of_range:
+        return KafkaError(part.error_code, f"offset {first} is not in the log of {where}")
+    if part.error_code:
+        return KafkaError(part.error_code, f"fetching from {where}")
+    data = bytes(part.records or b"")
+    next_offset = first
+    for _, header in headers(data):
+        next_offset = max(next_offset, header.next_offset)
+    aborted = getattr(part, "aborted_transactions", None) or ()
+    return Fetched(
+        where.topic, where.partition, first, last, next_offset, part.high_watermark,
+        part.last_stable_offset, part.log_start_offset, data,
+        tuple((a.producer_id, a.first_offset) for a in aborted), isolation,
+    )  # fmt: skip

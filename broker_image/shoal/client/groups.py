@@ -1,0 +1,380 @@
+"""The admin's calls on groups of every kind: classic, consumer (KIP-848), share (KIP-932), streams.
+
+A group id belongs to one kind. `describe` finds out which and answers in one shape, since an
+operator or a user wants to know of any group who its members are and what they hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.client import rows
+from shoal.client.cluster import Cluster, TopicPartition
+from shoal.client.errors import KafkaError, check
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+
+CLASSIC, CONSUMER, SHARE, STREAMS = "Classic", "Consumer", "Share", "Streams"
+TYPES = (CLASSIC, CONSUMER, SHARE, STREAMS)
+_INT = struct.Struct(">i")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupListing:
+    """A group as ListGroups names it. `protocol_type` is "consumer", "share" or an own word."""
+
+    group_id: str
+    type: str
+    state: str
+    protocol_type: str
+    coordinator: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member of a group. `member_epoch` is -1 in classic groups, which have none."""
+
+    member_id: str
+    client_id: str
+    client_host: str
+    assignment: tuple[TopicPartition, ...]
+    member_epoch: int = -1
+    instance_id: str | None = None
+    rack: str | None = None
+    subscription: tuple[str, ...] = ()
+    target: tuple[TopicPartition, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group and its members. Epochs are -1 in classic groups, which have none."""
+
+    group_id: str
+    type: str
+    state: str
+    assignor: str
+    coordinator: int
+    members: tuple[Member, ...] = field(default=())
+    group_epoch: int = -1
+    assignment_epoch: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedOffset:
+    """A position that a group committed; `offset` is -1 where it committed none."""
+
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+class Groups:
+    """Reached as `Admin.groups`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    async def list(
+        self, *, types: Iterable[str] = (), states: Iterable[str] = ()
+    ) -> dict[str, GroupListing]:
+        """Groups of all coordinators by id, of these types and in these states (all if none)."""
+        body = {"types_filter": list(types), "states_filter": list(states)}
+        if not self.cluster.brokers:
+            await self.cluster.refresh(())
+        nodes = sorted(self.cluster.brokers)
+        answers = await asyncio.gather(
+            *(self.cluster.retrying(lambda n=n: self._list(n, body)) for n in nodes)  # type: ignore[misc]
+        )
+        found = {}
+        for node, answer in zip(nodes, answers, strict=True):
+            for row in answer.groups:
+                kind = getattr(row, "group_type", "") or CLASSIC
+                found[row.group_id] = GroupListing(
+                    row.group_id, kind.capitalize(), getattr(row, "group_state", ""),
+                    row.protocol_type, node,
+                )  # fmt: skip
+        return dict(sorted(found.items()))
+
+    async def _list(self, node: int, body: Mapping[str, Any]) -> Any:
+        answer = await self.cluster.request(node, ApiKey.LIST_GROUPS, body)
+        check(answer.error_code, "listing groups")
+        return answer
+
+    async def describe(self, group_ids: Iterable[str]) -> dict[str, Group | KafkaError]:
+        """Groups of any kind; GROUP_ID_NOT_FOUND for one that does not exist."""
+        wanted = list(dict.fromkeys(group_ids))
+        results: dict[str, Group | KafkaError] = {}
+        for describe in (self.describe_consumer, self.describe_share, self.describe_classic):
+            left = [g for g in wanted if not isinstance(results.get(g), Group)]
+            if not left:
+                break
+            for group_id, result in (await describe(left)).items():
+                earlier = results.get(group_id)
+                if isinstance(result, Group) or earlier is None or _absent(earlier):
+                    results[group_id] = result
+        return {g: results[g] for g in wanted}
+
+    async def describe_share(self, group_ids: Iterable[str]) -> dict[str, Group | KafkaError]:
+        """Share groups; GROUP_ID_NOT_FOUND for groups of another kind too."""
+        return await self._describe(group_ids, ApiKey.SHARE_GROUP_DESCRIBE, "group_ids", _share)
+
+    async def describe_consumer(self, group_ids: Iterable[str]) -> dict[str, Group | KafkaError]:
+        """Consumer groups of KIP-848; GROUP_ID_NOT_FOUND for groups of another kind too."""
+        return await self._describe(
+            group_ids, ApiKey.CONSUMER_GROUP_DESCRIBE, "group_ids", _consumer
+        )
+
+    async def describe_classic(self, group_ids: Iterable[str]) -> dict[str, Group | KafkaError]:
+        """Classic groups."""
+        return await self._describe(group_ids, ApiKey.DESCRIBE_GROUPS, "groups", _classic)
+
+    async def _describe(
+        self, group_ids: Iterable[str], api_key: ApiKey, field_name: str,
+        read: Callable[[Any, int], Group],
+    ) -> dict[str, Group | KafkaError]:  # fmt: skip
+        async def call(node: int, some: list[str]) -> dict[str, Group | KafkaError]:
+            answer = await self.cluster.request(node, api_key, {field_name: some})
+            return {
+                row.group_id: rows.outcome(row, _unknown(row.group_id)) or read(row, node)
+                for row in answer.groups
+            }
+
+        return await self.cluster.on_coordinators(group_ids, call)
+
+    async def delete(self, group_ids: Iterable[str]) -> dict[str, KafkaError | None]:
+        """Delete empty groups of any kind, with what they committed. NON_EMPTY_GROUP otherwise."""
+
+        async def call(node: int, some: list[str]) -> dict[str, KafkaError | None]:
+            answer = await self.cluster.request(node, ApiKey.DELETE_GROUPS, {"groups_names": some})
+            return {row.group_id: _deleted(row) for row in answer.results}
+
+        return await self.cluster.on_coordinators(group_ids, call)
+
+    async def remove_members(self, group_id: str, member_ids: Iterable[str]) -> None:
+        """Put members out of a classic group; they may join again."""
+        body = {"group_id": group_id, "members": [
+            {"member_id": m, "group_instance_id": None, "reason": "removed by an administrator"}
+            for m in member_ids
+        ]}  # fmt: skip
+        await self.cluster.at_coordinator(group_id, ApiKey.LEAVE_GROUP, body)
+
+    # -- committed offsets of classic and consumer groups
+
+    async def offsets(
+        self, group_ids: Iterable[str], *, require_stable: bool = False
+    ) -> dict[str, dict[TopicPartition, CommittedOffset] | KafkaError]:
+        """Everything that groups have committed."""
+
+        async def call(
+            node: int, some: list[str]
+        ) -> dict[str, dict[TopicPartition, CommittedOffset] | KafkaError]:
+            body = {
+                "groups": [{"group_id": g, "topics": None, "member_epoch": -1} for g in some],
+                "require_stable": require_stable,
+            }
+            # Version 10 names topics by id alone; the name outlives a deleted topic.
+            link = await self.cluster.connection(node)
+            version = link.version(ApiKey.OFFSET_FETCH, 9)
+            answer = await link.request(ApiKey.OFFSET_FETCH, body, version=version)
+            return {
+                row.group_id: KafkaError(row.error_code, f"group {row.group_id!r}")
+                if row.error_code else _committed(row)
+                for row in answer.groups
+            }  # fmt: skip
+
+        return await self.cluster.on_coordinators(group_ids, call)
+
+    async def alter_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, int | CommittedOffset]
+    ) -> dict[TopicPartition, KafkaError | None]:
+        """Set positions of a group without members. UNKNOWN_MEMBER_ID while it has some."""
+        wanted = {
+            p: o if isinstance(o, CommittedOffset) else CommittedOffset(o)
+            for p, o in offsets.items()
+        }
+
+        async def attempt() -> dict[TopicPartition, KafkaError | None]:
+            node = await self.cluster.coordinator(group_id)
+            link = await self.cluster.connection(node)
+            version = link.version(ApiKey.OFFSET_COMMIT, 9)
+            body = commit_body(group_id, "", -1, wanted)
+            answer = await link.request(ApiKey.OFFSET_COMMIT, body, version=version)
+            return {
+                where: rows.outcome(part, f"offset of {where} in group {group_id!r}")
+                for where, part in rows.partitions_of(answer.topics)
+            }
+
+        return await self._moving(group_id, attempt)
+
+    async def delete_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, KafkaError | None]:
+        """Forget positions; GROUP_SUBSCRIBED_TO_TOPIC while members read the topic."""
+        wanted = list(partitions)
+
+        async def attempt() -> dict[TopicPartition, KafkaError | None]:
+            body = {"group_id": group_id, "topics": rows.by_topic(
+                (p, {"partition_index": p.partition}) for p in wanted
+            )}  # fmt: skip
+            node = await self.cluster.coordinator(group_id)
+            answer = await self.cluster.request(node, ApiKey.OFFSET_DELETE, body)
+            if answer.error_code:
+                error = KafkaError(answer.error_code, _unknown(group_id))
+                return dict.fromkeys(wanted, error)
+            return {
+                where: rows.outcome(part, f"offset of {where} in group {group_id!r}")
+                for where, part in rows.partitions_of(answer.topics)
+            }
+
+        return await self._moving(group_id, attempt)
+
+    async def _moving(
+        self,
+        group_id: str,
+        attempt: Callable[[], Awaitable[dict[TopicPartition, KafkaError | None]]],
+    ) -> dict[TopicPartition, KafkaError | None]:
+        """Retry while every row says that the coordinator is elsewhere."""
+
+        async def once() -> dict[TopicPartition, KafkaError | None]:
+            results = await attempt()
+            for error in results.values():
+                if error is not None and error.code in _MOVED:
+                    self.cluster.forget_coordinator(group_id)
+                    raise error
+            return results
+
+        return await self.cluster.retrying(once)
+
+
+_MOVED = (
+    ErrorCode.not_coordinator, ErrorCode.coordinator_not_available,
+    ErrorCode.coordinator_load_in_progress,
+)  # fmt: skip
+
+
+def commit_body(
+    group_id: str, member_id: str, epoch: int,
+    offsets: Mapping[TopicPartition, CommittedOffset],
+) -> dict[str, Any]:  # fmt: skip
+    """An OffsetCommit by topic names, for versions up to 9."""
+    return {
+        "group_id": group_id,
+        "generation_id_or_member_epoch": epoch,
+        "member_id": member_id,
+        "group_instance_id": None,
+        "topics": rows.by_topic(
+            (where, {
+                "partition_index": where.partition,
+                "committed_offset": o.offset,
+                "committed_leader_epoch": o.leader_epoch,
+                "committed_metadata": o.metadata,
+            })
+            for where, o in offsets.items()
+        ),
+    }  # fmt: skip
+
+
+def _committed(row: Any) -> dict[TopicPartition, CommittedOffset]:
+    return {
+        TopicPartition(topic.name, part.partition_index): CommittedOffset(
+            part.committed_offset, part.committed_leader_epoch, part.metadata or ""
+        )
+        for topic in row.topics
+        for part in topic.partitions
+        if not part.error_code
+    }
+
+
+def _absent(result: Group | KafkaError) -> bool:
+    return isinstance(result, KafkaError) and result.code == ErrorCode.group_id_not_found
+
+
+def _unknown(group_id: str) -> str:
+    return f"there is no group {group_id!r}"
+
+
+def _deleted(row: Any) -> KafkaError | None:
+    reason = {
+        ErrorCode.non_empty_group: f"group {row.group_id!r} still has members; stop them first",
+        ErrorCode.group_id_not_found: _unknown(row.group_id),
+    }.get(row.error_code, f"deleting group {row.group_id!r}")
+    return rows.outcome(row, reason)
+
+
+def _partitions(assignment: Any) -> tuple[TopicPartition, ...]:
+    return tuple(
+        TopicPartition(t.topic_name, p)
+        for t in assignment.topic_partitions
+        for p in sorted(t.partitions)
+    )
+
+
+def _share(row: Any, node: int) -> Group:
+    members = tuple(
+        Member(
+            m.member_id, m.client_id, m.client_host, _partitions(m.assignment), m.member_epoch,
+            None, m.rack_id, tuple(m.subscribed_topic_names),
+        )
+        for m in row.members
+    )  # fmt: skip
+    return Group(
+        row.group_id, SHARE, row.group_state, row.assignor_name, node, members,
+        row.group_epoch, row.assignment_epoch,
+    )  # fmt: skip
+
+
+def _consumer(row: Any, node: int) -> Group:
+    members = tuple(
+        Member(
+            m.member_id, m.client_id, m.client_host, _partitions(m.assignment), m.member_epoch,
+            m.instance_id, m.rack_id,
+            tuple(m.subscribed_topic_names or ()) or _regex(m.subscribed_topic_regex),
+            _partitions(m.target_assignment),
+        )
+        for m in row.members
+    )  # fmt: skip
+    return Group(
+        row.group_id, CONSUMER, row.group_state, row.assignor_name, node, members,
+        row.group_epoch, row.assignment_epoch,
+    )  # fmt: skip
+
+
+def _regex(pattern: str | None) -> tuple[str, ...]:
+    return (f"/{pattern}/",) if pattern else ()
+
+
+def _classic(row: Any, node: int) -> Group:
+    consumers = row.protocol_type in ("consumer", "")
+    members = tuple(
+        Member(
+            m.member_id, m.client_id, m.client_host,
+            classic_assignment(m.member_assignment) if consumers else (),
+            instance_id=getattr(m, "group_instance_id", None),
+        )
+        for m in row.members
+    )  # fmt: skip
+    return Group(row.group_id, CLASSIC, row.group_state, row.protocol_data, node, members)
+
+
+def classic_assignment(data: bytes) -> tuple[TopicPartition, ...]:
+    """Partitions in the consumer protocol's assignment (version i16, then topics); () if none."""
+    found = []
+    try:
+        (topics,) = _INT.unpack_from(data, 2)
+        at = 6
+        for _ in range(topics):
+            size = int.from_bytes(data[at : at + 2], "big")
+            name = data[at + 2 : at + 2 + size].decode()
+            at += 2 + size
+            (count,) = _INT.unpack_from(data, at)
+            at += 4
+            for _ in range(count):
+                found.append(TopicPartition(name, _INT.unpack_from(data, at)[0]))
+                at += 4
+    except (struct.error, UnicodeDecodeError):
+        return ()
+    return tuple(sorted(found))

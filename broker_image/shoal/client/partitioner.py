@@ -1,0 +1,29 @@
+"""Which partition a key belongs to: murmur2, as the Java client reckons it.
+
+All clients must agree, or records of one key end up in two partitions.
+"""
+
+from __future__ import annotations
+
+_M, _MASK = 0x5BD1E995, 0xFFFFFFFF
+_SEED = 0x9747B28C
+
+
+def murmur2(data: bytes) -> int:
+    """The 32-bit hash, unsigned."""
+    size = len(data)
+    h = _SEED ^ size
+    whole = size & ~3
+    for at in range(0, whole, 4):
+        k = int.from_bytes(data[at : at + 4], "little") * _M & _MASK
+        k = (k ^ k >> 24) * _M & _MASK
+        h = (h * _M & _MASK) ^ k
+    if size > whole:
+        h = (h ^ int.from_bytes(data[whole:], "little")) * _M & _MASK
+    h = (h ^ h >> 13) * _M & _MASK
+    return h ^ h >> 15
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """The partition of a key in a topic of so many."""
+    return (murmur2(key) & 0x7FFFFFFF) % partitions

@@ -1,0 +1,279 @@
+"""A producer: records gathered into batches, one batch under way for each partition.
+
+One batch at a time keeps a partition's records in order through every retry. With idempotence
+(KIP-98) each batch has a producer id and a sequence, so a retry whose first try did succeed is
+not stored twice; a batch given up on may or may not be stored, so the producer then goes on under
+a new id. `send` waits while the buffer is full; the future it gives ends when the record is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from shoal.client import rows
+from shoal.client.cluster import Backoff, Cluster, TopicPartition
+from shoal.client.errors import STALE_METADATA, ClientError, KafkaError, RequestTimeout, transient
+from shoal.client.partitioner import partition_of
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+from shoal.record.batch import advance_sequence
+from shoal.record.records import build_batch
+
+#: What a record costs in a batch beyond key, value and headers, generously.
+RECORD_OVERHEAD = 32
+
+
+class Produced(NamedTuple):
+    """Where a record was stored; `offset` is -1 with acks=0."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
+class _Pending(NamedTuple):
+    record: tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
+    size: int
+    future: asyncio.Future[Produced]
+
+
+@dataclass(slots=True)
+class _Lane:
+    """The records that wait for one partition, and the task that sends them."""
+
+    waiting: deque[_Pending] = field(default_factory=deque)
+    bytes: int = 0
+    task: asyncio.Task[None] | None = None
+    full: asyncio.Event = field(default_factory=asyncio.Event)
+    producer: tuple[int, int] = (-1, -1)
+    sequence: int = 0
+
+
+class Producer:
+    """Made over a `Cluster`, which stays the caller's to close. `await close()` flushes."""
+
+    def __init__(
+        self, cluster: Cluster, *, acks: int = -1, idempotent: bool | None = None,
+        compression: str = "none", linger_ms: int = 5, batch_bytes: int = 256 << 10,
+        buffer_bytes: int = 32 << 20, delivery_timeout_ms: int = 120_000,
+    ) -> None:  # fmt: skip
+        """`acks` is 0, 1 or -1 (all); idempotence needs -1 and is on with it unless told."""
+        self.cluster = cluster
+        self._acks = acks
+        self._idempotent = acks == -1 if idempotent is None else idempotent
+        if self._idempotent and acks != -1:
+            raise ValueError("an idempotent producer needs acks=all")
+        self._compression = compression
+        self._linger_s = linger_ms / 1000
+        self._batch_bytes = batch_bytes
+        self._buffer_bytes = buffer_bytes
+        self._delivery_timeout_s = delivery_timeout_ms / 1000
+        self._loop = asyncio.get_running_loop()
+        self._lanes: dict[TopicPartition, _Lane] = {}
+        self._sticky: dict[str, int] = {}
+        self._held = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._flushing = 0
+        self._identity: asyncio.Task[tuple[int, int]] | None = None
+
+    async def __aenter__(self) -> Producer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def send(
+        self, topic: str, value: bytes | None, *, key: bytes | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (), partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> asyncio.Future[Produced]:  # fmt: skip
+        """Queue one record; await the future to know that it is stored.
+
+        Raises `KafkaError` for a topic or partition that does not exist. The future fails with
+        `KafkaError`, or with what the network last said when the delivery time is over.
+        """
+        found = await self.cluster.topic(topic)
+        count = len(found.partitions)
+        if partition is None:
+            partition = (
+                self._sticky_partition(topic, count) if key is None else partition_of(key, count)
+            )
+        found.partition(partition)
+        record = (
+            int(time.time() * 1000) if timestamp_ms is None else timestamp_ms,
+            key, value, tuple(headers),
+        )  # fmt: skip
+        size = RECORD_OVERHEAD + len(key or b"") + len(value or b"")
+        size += sum(len(name) + len(content or b"") + 4 for name, content in record[3])
+        while self._held and self._held + size > self._buffer_bytes:
+            self._room.clear()
+            await self._room.wait()
+        pending = _Pending(record, size, self._loop.create_future())
+        self._held += size
+        where = TopicPartition(topic, partition)
+        lane = self._lanes.setdefault(where, _Lane())
+        lane.waiting.append(pending)
+        lane.bytes += size
+        if lane.bytes >= self._batch_bytes:
+            lane.full.set()
+        if lane.task is None:
+            lane.task = self._loop.create_task(self._drain(where, lane))
+        return pending.future
+
+    def _sticky_partition(self, topic: str, count: int) -> int:
+        """Records without a key fill one partition's batch, then another's (KIP-480)."""
+        return self._sticky.setdefault(topic, random.randrange(count)) % count
+
+    async def flush(self) -> None:
+        """Wait until everything queued is stored or has failed; failures are in the futures."""
+        self._flushing += 1
+        try:
+            while tasks := [lane.task for lane in self._lanes.values() if lane.task]:
+                for lane in self._lanes.values():
+                    lane.full.set()
+                await asyncio.wait(tasks)
+        finally:
+            self._flushing -= 1
+
+    async def close(self) -> None:
+        await self.flush()
+
+    # -- sending
+
+    async def _drain(self, where: TopicPartition, lane: _Lane) -> None:
+        try:
+            while lane.waiting:
+                if self._linger_s and not self._flushing and not lane.full.is_set():
+                    try:
+                        async with asyncio.timeout(self._linger_s):
+                            await lane.full.wait()
+                    except TimeoutError:
+                        pass
+                batch = self._take(lane)
+                self._sticky.pop(where.topic, None)
+                await self._deliver(where, lane, batch)
+        finally:
+            lane.task = None
+
+    def _take(self, lane: _Lane) -> list[_Pending]:
+        batch = [lane.waiting.popleft()]
+        size = batch[0].size
+        while lane.waiting and size + lane.waiting[0].size <= self._batch_bytes:
+            batch.append(lane.waiting.popleft())
+            size += batch[-1].size
+        lane.bytes -= size
+        if lane.bytes < self._batch_bytes and not self._flushing:
+            lane.full.clear()
+        return batch
+
+    async def _deliver(self, where: TopicPartition, lane: _Lane, batch: list[_Pending]) -> None:
+        deadline = self._loop.time() + self._delivery_timeout_s
+        backoff = Backoff()
+        data: bytearray | None = None
+        error: ClientError
+        while True:
+            try:
+                if data is None:
+                    data = await self._build(lane, batch)
+                offset, append_time_ms = await self._produce(where, data, deadline)
+                break
+            except ClientError as failed:
+                error = failed
+            if not transient(error) or self._loop.time() > deadline:
+                self._settle(batch, error)
+                if self._idempotent:
+                    self._identity = None
+                return
+            await backoff.pause()
+        lane.sequence = advance_sequence(lane.sequence, len(batch))
+        self._settle(batch, None, where, offset, append_time_ms)
+
+    def _settle(
+        self, batch: list[_Pending], error: ClientError | None,
+        where: TopicPartition = TopicPartition("", -1), offset: int = -1, append_time_ms: int = -1,
+    ) -> None:  # fmt: skip
+        for position, pending in enumerate(batch):
+            self._held -= pending.size
+            if pending.future.done():
+                continue
+            if error is not None:
+                pending.future.set_exception(error)
+                continue
+            at = append_time_ms if append_time_ms >= 0 else pending.record[0]
+            stored = -1 if offset < 0 else offset + position
+            pending.future.set_result(Produced(*where, stored, at))
+        self._room.set()
+
+    async def _build(self, lane: _Lane, batch: list[_Pending]) -> bytearray:
+        sequence = -1
+        if self._idempotent:
+            producer = await self._producer_identity()
+            if producer != lane.producer:
+                lane.producer, lane.sequence = producer, 0
+            sequence = lane.sequence
+        return build_batch(
+            [pending.record for pending in batch],
+            compression=self._compression,
+            producer_id=lane.producer[0],
+            producer_epoch=lane.producer[1],
+            base_sequence=sequence,
+        )
+
+    async def _producer_identity(self) -> tuple[int, int]:
+        task = self._identity
+        if task is None or (task.done() and (task.cancelled() or task.exception())):
+            task = self._identity = self._loop.create_task(self._init_producer_id())
+        return await asyncio.shield(task)
+
+    async def _init_producer_id(self) -> tuple[int, int]:
+        body = {"transactional_id": None, "transaction_timeout_ms": 0, "producer_id": -1,
+                "producer_epoch": -1}  # fmt: skip
+        answer = await self.cluster.ask(ApiKey.INIT_PRODUCER_ID, body)
+        if answer.error_code:
+            raise KafkaError(answer.error_code, "asking for a producer id")
+        return answer.producer_id, answer.producer_epoch
+
+    async def _produce(
+        self, where: TopicPartition, data: bytearray, deadline: float
+    ) -> tuple[int, int]:
+        """Send one batch to the leader; its base offset and append time (-1 where unknown)."""
+        topic = await self.cluster.topic(where.topic)
+        leader = await self.cluster.leader(*where)
+        left_ms = int((deadline - self._loop.time()) * 1000)
+        if left_ms <= 0:
+            raise RequestTimeout(f"a batch for {where} was not stored in time")
+        timeout_ms = min(left_ms, self.cluster.settings.request_timeout_ms)
+        body: dict[str, Any] = {
+            "transactional_id": None, "acks": self._acks, "timeout_ms": timeout_ms,
+            "topic_data": [{
+                "name": where.topic, "topic_id": topic.topic_id,
+                "partition_data": [{"index": where.partition, "records": data}],
+            }],
+        }  # fmt: skip
+        try:
+            link = await self.cluster.connection(leader, "produce")
+            answer = await link.request(
+                ApiKey.PRODUCE, body, timeout_ms=timeout_ms, answered=self._acks != 0
+            )
+        except ClientError:
+            self.cluster.forget_topic(where.topic)
+            raise
+        if answer is None:
+            return -1, -1
+        row = answer.responses[0].partition_responses[0]
+        if row.error_code == ErrorCode.duplicate_sequence_number:
+            return row.base_offset, -1
+        if row.error_code:
+            if row.error_code in STALE_METADATA:
+                self.cluster.forget_topic(where.topic)
+            message = getattr(row, "error_message", None) or f"producing to {where}"
+            raise KafkaError(row.error_code, message)
+        return row.base_offset, rows.timestamp(row.log_append_time)

@@ -1,0 +1,75 @@
+"""The client's side of a SASL/SCRAM exchange (RFC 5802, RFC 7677), without I/O.
+
+`first()` gives the opening message, `final(server_first)` the proof, `verify(server_final)` checks
+that the server knew the password too. The nonce is an argument, so an exchange can be replayed.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from dataclasses import dataclass, field
+
+from shoal.client.errors import SecurityError
+
+DIGESTS = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+#: RFC 7677 asks for at least 4096 rounds; a server that asks for millions wants to burn our CPU.
+ITERATIONS_MAX = 1_000_000
+
+
+@dataclass(slots=True)
+class ScramClient:
+    """One exchange. `mechanism` is a key of `DIGESTS`; `nonce` is printable ASCII, no comma."""
+
+    mechanism: str
+    username: str
+    password: str
+    nonce: str
+    _first_bare: str = field(default="", init=False)
+    _server_signature: bytes = field(default=b"", init=False)
+
+    def first(self) -> bytes:
+        name = self.username.replace("=", "=3D").replace(",", "=2C")
+        self._first_bare = f"n={name},r={self.nonce}"
+        return f"n,,{self._first_bare}".encode()
+
+    def final(self, server_first: bytes) -> bytes:
+        """The client's proof for the server's challenge."""
+        text = server_first.decode()
+        parts = _attributes(text)
+        try:
+            nonce, salt, rounds = parts["r"], base64.b64decode(parts["s"]), int(parts["i"])
+        except (KeyError, ValueError):
+            raise SecurityError("the broker's SCRAM challenge cannot be read") from None
+        if not nonce.startswith(self.nonce) or len(nonce) == len(self.nonce):
+            raise SecurityError("the broker's SCRAM nonce does not continue ours")
+        if not 0 < rounds <= ITERATIONS_MAX:
+            raise SecurityError(f"the broker asks for {rounds} SCRAM iterations")
+        digest = DIGESTS[self.mechanism]
+        salted = hashlib.pbkdf2_hmac(digest, self.password.encode(), salt, rounds)
+        client_key = hmac.digest(salted, b"Client Key", digest)
+        stored_key = hashlib.new(digest, client_key).digest()
+        without_proof = f"c=biws,r={nonce}"
+        signed = f"{self._first_bare},{text},{without_proof}".encode()
+        signature = hmac.digest(stored_key, signed, digest)
+        proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+        server_key = hmac.digest(salted, b"Server Key", digest)
+        self._server_signature = hmac.digest(server_key, signed, digest)
+        return f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
+
+    def verify(self, server_final: bytes) -> None:
+        """Raises `SecurityError` when the broker refuses, or does not know the password itself."""
+        parts = _attributes(server_final.decode())
+        if "e" in parts:
+            raise SecurityError(f"SCRAM authentication of {self.username!r} failed: {parts['e']}")
+        try:
+            given = base64.b64decode(parts.get("v", ""))
+        except ValueError:
+            given = b""
+        if not hmac.compare_digest(given, self._server_signature):
+            raise SecurityError("the broker's SCRAM signature is wrong: it is not who it claims")
+
+
+def _attributes(text: str) -> dict[str, str]:
+    return {part[:1]: part[2:] for part in text.split(",") if part[1:2] == "="}

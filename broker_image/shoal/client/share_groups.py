@@ -1,0 +1,113 @@
+"""The admin's calls on a share group's positions: start offsets, lag, resets (KIP-932, KIP-1226).
+
+Lag is the broker's: log end offset, less start offset, less records already settled behind the
+start offset. Records in flight count as lag. -1 means that the broker does not know yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from shoal.client import rows
+from shoal.client.cluster import Cluster, TopicPartition
+from shoal.client.errors import KafkaError
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class ShareOffset:
+    """Where a share group stands in one partition; -1 for what is not known yet."""
+
+    start_offset: int
+    leader_epoch: int
+    lag: int
+    topic_id: UUID | None = None
+
+
+class ShareGroups:
+    """Reached as `Admin.share_groups`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    async def offsets(
+        self, groups: Mapping[str, Iterable[TopicPartition] | None] | Iterable[str]
+    ) -> dict[str, dict[TopicPartition, ShareOffset | KafkaError] | KafkaError]:
+        """Positions and lag of share groups: of the partitions named, or (None) of all.
+
+        Hundreds of groups are one request to each coordinator.
+        """
+        wanted = groups if isinstance(groups, Mapping) else dict.fromkeys(groups)
+
+        async def call(
+            node: int, some: list[str]
+        ) -> dict[str, dict[TopicPartition, ShareOffset | KafkaError] | KafkaError]:
+            body = {"groups": [{"group_id": g, "topics": _topics(wanted[g])} for g in some]}
+            answer = await self.cluster.request(node, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, body)
+            return {
+                row.group_id: rows.outcome(row, f"there is no share group {row.group_id!r}")
+                or _offsets(row)
+                for row in answer.groups
+            }
+
+        return await self.cluster.on_coordinators(wanted, call)
+
+    async def alter_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, KafkaError | None]:
+        """Set start offsets of a group without members; NON_EMPTY_GROUP is raised otherwise."""
+        body = {"group_id": group_id, "topics": rows.by_topic(
+            ((p, {"partition_index": p.partition, "start_offset": o}) for p, o in offsets.items()),
+            "topic_name",
+        )}  # fmt: skip
+        answer = await self._ask(group_id, ApiKey.ALTER_SHARE_GROUP_OFFSETS, body)
+        return {
+            where: rows.outcome(part, f"offset of {where} in share group {group_id!r}")
+            for where, part in rows.partitions_of(answer.responses, "topic_name")
+        }
+
+    async def delete_offsets(
+        self, group_id: str, topics: Iterable[str]
+    ) -> dict[str, KafkaError | None]:
+        """Forget a group's state of these topics; raises NON_EMPTY_GROUP while it has members."""
+        body = {"group_id": group_id, "topics": [{"topic_name": t} for t in topics]}
+        answer = await self._ask(group_id, ApiKey.DELETE_SHARE_GROUP_OFFSETS, body)
+        return {
+            row.topic_name: rows.outcome(row, f"topic {row.topic_name!r} of group {group_id!r}")
+            for row in answer.responses
+        }
+
+    async def _ask(self, group_id: str, api_key: ApiKey, body: Mapping[str, Any]) -> Any:
+        try:
+            return await self.cluster.at_coordinator(group_id, api_key, body)
+        except KafkaError as error:
+            if error.code == ErrorCode.non_empty_group:
+                raise KafkaError(
+                    error.code, f"share group {group_id!r} has members; stop them first"
+                ) from None
+            raise
+
+
+def _topics(partitions: Iterable[TopicPartition] | None) -> Sequence[Mapping[str, Any]] | None:
+    if partitions is None:
+        return None
+    found: dict[str, list[int]] = {}
+    for where in partitions:
+        found.setdefault(where.topic, []).append(where.partition)
+    return [{"topic_name": t, "partitions": sorted(p)} for t, p in found.items()]
+
+
+def _offsets(row: Any) -> dict[TopicPartition, ShareOffset | KafkaError]:
+    return {
+        where: rows.outcome(part, f"{where} in share group {row.group_id!r}")
+        or ShareOffset(
+            part.start_offset, part.leader_epoch, getattr(part, "lag", -1),
+            ids[where.topic],
+        )
+        for ids in [{t.topic_name: t.topic_id for t in row.topics}]
+        for where, part in rows.partitions_of(row.topics, "topic_name")
+    }  # fmt: skip

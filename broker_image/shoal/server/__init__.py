@@ -1,0 +1,1 @@
+"""The asyncio shell: listeners, connections, dispatch, one handler file an API, timers, metrics."""

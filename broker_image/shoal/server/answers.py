@@ -1,0 +1,68 @@
+"""Answers made of the replies of several shards, or of one reply put into another form.
+
+Replies that are there already, as most are, make the answer at once: no task, no callback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.api import Answer, Body
+
+Response = Mapping[str, Any]
+Outcome = Response | ApiError
+
+
+def combined(
+    replies: Sequence[asyncio.Future[Any]], combine: Callable[[list[Outcome]], Body]
+) -> Answer:
+    """`combine` the outcomes, in the order of the replies, when the last is there. A reply that
+    was refused is its `ApiError`."""
+    if all(reply.done() for reply in replies):
+        return combine([_outcome(reply) for reply in replies])
+    answer: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
+    left = len(replies)
+
+    def done(_: asyncio.Future[Any]) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0 and not answer.done():
+            try:
+                answer.set_result(combine([_outcome(reply) for reply in replies]))
+            except ApiError as refused:
+                answer.set_exception(refused)
+
+    for reply in replies:
+        reply.add_done_callback(done)
+    return answer
+
+
+def mapped(reply: asyncio.Future[Any], form: Callable[[Response], Body]) -> Answer:
+    """The reply in another form; a refusal stays one."""
+
+    def one(outcomes: list[Outcome]) -> Body:
+        (outcome,) = outcomes
+        if isinstance(outcome, ApiError):
+            raise outcome
+        return form(outcome)
+
+    return combined((reply,), one)
+
+
+def _outcome(reply: asyncio.Future[Any]) -> Outcome:
+    error = reply.exception()
+    if error is None:
+        return reply.result()
+    if isinstance(error, ApiError):
+        return error
+    raise error
+
+
+def old_epoch_error(error: ErrorCode, version: int, since: int) -> ErrorCode:
+    """The error for a producer that may be too old to know PRODUCER_FENCED (KIP-588)."""
+    if error is ErrorCode.producer_fenced and version < since:
+        return ErrorCode.invalid_producer_epoch
+    return error

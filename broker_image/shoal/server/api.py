@@ -1,0 +1,89 @@
+"""What a handler is given and what it may return.
+
+A handler is `handle(broker, request)`. It returns at once, with one of:
+
+* a mapping: the response body, written by the codec of the request's version;
+* a list of buffers: the response body already encoded (the hot path);
+* an `asyncio.Future` or `Prompt` of either, for what waits (purgatories, commits, rebalances);
+* None: no response is sent (Produce with acks=0).
+
+Whole-request refusals are raised as `ApiError`; dispatch maps them to the API's error response.
+Responses leave a connection in the order of its requests, whenever their futures are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+from shoal.protocol.frames import RequestHeader
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+Buffer = bytes | bytearray | memoryview
+Body = Mapping[str, Any] | Sequence[Buffer]
+
+
+class Awaited(Protocol):
+    """An answer that is due: an `asyncio.Future`, or a `Prompt`."""
+
+    def add_done_callback(self, call: Callable[[Any], object], /) -> None: ...
+    def cancel(self) -> bool: ...
+    def done(self) -> bool: ...
+    def cancelled(self) -> bool: ...
+    def exception(self) -> BaseException | None: ...
+    def result(self) -> Body: ...
+
+
+Answer = Body | Awaited | None
+
+
+@dataclass(slots=True)
+class Peer:
+    """Who is at the other end of a connection; lives as long as the connection.
+
+    `on_close` callbacks run once when the connection is gone, with no argument.
+    """
+
+    host: str
+    port: int
+    listener: str
+    principal: str
+    connection_id: str
+    on_close: dict[object, Callable[[], None]]
+    client_software: tuple[str, str] = ("unknown", "unknown")
+
+
+@dataclass(slots=True)
+class Request:
+    """One request: its header, its parsed body (kio's entity of that version), and its sender."""
+
+    header: RequestHeader
+    body: Any
+    peer: Peer
+    received_ns: int = 0
+
+    @property
+    def version(self) -> int:
+        return self.header.api_version
+
+
+Handler = Callable[["Broker", Request], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One row of the table of handlers: the versions served, and by what."""
+
+    key: ApiKey
+    versions: range
+    handle: Handler
+    #: Builds the response body of a whole-request error: (request, code, message) -> body.
+    #: Without it dispatch answers with the response's own error code, if it has one.
+    refuse: Callable[[Request, ErrorCode, str | None], Body] | None = None
+    #: Reads the body in place of kio where a benchmark asked for it: (version, frame, at) -> body.
+    read: Callable[[int, memoryview, int], Any] | None = None

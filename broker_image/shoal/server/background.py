@@ -1,0 +1,149 @@
+"""What a broker does by itself: retention, compaction, checkpoints, syncs that are due, expiry.
+
+Each task runs on the event loop in short steps, so that requests are served in between; what waits
+for the disk goes to its worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from shoal.log.errors import LogOffline
+from shoal.log.retention import DeletedSegment
+from shoal.log.syncs import Sync
+
+if TYPE_CHECKING:
+    from shoal.replication.partition import Partition
+    from shoal.server.broker import Broker
+
+#: Between two looks for syncs that flush.ms or a closed segment ask for.
+SYNC_CHECK_MS = 1_000
+
+
+class Background:
+    """Owns the periodic tasks and the compaction that is under way."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._compaction: tuple[Partition, Iterator[Sync | None]] | None = None
+        self.compactions_total = self.segments_deleted_total = 0
+
+    def start(self) -> None:
+        """Begin; the broker's timers end it."""
+        every, config = self._broker.timers.every, self._broker.config
+        every(SYNC_CHECK_MS, self._sync_due)
+        every(config["log.retention.check.interval.ms"], self._retention)
+        every(config["log.flush.offset.checkpoint.interval.ms"], self.checkpoint)
+        every(config["producer.id.expiration.check.interval.ms"], self._expire_producers)
+        if config["log.cleaner.enable"]:
+            every(lambda: self._broker.image.broker_config["log.cleaner.backoff.ms"], self._compact)
+
+    def stop(self) -> None:
+        """Give up what is under way, and write the checkpoints."""
+        self._compaction = None
+        self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Write recovery points, log starts and high watermarks."""
+        broker = self._broker
+        broker.directory.high_watermarks = {
+            (p.topic, p.index): p.high_watermark for p in broker.partitions
+        }
+        try:
+            broker.directory.checkpoint()
+        except OSError as error:
+            broker.log.error("the offset checkpoints were not written", error=str(error))
+
+    def _sync_due(self) -> None:
+        now_ms = self._broker.clock.now_ms()
+        for partition in self._broker.partitions:
+            log = partition.log
+            if not log.offline and log.sync_due(now_ms):
+                self._broker.disk.sync_soon(partition)
+
+    def _retention(self) -> None:
+        now_ms = self._broker.clock.now_ms()
+        for partition in list(self._broker.partitions):
+            log = partition.log
+            if log.offline:
+                continue
+            start = log.log_start_offset
+            try:
+                log.roll_if_due(now_ms)
+                deleted = log.tick_retention(now_ms, high_watermark=partition.high_watermark)
+            except (OSError, LogOffline) as error:
+                self._failed(partition, "retention", error)
+                continue
+            self._remove_later(deleted, now_ms + log.config.file_delete_delay_ms)
+            if log.log_start_offset != start:
+                partition.moved()
+
+    def _remove_later(self, segments: list[DeletedSegment], at_ms: int) -> None:
+        """Remove their files after file.delete.delay.ms; a restart removes what is left."""
+        self.segments_deleted_total += len(segments)
+        for segment in segments:
+            remove = partial(self._broker.disk.remove, segment.remove)
+            self._broker.timers.at(at_ms, remove)
+
+    def _expire_producers(self) -> None:
+        now_ms = self._broker.clock.now_ms()
+        limit_ms = self._broker.image.broker_config["producer.id.expiration.ms"]
+        for partition in self._broker.partitions:
+            partition.log.expire_producers(now_ms, limit_ms)
+
+    def _compact(self) -> None:
+        """Begin with a log that has enough to clean, unless one is under way."""
+        if self._compaction is not None:
+            return
+        broker = self._broker
+        now_ms = broker.clock.now_ms()
+        memory_bytes = broker.image.broker_config["log.cleaner.dedupe.buffer.size"]
+        for partition in list(broker.partitions):
+            log = partition.log
+            if not log.config.compact or log.offline:
+                continue
+            try:
+                steps = log.compaction(
+                    now_ms, high_watermark=partition.high_watermark, memory_bytes=memory_bytes
+                )
+            except (OSError, LogOffline) as error:
+                self._failed(partition, "compaction", error)
+                continue
+            if steps is not None:
+                self._compaction = (partition, steps)
+                broker.loop.call_soon(self._compact_step)
+                return
+
+    def _compact_step(self) -> None:
+        """One bounded step; a sync that it asks for is waited for in the disk's worker."""
+        if self._compaction is None:
+            return
+        partition, steps = self._compaction
+        try:
+            sync = next(steps)
+        except StopIteration:
+            self._compaction = None
+            self.compactions_total += 1
+            self._compact()
+        except (OSError, LogOffline) as error:
+            self._compaction = None
+            self._failed(partition, "compaction", error)
+        else:
+            if sync is None:
+                self._broker.loop.call_soon(self._compact_step)
+            else:
+                # The round runs it again by itself where this fails, and so meets the error.
+                work = self._broker.disk.run(sync.run_once)
+                work.add_done_callback(self._compact_synced)
+
+    def _compact_synced(self, work: asyncio.Future[None]) -> None:
+        work.exception()
+        self._compact_step()
+
+    def _failed(self, partition: Partition, task: str, error: Exception) -> None:
+        self._broker.log.error(
+            f"{task} failed", topic=partition.topic, partition=partition.index, error=str(error)
+        )

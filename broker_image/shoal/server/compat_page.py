@@ -1,0 +1,118 @@
+"""`docs/compat.md`, made of the table of handlers: `python -m shoal.server.compat_page`.
+
+`KAFKA` is what a broker of Apache Kafka 4.3.1 names on the listener of its clients. The page puts
+it beside what `HANDLERS` serves, so it cannot claim what the broker does not do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.metadata.controller import SUPPORTED_FEATURES
+from shoal.protocol.api import ApiKey
+from shoal.server.api import Api
+from shoal.server.handlers import HANDLERS, api_versions
+
+KAFKA_VERSION = "4.3.1"
+#: Lowest and highest version by API key.
+KAFKA: dict[ApiKey, tuple[int, int]] = {
+    ApiKey(key): span
+    for key, span in {
+        0: (0, 13), 1: (4, 18), 2: (1, 11), 3: (0, 13), 8: (2, 10), 9: (1, 10), 10: (0, 6),
+        11: (0, 9), 12: (0, 4), 13: (0, 5), 14: (0, 5), 15: (0, 6), 16: (0, 5), 17: (0, 1),
+        18: (0, 4), 19: (2, 7), 20: (1, 6), 21: (0, 2), 22: (0, 5), 23: (2, 4), 24: (0, 5),
+        25: (0, 4), 26: (0, 5), 27: (1, 2), 28: (0, 5), 29: (1, 3), 30: (1, 3), 31: (1, 3),
+        32: (1, 4), 33: (0, 2), 34: (1, 2), 35: (1, 5), 36: (0, 2), 37: (0, 3), 38: (1, 3),
+        39: (1, 2), 40: (1, 2), 41: (1, 3), 42: (0, 2), 43: (0, 2), 44: (0, 1), 45: (0, 1),
+        46: (0, 0), 47: (0, 0), 48: (0, 1), 49: (0, 1), 50: (0, 0), 51: (0, 0), 55: (0, 2),
+        57: (0, 2), 60: (0, 2), 61: (0, 0), 64: (0, 0), 65: (0, 0), 66: (0, 2), 68: (0, 1),
+        69: (0, 1), 74: (0, 1), 75: (0, 0), 76: (1, 1), 77: (1, 1), 78: (1, 2), 79: (1, 2),
+        80: (0, 1), 81: (0, 0), 83: (0, 0), 84: (0, 0), 85: (0, 1), 86: (0, 0), 87: (0, 1),
+        88: (0, 0), 89: (0, 0), 90: (0, 1), 91: (0, 0), 92: (0, 0),
+    }.items()
+}  # fmt: skip
+#: Feature levels that it supports.
+KAFKA_FEATURES = {
+    "eligible.leader.replicas.version": (0, 1),
+    "group.version": (0, 1),
+    "kraft.version": (0, 1),
+    "metadata.version": (7, 30),
+    "share.version": (0, 1),
+    "streams.version": (0, 1),
+    "transaction.version": (0, 2),
+}
+#: APIs that Kafka names only under a condition that Shoal does not have.
+CONDITIONAL = {
+    ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: "Kafka names it once a metrics reporter takes telemetry",
+    ApiKey.PUSH_TELEMETRY: "Kafka names it once a metrics reporter takes telemetry",
+}
+_INTRODUCTION = f"""\
+# Compatibility with Apache Kafka {KAFKA_VERSION}
+
+Clients find out what a broker serves by ApiVersions, and choose versions that both sides know. This
+page compares what Shoal answers with what a broker of Apache Kafka {KAFKA_VERSION} answers on the
+listener of its clients. It is made of the table of handlers, from which ApiVersions answers too.
+
+`make compat` holds real clients against a real broker: librdkafka (confluent-kafka and kcat),
+kafka-python, aiokafka, the Java clients and Kafka's command-line tools.
+"""
+
+
+def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
+    """The whole page."""
+    served = {
+        ApiKey(row["api_key"]): (row["min_version"], row["max_version"])
+        for row in api_versions.served(rows)
+    }
+    lines = [
+        _INTRODUCTION,
+        "## APIs served\n",
+        "| key | API | Shoal | Kafka | |",
+        "|---:|---|---|---|---|",
+    ]
+    lines += [
+        f"| {key.value} | {name(key)} | {_span(span)} | {_span(KAFKA.get(key))} |"
+        f" {_remark(key, span)} |"
+        for key, span in served.items()
+    ]
+    lines += [
+        "",
+        "## APIs of Kafka that are not served\n",
+        "ApiVersions does not name them, so clients say that the broker does not support the call"
+        " before they\nsend it. A client that sends one all the same loses its connection, as it"
+        " does with an API that\nKafka does not know.\n",
+        "| key | API | Kafka |",
+        "|---:|---|---|",
+    ]
+    lines += [
+        f"| {key.value} | {name(key)} | {_span(span)} |"
+        for key, span in KAFKA.items()
+        if key not in served
+    ]
+    lines += ["", "## Features\n", "| feature | Shoal | Kafka |", "|---|---|---|"]
+    lines += [
+        f"| {feature} | {_span(SUPPORTED_FEATURES.get(feature))} | {_span(span)} |"
+        for feature, span in KAFKA_FEATURES.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def name(key: ApiKey) -> str:
+    """An API by its name in Kafka's schemas."""
+    return "".join(word.capitalize() for word in key.name.split("_"))
+
+
+def _span(span: tuple[int, int] | None) -> str:
+    if span is None:
+        return "-"
+    return f"{span[0]}-{span[1]}" if span[0] < span[1] else str(span[0])
+
+
+def _remark(key: ApiKey, span: tuple[int, int]) -> str:
+    if key not in KAFKA:
+        return CONDITIONAL[key]
+    return "" if KAFKA[key] == span else "differs"
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,210 @@
+"""The broker's static configs: Kafka's property names, from flags, environment and a file.
+
+The first that sets a name wins: flag, environment, file. A variable is `SHOAL_` and the name in
+capitals with `_` for `.` (`SHOAL_LOG_RETENTION_MS`). Everything is checked before anything is
+written: an unknown name or a bad value is a `ConfigError` that names it and where it stands.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from shoal.metadata import configs
+from shoal.metadata.config_keys import ConfigError, UnknownConfig
+
+PREFIX = "SHOAL_"
+#: Kubernetes gives containers such variables for every Service of the namespace, so for one named
+#: "shoal" too: SHOAL_PORT, SHOAL_SERVICE_HOST, SHOAL_PORT_9092_TCP_ADDR. They are no settings.
+_SERVICE_LINK = re.compile(
+    r".*SERVICE_(HOST|PORT(_\w+)?)|(.*_)?PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?"
+)
+#: Variables of the command line's own flags.
+_FLAG_VARIABLES = (
+    "SHOAL_BOOTSTRAP", "SHOAL_COMMAND_CONFIG", "SHOAL_CONFIG", "SHOAL_DATA_DIR", "SHOAL_LISTENER",
+)  # fmt: skip
+_LISTENER = re.compile(r"(?:([A-Za-z0-9_\-]+)://)?(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]]*)):(\d+)")
+_ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+class Endpoint(NamedTuple):
+    """A listener: its name, the host or address, the port."""
+
+    name: str
+    host: str
+    port: int
+
+
+class InvalidConfig(Exception):
+    """A sentence that names the setting, the place it stands, and what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """Every broker config by name, typed; `given` holds the texts of those that were set."""
+
+    given: Mapping[str, str]
+    values: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+    @property
+    def node_id(self) -> int:
+        old: int = self.values["broker.id"]
+        return old if old >= 0 else int(self.values["node.id"])
+
+    @property
+    def data_dir(self) -> str:
+        """The one directory of all logs."""
+        directories: tuple[str, ...] = self.values["log.dirs"] or self.values["log.dir"]
+        return directories[0]
+
+    @property
+    def listeners(self) -> list[Endpoint]:
+        return [endpoint("listeners", text) for text in self.values["listeners"]]
+
+    @property
+    def advertised(self) -> dict[str, Endpoint]:
+        """What clients are told, by listener name, where that differs from the listener."""
+        texts = self.values["advertised.listeners"] or ()
+        return {e.name: e for e in (endpoint("advertised.listeners", text) for text in texts)}
+
+    @property
+    def metrics_listener(self) -> Endpoint | None:
+        text = self.values["shoal.metrics.listener"]
+        return endpoint("shoal.metrics.listener", text) if text else None
+
+
+def resolve(
+    flags: Mapping[str, str],
+    environment: Mapping[str, str],
+    file_text: str | None = None,
+    file_name: str = "",
+) -> BrokerConfig:
+    """The configs in force. Raises `InvalidConfig`."""
+    sources = [
+        ("a flag", dict(flags)),
+        ("the environment", from_environment(environment)),
+        (file_name, dict(properties(file_text or ""))),
+    ]
+    given: dict[str, str] = {}
+    for where, texts in reversed(sources):
+        for name, text in texts.items():
+            check(name, text, where)
+            given[name] = text
+    config = BrokerConfig(given, configs.broker_values(configs.Layers({}, {}, given)))
+    _check_whole(config)
+    return config
+
+
+def check(name: str, text: str, where: str) -> None:
+    """Raise `InvalidConfig` unless there is such a broker config and it takes that value."""
+    try:
+        configs.parse(configs.BROKER, {name: text})
+    except UnknownConfig:
+        near = difflib.get_close_matches(name, configs.BROKER, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise InvalidConfig(f"There is no broker config {name}, set by {where}.{hint}") from None
+    except ConfigError as error:
+        raise InvalidConfig(f"{error} (set by {where})") from None
+
+
+def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Settings among the variables, by property name. Raises `InvalidConfig` for an unknown one."""
+    names = {
+        PREFIX + re.sub(r"[.\-]", "_", name.removeprefix("shoal.")).upper(): name
+        for name in configs.BROKER
+    }
+    found = {}
+    for variable in sorted(environment):
+        if not variable.startswith(PREFIX) or variable in _FLAG_VARIABLES:
+            continue
+        name = names.get(variable)
+        if name is not None:
+            found[name] = environment[variable]
+        elif not _SERVICE_LINK.fullmatch(variable.removeprefix(PREFIX)):
+            near = difflib.get_close_matches(variable, names, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise InvalidConfig(
+                f"The environment variable {variable} names no broker config.{hint}"
+            )
+    return found
+
+
+def properties(text: str) -> Iterator[tuple[str, str]]:
+    """Names and values of a Java properties file."""
+    whole = re.sub(r"(?<!\\)((?:\\\\)*)\\\r?\n[ \t\f]*", r"\1", text)
+    for line in whole.splitlines():
+        line = line.lstrip(" \t\f")
+        if not line or line[0] in "#!":
+            continue
+        match = re.match(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=: \t\f]?[ \t\f]*(.*)", line, re.DOTALL)
+        assert match is not None
+        yield _unescaped(match[1]), _unescaped(match[2]).rstrip()
+
+
+def _unescaped(text: str) -> str:
+    def one(match: re.Match[str]) -> str:
+        code = match[1]
+        return chr(int(code[1:], 16)) if len(code) == 5 else _ESCAPES.get(code, code)
+
+    return re.sub(r"\\(u[0-9a-fA-F]{4}|.)", one, text)
+
+
+def endpoint(setting: str, text: str) -> Endpoint:
+    """NAME://host:port, the name being PLAINTEXT where it is left out. Raises `InvalidConfig`."""
+    match = _LISTENER.fullmatch(text.strip())
+    if match is None or int(match[4]) > 65535:
+        raise InvalidConfig(
+            f"{setting} has {text!r}, which is not of the form PLAINTEXT://host:port"
+            " (an IPv6 address stands in brackets)."
+        )
+    return Endpoint((match[1] or "PLAINTEXT").upper(), match[2] or match[3], int(match[4]))
+
+
+def _check_whole(config: BrokerConfig) -> None:
+    """What no single value tells. Raises `InvalidConfig`."""
+    for name in ("log.dirs", "log.dir"):
+        if len(config[name] or ()) > 1:
+            raise InvalidConfig(
+                f"{name} names {len(config[name])} directories; this broker keeps its logs in"
+                " one. Leave one, and join volumes below the file system."
+            )
+    if not config["log.dirs"] and not config["log.dir"]:
+        raise InvalidConfig("log.dir is empty: a broker needs a directory for its logs.")
+    listeners = config.listeners
+    if not listeners:
+        raise InvalidConfig("listeners is empty: a broker needs an address to listen on.")
+    names = [listener.name for listener in listeners]
+    if len(set(names)) < len(names):
+        raise InvalidConfig("listeners has a name twice; each listener needs a name of its own.")
+    protocols = dict(
+        pair.strip().split(":", 1)
+        for pair in (config["listener.security.protocol.map"] or "").split(",")
+        if ":" in pair
+    )
+    for name in names:
+        protocol = protocols.get(name)
+        if protocol is None:
+            raise InvalidConfig(
+                f"The listener {name} has no security protocol: name it in"
+                " listener.security.protocol.map."
+            )
+        if protocol != "PLAINTEXT":
+            raise InvalidConfig(
+                f"The listener {name} asks for {protocol}; this broker serves PLAINTEXT listeners."
+                " Put TLS or SASL in front of it, or use a PLAINTEXT listener."
+            )
+    for name, advertised in config.advertised.items():
+        if name not in names:
+            raise InvalidConfig(f"advertised.listeners has {name}, which listeners has not.")
+        if advertised.host in ("", "0.0.0.0", "::"):
+            raise InvalidConfig(
+                "advertised.listeners has an address that no client can connect to:"
+                f" {advertised.host or 'none'}. Name a host that clients reach."
+            )
+    _ = config.metrics_listener

@@ -1,0 +1,428 @@
+"""Coordinators on this broker: the loop's side of `coordinator.runtime`.
+
+A coordinator lives in an internal topic, a shard in each partition that this broker leads. Its
+service makes the topic when it is first needed, replays a partition's log into its shard in short
+steps, gives requests to the runtime, and keeps the runtime's clock. A request that comes while the
+topic is being made waits for it; one that comes while its shard is loading is sent to retry, as
+Kafka does. `GroupService` is the group coordinator; the others are plain `CoordinatorService`s.
+
+A token is the future of the request's response, or a `Call` that carries on at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from shoal.coordinator.contract import ProducerIdAndEpoch, Record, Replayed, Shard
+from shoal.coordinator.runtime import AppendFailed, Decide, Phase, Runtime
+from shoal.log.errors import AppendRefused, LogOffline
+from shoal.protocol.errors import ApiError, ErrorCode, WireError
+from shoal.record.batch import CorruptBatch, headers
+from shoal.record.control import ControlType, read_marker
+from shoal.record.records import read_records
+from shoal.replication.partition import Partition
+
+if TYPE_CHECKING:
+    from shoal.metadata.delta import MetadataDelta
+    from shoal.metadata.image import MetadataImage
+    from shoal.server.broker import Broker
+    from shoal.server.timers import Timer
+
+S = TypeVar("S", bound=Shard)
+Response = Mapping[str, Any]
+
+#: What a shard replays before other work gets its turn: some milliseconds.
+LOAD_STEP_BYTES = 64 * 1024
+#: Requests that may wait for the internal topic to be made.
+WAITING_MAX = 10_000
+#: Records of one decision take at most so many bytes; an internal topic takes Kafka's 1 MiB.
+BATCH_BYTES_MAX = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class InternalTopic:
+    """The topic of a coordinator, as it is made on first use."""
+
+    name: str
+    partitions: int
+    replication_factor: int
+    configs: Mapping[str, str]
+
+    @property
+    def compacted(self) -> bool:
+        return self.configs.get("cleanup.policy") == "compact"
+
+
+class Call:
+    """A token for what must not wait for a turn of the loop: `then` is called with the response,
+    or with the refusal, in the order of the decisions."""
+
+    __slots__ = ("_done", "_then")
+
+    def __init__(self, then: Callable[[Response | ApiError], None]) -> None:
+        self._then = then
+        self._done = False
+
+    def done(self) -> bool:
+        return self._done
+
+    def set_result(self, response: Response) -> None:
+        self._done = True
+        self._then(response)
+
+    def set_exception(self, error: ApiError) -> None:
+        self._done = True
+        self._then(error)
+
+
+def key_hash(key: str) -> int:
+    """Java's `String.hashCode`, by which keys go to partitions of internal topics."""
+    value = 0
+    units = key.encode("utf-16-be", "surrogatepass")
+    for at in range(0, len(units), 2):
+        value = (31 * value + (units[at] << 8 | units[at + 1])) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def partition_of(key: str, count: int) -> int:
+    """The partition that keeps `key`. Kafka's `Utils.abs` takes the least integer for 0."""
+    value = key_hash(key)
+    return (0 if value == -(1 << 31) else abs(value)) % count
+
+
+class CoordinatorService(Generic[S]):
+    """One coordinator. Owns its runtime, its loads and its timer."""
+
+    #: FindCoordinator's number for the keys that are kept here.
+    key_type: ClassVar[int]
+
+    def __init__(
+        self,
+        broker: Broker,
+        topic: InternalTopic,
+        new_shard: Callable[[int], S],
+        *,
+        write_timeout_ms: int = 5_000,
+    ) -> None:
+        self._broker = broker
+        self.topic = topic
+        self.runtime: Runtime[S] = Runtime(
+            self, new_shard, batch_bytes_max=BATCH_BYTES_MAX, write_timeout_ms=write_timeout_ms
+        )
+        self._loop = asyncio.get_running_loop()
+        self._creating: asyncio.Future[Any] | None = None
+        self._waiting: deque[tuple[str, asyncio.Future[Any] | Call, Decide[S]]] = deque()
+        self._loads: deque[tuple[int, int]] = deque()
+        self._loading = False
+        self._timer: Timer | None = None
+        self._timer_ms = 0
+        self._watched: dict[int, Partition] = {}
+        #: Who carries out the effects of decisions, by the effect's class.
+        self.performers: dict[type, Callable[[Any], None]] = {}
+        #: Requests in this turn of the loop, and whether the turns lately had more than one.
+        self._turn_requests = 0
+        self._turn_ends = self._crowded = False
+        #: Appends and how many records they took, for metrics.
+        self.appends = 0
+        self.records = 0
+
+    # Where keys live.
+
+    def partition_for(self, key: str) -> int | None:
+        """The partition that keeps `key`; None while the topic is not there."""
+        topic = self._broker.image.topics.get(self.topic.name)
+        return None if topic is None else partition_of(key, len(topic.partitions))
+
+    def coordinator_of(self, key: str) -> int:
+        """The broker that leads the partition of `key`. Raises COORDINATOR_NOT_AVAILABLE."""
+        topic = self._broker.image.topics.get(self.topic.name)
+        if topic is not None:
+            leader = topic.partitions[partition_of(key, len(topic.partitions))].leader
+            if leader >= 0:
+                return leader
+        raise ApiError(ErrorCode.coordinator_not_available)
+
+    def ready(self) -> asyncio.Future[Any] | None:
+        """Make the topic if it is not there: a future to wait for, or None when it is.
+
+        The future fails with COORDINATOR_NOT_AVAILABLE when the topic cannot be made.
+        """
+        if self.topic.name in self._broker.image.topics:
+            return None
+        waiter: asyncio.Future[Any] = self._loop.create_future()
+        self._create().add_done_callback(lambda made: _follow(made, waiter))
+        return waiter
+
+    def _create(self) -> asyncio.Future[Any]:
+        """Make the topic, once for all who wait for it."""
+        if self._creating is None:
+            made = self._broker.create_internal_topic(self.topic)
+            self._creating = asyncio.ensure_future(made)
+            self._creating.add_done_callback(self._created)
+        return self._creating
+
+    def _created(self, made: asyncio.Future[Any]) -> None:
+        self._creating = None
+        if not made.cancelled():
+            made.exception()  # Told to each who waits, and logged by who makes topics.
+        waiting, self._waiting = self._waiting, deque()
+        there = self.topic.name in self._broker.image.topics
+        for key, token, decide in waiting:
+            if there and not token.done():
+                self._submit_to(self.partition_for(key), token, decide)
+            else:
+                self.fail(token, ApiError(ErrorCode.coordinator_not_available))
+
+    # Requests.
+
+    def submit(self, key: str, decide: Decide[S]) -> asyncio.Future[Any]:
+        """Let the shard of `key` decide: (shard, now_ms, token) -> Result. The future gets the
+        reply once it is committed, or an `ApiError`."""
+        token: asyncio.Future[Any] = self._loop.create_future()
+        self._submit(key, token, decide)
+        return token
+
+    def call(
+        self, key: str, decide: Decide[S], then: Callable[[Response | ApiError], None]
+    ) -> None:
+        """`submit`, but `then` is called with the reply where it is given: perhaps before this
+        returns, and always in the order of the decisions."""
+        self._submit(key, Call(then), decide)
+
+    def _submit(self, key: str, token: asyncio.Future[Any] | Call, decide: Decide[S]) -> None:
+        partition = self.partition_for(key)
+        if partition is None and len(self._waiting) < WAITING_MAX:
+            self._waiting.append((key, token, decide))
+            self._create()
+        else:
+            self._submit_to(partition, token, decide)
+
+    def submit_to(self, partition: int, decide: Decide[S]) -> asyncio.Future[Any]:
+        """Let the shard of that partition decide."""
+        token: asyncio.Future[Any] = self._loop.create_future()
+        self._submit_to(partition, token, decide)
+        return token
+
+    def _submit_to(
+        self, partition: int | None, token: asyncio.Future[Any] | Call, decide: Decide[S]
+    ) -> None:
+        if partition is None:
+            self.fail(token, ApiError(ErrorCode.coordinator_not_available))
+            return
+        now_ms = self._broker.clock.now_ms()
+        self._turn_requests += 1
+        self.runtime.submit(partition, token, decide, now_ms)
+        if not self._crowded:
+            self.runtime.flush(now_ms)
+        self._watch_deadline(self.runtime.deadline_of(partition))
+
+    def shards(self) -> list[tuple[int, S]]:
+        """The shards that serve, by partition."""
+        return self.runtime.active()
+
+    # Partitions come and go.
+
+    def metadata_changed(self, image: MetadataImage, delta: MetadataDelta | None) -> None:
+        """Lead what this broker leads now; without a `delta`, at the start."""
+        topic = image.topics.get(self.topic.name)
+        led = {}
+        for index in range(len(topic.partitions) if topic is not None else 0):
+            partition = self._broker.partitions.by_name(self.topic.name, index)
+            if partition is not None and partition.is_leader:
+                led[index] = partition
+        for index, watched in list(self._watched.items()):
+            if led.get(index) is not watched:
+                self._unwatch(index, watched)
+                self.runtime.resign(index)
+        for index, partition in led.items():
+            if index not in self._watched:
+                self._watched[index] = partition
+                partition.on_advance.append(self._advanced)
+                self._load(index)
+
+    def _unwatch(self, index: int, partition: Partition) -> None:
+        del self._watched[index]
+        if self._advanced in partition.on_advance:
+            partition.on_advance.remove(self._advanced)
+
+    def _advanced(self, partition: Partition) -> None:
+        self.runtime.committed(partition.index, partition.high_watermark)
+
+    # Loading.
+
+    def _load(self, index: int) -> None:
+        log = self._watched[index].log
+        self.runtime.begin(index)
+        if log.log_start_offset == log.log_end_offset:
+            self._activate(index)
+            return
+        self._loads.append((index, log.log_start_offset))
+        if not self._loading:
+            self._loading = True
+            self._loop.call_soon(self._load_step)
+
+    def _load_step(self) -> None:
+        """Replay a little of one partition, and take turns with everything else."""
+        index, offset = self._loads.popleft()
+        partition = self._watched.get(index)
+        if partition is not None and self.runtime.phase(index) is Phase.LOADING:
+            try:
+                offset = self._replay_from(partition, self.runtime.loading(index), offset)
+            except (OSError, LogOffline, CorruptBatch) as error:
+                self._broker.log.error(
+                    "a coordinator cannot be loaded", topic=self.topic.name, partition=index,
+                    error=str(error),
+                )  # fmt: skip
+                self.runtime.resign(index, ErrorCode.coordinator_not_available)
+            else:
+                if offset < partition.log.log_end_offset:
+                    self._loads.appendleft((index, offset))
+                else:
+                    self._activate(index)
+        self._loading = bool(self._loads)
+        if self._loading:
+            self._loop.call_soon(self._load_step)
+
+    def _replay_from(self, partition: Partition, shard: S, offset: int) -> int:
+        """Replay one step's bytes; gives the offset behind them.
+
+        Of a compacted topic's records the last of each key stands for all, so that of a group that
+        commits often one record a step is replayed.
+        """
+        log = partition.log
+        data = log.read(offset, LOAD_STEP_BYTES, max_offset=log.log_end_offset, min_one=True).data
+        end = log.log_end_offset if not data else offset
+        found: dict[Any, tuple[Record, Replayed]] = {}
+        for at, header in headers(data):
+            end = header.next_offset
+            if header.is_control:
+                self._replay_found(partition, shard, found)
+                marker = read_marker(data, at)
+                if marker is not None:
+                    committed = marker.control_type is ControlType.COMMIT
+                    self._end_transaction(shard, header.producer_id, committed)
+                continue
+            origin = (header.producer_id, header.producer_epoch, header.is_transactional)
+            for record in read_records(data, at):
+                if record.offset < offset or record.key is None:
+                    continue
+                # What a transaction has written may come to nothing: it stands for no other.
+                last = self.topic.compacted and not header.is_transactional
+                by = record.key if last else record.offset
+                found.pop(by, None)
+                found[by] = (
+                    Record(record.key, record.value),
+                    Replayed(record.offset, record.timestamp_ms, *origin),
+                )
+        self._replay_found(partition, shard, found)
+        return end
+
+    def _replay_found(
+        self, partition: Partition, shard: S, found: dict[Any, tuple[Record, Replayed]]
+    ) -> None:
+        for record, position in found.values():
+            try:
+                shard.replay(record, position)
+            except WireError as error:
+                self._broker.log.error(
+                    "a coordinator's record is not of its layout",
+                    topic=self.topic.name,
+                    partition=partition.index,
+                    offset=position.offset,
+                    error=str(error),
+                )
+        found.clear()
+
+    def _end_transaction(self, shard: S, producer_id: int, committed: bool) -> None:
+        """A transaction's marker; of interest to shards that keep transactional records."""
+
+    def _activate(self, index: int) -> None:
+        self.runtime.activate(index, self._broker.clock.now_ms())
+        self._watch_deadline(self.runtime.deadline_of(index))
+
+    # The runtime's ports.
+
+    def end_offset(self, partition: int) -> int:
+        return self._watched[partition].log.log_end_offset
+
+    def high_watermark(self, partition: int) -> int:
+        return self._watched[partition].high_watermark
+
+    def append(
+        self,
+        partition: int,
+        records: Sequence[Record],
+        producer: ProducerIdAndEpoch | None = None,
+    ) -> int:
+        now_ms = self._broker.clock.now_ms()
+        try:
+            appended = self._watched[partition].append_records(
+                records, now_ms=now_ms, producer=producer
+            )
+        except AppendRefused as refused:
+            raise AppendFailed(refused.code, refused.message) from None
+        except (OSError, LogOffline) as error:
+            raise AppendFailed(ErrorCode.kafka_storage_error, str(error)) from None
+        self.appends += 1
+        self.records += len(records)
+        return appended.last_offset
+
+    def deliver(self, token: Any, response: Response) -> None:
+        if not token.done():
+            token.set_result(response)
+
+    def fail(self, token: Any, error: ApiError) -> None:
+        if not token.done():
+            token.set_exception(error)
+
+    def perform(self, effect: Any) -> None:
+        self.performers[type(effect)](effect)
+
+    def flush_soon(self) -> None:
+        if not self._turn_ends:
+            self._turn_ends = True
+            self._loop.call_soon(self._turn_ended)
+
+    def reload(self, partition: int) -> None:
+        self._broker.log.warning(
+            "a coordinator's write failed; it loads again", topic=self.topic.name,
+            partition=partition,
+        )  # fmt: skip
+        if partition in self._watched:
+            self._load(partition)
+
+    def _turn_ended(self) -> None:
+        """Where several requests come in one turn of the loop, what they write is one append; a
+        request that comes alone need not wait for the turn's end."""
+        self._turn_ends = False
+        self._crowded = self._turn_requests > 1
+        self._turn_requests = 0
+        self.runtime.flush(self._broker.clock.now_ms())
+
+    # Time.
+
+    def _watch_deadline(self, at_ms: int | None) -> None:
+        if at_ms is None or (self._timer is not None and self._timer_ms <= at_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms = at_ms
+        self._timer = self._broker.timers.at(at_ms, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.runtime.tick(self._broker.clock.now_ms())
+        self._watch_deadline(self.runtime.next_deadline_ms)
+
+
+def _follow(made: asyncio.Future[Any], waiter: asyncio.Future[Any]) -> None:
+    if waiter.done():
+        return
+    if made.cancelled() or made.exception() is not None:
+        waiter.set_exception(ApiError(ErrorCode.coordinator_not_available))
+    else:
+        waiter.set_result(None)

@@ -1,0 +1,109 @@
+"""Syncing logs to disk, off the event loop, many appends with one fsync (group commit).
+
+A partition that asks is marked. One worker thread syncs the marked ones; what is appended meanwhile
+is marked again and goes with the next round. So the number of rounds follows the disk's speed and
+not the number of producers. When a round has ended, its partitions learn their synced offset on the
+event loop, where all other state changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shoal.log.errors import LogOffline
+
+if TYPE_CHECKING:
+    from shoal.log.syncs import Sync
+    from shoal.replication.partition import Partition
+
+T = TypeVar("T")
+
+
+class Disk:
+    """Owns the worker threads and the set of partitions to sync."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, failed: Callable[..., None]) -> None:
+        self._loop = loop
+        self._failed = failed
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="disk")
+        # Unlinking a large file takes a while, and no sync shall wait for it.
+        self._removals = ThreadPoolExecutor(1, thread_name_prefix="removal")
+        self._due: dict[Partition, None] = {}
+        self._round: asyncio.Future[Any] | None = None
+        self.rounds_total = self.synced_total = 0
+
+    def sync_soon(self, partition: Partition) -> None:
+        """Sync this partition's log in the next round, which starts when the running one ends."""
+        self._due[partition] = None
+        if self._round is None:
+            # After this turn of the loop, so that all its appends share the round.
+            self._round = self._loop.create_future()
+            self._loop.call_soon(self._start)
+
+    def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
+        """Run blocking disk work in the worker, between two rounds."""
+        return self._loop.run_in_executor(self._executor, call)
+
+    def remove(self, call: Callable[[], None]) -> None:
+        """Remove files in a worker of its own. Errors leave them to the next start."""
+        work = self._loop.run_in_executor(self._removals, call)
+        work.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def drained(self) -> None:
+        """Until nothing is left to sync."""
+        while self._round is not None:
+            await asyncio.wait([self._round])
+
+    def close(self) -> None:
+        self._executor.shutdown()
+        self._removals.shutdown(cancel_futures=True)
+
+    def _start(self) -> None:
+        marked, self._due = list(self._due), {}
+        due = [(p, sync) for p in marked if (sync := self._begun(p)) is not None]
+        syncs = [sync for _, sync in due]
+        work = self._loop.run_in_executor(self._executor, _sync_all, syncs)
+        work.add_done_callback(lambda done: self._ended(due, done))
+
+    def _begun(self, partition: Partition) -> Sync | None:
+        try:
+            sync = partition.log.begin_sync()
+        except (OSError, LogOffline) as error:
+            self._failed(partition, error)
+            return None
+        if sync is None:
+            partition.synced(partition.log.recovery_point)
+        return sync
+
+    def _ended(
+        self, due: list[tuple[Partition, Sync]], done: asyncio.Future[list[OSError | None]]
+    ) -> None:
+        self.rounds_total += 1
+        waiting, self._round = self._round, None
+        for (partition, sync), error in zip(due, done.result(), strict=True):
+            self.synced_total += 1
+            partition.log.finish_sync(sync, error)
+            if error is None:
+                partition.synced(partition.log.recovery_point)
+            else:
+                self._failed(partition, error)
+        if self._due:
+            self._round = self._loop.create_future()
+            self._loop.call_soon(self._start)
+        if waiting is not None:
+            waiting.set_result(None)
+
+
+def _sync_all(syncs: list[Sync]) -> list[OSError | None]:
+    """Runs in the worker. One partition's error is no other's."""
+    errors: list[OSError | None] = []
+    for sync in syncs:
+        try:
+            sync.run()
+            errors.append(None)
+        except OSError as error:
+            errors.append(error)
+    return errors

@@ -1,0 +1,115 @@
+"""AddPartitionsToTxn: name the partitions before they are written to (KIP-98).
+
+Up to version 3 it is a producer's request for one transaction. From version 4 on brokers ask for
+several, and may only ask whether the partitions are there (KIP-890).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.answers import Outcome, combined, old_epoch_error
+from shoal.server.api import Answer, Body, Request
+from shoal.transaction.shard import Writer
+from shoal.transaction.transactions import TV_0, TV_2, TopicPartition
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from shoal.server.broker import Broker
+
+FENCED_SINCE = 2
+BATCHES_SINCE = 4
+Row = Mapping[str, Any]
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    if request.version >= BATCHES_SINCE:
+        return _handle_batches(broker, request)
+    body = request.body
+    topics = body.v3_and_below_topics
+    partitions = _partitions(topics)
+    unknown = [p for p in partitions if broker.image.partition(*p) is None]
+    if unknown:
+        errors = dict.fromkeys(partitions, ErrorCode.operation_not_attempted)
+        errors |= dict.fromkeys(unknown, ErrorCode.unknown_topic_or_partition)
+        return {"results_by_topic_v3_and_below": _rows(topics, errors)}
+    writer = Writer(
+        body.v3_and_below_transactional_id,
+        body.v3_and_below_producer_id,
+        body.v3_and_below_producer_epoch,
+    )
+    added = broker.transactions.add_partitions(writer, partitions, TV_0)
+
+    def answer(outcomes: list[Outcome]) -> Body:
+        errors = dict.fromkeys(partitions, _error(outcomes[0], request))
+        return {"results_by_topic_v3_and_below": _rows(topics, errors)}
+
+    return combined((added,), answer)
+
+
+def _handle_batches(broker: Broker, request: Request) -> Answer:
+    asked = request.body.transactions
+    replies: list[asyncio.Future[Any]] = []
+    for transaction in asked:
+        writer = Writer(
+            transaction.transactional_id, transaction.producer_id, transaction.producer_epoch
+        )
+        partitions = _partitions(transaction.topics)
+        if transaction.verify_only:
+            replies.append(broker.transactions.verify_partitions(writer, partitions))
+        else:
+            replies.append(broker.transactions.add_partitions(writer, partitions, TV_2))
+
+    def answer(outcomes: list[Outcome]) -> Body:
+        rows = []
+        for transaction, outcome in zip(asked, outcomes, strict=True):
+            partitions = _partitions(transaction.topics)
+            errors = dict.fromkeys(partitions, _error(outcome, request))
+            if not isinstance(outcome, ApiError):
+                errors |= outcome.get("errors", {})
+            rows.append(
+                {
+                    "transactional_id": transaction.transactional_id,
+                    "topic_results": _rows(transaction.topics, errors),
+                }
+            )
+        return {"error_code": ErrorCode.none, "results_by_transaction": rows}
+
+    return combined(replies, answer)
+
+
+def _error(outcome: Outcome, request: Request) -> ErrorCode:
+    if isinstance(outcome, ApiError):
+        return old_epoch_error(outcome.code, request.version, FENCED_SINCE)
+    return ErrorCode.none
+
+
+def _partitions(topics: Any) -> list[TopicPartition]:
+    return [(topic.name, index) for topic in topics for index in topic.partitions]
+
+
+def _rows(topics: Any, errors: Mapping[TopicPartition, ErrorCode]) -> list[Row]:
+    return [
+        {
+            "name": topic.name,
+            "results_by_partition": [
+                {"partition_index": i, "partition_error_code": errors[(topic.name, i)]}
+                for i in topic.partitions
+            ],
+        }
+        for topic in topics
+    ]
+
+
+def refuse(request: Request, error: ErrorCode, message: str | None) -> Body:
+    """The error of a whole request; up to version 3 each partition has it."""
+    if request.version >= BATCHES_SINCE:
+        return {"error_code": error}
+    topics = request.body.v3_and_below_topics
+    code = old_epoch_error(error, request.version, FENCED_SINCE)
+    return {
+        "results_by_topic_v3_and_below": _rows(topics, dict.fromkeys(_partitions(topics), code))
+    }

@@ -1,0 +1,57 @@
+"""AlterConfigs and IncrementalAlterConfigs: set, delete, append to and subtract from configs.
+
+The old call replaces all that a resource has, the incremental one changes what it names (KIP-339).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.metadata.alterations import Alteration, Change, alter_configs
+from shoal.server.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    return _alter(broker, request, incremental=False)
+
+
+def handle_incremental(broker: Broker, request: Request) -> Answer:
+    return _alter(broker, request, incremental=True)
+
+
+def _alter(broker: Broker, request: Request, *, incremental: bool) -> Answer:
+    body = request.body
+    alterations = [
+        Alteration(
+            resource.resource_type,
+            resource.resource_name,
+            [
+                Change(c.name, c.value, c.config_operation if incremental else 0)
+                for c in resource.configs
+            ],
+        )
+        for resource in body.resources
+    ]
+    return broker.metadata.submit(
+        lambda image: alter_configs(
+            image, alterations, incremental=incremental, validate_only=body.validate_only
+        ),
+        lambda rows: {"responses": rows},
+    )
+
+
+def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
+    return {
+        "responses": [
+            {
+                "error_code": code,
+                "error_message": message,
+                "resource_type": resource.resource_type,
+                "resource_name": resource.resource_name,
+            }
+            for resource in request.body.resources
+        ]
+    }

@@ -1,0 +1,63 @@
+"""AlterShareGroupOffsets: let an empty share group begin anew at given offsets (KIP-932).
+
+Admin clients turn earliest, latest and times into offsets before they ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server import share_admin
+from shoal.server.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    if not request.body.group_id:
+        raise ApiError(ErrorCode.invalid_group_id)
+    return asyncio.ensure_future(_alter(broker, request.body))
+
+
+async def _alter(broker: Broker, body: Any) -> Mapping[str, Any]:
+    offsets: dict[tuple[UUID, int], int] = {}
+    for asked in body.topics:
+        topic = broker.image.topics.get(asked.topic_name)
+        for entry in asked.partitions:
+            if topic is not None and 0 <= entry.partition_index < len(topic.partitions):
+                if entry.start_offset < 0:
+                    raise ApiError(
+                        ErrorCode.invalid_request,
+                        f"{asked.topic_name}-{entry.partition_index} cannot start at"
+                        f" {entry.start_offset}",
+                    )
+                offsets[(topic.topic_id, entry.partition_index)] = entry.start_offset
+    done = await share_admin.set_offsets(broker, body.group_id, offsets)
+    responses = []
+    for asked in body.topics:
+        topic = broker.image.topics.get(asked.topic_name)
+        topic_id = None if topic is None else topic.topic_id
+        rows = [
+            {"partition_index": entry.partition_index}
+            | _result(topic_id, entry.partition_index, offsets, done)
+            for entry in asked.partitions
+        ]
+        responses.append({"topic_name": asked.topic_name, "topic_id": topic_id, "partitions": rows})
+    return {"error_code": ErrorCode.none, "responses": responses}
+
+
+def _result(
+    topic_id: UUID | None, index: int, asked: Mapping[Any, int], done: set[tuple[UUID, int]]
+) -> dict[str, Any]:
+    if topic_id is None or (topic_id, index) not in asked:
+        message = "This server does not host this topic-partition."
+        return {"error_code": ErrorCode.unknown_topic_or_partition, "error_message": message}
+    if (topic_id, index) not in done:
+        message = "The share coordinator did not take the offset; try again."
+        return {"error_code": ErrorCode.coordinator_not_available, "error_message": message}
+    return {"error_code": ErrorCode.none}

@@ -1,0 +1,57 @@
+"""ApiVersions: what the table serves (KIP-35, KIP-511, KIP-584)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+from shoal.server.api import Answer, Api, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+#: librdkafka up to 2.8 takes a broker that does not name Produce v0 for one too old to compress for
+#: (KAFKA-18659), so Kafka names versions that it then refuses.
+_NAMED_FROM = {ApiKey.PRODUCE: 0}
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    if request.version >= 3:
+        named = (body.client_software_name, body.client_software_version)
+        if not all(_SOFTWARE.fullmatch(name) for name in named):
+            return {"error_code": ErrorCode.invalid_request}
+        request.peer.client_software = named
+    features = broker.features()
+    supported = features.supported
+    if request.version < 4:  # clients before KIP-1022 take no feature that starts at 0
+        supported = {name: span for name, span in supported.items() if span[0] > 0}
+    return {
+        "error_code": ErrorCode.none,
+        "api_keys": served(broker.table.values()),
+        "supported_features": [
+            {"name": name, "min_version": low, "max_version": high}
+            for name, (low, high) in supported.items()
+        ],
+        "finalized_features_epoch": features.epoch,
+        "finalized_features": [
+            {"name": name, "max_version_level": level, "min_version_level": level}
+            for name, level in features.finalized.items()
+        ],
+    }
+
+
+def served(rows: Iterable[Api]) -> list[dict[str, Any]]:
+    """The ranges named to clients, by API key."""
+    return [
+        {
+            "api_key": row.key,
+            "min_version": _NAMED_FROM.get(row.key, row.versions.start),
+            "max_version": row.versions.stop - 1,
+        }
+        for row in sorted(rows, key=lambda row: row.key)
+    ]

@@ -1,0 +1,57 @@
+"""ConsumerGroupDescribe: groups of the consumer protocol with their members and assignments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shoal.coordinator.contract import Result, Token
+from shoal.coordinator.group.shard import GroupShard
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.answers import Outcome, combined
+from shoal.server.api import Answer, Body, Request
+from shoal.server.handlers.describe_groups import GROUP_OPERATIONS, NOT_ASKED
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    return described(broker, request, "consumer")
+
+
+def described(broker: Broker, request: Request, kind: str) -> Answer:
+    """The groups asked for, by the kind of that name in their shards; also ShareGroupDescribe's."""
+    body = request.body
+    replies = [
+        broker.groups.submit(group_id, _describe(kind, group_id)) for group_id in body.group_ids
+    ]
+    operations = GROUP_OPERATIONS if body.include_authorized_operations else NOT_ASKED
+
+    def answer(outcomes: list[Outcome]) -> Body:
+        rows = [
+            _row(group_id, outcome, operations)
+            for group_id, outcome in zip(body.group_ids, outcomes, strict=True)
+        ]
+        return {"groups": rows}
+
+    return combined(replies, answer)
+
+
+def _describe(kind: str, group_id: str) -> Any:
+    def decide(shard: GroupShard, now_ms: int, token: Token) -> Result:
+        return getattr(shard, kind).describe(group_id, token)
+
+    return decide
+
+
+def _row(group_id: str, outcome: Outcome, operations: int) -> Mapping[str, Any]:
+    if not group_id:
+        return {"error_code": ErrorCode.invalid_group_id, "group_id": group_id}
+    if isinstance(outcome, ApiError):
+        return {
+            "error_code": outcome.code,
+            "error_message": outcome.message,
+            "group_id": group_id,
+        }
+    return {**outcome, "authorized_operations": operations}

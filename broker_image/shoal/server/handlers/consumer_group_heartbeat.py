@@ -1,0 +1,43 @@
+"""ConsumerGroupHeartbeat: join, stay in, and leave a group of the consumer protocol (KIP-848)."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+from shoal.coordinator.group.assignment import grouped
+from shoal.coordinator.group.consumer import HeartbeatRequest
+from shoal.protocol import codec
+from shoal.server.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    names, owned = body.subscribed_topic_names, body.topic_partitions
+    member_id = body.member_id
+    if not member_id and request.version == 0 and body.member_epoch == 0:
+        member_id = str(uuid.uuid4())  # From version 1 on it is the client that makes its id up.
+    heartbeat = HeartbeatRequest(
+        body.group_id,
+        member_id,
+        body.member_epoch,
+        body.instance_id,
+        body.rack_id,
+        codec.ms(body.rebalance_timeout) if body.rebalance_timeout is not None else -1,
+        None if names is None else frozenset(names),
+        getattr(body, "subscribed_topic_regex", None),
+        body.server_assignor,
+        None
+        if owned is None
+        else grouped((t.topic_id, p) for t in owned if t.topic_id for p in t.partitions),
+        request.header.client_id or "",
+        f"/{request.peer.host}",
+        request.version,
+    )
+    return broker.groups.submit(
+        body.group_id,
+        lambda shard, now_ms, token: shard.consumer.heartbeat(heartbeat, now_ms, token),
+    )

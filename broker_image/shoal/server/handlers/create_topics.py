@@ -1,0 +1,54 @@
+"""CreateTopics: new topics, each made or refused by itself, or only checked (KIP-4, KIP-464)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from shoal.metadata import names
+from shoal.metadata.topics import NewTopic, create_topics
+from shoal.protocol.errors import ErrorCode
+from shoal.server.api import Answer, Request
+from shoal.server.metadata_log import random_id
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    refused = {}
+    for name, times in Counter(topic.name for topic in body.topics).items():
+        if times > 1:
+            refused[name] = _refused(name, ErrorCode.invalid_request, "Duplicate topic name.")
+        elif name == names.METADATA_TOPIC:
+            refused[name] = _refused(
+                name,
+                ErrorCode.invalid_request,
+                f"{name} is the cluster's own and cannot be created.",
+            )
+    topics = [
+        NewTopic(
+            topic.name,
+            topic.num_partitions,
+            topic.replication_factor,
+            [(a.partition_index, a.broker_ids) for a in topic.assignments],
+            [(config.name, config.value) for config in topic.configs],
+        )
+        for topic in body.topics
+        if topic.name not in refused
+    ]
+    return broker.metadata.submit(
+        lambda image: create_topics(
+            image, topics, new_id=random_id, validate_only=body.validate_only
+        ),
+        lambda rows: {"topics": [*rows, *refused.values()]},
+    )
+
+
+def _refused(name: str, code: int, message: str | None) -> dict[str, Any]:
+    return {"name": name, "error_code": code, "error_message": message, "configs": None}
+
+
+def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
+    return {"topics": [_refused(topic.name, code, message) for topic in request.body.topics]}

@@ -1,0 +1,60 @@
+"""DeleteRecords: move the log start offset up to what is asked for (KIP-107)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.log.errors import LogOffline, OffsetOutOfRange
+from shoal.protocol.errors import ErrorCode
+from shoal.server.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+#: Asks for all records up to the high watermark.
+HIGH_WATERMARK = -1
+NO_LOW_WATERMARK = -1
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    _delete(broker, topic.name, asked.partition_index, asked.offset)
+                    for asked in topic.partitions
+                ],
+            }
+            for topic in request.body.topics
+        ]
+    }
+
+
+def _delete(broker: Broker, topic: str, index: int, offset: int) -> dict[str, Any]:
+    partition = broker.partitions.by_name(topic, index)
+    code: ErrorCode | None = None
+    low_watermark = NO_LOW_WATERMARK
+    if partition is None:
+        code = ErrorCode.unknown_topic_or_partition
+    elif not partition.is_leader:
+        code = ErrorCode.not_leader_or_follower
+    elif broker.is_internal(topic):
+        code = ErrorCode.invalid_topic_exception
+    elif partition.log.config.compact and not partition.log.config.delete:
+        # A compacted topic keeps the last value of each key: nothing of it is deleted by offset.
+        code = ErrorCode.policy_violation
+    else:
+        wanted = partition.high_watermark if offset == HIGH_WATERMARK else offset
+        try:
+            low_watermark = partition.delete_records(wanted)
+            broker.directory.checkpoint_log_starts()
+        except OffsetOutOfRange:
+            code = ErrorCode.offset_out_of_range
+        except (OSError, LogOffline):
+            code = ErrorCode.kafka_storage_error
+    return {
+        "partition_index": index,
+        "low_watermark": low_watermark,
+        "error_code": code or ErrorCode.none,
+    }

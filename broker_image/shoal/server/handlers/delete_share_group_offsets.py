@@ -1,0 +1,40 @@
+"""DeleteShareGroupOffsets: let an empty share group forget where it was in topics (KIP-932)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server import share_admin
+from shoal.server.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    if not request.body.group_id:
+        raise ApiError(ErrorCode.invalid_group_id)
+    return asyncio.ensure_future(_delete(broker, request.body))
+
+
+async def _delete(broker: Broker, body: Any) -> Mapping[str, Any]:
+    names = [topic.topic_name for topic in body.topics]
+    known = {n: broker.image.topics[n].topic_id for n in names if n in broker.image.topics}
+    done = await share_admin.delete_state(broker, broker.share, body.group_id, list(known.values()))
+    rows: list[dict[str, Any]] = []
+    for name in names:
+        topic_id = known.get(name)
+        row: dict[str, Any] = {"topic_name": name, "topic_id": topic_id}
+        if topic_id is None:
+            row["error_code"] = ErrorCode.unknown_topic_or_partition
+            row["error_message"] = "This server does not host this topic-partition."
+        elif topic_id not in done:
+            row["error_code"] = ErrorCode.unknown_topic_or_partition
+            row["error_message"] = "There is no offset information to delete."
+        else:
+            row["error_code"] = done[topic_id]
+        rows.append(row)
+    return {"error_code": ErrorCode.none, "responses": rows}

@@ -1,0 +1,175 @@
+"""DescribeConfigs: what is in force for topics, brokers, groups and client metrics, and why.
+
+Each config comes with the source of its value and, if asked for, with all that would give it one,
+the strongest first, and with its documentation (KIP-133, KIP-226, KIP-569, KIP-1240).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from shoal.metadata import client_metrics, configs, names
+from shoal.metadata.config_keys import ConfigKey, Scope, text_of
+from shoal.metadata.configs import BROKER, GROUP, TOPIC, Origin, Source
+from shoal.metadata.image import MetadataImage, ResourceType
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+Found = Iterable[tuple[ConfigKey, Any, list[Origin]]]
+#: Source of a client metrics subscription's own setting.
+_SUBSCRIPTION = 7
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    return {
+        "results": [
+            _describe(
+                broker.image,
+                resource,
+                body.include_synonyms,
+                getattr(body, "include_documentation", False),
+            )
+            for resource in body.resources
+        ]
+    }
+
+
+def _describe(
+    image: MetadataImage, resource: Any, synonyms: bool, documentation: bool
+) -> dict[str, Any]:
+    row = {"resource_type": resource.resource_type, "resource_name": resource.resource_name}
+    look = _LOOKS.get(resource.resource_type)
+    try:
+        if look is None:
+            raise ApiError(
+                ErrorCode.invalid_request, f"Unsupported resource type: {resource.resource_type}"
+            )
+        found = look(image, resource.resource_name)
+    except ApiError as error:
+        return row | {"error_code": error.code, "error_message": error.message}
+    wanted = resource.configuration_keys
+    return row | {
+        "error_code": ErrorCode.none,
+        "configs": [
+            _row(resource.resource_type, key, value, origins, synonyms, documentation)
+            for key, value, origins in found
+            if not wanted or key.name in wanted
+        ],
+    }
+
+
+def _row(
+    resource_type: int,
+    key: ConfigKey,
+    value: Any,
+    origins: list[Origin],
+    synonyms: bool,
+    documentation: bool,
+) -> dict[str, Any]:
+    hidden = key.sensitive
+    return {
+        "name": key.name,
+        "value": None if hidden else text_of(value),
+        "read_only": resource_type == ResourceType.BROKER and key.scope is Scope.READ_ONLY,
+        "config_source": origins[0].source if origins else Source.DEFAULT,
+        "is_sensitive": hidden,
+        "synonyms": [
+            {"name": o.name, "value": None if hidden else o.text, "source": o.source}
+            for o in origins
+        ]
+        if synonyms
+        else [],
+        "config_type": key.type,
+        "documentation": key.doc if documentation else None,
+    }
+
+
+def _topic(image: MetadataImage, name: str) -> Found:
+    reason = names.invalid_topic(name)
+    if reason is not None:
+        raise ApiError(ErrorCode.invalid_topic_exception, f"Topic name is invalid: {reason}")
+    if name not in image.topics:
+        raise ApiError(ErrorCode.unknown_topic_or_partition, f"Topic '{name}' does not exist.")
+    return _effective(image, ResourceType.TOPIC, name, TOPIC, image.topic_config(name))
+
+
+def _group(image: MetadataImage, name: str) -> Found:
+    if not name:
+        raise ApiError(ErrorCode.invalid_request, "Group name must not be empty")
+    return _effective(image, ResourceType.GROUP, name, GROUP, image.group_config(name))
+
+
+def _broker(image: MetadataImage, name: str) -> Found:
+    if name == "":
+        return _cluster_wide(image)
+    if name != str(image.scope.node_id):
+        raise ApiError(
+            ErrorCode.invalid_request,
+            f"Unexpected broker id, expected {image.scope.node_id} or empty string, but received"
+            f" {name}",
+        )
+    return _effective(image, ResourceType.BROKER, name, BROKER, image.broker_config)
+
+
+def _effective(
+    image: MetadataImage,
+    resource_type: int,
+    name: str,
+    table: Mapping[str, ConfigKey],
+    values: Mapping[str, Any],
+) -> Found:
+    return [
+        (key, values[key.name], image.origins(resource_type, name, key.name))
+        for key in table.values()
+        if not key.internal
+    ]
+
+
+def _cluster_wide(image: MetadataImage) -> Found:
+    """What is set for all brokers, and nothing else."""
+    texts = image.layers.broker_default
+    return [
+        (BROKER[name], BROKER[name].read(text), [Origin(name, text, Source.BROKER_DEFAULT)])
+        for name, text in sorted(texts.items())
+    ]
+
+
+def _client_metrics(image: MetadataImage, name: str) -> Found:
+    if not name:
+        raise ApiError(ErrorCode.invalid_request, "Client metrics subscription name is empty")
+    texts = image.configs.get((ResourceType.CLIENT_METRICS, name), configs.NONE)
+    found = []
+    for key in client_metrics.SUBSCRIPTION.values():
+        if key.name in texts:
+            own = [Origin(key.name, texts[key.name], _SUBSCRIPTION)]  # type: ignore[arg-type]
+            found.append((key, key.read(texts[key.name]), own))
+        else:
+            found.append((key, key.default, []))
+    return found
+
+
+_LOOKS = {
+    ResourceType.TOPIC: _topic,
+    ResourceType.BROKER: _broker,
+    ResourceType.GROUP: _group,
+    ResourceType.CLIENT_METRICS: _client_metrics,
+}
+
+
+def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
+    return {
+        "results": [
+            {
+                "error_code": code,
+                "error_message": message,
+                "resource_type": resource.resource_type,
+                "resource_name": resource.resource_name,
+            }
+            for resource in request.body.resources
+        ]
+    }

@@ -1,0 +1,56 @@
+"""DescribeGroups: classic groups with their members. A group that is not there is Dead, and since
+version 6 an error as well (KIP-1043)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shoal.coordinator.contract import Reply, Result, Token
+from shoal.coordinator.group.shard import GroupShard
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.answers import Outcome, combined
+from shoal.server.api import Answer, Body, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+NOT_FOUND_SINCE = 6
+#: Read, delete, describe, describe configs, alter configs: AclOperation's codes as bits.
+GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
+NOT_ASKED = -(1 << 31)
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    replies = [broker.groups.submit(group_id, _describe(group_id)) for group_id in body.groups]
+    asked = getattr(body, "include_authorized_operations", False)
+    operations = GROUP_OPERATIONS if asked else NOT_ASKED
+
+    def answer(outcomes: list[Outcome]) -> Body:
+        rows = [
+            _row(group_id, outcome, request.version, operations)
+            for group_id, outcome in zip(body.groups, outcomes, strict=True)
+        ]
+        return {"groups": rows}
+
+    return combined(replies, answer)
+
+
+def _describe(group_id: str) -> Any:
+    def decide(shard: GroupShard, now_ms: int, token: Token) -> Result:
+        return Result((), (Reply(token, shard.describe_classic(group_id)),))
+
+    return decide
+
+
+def _row(group_id: str, outcome: Outcome, version: int, operations: int) -> Mapping[str, Any]:
+    if isinstance(outcome, ApiError):
+        return {"error_code": outcome.code, "group_id": group_id}
+    row = dict(outcome)
+    if row["error_code"] is ErrorCode.group_id_not_found:
+        if version < NOT_FOUND_SINCE:
+            row["error_code"] = ErrorCode.none
+    else:
+        row["authorized_operations"] = operations
+    return row

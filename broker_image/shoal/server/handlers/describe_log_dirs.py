@@ -1,0 +1,50 @@
+"""DescribeLogDirs: the data directory, the sizes of its partitions and of its volume (KIP-113,
+KIP-827)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.protocol.errors import ErrorCode
+from shoal.replication.partition import Partition
+from shoal.server.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+_UNKNOWN_BYTES = -1
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    topics: dict[str, list[dict[str, Any]]] = {}
+    for partition in _asked(broker, request.body.topics):
+        topics.setdefault(partition.topic, []).append(
+            {
+                "partition_index": partition.index,
+                "partition_size": partition.log.size_bytes,
+                "offset_lag": 0,
+                "is_future_key": False,
+            }
+        )
+    directory = broker.directory
+    try:
+        total, usable = directory.storage.free_bytes(directory.path)
+    except OSError:
+        total = usable = _UNKNOWN_BYTES
+    offline = any(partition.log.offline for partition in broker.partitions)
+    result = {
+        "error_code": ErrorCode.kafka_storage_error if offline else ErrorCode.none,
+        "log_dir": directory.path,
+        "topics": [{"name": name, "partitions": rows} for name, rows in sorted(topics.items())],
+        "total_bytes": total,
+        "usable_bytes": usable,
+    }
+    return {"error_code": ErrorCode.none, "results": [result]}
+
+
+def _asked(broker: Broker, topics: Any) -> list[Partition]:
+    """The partitions asked for that are here; all of them for None."""
+    if topics is None:
+        return list(broker.partitions)
+    found = [broker.partitions.by_name(t.topic, index) for t in topics for index in t.partitions]
+    return [partition for partition in found if partition is not None]

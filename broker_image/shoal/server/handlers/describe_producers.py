@@ -1,0 +1,49 @@
+"""DescribeProducers: the idempotent producers that partitions remember (KIP-664)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.protocol.errors import ErrorCode
+from shoal.server.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [_row(broker, topic.name, i) for i in topic.partition_indexes],
+            }
+            for topic in request.body.topics
+        ]
+    }
+
+
+def _row(broker: Broker, topic: str, index: int) -> dict[str, Any]:
+    partition = broker.partitions.by_name(topic, index)
+    row: dict[str, Any] = {"partition_index": index, "error_code": ErrorCode.none}
+    if partition is None:
+        known = broker.image.partition(topic, index) is not None
+        code = ErrorCode.not_leader_or_follower if known else ErrorCode.unknown_topic_or_partition
+        return row | {"error_code": code, "error_message": f"{topic}-{index} is not here"}
+    if not partition.is_leader:
+        return row | {"error_code": ErrorCode.not_leader_or_follower}
+    return row | {
+        "active_producers": [
+            {
+                "producer_id": producer.producer_id,
+                "producer_epoch": producer.epoch,
+                "last_sequence": producer.last_sequence,
+                "last_timestamp": producer.last_timestamp,
+                "coordinator_epoch": producer.coordinator_epoch,
+                "current_txn_start_offset": (
+                    -1 if producer.transaction_start is None else producer.transaction_start
+                ),
+            }
+            for producer in partition.log.producers
+        ]
+    }

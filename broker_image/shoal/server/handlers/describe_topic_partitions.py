@@ -1,0 +1,95 @@
+"""DescribeTopicPartitions: topics page by page, with the replicas eligible to lead (KIP-966).
+
+Topics come in the order of their names. A page has so many partitions; a cursor names the partition
+that the next page begins with, which need not exist any more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.metadata import names
+from shoal.metadata.image import NO_LEADER, MetadataImage, TopicImage
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server import operations
+from shoal.server.api import Answer, Request
+from shoal.server.handlers.metadata import is_internal
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body, image = request.body, broker.image
+    if body.cursor is not None and body.cursor.partition_index < 0:
+        raise ApiError(
+            ErrorCode.invalid_request,
+            f"DescribeTopicPartitions cursor partition must be valid: {body.cursor}",
+        )
+    wanted = sorted({topic.name for topic in body.topics} or image.topics)
+    first_topic, first = "", 0
+    if body.cursor is not None:
+        first_topic, first = body.cursor.topic_name, body.cursor.partition_index
+    limit = image.broker_config["max.request.partition.size.limit"]
+    room = max(1, min(body.response_partition_limit, limit))
+    rows: list[dict[str, Any]] = []
+    for name in wanted:
+        if name < first_topic:
+            continue
+        if room <= 0:
+            return {"topics": rows, "next_cursor": {"topic_name": name, "partition_index": 0}}
+        topic = image.topics.get(name)
+        if topic is None:
+            rows.append(_unknown(name))
+            continue
+        start = first if name == first_topic else 0
+        stop = min(len(topic.partitions), start + room)
+        rows.append(_row(image, topic, start, stop))
+        room -= max(0, stop - start)
+        if stop < len(topic.partitions):
+            return {"topics": rows, "next_cursor": {"topic_name": name, "partition_index": stop}}
+    return {"topics": rows, "next_cursor": None}
+
+
+def _unknown(name: str) -> dict[str, Any]:
+    invalid = names.invalid_topic(name) is not None
+    return {
+        "error_code": (
+            ErrorCode.invalid_topic_exception if invalid else ErrorCode.unknown_topic_or_partition
+        ),
+        "name": name,
+        "is_internal": is_internal(name),
+        "topic_authorized_operations": operations.TOPIC,
+    }
+
+
+def _row(image: MetadataImage, topic: TopicImage, start: int, stop: int) -> dict[str, Any]:
+    rows = []
+    for index in range(start, stop):
+        partition = topic.partitions[index]
+        leads = partition.leader != NO_LEADER
+        rows.append(
+            {
+                "error_code": ErrorCode.none if leads else ErrorCode.leader_not_available,
+                "partition_index": index,
+                "leader_id": partition.leader,
+                "leader_epoch": partition.leader_epoch,
+                "replica_nodes": partition.replicas,
+                "isr_nodes": partition.isr,
+                "eligible_leader_replicas": partition.eligible_leader_replicas,
+                "last_known_elr": partition.last_known_elr,
+                "offline_replicas": [r for r in partition.replicas if r not in image.running],
+            }
+        )
+    return {
+        "error_code": ErrorCode.none,
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "is_internal": is_internal(topic.name),
+        "partitions": rows,
+        "topic_authorized_operations": operations.TOPIC,
+    }
+
+
+def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
+    return {"topics": [{"error_code": code, "name": t.name} for t in request.body.topics]}

@@ -1,0 +1,40 @@
+"""ElectLeaders: give leadership to the preferred replica, or to any that is left (KIP-460)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.metadata.elections import PREFERRED, UNCLEAN, elect_leaders
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    election_type = getattr(body, "election_type", PREFERRED)
+    if election_type not in (PREFERRED, UNCLEAN):
+        raise ApiError(ErrorCode.invalid_request, f"Unknown election type {election_type}")
+    asked = None
+    if body.topic_partitions is not None:
+        asked = [(t.topic, index) for t in body.topic_partitions for index in t.partitions]
+    return broker.metadata.submit(
+        lambda image: elect_leaders(image, election_type, asked),
+        lambda rows: {"error_code": ErrorCode.none, "replica_election_results": rows},
+    )
+
+
+def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
+    rows = [
+        {
+            "topic": t.topic,
+            "partition_result": [
+                {"partition_id": index, "error_code": code, "error_message": message}
+                for index in t.partitions
+            ],
+        }
+        for t in request.body.topic_partitions or ()
+    ]
+    return {"error_code": code, "replica_election_results": rows}

@@ -1,0 +1,30 @@
+"""EndTxn: decide a transaction. Since version 5 the producer goes on with a new epoch (KIP-890)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.protocol.errors import ErrorCode
+from shoal.server.answers import old_epoch_error
+from shoal.server.api import Answer, Body, Request
+from shoal.transaction.shard import Writer
+from shoal.transaction.transactions import TV_0, TV_2
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+FENCED_SINCE = 2
+EPOCH_BUMP_SINCE = 5
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    return broker.transactions.end(
+        Writer(body.transactional_id, body.producer_id, body.producer_epoch),
+        committed=body.committed,
+        version=TV_2 if request.version >= EPOCH_BUMP_SINCE else TV_0,
+    )
+
+
+def refuse(request: Request, error: ErrorCode, message: str | None) -> Body:
+    return {"error_code": old_epoch_error(error, request.version, FENCED_SINCE)}

@@ -1,0 +1,266 @@
+"""Fetch: whole batches from the offsets asked for, straight from the log's files.
+
+A request that finds less than `min_bytes` waits for appends to its partitions, for an error on one
+of them, or for `max_wait`. Records leave as the bytes that the log holds; a consumer in
+`read_committed` gets those below the last stable offset and the aborted transactions among them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.log.errors import LogOffline, OffsetOutOfRange
+from shoal.protocol import codec
+from shoal.protocol.errors import ErrorCode
+from shoal.record.batch import CorruptBatch
+from shoal.replication.partition import Partition
+from shoal.server.api import Answer, Body, Request
+from shoal.server.fetch_sessions import TOPIC_IDS_FROM, Cursor, Session
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+READ_COMMITTED = 1
+_Entry = dict[str, Any]
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    now_ms = broker.clock.now_ms()
+    session, incremental, cursors = broker.fetch_sessions.begin(
+        request.body, request.version, now_ms
+    )
+    fetch = _Fetch(broker, request, session, incremental, cursors)
+    max_wait_ms = codec.ms(request.body.max_wait)
+    if not cursors or max_wait_ms <= 0 or fetch.satisfied():
+        return fetch.read()
+    return broker.purgatory.park(
+        keys=fetch.keys,
+        attempt=fetch.attempt,
+        expire=fetch.read,
+        deadline_ms=now_ms + max_wait_ms,
+    )
+
+
+class _Fetch:
+    """One request: what it waits for, and its response."""
+
+    __slots__ = (
+        "_base_bytes",
+        "_broker",
+        "_by_id",
+        "_committed",
+        "_cursors",
+        "_incremental",
+        "_max_bytes",
+        "_min_bytes",
+        "_partitions",
+        "_session",
+        "_version",
+        "keys",
+    )
+
+    def __init__(
+        self,
+        broker: Broker,
+        request: Request,
+        session: Session | None,
+        incremental: bool,
+        cursors: list[Cursor],
+    ) -> None:
+        body = request.body
+        self._broker = broker
+        self._session = session
+        self._incremental = incremental
+        self._cursors = cursors
+        self._version = request.version
+        self._by_id = request.version >= TOPIC_IDS_FROM
+        self._committed = body.isolation_level == READ_COMMITTED
+        self._min_bytes: int = body.min_bytes
+        self._max_bytes: int = min(body.max_bytes, broker.image.broker_config["fetch.max.bytes"])
+        self._partitions: list[Partition] = []
+        self._base_bytes = 0
+        self.keys: list[Any] = []
+
+    def satisfied(self) -> bool:
+        """Whether to answer at once; otherwise notes what there is to wait for."""
+        self._partitions, self.keys = [], []
+        find = self._broker.partitions.find
+        available = 0
+        for cursor in self._cursors:
+            partition = find(cursor.name, cursor.topic_id, cursor.index)
+            if partition is None or partition.epoch_error(cursor.current_leader_epoch):
+                return True
+            log, offset = partition.log, cursor.fetch_offset
+            limit = partition.last_stable_offset if self._committed else partition.high_watermark
+            if not log.log_start_offset <= offset <= log.log_end_offset:
+                return True
+            if cursor.last_fetched_epoch >= 0 and _diverges(partition, cursor):
+                return True
+            if offset < limit:
+                available += self._available(partition, cursor, limit)
+            elif cursor.told is not None and self._incremental:
+                # A session's client learns of a high watermark that has moved without records.
+                if cursor.told != (partition.high_watermark, log.log_start_offset):
+                    return True
+            if available >= self._min_bytes:
+                return True
+            self._partitions.append(partition)
+            self.keys.append(partition.key)
+        self._base_bytes = available - sum(p.bytes_committed for p in self._partitions)
+        return available >= self._min_bytes
+
+    def _available(self, partition: Partition, cursor: Cursor, limit: int) -> int:
+        """Bytes that can be read now, as far as they matter."""
+        if self._min_bytes <= 1:
+            return 1
+        try:
+            wanted = min(cursor.max_bytes, self._min_bytes)
+            return len(partition.log.read(cursor.fetch_offset, wanted, max_offset=limit).data)
+        except (OSError, LogOffline, CorruptBatch):
+            return self._min_bytes  # the answer tells of it
+
+    def attempt(self) -> Body | None:
+        """The answer once enough has been committed, or a partition cannot be read any more."""
+        partitions = self._partitions
+        if any(p.log.offline or not p.is_leader for p in partitions):
+            return self.read()
+        if self._committed:
+            # Open transactions move the high watermark, and give this request nothing.
+            return self.read() if self.satisfied() else None
+        if self._base_bytes + sum(p.bytes_committed for p in partitions) < self._min_bytes:
+            return None
+        return self.read()
+
+    def read(self) -> Body:
+        """The response, of as many whole batches as the request has room for."""
+        left = min(self._max_bytes, self._broker.answer_room())
+        entries: list[tuple[Cursor, _Entry]] = []
+        find = self._broker.partitions.find
+        topics = self._broker.metrics.topic
+        found_any = False
+        for cursor in self._cursors:
+            partition = find(cursor.name, cursor.topic_id, cursor.index)
+            if partition is None:
+                entry = _refusal(self._unknown())
+            else:
+                entry = self._read_one(partition, cursor, left, min_one=not found_any)
+                size = len(entry["records"])
+                if size:
+                    found_any = True
+                    left -= size
+                meter = topics(partition.topic)
+                meter.fetches += 1
+                meter.bytes_out += size
+                if entry["error_code"]:
+                    meter.failed_fetches += 1
+            if self._tells(cursor, entry):
+                entries.append((cursor, entry))
+        session = self._session
+        for cursor, entry in entries:
+            if session is not None and entry["records"]:
+                session.rotate(cursor)
+        return {
+            "error_code": ErrorCode.none,
+            "session_id": 0 if session is None or not session.cursors else session.id,
+            "responses": self._by_topic(entries),
+        }
+
+    def _unknown(self) -> ErrorCode:
+        if self._by_id:
+            return ErrorCode.unknown_topic_id
+        return ErrorCode.unknown_topic_or_partition
+
+    def _tells(self, cursor: Cursor, entry: _Entry) -> bool:
+        """Whether the response has this partition: in a session's later responses, only what is
+        new to the client."""
+        told = (entry["high_watermark"], entry["log_start_offset"])
+        new = (
+            not self._incremental
+            or entry["records"]
+            or entry["error_code"]
+            or cursor.told != told
+            or "diverging_epoch" in entry
+        )
+        # After an error everything is news again.
+        cursor.told = None if entry["error_code"] else told
+        return bool(new)
+
+    def _read_one(
+        self, partition: Partition, cursor: Cursor, left: int, *, min_one: bool
+    ) -> _Entry:
+        code = partition.epoch_error(cursor.current_leader_epoch)
+        if code is not None:
+            leader = {"leader_id": partition.leader_id, "leader_epoch": partition.leader_epoch}
+            return _refusal(code) | {"current_leader": leader}
+        log, offset = partition.log, cursor.fetch_offset
+        if not log.log_start_offset <= offset <= log.log_end_offset:
+            return _refusal(ErrorCode.offset_out_of_range)
+        entry: _Entry = {
+            "partition_index": cursor.index,
+            "error_code": ErrorCode.none,
+            "high_watermark": partition.high_watermark,
+            "last_stable_offset": partition.last_stable_offset,
+            "log_start_offset": log.log_start_offset,
+            "aborted_transactions": None,
+            "records": b"",
+        }
+        if cursor.last_fetched_epoch >= 0:
+            try:
+                divergence = partition.divergence(
+                    fetch_offset=offset, last_fetched_epoch=cursor.last_fetched_epoch
+                )
+            except OffsetOutOfRange:
+                return _refusal(ErrorCode.offset_out_of_range)
+            if divergence is not None:
+                entry["diverging_epoch"] = divergence._asdict()
+                return entry
+        next_offset = offset
+        size_max = min(cursor.max_bytes, max(left, 0))
+        limit = entry["last_stable_offset" if self._committed else "high_watermark"]
+        if offset < limit and (size_max > 0 or min_one):
+            try:
+                found = log.read(offset, size_max, max_offset=limit, min_one=min_one)
+                entry["records"], next_offset = found
+            except OffsetOutOfRange:
+                return _refusal(ErrorCode.offset_out_of_range)
+            except (OSError, LogOffline, CorruptBatch):
+                return _refusal(ErrorCode.kafka_storage_error)
+        if self._committed:
+            entry["aborted_transactions"] = [
+                {"producer_id": a.producer_id, "first_offset": a.first_offset}
+                for a in log.aborted_transactions(offset, next_offset)
+            ]
+        return entry
+
+    def _by_topic(self, entries: list[tuple[Cursor, _Entry]]) -> list[_Entry]:
+        topics: dict[Any, _Entry] = {}
+        for cursor, entry in entries:
+            entry["partition_index"] = cursor.index
+            topic = topics.get(cursor.topic_id or cursor.name)
+            if topic is None:
+                topic = {"topic": cursor.name, "topic_id": cursor.topic_id, "partitions": []}
+                topics[cursor.topic_id or cursor.name] = topic
+            topic["partitions"].append(entry)
+        return list(topics.values())
+
+
+def _diverges(partition: Partition, cursor: Cursor) -> bool:
+    """Whether the fetcher has to be told that its log is not this one."""
+    try:
+        found = partition.divergence(
+            fetch_offset=cursor.fetch_offset, last_fetched_epoch=cursor.last_fetched_epoch
+        )
+    except OffsetOutOfRange:
+        return True
+    return found is not None
+
+
+def _refusal(code: ErrorCode) -> _Entry:
+    return {
+        "error_code": code,
+        "high_watermark": -1,
+        "last_stable_offset": -1,
+        "log_start_offset": -1,
+        "aborted_transactions": None,
+        "records": b"",
+    }

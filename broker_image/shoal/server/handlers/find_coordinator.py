@@ -1,0 +1,99 @@
+"""FindCoordinator: which broker leads the partition that keeps a group, a transaction or a share
+partition's state (KIP-699 in batches, KIP-932 for share).
+
+The internal topic is made when it is first asked for, and the answer waits for that: a new group
+starts without a round of COORDINATOR_NOT_AVAILABLE and back-off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from shoal.log.uuids import uuid_from_text
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.answers import combined
+from shoal.server.api import Answer, Body, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+    from shoal.server.coordinators import CoordinatorService
+
+BATCHES_SINCE = 4
+SHARE_SINCE = 6
+
+
+class KeyType(IntEnum):
+    GROUP = 0
+    TRANSACTION = 1
+    SHARE = 2
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    batch = request.version >= BATCHES_SINCE
+    keys = body.coordinator_keys if batch else (body.key,)
+    kind = getattr(body, "key_type", KeyType.GROUP)
+
+    def answer(_: object) -> Body:
+        rows = [_row(broker, request, kind, key) for key in keys]
+        return {"coordinators": rows} if batch else rows[0]
+
+    service = _of_kind(broker, kind)
+    made = service.ready() if service is not None and keys else None
+    return answer(None) if made is None else combined((made,), answer)
+
+
+def _row(broker: Broker, request: Request, kind: int, key: str) -> Mapping[str, Any]:
+    try:
+        service = _service(broker, request, kind, key)
+        node_id = service.coordinator_of(key)
+        found = broker.image.brokers.get(node_id)
+        endpoint = None if found is None else found.endpoint(request.peer.listener)
+        if endpoint is None:
+            raise ApiError(ErrorCode.coordinator_not_available)
+    except ApiError as refused:
+        return {
+            "key": key,
+            "error_code": refused.code,
+            "error_message": refused.message,
+            "node_id": -1,
+            "host": "",
+            "port": -1,
+        }
+    return {
+        "key": key,
+        "error_code": ErrorCode.none,
+        "error_message": "",
+        "node_id": node_id,
+        "host": endpoint.host,
+        "port": endpoint.port,
+    }
+
+
+def _service(broker: Broker, request: Request, kind: int, key: str) -> CoordinatorService[Any]:
+    """Who keeps such keys. Raises `ApiError` for a key that is none of its kind."""
+    if kind == KeyType.SHARE:
+        if request.version < SHARE_SINCE:
+            message = f"Share coordinators are looked for since version {SHARE_SINCE}."
+            raise ApiError(ErrorCode.invalid_request, message)
+        _check_share_key(key)
+    service = _of_kind(broker, kind)
+    if service is None:
+        name = KeyType(kind).name.lower() if kind in list(KeyType) else f"type {kind}"
+        raise ApiError(ErrorCode.invalid_request, f"This broker coordinates no {name} keys.")
+    return service
+
+
+def _of_kind(broker: Broker, kind: int) -> CoordinatorService[Any] | None:
+    return next((c for c in broker.coordinators if c.key_type == kind), None)
+
+
+def _check_share_key(key: str) -> None:
+    """A share key is `group:topic id:partition`; group ids may hold colons themselves."""
+    group_id, _, rest = key.rpartition(":")[0].rpartition(":")
+    partition = key.rpartition(":")[2]
+    if not group_id or uuid_from_text(rest) is None or not partition.isdecimal():
+        message = f"'{key}' is no share coordinator key: group:topicId:partition."
+        raise ApiError(ErrorCode.invalid_request, message)

@@ -1,0 +1,35 @@
+"""Heartbeat: a classic member is alive, and learns of a rebalance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.coordinator.group.groups import code
+from shoal.coordinator.group.rebalance import HeartbeatRequest
+from shoal.protocol.errors import ErrorCode
+from shoal.server.api import Answer, Body, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    if not body.group_id:
+        return code(ErrorCode.invalid_group_id)
+    heartbeat = HeartbeatRequest(
+        body.group_id,
+        body.generation_id,
+        body.member_id,
+        getattr(body, "group_instance_id", None),
+    )
+    return broker.groups.submit(
+        body.group_id,
+        lambda shard, now_ms, token: shard.classic.heartbeat(heartbeat, now_ms, token),
+    )
+
+
+def refuse(request: Request, error: ErrorCode, message: str | None) -> Body:
+    """While the group is loading, members need not worry: all of them are alive."""
+    loading = error is ErrorCode.coordinator_load_in_progress
+    return code(ErrorCode.none if loading else error)

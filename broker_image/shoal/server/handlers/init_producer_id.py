@@ -1,0 +1,39 @@
+"""InitProducerId: an id for an idempotent producer, and a new epoch for one that has an id
+(KIP-98, KIP-360). A transactional producer gets both from the coordinator of its id."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.coordinator.contract import ProducerIdAndEpoch
+from shoal.protocol import codec
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.answers import old_epoch_error
+from shoal.server.api import Answer, Body, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+NONE = -1
+#: Older clients know of INVALID_PRODUCER_EPOCH only.
+FENCED_SINCE = 4
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    producer_id = getattr(body, "producer_id", NONE)
+    epoch = getattr(body, "producer_epoch", NONE)
+    if (producer_id == NONE) != (epoch == NONE):
+        raise ApiError(ErrorCode.invalid_request)
+    if body.transactional_id is None:
+        # Without a transactional id nothing is known of the old id: a new one serves as well.
+        return broker.producer_ids.next()
+    expected = None if producer_id == NONE else ProducerIdAndEpoch(producer_id, epoch)
+    return broker.transactions.init_producer_id(
+        body.transactional_id, codec.ms(body.transaction_timeout), expected
+    )
+
+
+def refuse(request: Request, error: ErrorCode, message: str | None) -> Body:
+    code = old_epoch_error(error, request.version, FENCED_SINCE)
+    return {"error_code": code, "producer_id": NONE, "producer_epoch": NONE}

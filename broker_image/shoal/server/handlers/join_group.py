@@ -1,0 +1,46 @@
+"""JoinGroup: become a member of a classic group; answered when the rebalance is over."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+from shoal.coordinator.group.classic import refused_join
+from shoal.coordinator.group.rebalance import JoinRequest
+from shoal.protocol import codec
+from shoal.protocol.errors import ErrorCode
+from shoal.server.api import Answer, Body, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    if not body.group_id:
+        return refused_join(body.member_id, ErrorCode.invalid_group_id)
+    client_id = request.header.client_id or ""
+    instance_id = getattr(body, "group_instance_id", None)
+    session_ms = codec.ms(body.session_timeout)
+    join = JoinRequest(
+        body.group_id,
+        body.member_id,
+        instance_id,
+        client_id,
+        f"/{request.peer.host}",
+        body.protocol_type,
+        {p.name: p.metadata for p in body.protocols},
+        session_ms,
+        # Version 0 has no rebalance timeout; the session's serves for both.
+        codec.ms(body.rebalance_timeout) if request.version >= 1 else session_ms,
+        f"{client_id if instance_id is None else instance_id}-{uuid.uuid4()}",
+        request.version,
+        getattr(body, "reason", None),
+    )
+    return broker.groups.submit(
+        body.group_id, lambda shard, now_ms, token: shard.classic.join(join, now_ms, token)
+    )
+
+
+def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
+    return refused_join(request.body.member_id, code)

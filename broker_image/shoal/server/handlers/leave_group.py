@@ -1,0 +1,39 @@
+"""LeaveGroup: a member leaves, or an admin removes members (KIP-345 in batches)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shoal.coordinator.group.groups import code
+from shoal.coordinator.group.rebalance import Leaver, LeaveRequest
+from shoal.protocol.errors import ErrorCode
+from shoal.server.answers import mapped
+from shoal.server.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+BATCHES_SINCE = 3
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    if not body.group_id:
+        return code(ErrorCode.invalid_group_id)
+    batch = request.version >= BATCHES_SINCE
+    members = (
+        [Leaver(m.member_id, m.group_instance_id, getattr(m, "reason", None)) for m in body.members]
+        if batch
+        else [Leaver(body.member_id)]
+    )
+    leave = LeaveRequest(body.group_id, members)
+    reply = broker.groups.submit(
+        body.group_id, lambda shard, now_ms, token: shard.classic.leave(leave, now_ms, token)
+    )
+    return reply if batch else mapped(reply, _one)
+
+
+def _one(response: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The answer to a request that could name but one member."""
+    return code(response["error_code"] or response["members"][0]["error_code"])

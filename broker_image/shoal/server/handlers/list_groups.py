@@ -1,0 +1,18 @@
+"""ListGroups: the groups that this broker coordinates, of all types, by state (KIP-518) and type
+(KIP-848)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.server.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    states = getattr(request.body, "states_filter", ())
+    types = getattr(request.body, "types_filter", ())
+    groups = [g for s in broker.groups.all_shards() for g in s.list_groups(states, types)]
+    return {"groups": groups}

@@ -1,0 +1,92 @@
+"""ListOffsets: the offset of a timestamp, or of one of the special ones (KIP-79, KIP-734, KIP-405,
+KIP-1005, KIP-1023).
+
+Without tiered storage the earliest local offset is the log start, and nothing is tiered or waits
+for its upload, which the answer -1 says, as Kafka does on a topic without remote storage.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.log.errors import LogOffline
+from shoal.protocol.errors import ErrorCode
+from shoal.record.batch import CorruptBatch
+from shoal.replication.partition import NO_EPOCH, Partition
+from shoal.server.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
+#: The first version that may ask for it.
+_SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+
+READ_COMMITTED = 1
+NOTHING = (-1, -1, NO_EPOCH)
+#: A broker or tool that asks for the log's end, not the high watermark.
+_DEBUGGING_REPLICA = -2
+_Entry = dict[str, Any]
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    committed = getattr(body, "isolation_level", 0) == READ_COMMITTED
+    topics = []
+    for topic in body.topics:
+        entries: list[_Entry] = []
+        for asked in topic.partitions:
+            partition = broker.partitions.by_name(topic.name, asked.partition_index)
+            entry = _entry(partition, asked, request.version, committed, body.replica_id)
+            entries.append({"partition_index": asked.partition_index, **entry})
+        topics.append({"name": topic.name, "partitions": entries})
+    return {"topics": topics}
+
+
+def _entry(
+    partition: Partition | None, asked: Any, version: int, committed: bool, replica_id: int
+) -> _Entry:
+    if partition is None:
+        return _refusal(ErrorCode.unknown_topic_or_partition)
+    code = partition.epoch_error(getattr(asked, "current_leader_epoch", NO_EPOCH))
+    if code is not None and replica_id != _DEBUGGING_REPLICA:
+        return _refusal(code)
+    if version < _SINCE.get(asked.timestamp, 0) or asked.timestamp < EARLIEST_PENDING_UPLOAD:
+        return _refusal(ErrorCode.unsupported_version)
+    limit = partition.last_stable_offset if committed else partition.high_watermark
+    if replica_id != -1:
+        limit = partition.log.log_end_offset
+    try:
+        timestamp, offset, epoch = _found(partition, asked.timestamp, limit)
+    except (OSError, LogOffline, CorruptBatch):
+        return _refusal(ErrorCode.kafka_storage_error)
+    return {
+        "error_code": ErrorCode.none,
+        "timestamp": timestamp,
+        "offset": offset,
+        "leader_epoch": epoch,
+    }
+
+
+def _found(partition: Partition, timestamp: int, limit: int) -> tuple[int, int, int]:
+    """(timestamp, offset, leader epoch) of what is asked for, below `limit`."""
+    log = partition.log
+    match timestamp:
+        case -1:
+            return (-1, limit, partition.leader_epoch)
+        case -2 | -4:
+            return (-1, log.log_start_offset, log.epochs.epoch_of(log.log_start_offset))
+        case -3:
+            return log.max_timestamp_offset() or NOTHING
+        case -5 | -6:
+            return NOTHING
+    return log.offset_for_timestamp(timestamp, max_offset=limit) or NOTHING
+
+
+def _refusal(code: ErrorCode) -> _Entry:
+    return {"error_code": code, "timestamp": -1, "offset": -1, "leader_epoch": NO_EPOCH}

@@ -1,0 +1,186 @@
+"""Metadata: brokers, the controller, and topics with their partitions and leaders (KIP-516).
+
+Topics are asked for by name, by id, or all of them. A name that is unknown makes the topic where
+`auto.create.topics.enable` and the client allow it; the answer then waits until the topic is there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.metadata import names
+from shoal.metadata.image import NO_LEADER, MetadataImage, TopicImage
+from shoal.metadata.topics import NewTopic, create_topics, internal_topic
+from shoal.protocol import codec
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server import operations
+from shoal.server.api import Answer, Request
+from shoal.server.metadata_log import random_id
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+Row = dict[str, Any]
+#: From here on topics can be asked for by id; ids in answers are older (v10).
+IDS_FROM = 12
+#: Answers of so many partitions are kept encoded with the image: 1,000 of them take 3 ms to make.
+_KEPT_PARTITIONS_MIN = 100
+_KEPT_ANSWERS_MAX = 16
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    key = (
+        request.version,
+        request.peer.listener,
+        None
+        if request.body.topics is None
+        else tuple((t.name, getattr(t, "topic_id", None)) for t in request.body.topics),
+        getattr(request.body, "include_topic_authorized_operations", False),
+        getattr(request.body, "include_cluster_authorized_operations", False),
+    )
+    answers = broker.image.answers
+    found = answers.get(key)
+    if found is not None:
+        return [found]
+    answer = _look(broker, request)
+    if not isinstance(answer, dict) or len(answers) >= _KEPT_ANSWERS_MAX:
+        return answer
+    if sum(len(row.get("partitions", ())) for row in answer["topics"]) < _KEPT_PARTITIONS_MIN:
+        return answer
+    answers[key] = bytes(codec.write_response(request.header.api_key, request.version, answer))
+    return [answers[key]]
+
+
+def _look(broker: Broker, request: Request) -> Answer:
+    body, image = request.body, broker.image
+    asked = body.topics
+    if asked is None or (not asked and request.version == 0):
+        return _answer(broker, request, [describe(image, t) for t in image.topics.values()])
+    ids = [t.topic_id for t in asked if getattr(t, "topic_id", None) is not None]
+    if request.version < IDS_FROM and (ids or any(t.name is None for t in asked)):
+        raise ApiError(
+            ErrorCode.invalid_request,
+            f"Metadata v{request.version} takes topics by name alone, not by id",
+        )
+    if ids:
+        return _answer(broker, request, [_by_id(image, topic_id) for topic_id in ids])
+    wanted = list(dict.fromkeys(topic.name or "" for topic in asked))
+    missing = [
+        name for name in wanted if name not in image.topics and not names.invalid_topic(name)
+    ]
+    allowed = getattr(body, "allow_auto_topic_creation", True)
+    if missing and allowed and image.broker_config["auto.create.topics.enable"]:
+        new = [_new_topic(image, name) for name in missing]
+        return broker.metadata.submit(
+            lambda newest: create_topics(newest, new, new_id=random_id),
+            lambda rows: _answer(
+                broker, request, _by_names(broker.image, wanted, {r["name"]: r for r in rows})
+            ),
+        )
+    return _answer(broker, request, _by_names(image, wanted, {}))
+
+
+def _new_topic(image: MetadataImage, name: str) -> NewTopic:
+    if name in names.INTERNAL_TOPICS:
+        return internal_topic(image, name)
+    return NewTopic(name)
+
+
+def _by_names(image: MetadataImage, wanted: list[str], made: dict[str, Row]) -> list[Row]:
+    """The rows of those names; `made` tells why one that is missing was not made."""
+    rows = []
+    for name in wanted:
+        topic = image.topics.get(name)
+        if topic is not None:
+            rows.append(describe(image, topic))
+            continue
+        code = ErrorCode.unknown_topic_or_partition
+        refused = made.get(name, {}).get("error_code", ErrorCode.none)
+        if names.invalid_topic(name) or refused == ErrorCode.invalid_topic_exception:
+            code = ErrorCode.invalid_topic_exception
+        elif refused == ErrorCode.invalid_replication_factor:
+            code = refused
+        rows.append({"error_code": code, "name": name, "is_internal": is_internal(name)})
+    return rows
+
+
+def _by_id(image: MetadataImage, topic_id: Any) -> Row:
+    topic = image.topic_by_id(topic_id)
+    if topic is None:
+        return {"error_code": ErrorCode.unknown_topic_id, "name": None, "topic_id": topic_id}
+    return describe(image, topic)
+
+
+def is_internal(name: str) -> bool:
+    return name in names.INTERNAL_TOPICS
+
+
+def describe(image: MetadataImage, topic: TopicImage) -> Row:
+    """One topic with all its partitions."""
+    running = image.running
+    rows = []
+    for index, partition in enumerate(topic.partitions):
+        leader = partition.leader
+        rows.append(
+            {
+                "error_code": (
+                    ErrorCode.leader_not_available if leader == NO_LEADER else ErrorCode.none
+                ),
+                "partition_index": index,
+                "leader_id": leader,
+                "leader_epoch": partition.leader_epoch,
+                "replica_nodes": partition.replicas,
+                "isr_nodes": partition.isr,
+                "offline_replicas": [r for r in partition.replicas if r not in running],
+            }
+        )
+    return {
+        "error_code": ErrorCode.none,
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "is_internal": is_internal(topic.name),
+        "partitions": rows,
+    }
+
+
+def _answer(broker: Broker, request: Request, topics: list[Row]) -> Row:
+    body, image = request.body, broker.image
+    asked = getattr(body, "include_topic_authorized_operations", False)
+    for row in topics:
+        known = asked and row["name"] is not None
+        row["topic_authorized_operations"] = operations.allowed(operations.TOPIC, known)
+    return {
+        "brokers": brokers(image, request.peer.listener),
+        "cluster_id": broker.cluster_id,
+        "controller_id": image.scope.node_id,
+        "topics": topics,
+        "cluster_authorized_operations": operations.allowed(
+            operations.CLUSTER, getattr(body, "include_cluster_authorized_operations", False)
+        ),
+    }
+
+
+def brokers(image: MetadataImage, listener: str) -> list[Row]:
+    """The running brokers, at the address of the listener that the client came by."""
+    rows = []
+    for broker_id, broker in image.running.items():
+        endpoint = broker.endpoint(listener)
+        if endpoint is not None:
+            rows.append(
+                {
+                    "node_id": broker_id,
+                    "host": endpoint.host,
+                    "port": endpoint.port,
+                    "rack": broker.rack,
+                }
+            )
+    return rows
+
+
+def refuse(request: Request, code: int, message: str | None) -> Row:
+    """A whole-request error: v13 has a field for it, older versions have each topic's."""
+    topics = [
+        {"error_code": code, "name": t.name or "", "topic_id": getattr(t, "topic_id", None)}
+        for t in request.body.topics or ()
+    ]
+    return {"error_code": code, "topics": topics}

@@ -1,0 +1,111 @@
+"""OffsetFetch: how far groups have read; several groups since version 8 (KIP-709), topic ids since
+version 10 (KIP-848). Versions before 8 ask for one group, and version 1 can tell an error by
+partition alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.coordinator.contract import Reply, Result, Token
+from shoal.coordinator.group.offsets import TopicQuery
+from shoal.coordinator.group.shard import GroupShard
+from shoal.metadata.image import MetadataImage
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.answers import Outcome, combined
+from shoal.server.api import Answer, Body, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+GROUPS_SINCE = 8
+TOPIC_IDS_SINCE = 10
+Row = Mapping[str, Any]
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    version, image = request.version, broker.image
+    groups = request.body.groups if version >= GROUPS_SINCE else (request.body,)
+    stable = getattr(request.body, "require_stable", False)
+    replies = [_ask(broker, group, version, stable) for group in groups]
+
+    def answer(outcomes: list[Outcome]) -> Body:
+        rows = [
+            _row(image, group, outcome, version)
+            for group, outcome in zip(groups, outcomes, strict=True)
+        ]
+        return {"groups": rows} if version >= GROUPS_SINCE else rows[0]
+
+    return combined(replies, answer)
+
+
+def _ask(broker: Broker, group: Any, version: int, stable: bool) -> asyncio.Future[Row]:
+    queries = _queries(broker.image, group.topics, version)
+    member_id = getattr(group, "member_id", None)
+    member_epoch = getattr(group, "member_epoch", -1)
+
+    def decide(shard: GroupShard, now_ms: int, token: Token) -> Result:
+        fetched = shard.offsets.fetch(
+            group.group_id,
+            queries,
+            member_id=member_id,
+            member_epoch=member_epoch,
+            require_stable=stable,
+        )
+        return Result((), (Reply(token, fetched),))
+
+    return broker.groups.submit(group.group_id, decide)
+
+
+def _queries(
+    image: MetadataImage, topics: Sequence[Any] | None, version: int
+) -> list[TopicQuery] | None:
+    """What the shard is asked; None for everything. Unknown topic ids are not for it."""
+    if topics is None:
+        return None
+    queries = []
+    for asked in topics:
+        if version >= TOPIC_IDS_SINCE:
+            topic = image.topic_by_id(asked.topic_id)
+        else:
+            topic = image.topics.get(asked.name)
+        if topic is not None:
+            queries.append(TopicQuery(topic.name, topic.topic_id, asked.partition_indexes))
+        elif version < TOPIC_IDS_SINCE:
+            queries.append(TopicQuery(asked.name, None, asked.partition_indexes))
+    return queries
+
+
+def _row(image: MetadataImage, group: Any, outcome: Outcome, version: int) -> Row:
+    """One group's answer."""
+    if isinstance(outcome, ApiError):
+        topics = [_none(asked, outcome.code) for asked in group.topics or ()] if version < 2 else ()
+        return {"group_id": group.group_id, "topics": topics, "error_code": outcome.code}
+    if version < TOPIC_IDS_SINCE:
+        return outcome
+    topics = []
+    for topic in outcome["topics"]:
+        known = image.topics.get(topic["name"])
+        if known is not None:
+            topics.append({**topic, "topic_id": known.topic_id})
+    for asked in group.topics or ():
+        if image.topic_by_id(asked.topic_id) is None:
+            topics.append(_none(asked, ErrorCode.unknown_topic_id))
+    return {**outcome, "topics": topics}
+
+
+def _none(asked: Any, error: ErrorCode) -> Row:
+    """No offset for any partition of a topic."""
+    partitions = [
+        {
+            "partition_index": p,
+            "committed_offset": -1,
+            "committed_leader_epoch": -1,
+            "metadata": "",
+            "error_code": error,
+        }
+        for p in asked.partition_indexes
+    ]
+    name = getattr(asked, "name", "")
+    return {"name": name, "topic_id": getattr(asked, "topic_id", None), "partitions": partitions}

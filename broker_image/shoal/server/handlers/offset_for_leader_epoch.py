@@ -1,0 +1,41 @@
+"""OffsetForLeaderEpoch: where a leader epoch ends in the log (KIP-101, KIP-320), by which clients
+and followers find where their log and the leader's part."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.protocol.errors import ErrorCode
+from shoal.server.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    return {
+        "topics": [
+            {
+                "topic": topic.topic,
+                "partitions": [_entry(broker, topic.topic, asked) for asked in topic.partitions],
+            }
+            for topic in request.body.topics
+        ]
+    }
+
+
+def _entry(broker: Broker, topic: str, asked: Any) -> dict[str, Any]:
+    partition = broker.partitions.by_name(topic, asked.partition)
+    epoch = end_offset = -1
+    if partition is None:
+        code: ErrorCode | None = ErrorCode.unknown_topic_or_partition
+    else:
+        code = partition.epoch_error(asked.current_leader_epoch)
+        if code is None:
+            epoch, end_offset = partition.log.end_offset_for_epoch(asked.leader_epoch)
+    return {
+        "error_code": code or ErrorCode.none,
+        "partition": asked.partition,
+        "leader_epoch": epoch,
+        "end_offset": end_offset,
+    }

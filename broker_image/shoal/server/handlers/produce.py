@@ -1,0 +1,185 @@
+"""Produce: append batches to the partitions they name, and answer when they are safe.
+
+The batches are views of the request's frame: the log checks them, sets offset and epoch in place
+and writes them from there. acks=1 is answered when the log has them, acks=all when they are below
+the high watermark; where an acknowledged write must be on disk, both wait for that. acks=0 has no
+answer: a refusal closes the connection, so that the client looks for the leader anew.
+
+A producer's transaction has to know the partitions first: `handlers.transactional_produce`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from shoal.log.errors import AppendRefused
+from shoal.protocol import produce
+from shoal.protocol.errors import ErrorCode, WireError
+from shoal.protocol.produce import TOPIC_IDS_FROM, ProduceRequest
+from shoal.record.batch import TRANSACTIONAL_BIT
+from shoal.replication.partition import Partition
+from shoal.server.api import Answer, Body, Request
+from shoal.server.handlers import transactional_produce
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+_ACKS_ALL = -1
+#: The client id of Kafka's own tools that may write to internal topics.
+ADMIN_CLIENT_ID = "__admin_client"
+_Entry = dict[str, Any]
+#: By topic and partition: why a transaction's batch is not taken.
+Refused = Mapping[tuple[str, int], tuple[ErrorCode, str | None]]
+_NOTHING_REFUSED: Refused = {}
+#: Where a batch's header has the low byte of its attributes.
+_ATTRIBUTES = 22
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    if request.body.transactional_id is None:
+        return append(broker, request, _NOTHING_REFUSED)
+    return transactional_produce.enlisted(broker, request, append)
+
+
+def append(broker: Broker, request: Request, refused: Refused) -> Answer:
+    """Append to every partition but those that are `refused`, and answer."""
+    body: ProduceRequest = request.body
+    waiting: list[tuple[Partition, int, _Entry]] = []
+    by_id = request.version >= TOPIC_IDS_FROM
+    topics: list[_Entry] = []
+    failed = None
+    for name, topic_id, partitions in body.topics:
+        entries: list[_Entry] = []
+        for index, data in partitions:
+            entry = _append(broker, request, (name, topic_id, index), data, waiting, refused)
+            entry["index"] = index
+            entries.append(entry)
+            if entry["error_code"]:
+                failed = entry
+                broker.metrics.error(request.header.api_key, entry["error_code"])
+        topic: _Entry = {"partition_responses": entries}
+        topic["topic_id" if by_id else "name"] = topic_id if by_id else name
+        topics.append(topic)
+    if body.acks == 0:
+        if failed is not None:
+            raise WireError(f"a produce with acks=0 was refused: {failed['error_code'].name}")
+        return None
+    response = {"responses": topics}
+    if not waiting:
+        return [produce.write_taken(request.version, topics)] if failed is None else response
+    return broker.purgatory.park(
+        keys=[partition.key for partition, _, _ in waiting],
+        attempt=lambda: _acknowledged(response, waiting),
+        expire=lambda: _timed_out(response, waiting),
+        deadline_ms=broker.clock.now_ms() + body.timeout_ms,
+    )
+
+
+def _append(
+    broker: Broker,
+    request: Request,
+    where: tuple[str, UUID | None, int],
+    data: memoryview | None,
+    waiting: list[tuple[Partition, int, _Entry]],
+    refused: Refused,
+) -> _Entry:
+    """Append to one partition: its entry of the response, noted in `waiting` if it has to wait."""
+    acks: int = request.body.acks
+    if not _ACKS_ALL <= acks <= 1:
+        return _refusal(ErrorCode.invalid_required_acks, f"acks may be -1, 0 or 1, not {acks}.")
+    name, topic_id, index = where
+    partition = broker.partitions.find(name, topic_id, index)
+    if partition is None:
+        if topic_id is not None:
+            return _refusal(ErrorCode.unknown_topic_id, None)
+        return _refusal(ErrorCode.unknown_topic_or_partition, None)
+    meter = broker.metrics.topic(partition.topic)
+    meter.produces += 1
+    refusal = _refused_before(partition, acks, data)
+    if data is not None and len(data) > _ATTRIBUTES and data[_ATTRIBUTES] & TRANSACTIONAL_BIT:
+        refusal = refusal or _refused_in_transaction(request, partition, refused)
+    if broker.is_internal(partition.topic) and request.header.client_id != ADMIN_CLIENT_ID:
+        refusal = _refusal(
+            ErrorCode.invalid_topic_exception, f"{partition.topic} is written by brokers alone."
+        )
+    if refusal is None:
+        assert data is not None
+        try:
+            appended = partition.append(data, now_ms=broker.clock.now_ms())
+        except AppendRefused as error:
+            refusal = _refusal(error.code, error.message)
+    if refusal is not None:
+        meter.failed_produces += 1
+        refusal["log_start_offset"] = partition.log.log_start_offset
+        return refusal
+    meter.bytes_in += len(data) if data else 0
+    meter.messages_in += appended.last_offset - appended.base_offset + 1
+    entry: _Entry = {
+        "error_code": ErrorCode.none,
+        "base_offset": appended.base_offset,
+        "log_append_time_ms": appended.append_time_ms,
+        "log_start_offset": appended.log_start_offset,
+    }
+    if acks and not partition.acknowledged(appended.last_offset + 1):
+        waiting.append((partition, appended.last_offset + 1, entry))
+    return entry
+
+
+def _refused_before(partition: Partition, acks: int, data: memoryview | None) -> _Entry | None:
+    """The refusal of a produce that does not reach the log."""
+    if not partition.is_leader:
+        leader = {"leader_id": partition.leader_id, "leader_epoch": partition.leader_epoch}
+        return _refusal(ErrorCode.not_leader_or_follower, None) | {"current_leader": leader}
+    if data is None:
+        return _refusal(ErrorCode.invalid_record, "A produce without records.")
+    if acks == _ACKS_ALL and len(partition.isr) < partition.min_isr:
+        return _refusal(
+            ErrorCode.not_enough_replicas,
+            f"The in-sync replicas of {partition.topic}-{partition.index} are"
+            f" {len(partition.isr)}, where min.insync.replicas is {partition.min_isr}.",
+        )
+    return None
+
+
+def _refused_in_transaction(
+    request: Request, partition: Partition, refused: Refused
+) -> _Entry | None:
+    """The refusal of a batch that claims to be part of a transaction."""
+    if request.body.transactional_id is None:
+        return _refusal(
+            ErrorCode.transactional_id_authorization_failed,
+            "A transactional batch in a request without a transactional id.",
+        )
+    found = refused.get((partition.topic, partition.index))
+    return None if found is None else _refusal(*found)
+
+
+def _refusal(code: ErrorCode, message: str | None) -> _Entry:
+    return {
+        "error_code": code,
+        "error_message": message,
+        "base_offset": -1,
+        "log_append_time_ms": -1,
+        "log_start_offset": -1,
+    }
+
+
+def _acknowledged(response: Body, waiting: list[tuple[Partition, int, _Entry]]) -> Body | None:
+    """The response once every partition is safe up to the offset that it waits for."""
+    for partition, offset, entry in waiting:
+        if partition.log.offline:
+            entry["error_code"] = ErrorCode.kafka_storage_error
+        elif not partition.is_leader:
+            entry["error_code"] = ErrorCode.not_leader_or_follower
+        elif not partition.acknowledged(offset):
+            return None
+    return response
+
+
+def _timed_out(response: Body, waiting: list[tuple[Partition, int, _Entry]]) -> Body:
+    for partition, offset, entry in waiting:
+        if not partition.acknowledged(offset):
+            entry["error_code"] = ErrorCode.request_timed_out
+    return response

@@ -1,0 +1,15 @@
+"""SaslHandshake: on a listener without SASL it is refused, as Kafka does on a plain one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.protocol.errors import ErrorCode
+from shoal.server.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    return {"error_code": ErrorCode.illegal_sasl_state, "mechanisms": []}

@@ -1,0 +1,87 @@
+"""ShareFetch: acquire records of the partitions in a share session, acknowledging earlier ones in
+the same request (KIP-932, KIP-1206, KIP-1222)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from shoal.coordinator.share.sessions import FINAL_EPOCH, INITIAL_EPOCH
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.protocol.share import ShareFetchRequest, write_fetch
+from shoal.server.api import Answer, Body, Request
+from shoal.server.share_acks import Acks
+from shoal.server.share_fetch import ShareFetch
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+#: Kafka's member ids are UUIDs as text, of 22 characters; it takes up to 36.
+MEMBER_ID_LENGTH_MAX = 36
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body: ShareFetchRequest = request.body
+    service = broker.share
+    group_id, member_id = checked_ids(body.group_id, body.member_id)
+    if body.is_renew_ack:
+        _check_renewal(body)
+    told = [(topic_id, index) for topic_id, found in body.topics for index, _ in found]
+    acks = Acks(service)
+    if body.share_session_epoch == INITIAL_EPOCH:
+        if any(batches for _, found in body.topics for _, batches in found):
+            raise ApiError(
+                ErrorCode.invalid_request,
+                "a request that opens a share session acknowledges nothing",
+            )
+        try:
+            session = service.open_session(request.peer, group_id, member_id, told)
+        except ApiError as refused:
+            return _later(broker, body.max_wait_ms, refused)
+    else:
+        session = service.sessions.next(group_id, member_id, body.share_session_epoch)
+        for key in told:
+            session.partitions.setdefault(key, True)
+        acks.apply(
+            group_id, member_id, body.topics, version=request.version, is_renew=body.is_renew_ack
+        )
+        for topic_id, indexes in body.forgotten:
+            for index in indexes:
+                session.partitions.pop((topic_id, index), None)
+    answer = ShareFetch(broker, request, session, acks).answer()
+    if body.share_session_epoch == FINAL_EPOCH:
+        service.close_session(group_id, member_id, request.peer)
+    return answer
+
+
+def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
+    return write_fetch({}, error_code=code, error_message=message)
+
+
+def checked_ids(group_id: str | None, member_id: str | None) -> tuple[str, str]:
+    """The ids of a request. Raises INVALID_REQUEST for ones that cannot be."""
+    if not group_id:
+        raise ApiError(ErrorCode.invalid_request, "Invalid group id in the request.")
+    if not member_id or len(member_id) > MEMBER_ID_LENGTH_MAX:
+        raise ApiError(ErrorCode.invalid_request, "Invalid member id in the request.")
+    return group_id, member_id
+
+
+def _check_renewal(body: ShareFetchRequest) -> None:
+    names = ("max_bytes", "min_bytes", "max_records", "max_wait_ms")
+    if wrong := [name for name in names if getattr(body, name)]:
+        raise ApiError(
+            ErrorCode.invalid_request, f"{', '.join(wrong)} must be 0 if IsRenewAck is true"
+        )
+
+
+def _later(broker: Broker, max_wait_ms: int, refused: ApiError) -> Answer:
+    """Refuse after the time that a fetch would have waited: a client tries again at once."""
+    answer: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
+
+    def refuse_now() -> None:
+        if not answer.done():
+            answer.set_exception(refused)
+
+    broker.timers.at(broker.clock.now_ms() + max_wait_ms, refuse_now)
+    return answer

@@ -1,0 +1,33 @@
+"""ShareGroupHeartbeat: join, stay in, and leave a share group (KIP-932)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.coordinator.group.share_membership import HeartbeatRequest
+from shoal.server import share_members
+from shoal.server.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    names = body.subscribed_topic_names
+    heartbeat = HeartbeatRequest(
+        body.group_id,
+        body.member_id,
+        body.member_epoch,
+        body.rack_id,
+        None if names is None else frozenset(names),
+        request.header.client_id or "",
+        f"/{request.peer.host}",
+        request.peer.connection_id,
+    )
+    reply = broker.groups.submit(
+        body.group_id,
+        lambda shard, now_ms, token: shard.share.heartbeat(heartbeat, now_ms, token),
+    )
+    share_members.watch(broker, request.peer, heartbeat, reply)
+    return reply

@@ -1,0 +1,120 @@
+"""The RPCs of the share coordinator: share partitions' state, for leaders and group coordinators on
+other brokers (KIP-932: InitializeShareGroupState, ReadShareGroupState, WriteShareGroupState,
+DeleteShareGroupState, ReadShareGroupStateSummary; KIP-1226 for the delivery complete count)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from shoal.coordinator.contract import Result
+from shoal.coordinator.share.records import ShareKey
+from shoal.coordinator.share.state_store import NONE, ShareStateShard
+from shoal.protocol.errors import ErrorCode
+from shoal.server.answers import combined
+from shoal.server.api import Answer, Request
+from shoal.server.share_admin import answer_of, summary_of
+from shoal.server.share_states import outcomes_by_topic
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+#: kio's None for Kafka's zero UUID, which no topic has.
+NO_TOPIC = UUID(int=0)
+#: Decides on one partition of a request: (shard, now_ms, key, entry) -> what is answered, records.
+_Decide = Callable[[ShareStateShard, int, ShareKey, Any], tuple[dict[str, Any], Result]]
+
+
+def initialize(broker: Broker, request: Request) -> Answer:
+    def one(
+        shard: ShareStateShard, now_ms: int, key: ShareKey, entry: Any
+    ) -> tuple[dict[str, Any], Result]:
+        return answer_of(
+            shard.initialize(
+                now_ms, key, state_epoch=entry.state_epoch, start_offset=entry.start_offset
+            )
+        )
+
+    return _for_each(broker, request, one, resets=True)
+
+
+def read(broker: Broker, request: Request) -> Answer:
+    def one(
+        shard: ShareStateShard, now_ms: int, key: ShareKey, entry: Any
+    ) -> tuple[dict[str, Any], Result]:
+        state, change = shard.read(now_ms, key, entry.leader_epoch)
+        answer, result = answer_of(change)
+        if state is not None:
+            answer["state_epoch"] = state.state_epoch
+            answer["start_offset"] = state.start_offset
+            answer["state_batches"] = [
+                {
+                    "first_offset": first,
+                    "last_offset": last,
+                    "delivery_state": delivery_state,
+                    "delivery_count": count,
+                }
+                for first, last, delivery_state, count in state.batches
+            ]
+        return answer, result
+
+    return _for_each(broker, request, one)
+
+
+def write(broker: Broker, request: Request) -> Answer:
+    def one(
+        shard: ShareStateShard, now_ms: int, key: ShareKey, entry: Any
+    ) -> tuple[dict[str, Any], Result]:
+        batches = [
+            (b.first_offset, b.last_offset, b.delivery_state, b.delivery_count)
+            for b in entry.state_batches
+        ]
+        if any(first > last or first < 0 or count < 0 for first, last, _, count in batches):
+            message = "a state batch whose offsets are no range, or of a negative delivery count"
+            return {"error_code": ErrorCode.invalid_request, "error_message": message}, Result()
+        return answer_of(
+            shard.write(
+                now_ms,
+                key,
+                state_epoch=entry.state_epoch,
+                leader_epoch=entry.leader_epoch,
+                start_offset=entry.start_offset,
+                delivery_complete_count=getattr(entry, "delivery_complete_count", NONE),
+                batches=batches,
+            )
+        )
+
+    return _for_each(broker, request, one)
+
+
+def delete(broker: Broker, request: Request) -> Answer:
+    return _for_each(
+        broker, request, lambda shard, _, key, __: answer_of(shard.delete(key)), resets=True
+    )
+
+
+def summary(broker: Broker, request: Request) -> Answer:
+    return _for_each(broker, request, lambda shard, _, key, __: (summary_of(shard, key), Result()))
+
+
+def _one(
+    decide: _Decide, key: ShareKey, entry: Any, shard: ShareStateShard, now_ms: int
+) -> tuple[dict[str, Any], Result]:
+    return decide(shard, now_ms, key, entry)
+
+
+def _for_each(broker: Broker, request: Request, decide: _Decide, *, resets: bool = False) -> Answer:
+    """Let the shard of each share partition in the request decide. `resets` tells that a leader on
+    this broker has to read the state again."""
+    keys, replies = [], []
+    group_id = request.body.group_id
+    for topic in request.body.topics:
+        for entry in topic.partitions:
+            key = ShareKey(group_id, topic.topic_id or NO_TOPIC, entry.partition)
+            keys.append(key)
+            replies.append(broker.share.states.decide(key, partial(_one, decide, key, entry)))
+    if resets:
+        broker.share.drop(group_id, [(key.topic_id, key.partition) for key in keys])
+    return combined(replies, lambda found: {"results": outcomes_by_topic(keys, found)})

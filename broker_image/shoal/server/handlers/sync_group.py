@@ -1,0 +1,38 @@
+"""SyncGroup: the leader hands the assignment in, and every member gets its part."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.coordinator.group.groups import code
+from shoal.coordinator.group.rebalance import SyncRequest
+from shoal.protocol.errors import ErrorCode
+from shoal.server.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+NAMES_PROTOCOL_SINCE = 5
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    if not body.group_id:
+        return code(ErrorCode.invalid_group_id)
+    protocol_type = getattr(body, "protocol_type", None)
+    protocol_name = getattr(body, "protocol_name", None)
+    if request.version >= NAMES_PROTOCOL_SINCE and None in (protocol_type, protocol_name):
+        # KIP-559: who speaks version 5 knows them, so that a mismatch cannot pass unseen.
+        return code(ErrorCode.inconsistent_group_protocol)
+    sync = SyncRequest(
+        body.group_id,
+        body.generation_id,
+        body.member_id,
+        getattr(body, "group_instance_id", None),
+        protocol_type,
+        protocol_name,
+        {a.member_id: a.assignment for a in body.assignments},
+    )
+    return broker.groups.submit(
+        body.group_id, lambda shard, now_ms, token: shard.classic.sync(sync, now_ms, token)
+    )

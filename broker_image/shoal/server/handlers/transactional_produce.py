@@ -1,0 +1,133 @@
+"""Produce of a transactional producer: its partitions are enlisted before anything is appended.
+
+A partition whose log has the producer's open transaction is known to the coordinator. The others
+are added to the transaction since version 12 of Produce, and before that it is checked that
+AddPartitionsToTxn has named them (KIP-890). The append follows in the same call as the
+coordinator's answer, so that nothing can come between, and requests of one producer keep their
+order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.protocol.errors import ErrorCode, WireError
+from shoal.protocol.produce import ProduceRequest
+from shoal.record.batch import HEADER_SIZE, BatchHeader, CorruptBatch, read_header
+from shoal.replication.partition import Partition
+from shoal.server.api import Answer, Body, Request
+from shoal.server.transactions import Errors, write_error
+from shoal.transaction.shard import Writer
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+ABORTABLE_SINCE = 11
+IMPLICIT_SINCE = 12
+Refused = dict[tuple[str, int], tuple[ErrorCode, str | None]]
+Append = Callable[["Broker", Request, Refused], Answer]
+Batch = tuple[Partition, BatchHeader]
+
+
+def enlisted(broker: Broker, request: Request, append: Append) -> Answer:
+    """What `append` answers once the coordinator has been asked about the request's partitions."""
+    batches = _batches(broker, request.body)
+    service = broker.transactions
+    if not batches or not service.to_enlist(batches, implicit=_implicit(request)):
+        return append(broker, request, {})
+    if request.body.acks == 0:
+        raise WireError("a transactional produce with acks=0 has no answer to be refused in")
+    _, first = batches[0]
+    writer = Writer(request.body.transactional_id, first.producer_id, first.producer_epoch)
+    answers: list[Answer] = []
+    later: list[asyncio.Future[Body]] = []
+
+    def then(errors: Errors) -> None:
+        answer = append(broker, request, _refused(request, batches, errors))
+        if later:
+            _pass_on(answer, later[0])
+        else:
+            answers.append(answer)
+
+    service.enlist(
+        writer,
+        [(partition.topic, partition.index) for partition, _ in batches],
+        implicit=_implicit(request),
+        then=then,
+    )
+    if answers:
+        return answers[0]
+    later.append(broker.loop.create_future())
+    return later[0]
+
+
+def _implicit(request: Request) -> bool:
+    return request.version >= IMPLICIT_SINCE
+
+
+def _batches(broker: Broker, body: ProduceRequest) -> list[Batch]:
+    """The transactional batches that have a partition here."""
+    found = []
+    for name, topic_id, partitions in body.topics:
+        for index, data in partitions:
+            partition = broker.partitions.find(name, topic_id, index)
+            if partition is None or data is None or len(data) < HEADER_SIZE:
+                continue
+            try:
+                header = read_header(data)
+            except CorruptBatch:
+                continue  # The log refuses it.
+            if header.is_transactional:
+                found.append((partition, header))
+    return found
+
+
+def _refused(request: Request, batches: list[Batch], errors: Errors) -> Refused:
+    """By partition what is told of it."""
+    refused: Refused = {}
+    for partition, header in batches:
+        where = (partition.topic, partition.index)
+        error = errors.get(where, ErrorCode.none)
+        if error:
+            code = write_error(
+                error, abortable=request.version >= ABORTABLE_SINCE, implicit=_implicit(request)
+            )
+            message = f"{partition.topic}-{partition.index} is not part of the transaction of"
+            message += f" {request.body.transactional_id}: {error.name.upper()}."
+            refused[where] = (code, message)
+        elif _begins_amid(request, partition, header):
+            refused[where] = (
+                ErrorCode.out_of_order_sequence_number,
+                f"producer {header.producer_id} begins with sequence {header.base_sequence}, not 0",
+            )
+    return refused
+
+
+def _begins_amid(request: Request, partition: Partition, header: BatchHeader) -> bool:
+    """With transaction version 2 each transaction begins with sequence 0: a later batch before the
+    first would leave an open transaction behind that nobody ends."""
+    unknown = partition.log.producers.get(header.producer_id) is None
+    return unknown and header.base_sequence != 0 and _implicit(request)
+
+
+def _pass_on(answer: Answer, to: asyncio.Future[Body]) -> None:
+    """Finish the answer that was promised."""
+    if to.done():
+        return
+    if not isinstance(answer, asyncio.Future):
+        # A produce answers at once or with a future; only acknowledgements have a shorter way.
+        assert isinstance(answer, Mapping | Sequence)
+        to.set_result(answer)
+        return
+
+    def done(given: asyncio.Future[Any]) -> None:
+        if to.done() or given.cancelled():
+            to.cancel()
+        elif (error := given.exception()) is not None:
+            to.set_exception(error)
+        else:
+            to.set_result(given.result())
+
+    answer.add_done_callback(done)

@@ -1,0 +1,139 @@
+"""TxnOffsetCommit: offsets that count once their transaction is committed (KIP-98, KIP-447).
+
+Since version 5 the commit itself adds the group's partition to the transaction; before, it is
+checked that AddOffsetsToTxn has (KIP-890).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from shoal.coordinator.contract import ProducerIdAndEpoch, Reply, Result, Token
+from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, TopicCommit
+from shoal.coordinator.group.shard import GroupShard
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server import groups
+from shoal.server.api import Answer, Body, Request
+from shoal.server.transactions import Errors, is_open, write_error
+from shoal.transaction.shard import Writer
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+LOADING_SINCE = 2
+ABORTABLE_SINCE = 4
+IMPLICIT_SINCE = 5
+Row = dict[str, Any]
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    index = broker.groups.partition_for(body.group_id)
+    partition = None if index is None else broker.partitions.by_name(groups.TOPIC, index)
+    if index is None or partition is None:
+        raise ApiError(ErrorCode.coordinator_not_available)
+    writer = Writer(body.transactional_id, body.producer_id, body.producer_epoch)
+    answer: asyncio.Future[Body] = broker.loop.create_future()
+
+    def enlisted(errors: Errors) -> None:
+        error = next(iter(errors.values()), ErrorCode.none)
+        producer = partition.log.producers.get(writer.producer_id)
+        if producer is not None and writer.producer_epoch < producer.epoch:
+            error = ErrorCode.invalid_producer_epoch
+        if error:
+            code = write_error(error, abortable=request.version >= ABORTABLE_SINCE)
+            if code is ErrorCode.not_enough_replicas:
+                code = ErrorCode.coordinator_not_available
+            _finish(answer, refuse(request, code, None))
+        else:
+            _commit(broker, request, answer)
+
+    if is_open(partition.log, writer.producer_id, writer.producer_epoch):
+        enlisted({})
+    else:
+        implicit = request.version >= IMPLICIT_SINCE
+        broker.transactions.enlist(
+            writer, [(groups.TOPIC, index)], implicit=implicit, then=enlisted
+        )
+    return answer
+
+
+def _commit(broker: Broker, request: Request, answer: asyncio.Future[Body]) -> None:
+    """Let the group's shard decide, and add its rows to those of partitions that do not exist."""
+    body = request.body
+    rows: list[Row] = []
+    commits: list[TopicCommit] = []
+    for asked in body.topics:
+        topic = broker.image.topics.get(asked.name)
+        count = len(topic.partitions) if topic is not None else 0
+        taken = [p for p in asked.partitions if 0 <= p.partition_index < count]
+        rows.append({"name": asked.name, "partitions": _rows(asked, taken)})
+        if topic is not None and taken:
+            commits.append(TopicCommit(asked.name, topic.topic_id, [_partition(p) for p in taken]))
+    commit = CommitRequest(
+        body.group_id,
+        getattr(body, "member_id", ""),
+        getattr(body, "group_instance_id", None),
+        getattr(body, "generation_id", -1),
+        commits,
+        request.version,
+        producer=ProducerIdAndEpoch(body.producer_id, body.producer_epoch),
+    )
+
+    def decide(shard: GroupShard, now_ms: int, token: Token) -> Result:
+        if not commits:
+            return Result((), (Reply(token, {"topics": ()}),))
+        return shard.offsets.commit(commit, now_ms, token)
+
+    def decided(reply: Any) -> None:
+        if isinstance(reply, ApiError):
+            _finish(answer, refuse(request, reply.code, reply.message))
+            return
+        by_name = {row["name"]: row for row in rows}
+        for topic in reply["topics"]:
+            by_name[topic["name"]]["partitions"] += topic["partitions"]
+        _finish(answer, {"topics": rows})
+
+    broker.groups.call(body.group_id, decide, decided)
+
+
+def _rows(asked: Any, taken: list[Any]) -> list[Row]:
+    unknown = ErrorCode.unknown_topic_or_partition
+    return [
+        {"partition_index": p.partition_index, "error_code": unknown}
+        for p in asked.partitions
+        if p not in taken
+    ]
+
+
+def _partition(asked: Any) -> PartitionCommit:
+    return PartitionCommit(
+        asked.partition_index,
+        asked.committed_offset,
+        getattr(asked, "committed_leader_epoch", -1),
+        asked.committed_metadata,
+    )
+
+
+def _finish(answer: asyncio.Future[Body], body: Body) -> None:
+    if not answer.done():
+        answer.set_result(body)
+
+
+def refuse(request: Request, error: ErrorCode, message: str | None) -> Body:
+    """Every partition has the error of the whole request."""
+    if error is ErrorCode.coordinator_load_in_progress and request.version < LOADING_SINCE:
+        error = ErrorCode.coordinator_not_available
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [
+                    {"partition_index": p.partition_index, "error_code": error}
+                    for p in topic.partitions
+                ],
+            }
+            for topic in request.body.topics
+        ]
+    }

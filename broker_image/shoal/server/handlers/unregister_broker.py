@@ -1,0 +1,19 @@
+"""UnregisterBroker: forget a broker that will not come back (KIP-631)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.metadata.controller import unregister_broker
+from shoal.protocol.errors import ErrorCode
+from shoal.server.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    return broker.metadata.submit(
+        lambda image: unregister_broker(image, request.body.broker_id),
+        lambda _: {"error_code": ErrorCode.none},
+    )

@@ -1,0 +1,68 @@
+"""WriteTxnMarkers: a coordinator elsewhere, or an operator, ends a transaction in partitions that
+are led here (KIP-98, KIP-664)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.replication.partition import Partition
+from shoal.server import transaction_markers
+from shoal.server.api import Answer, Body, Request
+from shoal.server.transaction_markers import COMMIT_TIMEOUT_MS, Marker
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+Row = dict[str, Any]
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    waiting: list[tuple[Partition, int, Row]] = []
+    response = {"markers": [_written(broker, asked, waiting) for asked in request.body.markers]}
+
+    def committed() -> Body | None:
+        done = all(partition.acknowledged(offset) for partition, offset, _ in waiting)
+        return response if done else None
+
+    def timed_out() -> Body:
+        for partition, offset, row in waiting:
+            if not partition.acknowledged(offset):
+                row["error_code"] = ErrorCode.request_timed_out
+        return response
+
+    if committed() is not None:
+        return response
+    return broker.purgatory.park(
+        keys=[partition.key for partition, _, _ in waiting],
+        attempt=committed,
+        expire=timed_out,
+        deadline_ms=broker.clock.now_ms() + COMMIT_TIMEOUT_MS,
+    )
+
+
+def _written(
+    broker: Broker, asked: Any, waiting: list[tuple[Partition, int, Row]]
+) -> Mapping[str, Any]:
+    """One marker's rows; those that wait for their commit are noted in `waiting`."""
+    marker = Marker(
+        asked.producer_id,
+        asked.producer_epoch,
+        asked.transaction_result,
+        asked.coordinator_epoch,
+        getattr(asked, "transaction_version", 0),
+    )
+    topics = []
+    for topic in asked.topics:
+        rows = []
+        for index in topic.partition_indexes:
+            row: Row = {"partition_index": index, "error_code": ErrorCode.none}
+            try:
+                partition, offset = transaction_markers.append(broker, topic.name, index, marker)
+                waiting.append((partition, offset, row))
+            except ApiError as refused:
+                row["error_code"] = refused.code
+            rows.append(row)
+        topics.append({"name": topic.name, "partitions": rows})
+    return {"producer_id": asked.producer_id, "topics": topics}

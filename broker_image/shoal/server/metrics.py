@@ -1,0 +1,212 @@
+"""Counters and gauges of one broker, and their Prometheus text.
+
+Names are those of Kafka's MBeans as the Prometheus JMX exporter writes them: domain, type and name
+joined by underscores, meters as a counter with `_total` (`kafka_server_BrokerTopicMetrics_
+MessagesInPerSec_total`). On the hot path a metric is a plain attribute or dictionary that is added
+to; text is made when it is asked for. Gauges are functions, called then.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+
+Labels = tuple[tuple[str, str], ...]
+Samples = Iterable[tuple[Labels, float]]
+
+#: Upper bounds of request times, in milliseconds; the last bucket is open.
+TIME_BUCKETS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 5000)
+_BUCKETS_NS = tuple(int(ms * 1_000_000) for ms in TIME_BUCKETS_MS)
+
+
+class Family(NamedTuple):
+    """One metric of the exposition: its name, kind, help, and what gives its samples."""
+
+    name: str
+    kind: str
+    help: str
+    collect: Callable[[], Samples]
+
+
+class TopicMeter:
+    """What has gone through one topic since the start."""
+
+    __slots__ = (
+        "bytes_in",
+        "bytes_out",
+        "failed_fetches",
+        "failed_produces",
+        "fetches",
+        "messages_in",
+        "produces",
+    )
+
+    def __init__(self) -> None:
+        self.messages_in = self.bytes_in = self.bytes_out = 0
+        self.produces = self.fetches = self.failed_produces = self.failed_fetches = 0
+
+
+class _RequestMeter:
+    """Number and total time of one API's requests in one version, in time buckets."""
+
+    __slots__ = ("buckets", "count", "sum_ns")
+
+    def __init__(self) -> None:
+        self.count = self.sum_ns = 0
+        self.buckets = [0] * (len(_BUCKETS_NS) + 1)
+
+
+class Metrics:
+    """The registry. `add` takes families of other parts; names are unique."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, TopicMeter] = {}
+        self._requests: dict[tuple[int, int], _RequestMeter] = {}
+        self._errors: dict[tuple[int, int], int] = {}
+        self._families: dict[str, Family] = {}
+        self._add_own()
+
+    def add(self, name: str, kind: str, help: str, collect: Callable[[], Samples]) -> None:
+        """Register a family: `collect` gives (labels, value) pairs whenever text is made."""
+        assert name not in self._families, name
+        self._families[name] = Family(name, kind, help, collect)
+
+    def gauge(self, name: str, help: str, value: Callable[[], float]) -> None:
+        """Register a gauge without labels."""
+        self.add(name, "gauge", help, lambda: (((), value()),))
+
+    def topic(self, name: str) -> TopicMeter:
+        """The meter of a topic."""
+        meter = self.topics.get(name)
+        if meter is None:
+            meter = self.topics[name] = TopicMeter()
+        return meter
+
+    def forget_topic(self, name: str) -> None:
+        """The topic is gone."""
+        self.topics.pop(name, None)
+
+    def request(self, api_key: int, version: int, elapsed_ns: int) -> None:
+        """A request has been answered."""
+        meter = self._requests.get((api_key, version))
+        if meter is None:
+            meter = self._requests[(api_key, version)] = _RequestMeter()
+        meter.count += 1
+        meter.sum_ns += elapsed_ns
+        meter.buckets[bisect_left(_BUCKETS_NS, elapsed_ns)] += 1
+
+    def error(self, api_key: int, code: int) -> None:
+        """A request, or a partition of it, was refused."""
+        self._errors[(api_key, code)] = self._errors.get((api_key, code), 0) + 1
+
+    def text(self) -> str:
+        """The exposition, in Prometheus' text format 0.0.4."""
+        lines: list[str] = []
+        for family in self._families.values():
+            lines.append(f"# HELP {family.name} {family.help}")
+            lines.append(f"# TYPE {family.name} {family.kind}")
+            lines += (_sample(family.name, labels, v) for labels, v in family.collect())
+        self._request_times(lines)
+        return "\n".join(lines) + "\n"
+
+    def _add_own(self) -> None:
+        meters = (
+            ("MessagesInPerSec", "messages_in", "Records that producers appended."),
+            ("BytesInPerSec", "bytes_in", "Bytes that producers appended."),
+            ("BytesOutPerSec", "bytes_out", "Bytes that consumers fetched."),
+            ("TotalProduceRequestsPerSec", "produces", "Partitions in produce requests."),
+            ("TotalFetchRequestsPerSec", "fetches", "Partitions in fetch requests."),
+            ("FailedProduceRequestsPerSec", "failed_produces", "Produces that were refused."),
+            ("FailedFetchRequestsPerSec", "failed_fetches", "Fetches that were refused."),
+        )
+        for name, attribute, help in meters:
+            self.add(
+                f"kafka_server_BrokerTopicMetrics_{name}_total",
+                "counter",
+                help,
+                partial(self._of_topics, attribute),
+            )
+        self.add(
+            "kafka_network_RequestMetrics_RequestsPerSec_total",
+            "counter",
+            "Requests answered.",
+            lambda: [
+                ((("request", _api(key)), ("version", str(version))), meter.count)
+                for (key, version), meter in self._requests.items()
+            ],
+        )
+        self.add(
+            "kafka_network_RequestMetrics_ErrorsPerSec_total",
+            "counter",
+            "Requests, or partitions in them, refused.",
+            lambda: [
+                ((("request", _api(key)), ("error", ErrorCode(code).name.upper())), count)
+                for (key, code), count in self._errors.items()
+            ],
+        )
+        self.add("process_cpu_seconds_total", "counter", "CPU time used.", _cpu_seconds)
+        self.gauge("process_resident_memory_bytes", "Resident memory.", _resident_bytes)
+
+    def _of_topics(self, attribute: str) -> Samples:
+        return [((("topic", t),), getattr(meter, attribute)) for t, meter in self.topics.items()]
+
+    def _request_times(self, lines: list[str]) -> None:
+        name = "kafka_network_RequestMetrics_TotalTimeMs"
+        lines.append(
+            f"# HELP {name} Time from a request's last byte to its answer, waiting included."
+        )
+        lines.append(f"# TYPE {name} histogram")
+        for key in sorted({k for k, _ in self._requests}):
+            meters = [m for (k, _), m in self._requests.items() if k == key]
+            request = ("request", _api(key))
+            below = 0
+            for at, bound in enumerate((*TIME_BUCKETS_MS, "+Inf")):
+                below += sum(m.buckets[at] for m in meters)
+                lines.append(_sample(f"{name}_bucket", (request, ("le", str(bound))), below))
+            total_ms = sum(m.sum_ns for m in meters) / 1e6
+            lines.append(_sample(f"{name}_sum", (request,), total_ms))
+            lines.append(_sample(f"{name}_count", (request,), below))
+
+
+def _api(key: int) -> str:
+    """The API's name as Kafka's metrics have it: `ListOffsets`."""
+    return "".join(word.capitalize() for word in ApiKey(key).name.split("_"))
+
+
+def _sample(name: str, labels: Labels, value: float) -> str:
+    number = str(int(value)) if value == int(value) else repr(float(value))
+    if not labels:
+        return f"{name} {number}"
+    inner = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels)
+    return f"{name}{{{inner}}} {number}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _cpu_seconds() -> Samples:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return (((), usage.ru_utime + usage.ru_stime),)
+
+
+def _resident_bytes() -> float:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def label(**names: str) -> Labels:
+    """Labels in the order given."""
+    return tuple(names.items())
+
+
+def constant(samples: Mapping[Labels, float]) -> Callable[[], Samples]:
+    """A collector of a mapping that its owner keeps up to date."""
+    return lambda: list(samples.items())

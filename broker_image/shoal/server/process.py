@@ -1,0 +1,105 @@
+"""A broker as a process: event loop, signals, garbage collector, and what it tells its user."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import uvloop
+
+from shoal import __version__
+from shoal.log.errors import CorruptLog, DirectoryInUse
+from shoal.protocol.errors import ApiError
+from shoal.server.broker import Broker
+from shoal.server.config import BrokerConfig
+from shoal.server.listener import ListenError
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+#: Buffers up to this size come from the heap; glibc takes no larger value.
+MMAP_THRESHOLD_BYTES = 32 << 20
+#: Free memory at the heap's end beyond this is given back.
+TRIM_THRESHOLD_BYTES = 64 << 20
+
+
+class CannotStart(Exception):
+    """Why there is no broker, as a sentence with its remedy."""
+
+
+def run(config: BrokerConfig, *, started: float, say: Callable[[str], None]) -> None:
+    """Run a broker until SIGTERM or SIGINT. `started` is `perf_counter` at the process' start.
+
+    Raises `CannotStart`.
+    """
+    _raise_file_limit()
+    _keep_freed_memory()
+    with contextlib.closing(uvloop.new_event_loop()) as loop:
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(_serve(config, started, say))
+
+
+async def _serve(config: BrokerConfig, started: float, say: Callable[[str], None]) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    broker = Broker(config, loop)
+    try:
+        await broker.start()
+    except (ListenError, DirectoryInUse, CorruptLog, ApiError) as error:
+        await broker.stop()
+        raise CannotStart(str(error)) from None
+    except OSError as error:
+        await broker.stop()
+        where = error.filename or config.data_dir
+        raise CannotStart(
+            f"Cannot use the data directory {config.data_dir}: {error.strerror} ({where})."
+            " Choose another by --data-dir, or give this user the right to write there."
+        ) from None
+    _tune_collector()
+    for listener in broker.listeners:
+        say(
+            f"Shoal {__version__}, broker {config.node_id}, listens on"
+            f" {listener.host or '0.0.0.0'}:{listener.port}."
+        )
+    say(f"Its data is in {Path(config.data_dir).resolve()}.")
+    if broker.health is not None:
+        say(f"Metrics are at http://{broker.health.host}:{broker.health.port}/metrics.")
+    say(f"Ready after {time.perf_counter() - started:.2f} s. Ctrl-C or SIGTERM stops it.")
+    await stop.wait()
+    await broker.stop()
+    say("Stopped.")
+    sys.stdout.flush()
+
+
+def _raise_file_limit() -> None:
+    """Every partition holds a file open and every client a socket; the soft limit is often 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep the buffers of large requests and answers for the next ones.
+
+    By default it gives a freed megabyte back to the kernel, and the next one costs 256 page faults
+    and as many cleared pages: consuming 1 KB records 0.8 s of system time a GB instead of 0.2, at
+    half the rate.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library has no such knobs
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
+
+
+def _tune_collector() -> None:
+    """What start-up made lives as long as the process: the collector need not look at it again."""
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,105 @@
+"""Requests that wait for something to happen, and the keys that wake them.
+
+A request is parked under the keys of what it waits for, with an attempt that gives its answer or
+None, and a deadline after which `expire` gives one regardless. Nothing polls: `wake(key)` is called
+by whatever changed (a high watermark, a synced offset, a released record), and the attempts of that
+key run once at the end of the event loop's turn, so that many appends in one turn cost one attempt.
+
+Callers: produce (acks that wait for disk or replicas), fetch and share fetch (min bytes, max wait),
+delete records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable, Sequence
+
+from shoal.server.api import Body
+from shoal.server.timers import Timer, Timers
+
+Attempt = Callable[[], Body | None]
+
+
+class _Parked:
+    __slots__ = ("attempt", "future", "keys", "timer")
+
+    def __init__(
+        self, keys: Sequence[Hashable], attempt: Attempt, future: asyncio.Future[Body]
+    ) -> None:
+        self.keys = keys
+        self.attempt = attempt
+        self.future = future
+        self.timer: Timer | None = None
+
+
+class Purgatory:
+    """Owns the parked requests of one broker."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, timers: Timers) -> None:
+        self._loop = loop
+        self._timers = timers
+        self._by_key: dict[Hashable, dict[_Parked, None]] = {}
+        self._woken: dict[Hashable, None] = {}
+        self.size = 0
+
+    def park(
+        self,
+        keys: Sequence[Hashable],
+        attempt: Attempt,
+        expire: Callable[[], Body],
+        deadline_ms: int,
+    ) -> asyncio.Future[Body]:
+        """A future of the answer: that of the first attempt that gives one, else of `expire`.
+
+        Cancelling the future (its connection is gone) takes the request out.
+        """
+        future: asyncio.Future[Body] = self._loop.create_future()
+        parked = _Parked(keys, attempt, future)
+        for key in keys:
+            self._by_key.setdefault(key, {})[parked] = None
+        self.size += 1
+
+        def expired() -> None:
+            self._finish(parked, expire)
+
+        parked.timer = self._timers.at(deadline_ms, expired)
+        future.add_done_callback(lambda _: self._remove(parked))
+        return future
+
+    def wake(self, key: Hashable) -> None:
+        """What `key` stands for has changed: its requests try again in this turn of the loop."""
+        if key in self._by_key:
+            if not self._woken:
+                self._loop.call_soon(self._attempt_woken)
+            self._woken[key] = None
+
+    def _attempt_woken(self) -> None:
+        woken, self._woken = self._woken, {}
+        for key in woken:
+            for parked in list(self._by_key.get(key, ())):
+                self._finish(parked, parked.attempt)
+
+    def _finish(self, parked: _Parked, answer: Attempt) -> None:
+        if parked.future.done():
+            return
+        try:
+            body = answer()
+        except Exception as error:  # the future carries it to dispatch, which answers and logs
+            parked.future.set_exception(error)
+            return
+        if body is not None:
+            parked.future.set_result(body)
+            self._remove(parked)
+
+    def _remove(self, parked: _Parked) -> None:
+        timer, parked.timer = parked.timer, None
+        if timer is None:
+            return
+        timer.cancel()
+        self.size -= 1
+        for key in parked.keys:
+            waiting = self._by_key.get(key)
+            if waiting is not None:
+                waiting.pop(parked, None)
+                if not waiting:
+                    del self._by_key[key]

@@ -1,0 +1,271 @@
+"""Share groups on this broker: the share partitions it leads, and the sessions of their members.
+
+`share_fetch` and `share_acknowledge` (handlers) come here with requests, `share_members` with new
+partitions to initialize. A share partition is loaded when it is first fetched and dropped when its
+topic goes, its offsets are set anew, or nobody has had a session of its group for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from random import Random
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from shoal.coordinator.group.groups import GroupType
+from shoal.coordinator.share.records import ShareKey
+from shoal.coordinator.share.sessions import ShareSession, ShareSessions
+from shoal.coordinator.share.settings import ShareSettings
+from shoal.coordinator.share.states import AcknowledgeType
+from shoal.metadata.image import ResourceType
+from shoal.protocol.errors import ErrorCode
+from shoal.replication.partition import Partition
+from shoal.server import share_admin, share_metrics, share_policies
+from shoal.server.api import Peer
+from shoal.server.dead_letters import DeadLetterMeter, DeadLetters
+from shoal.server.share_leader import Failure, Phase, ShareLeader
+from shoal.server.share_states import ShareStates
+
+if TYPE_CHECKING:
+    from shoal.metadata.delta import MetadataDelta
+    from shoal.metadata.image import MetadataImage
+    from shoal.server.broker import Broker
+    from shoal.server.timers import Timer
+
+#: How often share partitions are looked for that no member has a session for.
+IDLE_CHECK_MS = 60_000
+#: How long locks are ended before other work gets its turn.
+EXPIRY_STEP_S = 0.005
+
+
+class ShareService:
+    """Owns the share partitions led here and the share sessions."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.states = ShareStates(broker)
+        self.sessions = ShareSessions(broker.image.broker_config["group.share.max.share.sessions"])
+        self.leaders: dict[str, dict[tuple[UUID, int], ShareLeader]] = {}
+        self.acknowledged: Counter[int] = Counter()
+        self.topics: dict[str, share_metrics.ShareTopicMeter] = {}
+        #: By group: how long share partitions took to load, and fetches to acquire records, in
+        #: milliseconds; and of how many of a fetch's partitions in a hundred something was got.
+        self.load_times = share_metrics.Mean()
+        self.acquire_times = share_metrics.Mean()
+        self.fetch_ratios = share_metrics.Mean()
+        self.dead_letters = DeadLetterMeter()
+        self.random = Random().random
+        self.now_ms: Callable[[], int] = broker.clock.now_ms
+        self._loop = asyncio.get_running_loop()
+        self._dirty: list[ShareLeader] = []
+        self._due: deque[ShareLeader] = deque()
+        self._settings: dict[str, ShareSettings] = {}
+        self._settings_of: MetadataImage | None = None
+        broker.metadata.on_change.append(self._configs_changed)
+        broker.partitions.on_removed.append(self._partition_removed)
+        broker.timers.every(IDLE_CHECK_MS, self._drop_idle)
+        broker.groups.before_delete[GroupType.SHARE] = self._delete_group
+        share_metrics.register(broker, self)
+
+    # What leaders ask of the shell.
+
+    def settings(self, group_id: str) -> ShareSettings:
+        """The group's configs in force."""
+        image = self._broker.image
+        if image is not self._settings_of:
+            self._settings, self._settings_of = {}, image
+        found = self._settings.get(group_id)
+        if found is None:
+            config = image.group_config(group_id)
+            found = self._settings[group_id] = ShareSettings(
+                config["share.record.lock.duration.ms"],
+                config["share.delivery.count.limit"],
+                config["share.partition.max.record.locks"],
+                config["share.isolation.level"] == "read_committed",
+                config["share.renew.acknowledge.enable"],
+                config["share.auto.offset.reset"],
+                share_policies.backoff(config),
+                config["share.delivery.paused"],
+                bool(config["errors.deadletterqueue.topic.name"]),
+            )
+        return found
+
+    def _configs_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
+        """Let fetches that wait try again: their group may have been resumed."""
+        for kind, name in delta.configs:
+            if kind == ResourceType.GROUP:
+                for leader in self.leaders.get(name, {}).values():
+                    self.wake(leader)
+
+    def at(self, deadline_ms: int, call: Callable[[], None]) -> Timer:
+        """A timer."""
+        return self._broker.timers.at(deadline_ms, call)
+
+    def dead_letters_of(self, leader: ShareLeader) -> DeadLetters:
+        """What writes a new share partition's dead letters."""
+        return DeadLetters(self._broker, leader)
+
+    def wake(self, leader: ShareLeader) -> None:
+        """Something of a share partition may have become available."""
+        self._broker.purgatory.wake(leader.wake_key)
+
+    def flush_soon(self, leader: ShareLeader) -> None:
+        """Have `flush` called at the end of this turn of the loop."""
+        if not self._dirty:
+            self._loop.call_soon(self._flush)
+        self._dirty.append(leader)
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        for leader in dirty:
+            leader.flush()
+        # In the same turn, since every turn polls the sockets.
+        self.states.runtime.flush(self.now_ms())
+
+    def expire_soon(self, leader: ShareLeader) -> None:
+        """Have `tick` called, in turns with everything else: many locks may end at once."""
+        if not self._due:
+            self._loop.call_soon(self._expire)
+        self._due.append(leader)
+
+    def _expire(self) -> None:
+        end = self._loop.time() + EXPIRY_STEP_S
+        while self._due and self._loop.time() < end:
+            self._due.popleft().tick()
+        if self._due:
+            self._loop.call_soon(self._expire)
+
+    # Share partitions come and go.
+
+    def find(self, group_id: str, topic_id: UUID, index: int) -> ShareLeader | None:
+        """A share partition that is loaded or loading."""
+        group = self.leaders.get(group_id)
+        return None if group is None else group.get((topic_id, index))
+
+    def lead(self, group_id: str, topic_id: UUID, index: int) -> ShareLeader | Failure:
+        """The share partition, loading if it was not loaded, or why it is not served here."""
+        found = self.find(group_id, topic_id, index)
+        if found is not None:
+            return found
+        broker = self._broker
+        if topic_id not in broker.image.topics_by_id:
+            return Failure(ErrorCode.unknown_topic_id)
+        partition = broker.partitions.get(topic_id, index)
+        if partition is None:
+            return Failure(ErrorCode.unknown_topic_or_partition)
+        if not partition.is_leader:
+            return Failure(ErrorCode.not_leader_or_follower)
+        leader = ShareLeader(self, ShareKey(group_id, topic_id, index), partition)
+        self.leaders.setdefault(group_id, {})[(topic_id, index)] = leader
+        partition.on_advance.append(leader.moved)
+        leader.load()
+        return leader if leader.phase is not Phase.DROPPED else leader.failure or _GONE
+
+    def dropped(self, leader: ShareLeader) -> None:
+        """A share partition is not served any more."""
+        group = self.leaders.get(leader.key.group_id, {})
+        tp = (leader.key.topic_id, leader.key.partition)
+        if group.get(tp) is leader:
+            del group[tp]
+            if not group:
+                del self.leaders[leader.key.group_id]
+        if leader.moved in leader.partition.on_advance:
+            leader.partition.on_advance.remove(leader.moved)
+
+    def drop(self, group_id: str, partitions: Iterable[tuple[UUID, int]]) -> None:
+        """Their state was set anew or deleted: whoever fetches loads them again."""
+        for topic_id, index in partitions:
+            leader = self.find(group_id, topic_id, index)
+            if leader is not None:
+                leader.drop(Failure(ErrorCode.not_leader_or_follower))
+
+    def _partition_removed(self, partition: Partition) -> None:
+        for group in list(self.leaders.values()):
+            leader = group.get(partition.key)
+            if leader is not None:
+                leader.drop(Failure(ErrorCode.unknown_topic_or_partition))
+
+    def _drop_idle(self) -> None:
+        for group_id, group in list(self.leaders.items()):
+            if not self.sessions.members_of(group_id):
+                for leader in list(group.values()):
+                    if leader.phase is Phase.ACTIVE and leader.is_idle:
+                        leader.drop(Failure(ErrorCode.not_leader_or_follower))
+
+    # Sessions.
+
+    def open_session(
+        self, peer: Peer, group_id: str, member_id: str, partitions: Iterable[tuple[UUID, int]]
+    ) -> ShareSession:
+        """Open a member's session, which ends with its connection. Raises
+        SHARE_SESSION_LIMIT_REACHED."""
+        self._broker.purgatory.wake(("share member", group_id, member_id))
+        session = self.sessions.open(group_id, member_id, peer.connection_id, partitions)
+        peer.on_close[("share session", group_id, member_id)] = lambda: self._connection_lost(
+            session
+        )
+        return session
+
+    def close_session(self, group_id: str, member_id: str, peer: Peer | None = None) -> None:
+        """End a member's session, with the fetches that wait for it, and release what the member
+        holds."""
+        self.sessions.close(group_id, member_id)
+        self._broker.purgatory.wake(("share member", group_id, member_id))
+        if peer is not None:
+            peer.on_close.pop(("share session", group_id, member_id), None)
+        for leader in list(self.leaders.get(group_id, {}).values()):
+            if leader.phase is Phase.ACTIVE:
+                leader.release(member_id)
+
+    def _connection_lost(self, session: ShareSession) -> None:
+        if self.sessions.get(session.group_id, session.member_id) is session:
+            self.sessions.evictions_total += 1
+            self.close_session(session.group_id, session.member_id)
+
+    def topic(self, topic_id: UUID) -> share_metrics.ShareTopicMeter | None:
+        """The meter of a topic that exists."""
+        topic = self._broker.image.topics_by_id.get(topic_id)
+        return None if topic is None else self.meter(topic.name)
+
+    def meter(self, topic: str) -> share_metrics.ShareTopicMeter:
+        """The meter of a topic by name."""
+        meter = self.topics.get(topic)
+        if meter is None:
+            meter = self.topics[topic] = share_metrics.ShareTopicMeter()
+        return meter
+
+    def unknown(self, topic_id: UUID, index: int) -> Failure:
+        """Why records of a share partition that is not served cannot be acknowledged."""
+        if topic_id not in self._broker.image.topics_by_id:
+            return Failure(ErrorCode.unknown_topic_id)
+        return Failure(ErrorCode.unknown_topic_or_partition)
+
+    def count_acknowledged(self, types: bytes, records: int) -> None:
+        """Note what was acknowledged, for metrics."""
+        if len(types) == 1:
+            self.acknowledged[types[0]] += records
+        else:
+            for kind in AcknowledgeType:
+                if count := types.count(kind):
+                    self.acknowledged[kind] += count
+
+    # What the group coordinator and admins ask.
+
+    def initialize(
+        self,
+        group_id: str,
+        partitions: Mapping[UUID, Iterable[int]],
+        state_epoch: int,
+        start_offsets: Mapping[tuple[UUID, int], int] | None = None,
+    ) -> asyncio.Future[Any]:
+        """Begin the state of share partitions, at given offsets or where the group's policy says.
+        The future gets those that are initialized, as frozensets by topic id."""
+        return share_admin.initialize(self, group_id, partitions, state_epoch, start_offsets)
+
+    async def _delete_group(self, group_id: str) -> None:
+        await share_admin.delete_state(self._broker, self, group_id, None)
+
+
+_GONE = Failure(ErrorCode.not_leader_or_follower)

@@ -1,0 +1,174 @@
+"""Admin requests on share groups' offsets: they span the group, which may refuse them, and the
+share coordinator, which keeps the offsets.
+
+Each follows one order: the group notes what is about to happen, the state is changed, the group
+notes that it has. A broker that dies in between finds the note, and the request is made again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from shoal.coordinator.contract import Reply, Result, Token
+from shoal.coordinator.group.shard import GroupShard
+from shoal.coordinator.share.records import ShareKey
+from shoal.coordinator.share.state_store import NONE, Change, ShareStateShard
+from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+    from shoal.server.share import ShareService
+
+_Partition = tuple[UUID, int]
+
+
+def initialize(
+    service: ShareService,
+    group_id: str,
+    partitions: Mapping[UUID, Iterable[int]],
+    state_epoch: int,
+    start_offsets: Mapping[_Partition, int] | None = None,
+) -> asyncio.Future[dict[UUID, frozenset[int]]]:
+    """Begin state; the future gets the partitions of which there is some now."""
+    wanted = [(t, i) for t in sorted(partitions) for i in sorted(partitions[t])]
+    offsets = start_offsets or {}
+
+    def one(key: ShareKey) -> asyncio.Future[Any]:
+        offset = offsets.get((key.topic_id, key.partition), NONE)
+        return service.states.decide(
+            key,
+            lambda shard, now_ms: answer_of(
+                shard.initialize(now_ms, key, state_epoch=state_epoch, start_offset=offset)
+            ),
+        )
+
+    async def all_of_them() -> dict[UUID, frozenset[int]]:
+        results = await _each(group_id, wanted, one)
+        there: dict[UUID, set[int]] = {}
+        for (topic_id, index), code in results.items():
+            if code is ErrorCode.none:
+                there.setdefault(topic_id, set()).add(index)
+        service.drop(group_id, [(t, i) for t, found in there.items() for i in sorted(found)])
+        return {topic_id: frozenset(found) for topic_id, found in there.items()}
+
+    return asyncio.ensure_future(all_of_them())
+
+
+async def set_offsets(
+    broker: Broker, group_id: str, offsets: Mapping[_Partition, int]
+) -> set[_Partition]:
+    """AlterShareGroupOffsets: begin anew at these offsets; gives the partitions that do.
+
+    Raises GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP.
+    """
+    partitions: dict[UUID, frozenset[int]] = {}
+    for topic_id, index in offsets:
+        partitions[topic_id] = partitions.get(topic_id, frozenset()) | {index}
+    noted = await broker.groups.submit(
+        group_id, lambda shard, _, token: shard.share.start_reset(group_id, partitions, token)
+    )
+    there = await initialize(broker.share, group_id, partitions, noted["state_epoch"], offsets)
+    if there:
+        await tell(broker, group_id, lambda s, now: s.share.initialized(group_id, there, now))
+    return {(topic_id, index) for topic_id, found in there.items() for index in found}
+
+
+async def delete_state(
+    broker: Broker, service: ShareService, group_id: str, topic_ids: Sequence[UUID] | None
+) -> dict[UUID, ErrorCode]:
+    """Delete the state of some topics, or (None) of all; gives what became of each that had any.
+
+    Raises GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP.
+    """
+    noted = await broker.groups.submit(
+        group_id, lambda shard, _, token: shard.share.start_deletion(group_id, topic_ids, token)
+    )
+    partitions: Mapping[UUID, frozenset[int]] = noted["partitions"]
+    wanted = [(t, i) for t, indexes in partitions.items() for i in sorted(indexes)]
+
+    def one(key: ShareKey) -> asyncio.Future[Any]:
+        return service.states.decide(key, lambda shard, _: answer_of(shard.delete(key)))
+
+    results = await _each(group_id, wanted, one)
+    service.drop(group_id, wanted)
+    by_topic = dict.fromkeys(partitions, ErrorCode.none)
+    for (topic_id, _), code in results.items():
+        # What belongs to a topic that is gone is gone as well.
+        if code not in (ErrorCode.none, ErrorCode.unknown_topic_or_partition):
+            by_topic[topic_id] = code
+    gone = [topic_id for topic_id, code in by_topic.items() if code is ErrorCode.none]
+    if gone:
+        await tell(broker, group_id, lambda shard, _: shard.share.deleted(group_id, gone))
+    return by_topic
+
+
+async def summaries(
+    service: ShareService, group_id: str, partitions: Iterable[_Partition]
+) -> dict[_Partition, Mapping[str, Any]]:
+    """What is persisted of share partitions: `error_code`, `start_offset`, `leader_epoch`,
+    `state_epoch`, `delivery_complete_count`, as ReadShareGroupStateSummary has it."""
+    found: dict[_Partition, Mapping[str, Any]] = {}
+    for topic_id, index in partitions:
+        key = ShareKey(group_id, topic_id, index)
+        try:
+            found[(topic_id, index)] = await service.states.decide(key, partial(_summary, key))
+        except ApiError as refused:
+            found[(topic_id, index)] = {"error_code": refused.code}
+    return found
+
+
+def _summary(key: ShareKey, shard: ShareStateShard, now_ms: int) -> tuple[dict[str, Any], Result]:
+    return summary_of(shard, key), Result()
+
+
+def summary_of(shard: ShareStateShard, key: ShareKey) -> dict[str, Any]:
+    """One partition's entry of ReadShareGroupStateSummary."""
+    state, refusal = shard.summary(key)
+    if refusal is not None:
+        return {"error_code": refusal.code, "error_message": refusal.message}
+    return {
+        "error_code": ErrorCode.none,
+        "start_offset": NONE if state is None else state.start_offset,
+        "state_epoch": 0 if state is None else state.state_epoch,
+        "leader_epoch": 0 if state is None else state.leader_epoch,
+        "delivery_complete_count": NONE if state is None else state.delivery_complete_count,
+    }
+
+
+def answer_of(change: Change) -> tuple[dict[str, Any], Result]:
+    """What is answered of one share partition, and the record behind it."""
+    if change.refusal is not None:
+        code, message = change.refusal
+        return {"error_code": code, "error_message": message}, Result()
+    records = () if change.record is None else (change.record,)
+    return {"error_code": ErrorCode.none}, Result(records)
+
+
+async def tell(broker: Broker, group_id: str, decide: Callable[[GroupShard, int], Result]) -> None:
+    """Let the group note something, and wait until it is committed."""
+
+    def acknowledged(shard: GroupShard, now_ms: int, token: Token) -> Result:
+        result = decide(shard, now_ms)
+        return Result(result.records, (*result.replies, Reply(token, {})), result.effects)
+
+    await broker.groups.submit(group_id, acknowledged)
+
+
+async def _each(
+    group_id: str,
+    partitions: Sequence[_Partition],
+    decide: Callable[[ShareKey], asyncio.Future[Any]],
+) -> dict[_Partition, ErrorCode]:
+    """Decide on each share partition at once; gives what became of each."""
+    replies = [decide(ShareKey(group_id, *partition)) for partition in partitions]
+    results: dict[_Partition, ErrorCode] = {}
+    for partition, reply in zip(partitions, replies, strict=True):
+        try:
+            results[partition] = (await reply)["error_code"]
+        except ApiError as refused:
+            results[partition] = refused.code
+    return results

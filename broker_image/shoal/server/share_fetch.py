@@ -1,0 +1,259 @@
+"""One ShareFetch: its acknowledgements, what it waits for, and its response.
+
+A request whose partitions have nothing to acquire waits for a high watermark to move or for
+records to come back, up to its `max_wait`; one with acknowledgements also waits for these to be
+committed. Records are acquired when they are read, and given back undelivered when the connection
+is gone before the answer could leave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from shoal.coordinator.share.acquisition import Wanted
+from shoal.coordinator.share.sessions import FINAL_EPOCH, INITIAL_EPOCH, ShareSession
+from shoal.log.errors import LogOffline, OffsetOutOfRange
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.protocol.share import PartitionRecords, ShareFetchRequest, write_fetch
+from shoal.server.api import Answer, Body, Request
+from shoal.server.prompt import Prompt
+from shoal.server.share_acks import Acks
+from shoal.server.share_leader import Failure, Phase, ShareLeader
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+RECORD_LIMIT = 1
+#: Topic id and partition index.
+_Key = tuple[UUID, int]
+
+
+class ShareFetch:
+    """One request under way."""
+
+    __slots__ = (
+        "_acks",
+        "_answer",
+        "_begun_ms",
+        "_broker",
+        "_entries",
+        "_is_first",
+        "_keys",
+        "_locks",
+        "_parked",
+        "_request",
+        "_session",
+        "_wanted",
+    )
+
+    def __init__(self, broker: Broker, request: Request, session: ShareSession, acks: Acks) -> None:
+        body: ShareFetchRequest = request.body
+        self._broker = broker
+        self._request = body
+        self._session = session
+        self._acks = acks
+        self._begun_ms = broker.clock.now_ms()
+        self._is_first = body.share_session_epoch == INITIAL_EPOCH
+        self._wanted = Wanted(
+            session.member_id,
+            body.max_records,
+            body.batch_size,
+            body.share_acquire_mode == RECORD_LIMIT,
+        )
+        session.reassigned = False
+        self._keys = self._rotated(list(session.partitions), body.share_session_epoch)
+        #: What has been collected for the answer; None while the fetch waits.
+        self._entries: dict[_Key, PartitionRecords] | None = None
+        self._locks: list[tuple[ShareLeader, int]] = []
+        self._answer: Prompt | None = None
+        self._parked: asyncio.Future[Body] | None = None
+
+    @staticmethod
+    def _rotated(keys: list[_Key], epoch: int) -> list[_Key]:
+        """Begin with another partition each time, so that none is served last for ever."""
+        turn = epoch % len(keys) if keys else 0
+        return keys[turn:] + keys[:turn]
+
+    def answer(self) -> Answer:
+        """The response, or the future of it."""
+        body = self._request
+        if self._fetches_nothing() or self._collect(must=False):
+            self._entries = self._entries or {}
+        elif body.max_wait_ms <= 0:
+            self._collect(must=True)
+        else:
+            self._parked = self._broker.purgatory.park(
+                keys=self._wake_keys(),
+                attempt=self._attempt,
+                expire=self._expire,
+                deadline_ms=self._broker.clock.now_ms() + body.max_wait_ms,
+            )
+            if self._acks.settled:
+                return self._parked
+            self._parked.add_done_callback(lambda _: self._finish())
+        if self._entries is not None and self._acks.settled:
+            return self._encode()
+        self._answer = Prompt()
+        self._answer.add_done_callback(self._given_up)
+        self._acks.on_settled = self._finish
+        return self._answer
+
+    def _fetches_nothing(self) -> bool:
+        body = self._request
+        return (
+            not self._keys
+            or body.max_records <= 0
+            or body.max_bytes <= 0
+            or body.is_renew_ack
+            or body.share_session_epoch == FINAL_EPOCH
+        )
+
+    def _wake_keys(self) -> list[Hashable]:
+        group_id = self._session.group_id
+        of_partitions = (key for tp in self._keys for key in (tp, ("share", group_id, *tp)))
+        return [("share member", group_id, self._session.member_id), *of_partitions]
+
+    # Attempts.
+
+    def _attempt(self) -> Body | None:
+        # A member with another assignment is let go, to ask for its new partitions.
+        return self._done() if self._collect(must=self._session.reassigned) else None
+
+    def _expire(self) -> Body:
+        self._collect(must=True)
+        return self._done()
+
+    def _done(self) -> Body:
+        # With acknowledgements under way the answer is made by `_finish`, out of what was got.
+        return self._encode() if self._answer is None else ()
+
+    def _finish(self) -> None:
+        answer = self._answer
+        if self._entries is None or answer is None or answer.done() or not self._acks.settled:
+            return
+        answer.set_result(self._encode())
+
+    def _given_up(self, answer: asyncio.Future[Body]) -> None:
+        if answer.cancelled():
+            if self._parked is not None:
+                self._parked.cancel()
+            for leader, lock in self._locks:
+                if leader.phase is Phase.ACTIVE:
+                    leader.take_back(lock)
+
+    def _collect(self, *, must: bool) -> bool:
+        """Acquire what there is, if that is enough to answer, or `must` be."""
+        session = self._session
+        if self._broker.share.sessions.get(session.group_id, session.member_id) is not session:
+            self._entries = {}  # Closed, or opened anew: nothing is acquired for it any more.
+            return True
+        if not must and not self._worth_answering():
+            return False
+        entries: dict[_Key, PartitionRecords] = {}
+        left_records, left_bytes = self._request.max_records, self._max_bytes()
+        topic = self._broker.share.topic
+        for key in self._keys:
+            if key not in session.partitions:
+                continue
+            leader = self._broker.share.lead(session.group_id, *key)
+            meter = topic(key[0])
+            if meter is not None:
+                meter.fetches += 1
+            if isinstance(leader, Failure):
+                if meter is not None:
+                    meter.failed_fetches += 1
+                entries[key] = self._refusal(key, leader)
+                continue
+            entry = PartitionRecords(key[1])
+            if leader.phase is Phase.ACTIVE and left_records > 0 and left_bytes > 0:
+                try:
+                    wanted = self._wanted._replace(max_records=left_records)
+                    records, got = leader.fetch(wanted, left_bytes)
+                except ApiError as error:
+                    entries[key] = self._refusal(key, Failure(error.code, error.message))
+                    continue
+                if got.total:
+                    self._locks.append((leader, got.lock))
+                    entry = entry._replace(records=records, acquired=got.records)
+                    left_records -= got.total
+                    size = sum(map(len, records))
+                    left_bytes -= size
+                    self._broker.metrics.topic(leader.partition.topic).bytes_out += size
+            entries[key] = entry
+        if not must and not self._locks and not any(e.error_code for e in entries.values()):
+            return False
+        self._entries = entries
+        if self._locks:
+            service, group_id = self._broker.share, session.group_id
+            service.acquire_times.note(group_id, service.now_ms() - self._begun_ms)
+            service.fetch_ratios.note(group_id, 100 * len(self._locks) // len(self._keys))
+        return True
+
+    def _worth_answering(self) -> bool:
+        """Whether there is anything to say yet: records enough, or news of a failure."""
+        session, body = self._session, self._request
+        available = 0
+        for key in self._keys:
+            leader = self._broker.share.lead(session.group_id, *key)
+            if isinstance(leader, Failure):
+                if session.partitions.get(key):
+                    return True
+            elif leader.phase is Phase.ACTIVE and leader.may_acquire():
+                if body.min_bytes <= 1:
+                    return True
+                try:
+                    available += leader.available_bytes(body.min_bytes)
+                except (OSError, LogOffline, OffsetOutOfRange):
+                    return True  # The answer tells of it.
+                if available >= min(body.min_bytes, self._max_bytes()):
+                    return True
+        return False
+
+    def _max_bytes(self) -> int:
+        return min(self._request.max_bytes, self._broker.image.broker_config["fetch.max.bytes"])
+
+    def _refusal(self, key: _Key, failure: Failure) -> PartitionRecords:
+        leader = (0, 0)
+        partition = self._broker.partitions.get(*key)
+        if failure.code is ErrorCode.not_leader_or_follower and partition is not None:
+            leader = (partition.leader_id, partition.leader_epoch)
+        return PartitionRecords(key[1], failure.code, failure.message, current_leader=leader)
+
+    # The response.
+
+    def _encode(self) -> Body:
+        entries = self._entries or {}
+        acknowledged = dict.fromkeys(self._acks.partitions)
+        failures = self._acks.failures
+        topics: dict[UUID, list[PartitionRecords]] = {}
+        session = self._session.partitions
+        for key in self._keys:
+            entry = entries.get(key)
+            if entry is None:
+                continue
+            news = bool(entry.acquired or entry.error_code or session.get(key))
+            if key in session:
+                session[key] = entry.error_code != 0
+            if key in acknowledged:
+                entry = _with_result(entry, failures.get(key))
+            elif not news:
+                continue
+            topics.setdefault(key[0], []).append(entry)
+        for key in acknowledged:
+            if key not in entries:
+                topics.setdefault(key[0], []).append(
+                    _with_result(PartitionRecords(key[1]), failures.get(key))
+                )
+        settings = self._broker.share.settings(self._session.group_id)
+        return write_fetch(topics, acquisition_lock_timeout_ms=settings.lock_duration_ms)
+
+
+def _with_result(entry: PartitionRecords, failure: Failure | None) -> PartitionRecords:
+    if failure is None:
+        return entry
+    return entry._replace(
+        acknowledge_error_code=failure.code, acknowledge_error_message=failure.message
+    )

@@ -1,0 +1,482 @@
+"""A share partition on the broker that leads its partition: the window with its log, its persisted
+state, its timer and those who wait for it.
+
+Changes of one turn of the loop are written to the share coordinator as one record, and whoever
+waits for them is told when that is committed. If it cannot be written, the window is dropped and
+whoever waits is refused; the next fetch loads it again as persisted (`coordinator.share`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal.coordinator.contract import Record, Reply, Result, Token
+from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted, acquire
+from shoal.coordinator.share.backoff import still_due
+from shoal.coordinator.share.batches import AbortedTransaction, scan
+from shoal.coordinator.share.fate import Fate
+from shoal.coordinator.share.records import ShareKey
+from shoal.coordinator.share.settings import ShareSettings
+from shoal.coordinator.share.share_partition import Acknowledgement, SharePartition, StateBatch
+from shoal.coordinator.share.state_store import NONE, ShareStateShard
+from shoal.log.errors import LogOffline, OffsetOutOfRange
+from shoal.metadata.config_keys import duration_ms
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.record.batch import CorruptBatch
+from shoal.replication.partition import Partition
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from shoal.server.share import ShareService
+    from shoal.server.timers import Timer
+
+#: What a record is taken to measure before any was read, and the least that one read asks for.
+RECORD_SIZE_GUESS = 1024
+READ_SIZE_MIN = 16 * 1024
+#: Reads of one fetch that may come to nothing because all they held was passed by.
+FRUITLESS_READS_MAX = 16
+
+#: Called when a write is committed, with None, or with why it failed.
+Waiter = Callable[["Failure | None"], None]
+
+
+class Failure(NamedTuple):
+    """Why a share partition refuses."""
+
+    code: ErrorCode
+    message: str | None = None
+
+
+class Fetched(NamedTuple):
+    """What a member got of one share partition."""
+
+    records: Sequence[memoryview]
+    acquired: Acquired
+
+
+class Phase(Enum):
+    """Of a share partition on its leader: its state is being read, it serves, or it is dropped."""
+
+    LOADING = "loading"
+    ACTIVE = "active"
+    DROPPED = "dropped"
+
+
+#: A state write is refused with these when this leader is no longer the right one, which a client
+#: is told as such; everything about the coordinator is told as it being unavailable.
+_NOT_LEADER = {ErrorCode.fenced_leader_epoch, ErrorCode.fenced_state_epoch}
+_NO_COORDINATOR = {
+    ErrorCode.not_coordinator,
+    ErrorCode.coordinator_not_available,
+    ErrorCode.coordinator_load_in_progress,
+}
+_TOLD = {ErrorCode.group_id_not_found, ErrorCode.unknown_topic_or_partition}
+
+
+class ShareLeader:
+    """One share partition. Owned by the share service."""
+
+    __slots__ = (
+        "_asked_ms",
+        "_changes",
+        "_loop_dirty",
+        "_record_size",
+        "_state_partition",
+        "_timer",
+        "_timer_ms",
+        "_waiters",
+        "_writes",
+        "acquired_total",
+        "dead_letters",
+        "expired_total",
+        "failure",
+        "key",
+        "partition",
+        "phase",
+        "redelivered_total",
+        "service",
+        "share",
+        "wake_key",
+    )
+
+    def __init__(self, service: ShareService, key: ShareKey, partition: Partition) -> None:
+        self.service = service
+        self.key = key
+        self.partition = partition
+        self.phase = Phase.LOADING
+        self.failure: Failure | None = None
+        self.share = SharePartition(0)
+        self.dead_letters = service.dead_letters_of(self)
+        #: What fetches wait for beside the partition's own key.
+        self.wake_key = ("share", key.group_id, key.topic_id, key.partition)
+        self.expired_total = self.acquired_total = self.redelivered_total = 0
+        self._record_size = float(RECORD_SIZE_GUESS)
+        self._changes: list[StateBatch] = []
+        self._waiters: list[Waiter] = []
+        self._loop_dirty = False
+        self._writes = 0
+        self._timer: Timer | None = None
+        self._timer_ms = 0
+        self._state_partition: int | None = None
+
+    @property
+    def settings(self) -> ShareSettings:
+        """The group's configs as of now."""
+        return self.service.settings(self.key.group_id)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is lost by dropping it: no locks, and no write under way."""
+        return not (
+            self.share.locks.live
+            or self._changes
+            or self._waiters
+            or self._writes
+            or self.dead_letters.queue
+        )
+
+    # Loading and dropping.
+
+    def load(self) -> None:
+        """Read the persisted state; the partition serves, or is dropped, once it is there."""
+        self._asked_ms = self.service.now_ms()
+        leader_epoch = self.partition.leader_epoch
+        reply = self.service.states.decide(
+            self.key, lambda shard, now_ms: _read(shard, now_ms, self.key, leader_epoch)
+        )
+        if reply.done():
+            self._loaded(reply)
+        else:
+            reply.add_done_callback(self._loaded)
+
+    def _loaded(self, reply: asyncio.Future[Any]) -> None:
+        if self.phase is not Phase.LOADING or reply.cancelled():
+            return
+        error = reply.exception()
+        answer = {} if error is not None else reply.result()
+        if isinstance(error, ApiError):
+            self.drop(_told(error.code, error.message))
+            return
+        if error is not None:
+            raise error
+        if answer["error_code"]:
+            self.drop(_told(answer["error_code"], answer["error_message"]))
+            return
+        log, start_offset = self.partition.log, answer["start_offset"]
+        is_new = start_offset == NONE
+        if is_new:
+            start_offset = self._first_offset()
+        self.share = SharePartition.load(
+            start_offset,
+            answer["state_batches"],
+            state_epoch=answer["state_epoch"],
+            leader_epoch=self.partition.leader_epoch,
+            log_start_offset=log.log_start_offset,
+            log_end_offset=log.log_end_offset,
+            delays=answer["delays"],
+        )
+        self._state_partition = self.service.states.partition_for(self.key.coordinator_key())
+        self.phase = Phase.ACTIVE
+        self._arm()
+        self.service.load_times.note(self.key.group_id, self.service.now_ms() - self._asked_ms)
+        if is_new:
+            # Where the group begins is decided once: a restart must not move `latest` on.
+            self.persist(())
+        self.dead_letters.load()
+        self.service.wake(self)
+
+    def _first_offset(self) -> int:
+        """Where a group starts that never read this partition (share.auto.offset.reset)."""
+        policy, partition = self.settings.auto_offset_reset, self.partition
+        if policy == "earliest":
+            return partition.log.log_start_offset
+        if policy != "latest":
+            back_ms = duration_ms(policy.partition(":")[2]) or 0
+            found = partition.log.offset_for_timestamp(
+                self.service.now_ms() - back_ms, max_offset=partition.high_watermark
+            )
+            if found is not None:
+                return found[1]
+        return partition.high_watermark
+
+    def drop(self, failure: Failure) -> None:
+        """Forget the window; whoever waits is told why."""
+        if self.phase is Phase.DROPPED:
+            return
+        self.phase, self.failure = Phase.DROPPED, failure
+        if self._timer is not None:
+            self._timer.cancel()
+        self.dead_letters.stop()
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter(failure)
+        self.service.dropped(self)
+        self.service.wake(self)
+
+    # What members ask.
+
+    def limit(self, settings: ShareSettings) -> int:
+        """The offset below which records may be delivered."""
+        partition = self.partition
+        return partition.last_stable_offset if settings.read_committed else partition.high_watermark
+
+    def may_acquire(self) -> bool:
+        """Whether a fetch may get something now."""
+        settings = self.settings
+        return not settings.paused and self.share.can_acquire(
+            self.limit(settings), settings.max_record_locks
+        )
+
+    def available_bytes(self, wanted: int) -> int:
+        """Bytes that a fetch could read from where it would begin, up to `wanted`."""
+        offset = self.share.next_fetch_offset()
+        log, limit = self.partition.log, self.limit(self.settings)
+        if not log.log_start_offset <= offset < limit:
+            return 0
+        return len(log.read(offset, wanted, max_offset=limit).data)
+
+    def fetch(self, wanted: Wanted, max_bytes: int) -> Fetched:
+        """Acquire and read. Raises `ApiError` when the log cannot be read."""
+        share, settings, partition = self.share, self.settings, self.partition
+        limit = self.limit(settings)
+        now_ms = self.service.now_ms()
+        self.expire(now_ms)
+        if settings.paused:
+            return Fetched((), NOTHING)
+        for _ in range(FRUITLESS_READS_MAX):
+            if not share.can_acquire(limit, settings.max_record_locks):
+                break
+            offset = share.next_fetch_offset()
+            data, next_offset = self._read(offset, wanted.max_records, max_bytes, limit)
+            aborted: Sequence[AbortedTransaction] = ()
+            if settings.read_committed:
+                aborted = [
+                    AbortedTransaction(t.producer_id, t.first_offset, t.last_offset)
+                    for t in partition.log.aborted_transactions(offset, next_offset)
+                ]
+            batches = scan(data, offset, aborted)
+            if not len(batches):
+                break
+            self._record_size = len(data) / max(1, batches.lasts[-1] - batches.bases[0] + 1)
+            got = acquire(share, now_ms, wanted, batches, settings, offset)
+            if got.changes:
+                self.persist(got.changes)
+            if got.total:
+                self.acquired_total += got.total
+                again = (last - first + 1 for first, last, count in got.records if count > 1)
+                self.redelivered_total += sum(again)
+                self._arm()
+                view = batches.data
+                return Fetched([view[a:b] for a, b in batches.spans(got.records)], got)
+            if not got.changes:
+                break
+        return Fetched((), NOTHING)
+
+    def _read(
+        self, offset: int, max_records: int, max_bytes: int, limit: int
+    ) -> tuple[bytes | memoryview, int]:
+        """As much of the log as so many records may take."""
+        log = self.partition.log
+        guess = int(max_records * self._record_size * 1.1)
+        try:
+            if offset < log.log_start_offset:
+                self.share.advance_log_start(log.log_start_offset)
+                offset = self.share.next_fetch_offset()
+            return log.read(offset, min(max_bytes, max(guess, READ_SIZE_MIN)), max_offset=limit)
+        except OffsetOutOfRange:
+            self.drop(Failure(ErrorCode.not_leader_or_follower, "the log was truncated"))
+            raise ApiError(ErrorCode.not_leader_or_follower) from None
+        except CorruptBatch as error:
+            raise ApiError(ErrorCode.corrupt_message, str(error)) from None
+        except (OSError, LogOffline) as error:
+            raise ApiError(ErrorCode.kafka_storage_error, str(error)) from None
+
+    def acknowledge(
+        self, member_id: str, acknowledgements: Sequence[Acknowledgement], waiter: Waiter
+    ) -> Failure | None:
+        """Settle what a member holds; `waiter` is called once that is committed, if it returns
+        None, and never if it returns why it refuses."""
+        now_ms = self.service.now_ms()
+        outcome = self.share.acknowledge(
+            now_ms, member_id, acknowledgements, self.settings, self._fate(now_ms)
+        )
+        if outcome.error is not ErrorCode.none:
+            return Failure(outcome.error, outcome.message)
+        if outcome.changes:
+            self.persist(outcome.changes, waiter)
+            self.service.wake(self)
+        else:
+            self._arm()
+            waiter(None)
+        return None
+
+    def release(self, member_id: str) -> None:
+        """A member's share session is over: what it holds is available again."""
+        fate = self._fate(self.service.now_ms())
+        changes = self.share.release(member_id, self.settings.delivery_count_limit, fate=fate)
+        if changes:
+            self.persist(changes)
+            self.service.wake(self)
+
+    def take_back(self, lock: int) -> None:
+        """Records acquired under a lock never left the broker."""
+        self.share.take_back(lock, self.settings.delivery_count_limit)
+        self.service.wake(self)
+
+    def moved(self, partition: Partition) -> None:
+        """The high watermark or the log's start moved. The window follows the latter."""
+        if self.phase is not Phase.ACTIVE:
+            return
+        if not partition.is_leader:
+            self.drop(Failure(ErrorCode.not_leader_or_follower))
+        elif partition.log.log_start_offset > self.share.start_offset:
+            self.share.advance_log_start(partition.log.log_start_offset)
+            self.persist(())
+            self.service.wake(self)
+
+    # Time.
+
+    def expire(self, now_ms: int) -> None:
+        """End the locks and the waits that are due."""
+        deadline_ms = self.share.next_deadline_ms
+        if deadline_ms is None or deadline_ms > now_ms:
+            return
+        if self.share.end_waits(now_ms):
+            self.service.wake(self)
+        limit = self.settings.delivery_count_limit
+        freed, changes = self.share.expire(now_ms, limit, self._fate(now_ms))
+        self.expired_total += freed
+        if changes:
+            self.persist(changes)
+            self.service.wake(self)
+
+    def _fate(self, now_ms: int) -> Fate | None:
+        settings = self.settings
+        if settings.backoff is None and not settings.dead_letters:
+            return None
+        return Fate(now_ms, self.service.random, settings.backoff, settings.dead_letters)
+
+    def _arm(self) -> None:
+        """See to it that the timer fires at the earliest deadline, or before."""
+        deadline_ms = self.share.next_deadline_ms
+        if deadline_ms is None or (self._timer is not None and self._timer_ms <= deadline_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms = deadline_ms
+        self._timer = self.service.at(deadline_ms, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        self.service.expire_soon(self)
+
+    def tick(self) -> None:
+        """The timer has fired: end what is due, and wait for the next."""
+        if self.phase is Phase.ACTIVE:
+            self.expire(self.service.now_ms())
+            self._arm()
+
+    # Persistence.
+
+    def persist(self, changes: Sequence[StateBatch], waiter: Waiter | None = None) -> None:
+        """Write changes, and the start offset, with all others of this turn of the loop."""
+        self._changes += changes
+        if self.share.delays:
+            self._arm()
+        if waiter is not None:
+            self._waiters.append(waiter)
+        if not self._loop_dirty:
+            self._loop_dirty = True
+            self.service.flush_soon(self)
+
+    def flush(self) -> None:
+        """Give what has gathered to the share coordinator."""
+        self._loop_dirty = False
+        if self.phase is not Phase.ACTIVE or self._state_partition is None:
+            return
+        write = _Write(self, self._waiters)
+        changes, self._changes, self._waiters = self._changes, [], []
+        self._writes += 1
+        share = self.share
+        delays, share.delays = share.delays, []
+        if share.doomed:
+            self.dead_letters.add(share.doomed)
+            share.doomed = []
+
+        def decide(shard: ShareStateShard, now_ms: int, token: Token) -> Result:
+            change = shard.write(
+                now_ms,
+                self.key,
+                state_epoch=share.state_epoch,
+                leader_epoch=share.leader_epoch,
+                start_offset=share.start_offset,
+                delivery_complete_count=share.complete,
+                batches=changes,
+                delays=delays,
+            )
+            records: Sequence[Record] = () if change.record is None else (change.record,)
+            return Result(records, (Reply(token, {"refusal": change.refusal}),))
+
+        self.service.states.runtime.submit(
+            self._state_partition, write, decide, self.service.now_ms()
+        )
+
+    def written(self, failure: Failure | None, waiters: Sequence[Waiter]) -> None:
+        """A write has been committed, or has failed."""
+        self._writes -= 1
+        for waiter in waiters:
+            waiter(failure)
+        if failure is not None:
+            self.drop(failure)
+        elif self.dead_letters.queue:
+            self.dead_letters.write()
+
+
+class _Write:
+    """A state write that is under way: the token of its decision, in place of a future."""
+
+    __slots__ = ("_leader", "_waiters")
+
+    def __init__(self, leader: ShareLeader, waiters: list[Waiter]) -> None:
+        self._leader = leader
+        self._waiters = waiters
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, response: dict[str, Any]) -> None:
+        refusal = response["refusal"]
+        self._leader.written(None if refusal is None else _told(*refusal), self._waiters)
+
+    def set_exception(self, error: ApiError) -> None:
+        self._leader.written(_told(error.code, error.message), self._waiters)
+
+
+def _read(
+    shard: ShareStateShard, now_ms: int, key: ShareKey, leader_epoch: int
+) -> tuple[dict[str, Any], Result]:
+    state, change = shard.read(now_ms, key, leader_epoch)
+    if state is None:
+        assert change.refusal is not None
+        code, message = change.refusal
+        return {"error_code": code, "error_message": message}, Result()
+    answer = {
+        "error_code": ErrorCode.none,
+        "start_offset": state.start_offset,
+        "state_epoch": state.state_epoch,
+        "state_batches": list(state.batches),
+        "delays": still_due(state.delays, now_ms=now_ms, start_offset=state.start_offset),
+    }
+    return answer, Result(() if change.record is None else (change.record,))
+
+
+def _told(code: ErrorCode, message: str | None) -> Failure:
+    """What a client is told of a failure at the share coordinator. Kafka's mapping."""
+    if code in _NOT_LEADER:
+        return Failure(ErrorCode.not_leader_or_follower, message)
+    if code in _NO_COORDINATOR:
+        return Failure(ErrorCode.coordinator_not_available, message)
+    return Failure(code if code in _TOLD else ErrorCode.unknown_server_error, message)

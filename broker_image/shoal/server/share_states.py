@@ -1,0 +1,124 @@
+"""The share coordinator on this broker: share partitions' state, in `__share_group_state`.
+
+The leader of a share partition writes through `write`; the RPCs between brokers, and the admin
+requests that go through them, through `for_each`. The log is cut off behind the oldest snapshot
+that is still needed, every `share.coordinator.state.topic.prune.interval.ms`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from shoal.coordinator.contract import Reply, Result, Token
+from shoal.coordinator.share.records import ShareKey
+from shoal.coordinator.share.state_store import ShareStateShard, StateStoreConfig
+from shoal.log.errors import LogOffline
+from shoal.protocol.errors import ApiError
+from shoal.server.answers import Outcome
+from shoal.server.coordinators import CoordinatorService, InternalTopic
+from shoal.server.metrics import label
+
+if TYPE_CHECKING:
+    from shoal.metadata.delta import MetadataDelta
+    from shoal.metadata.image import MetadataImage
+    from shoal.server.broker import Broker
+
+TOPIC = "__share_group_state"
+#: Decides on one share partition: what is answered of it, and the records behind that.
+DecideOne = Callable[[ShareStateShard, int], tuple[Mapping[str, Any], Result]]
+
+
+class ShareStates(CoordinatorService[ShareStateShard]):
+    """The shards of `__share_group_state`."""
+
+    key_type = 2
+
+    def __init__(self, broker: Broker) -> None:
+        config = broker.image.broker_config
+        name = "share.coordinator.state.topic."
+        topic = InternalTopic(
+            TOPIC,
+            config[f"{name}num.partitions"],
+            config[f"{name}replication.factor"],
+            {
+                "cleanup.policy": "delete",
+                "retention.ms": "-1",
+                "compression.type": "producer",
+                "segment.bytes": str(config[f"{name}segment.bytes"]),
+            },
+        )
+        settings = StateStoreConfig(
+            config["share.coordinator.snapshot.update.records.per.snapshot"],
+            config["share.coordinator.cold.partition.snapshot.interval.ms"],
+        )
+        super().__init__(
+            broker,
+            topic,
+            lambda partition: ShareStateShard(settings, self._partition_count),
+            write_timeout_ms=config["share.coordinator.write.timeout.ms"],
+        )
+        broker.timers.every(config[f"{name}prune.interval.ms"], self.prune)
+        broker.metrics.add(
+            "kafka_server_share_coordinator_metrics_write_total",
+            "counter",
+            "Records written to __share_group_state.",
+            lambda: (((), self.records),),
+        )
+        broker.metrics.add(
+            "kafka_server_share_coordinator_metrics_last_pruned_offset",
+            "gauge",
+            "The offset below which a state partition was cut off.",
+            lambda: [
+                (label(topic=TOPIC, partition=str(index)), partition.log.log_start_offset)
+                for index, partition in self._watched.items()
+            ],
+        )
+
+    def _partition_count(self, topic_id: UUID) -> int | None:
+        topic = self._broker.image.topics_by_id.get(topic_id)
+        return None if topic is None else len(topic.partitions)
+
+    def metadata_changed(self, image: MetadataImage, delta: MetadataDelta | None) -> None:
+        super().metadata_changed(image, delta)
+        deleted = [topic.topic_id for topic in delta.deleted] if delta is not None else []
+        if deleted:
+            now_ms = self._broker.clock.now_ms()
+            for partition, _ in self.shards():
+                self.runtime.apply(partition, lambda s, _: s.topics_deleted(deleted), now_ms)
+
+    def decide(self, key: ShareKey, decide: DecideOne) -> asyncio.Future[Any]:
+        """Let the shard of one share partition decide; the future gets what is answered of it."""
+
+        def decided(shard: ShareStateShard, now_ms: int, token: Token) -> Result:
+            answer, result = decide(shard, now_ms)
+            return Result(result.records, (Reply(token, answer),))
+
+        return self.submit(key.coordinator_key(), decided)
+
+    def prune(self) -> None:
+        """Cut off what no rebuild needs."""
+        for index, shard in self.shards():
+            partition, needed = self._watched[index], shard.redundant_offset
+            if needed is not None and partition.log.log_start_offset < needed:
+                try:
+                    partition.delete_records(min(needed, partition.high_watermark))
+                except (OSError, LogOffline) as error:
+                    self._broker.log.error(
+                        "share-group state was not pruned", partition=index, error=str(error)
+                    )
+
+
+def outcomes_by_topic(
+    keys: Iterable[ShareKey], outcomes: Iterable[Outcome]
+) -> list[dict[str, Any]]:
+    """The `results` of a share-group state RPC: a refusal of the coordinator becomes the error of
+    its share partition."""
+    topics: dict[UUID, list[dict[str, Any]]] = {}
+    for key, outcome in zip(keys, outcomes, strict=True):
+        if isinstance(outcome, ApiError):
+            outcome = {"error_code": outcome.code, "error_message": outcome.message}
+        topics.setdefault(key.topic_id, []).append({"partition": key.partition, **outcome})
+    return [{"topic_id": topic_id, "partitions": p} for topic_id, p in topics.items()]

@@ -1,0 +1,113 @@
+"""The broker's clock, and all of its timers on one heap.
+
+Deadlines are given in wall-clock milliseconds, the unit of `now_ms` everywhere below the shell, and
+kept in monotonic time, so that a clock that is set back or forward delays or fires nothing. A
+cancelled timer stays on the heap until it comes up, or until such ones are the larger part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections.abc import Callable
+
+#: Below this number of timers the heap is not worth cleaning of cancelled ones.
+_CLEAN_FROM = 512
+
+
+class Clock:
+    """Wall-clock time in milliseconds."""
+
+    @staticmethod
+    def now_ms() -> int:
+        return time.time_ns() // 1_000_000
+
+
+class Timer:
+    """A callback that is due once; `cancel` may be called at any time, also after it has run."""
+
+    __slots__ = ("_timers", "call", "due")
+
+    def __init__(self, timers: Timers, due: float, call: Callable[[], None]) -> None:
+        self._timers = timers
+        self.due = due
+        self.call: Callable[[], None] | None = call
+
+    def __lt__(self, other: Timer) -> bool:
+        return self.due < other.due
+
+    def cancel(self) -> None:
+        if self.call is not None:
+            self.call = None
+            self._timers.cancelled()
+
+
+class Timers:
+    """Owns the heap and the one event-loop timer that stands for its earliest entry."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._heap: list[Timer] = []
+        self._cancelled = 0
+        self._armed: asyncio.TimerHandle | None = None
+
+    def at(self, deadline_ms: int, call: Callable[[], None]) -> Timer:
+        """Call once when the clock has reached `deadline_ms`, at once if it has passed."""
+        delay_ms = max(0, deadline_ms - self._clock.now_ms())
+        timer = Timer(self, self._loop.time() + delay_ms / 1000, call)
+        heapq.heappush(self._heap, timer)
+        if self._heap[0] is timer:
+            self._arm()
+        return timer
+
+    def every(self, interval_ms: int | Callable[[], int], call: Callable[[], None]) -> None:
+        """Call again and again, `interval_ms` after each call has returned, until `stop`. An
+        interval that may change is a function, asked each time."""
+        interval = interval_ms if callable(interval_ms) else lambda: interval_ms
+
+        def run() -> None:
+            try:
+                call()
+            finally:
+                self.at(self._clock.now_ms() + max(1, interval()), run)
+
+        self.at(self._clock.now_ms() + max(1, interval()), run)
+
+    def cancelled(self) -> None:
+        """A timer on the heap was cancelled."""
+        self._cancelled += 1
+        if self._cancelled > _CLEAN_FROM and self._cancelled * 2 > len(self._heap):
+            self._heap = [t for t in self._heap if t.call is not None]
+            heapq.heapify(self._heap)
+            self._cancelled = 0
+
+    def stop(self) -> None:
+        """Forget every timer."""
+        self._heap.clear()
+        if self._armed is not None:
+            self._armed.cancel()
+
+    def _arm(self) -> None:
+        if self._armed is not None:
+            self._armed.cancel()
+        self._armed = self._loop.call_at(self._heap[0].due, self._fire)
+
+    def _fire(self) -> None:
+        self._armed = None
+        # The loop's own timers count whole milliseconds and may come a little early.
+        now = self._loop.time() + 0.001
+        heap = self._heap
+        try:
+            while heap and heap[0].due <= now:
+                timer = heapq.heappop(heap)
+                call, timer.call = timer.call, None
+                if call is None:
+                    self._cancelled = max(0, self._cancelled - 1)
+                else:
+                    call()
+                heap = self._heap
+        finally:
+            if self._heap and self._armed is None:
+                self._arm()

@@ -1,0 +1,181 @@
+"""Transaction markers: the control records that end a transaction in each of its partitions.
+
+A decided transaction's markers are written once a turn of the loop, and the coordinator is told
+when all of them are committed. What cannot be written now (a log that is offline, a coordinator
+that loads) is tried again when the coordinator asks again, which it does until it is told; what
+was written is not written twice. Markers in `__consumer_offsets` go through the group coordinator's
+runtime, which owns the offsets of that log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal.log.errors import AppendRefused, LogOffline
+from shoal.log.log import Origin
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.record.control import build_marker
+from shoal.replication.partition import Partition
+from shoal.server import groups
+from shoal.server.api import Body
+from shoal.transaction.shard import WriteMarkers
+from shoal.transaction.transactions import TV_2, TopicPartition
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+#: How long written markers may wait for their replicas before the coordinator is asked again.
+COMMIT_TIMEOUT_MS = 30_000
+_EPOCH_MAX = 2**15 - 1
+
+
+class Marker(NamedTuple):
+    """How a transaction ended, as WriteTxnMarkers tells it."""
+
+    producer_id: int
+    producer_epoch: int
+    committed: bool
+    coordinator_epoch: int
+    transaction_version: int
+
+
+class TransactionMarkers:
+    """Owns the markers that are to be written, or wait to be committed."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        coordinator_epoch: Callable[[WriteMarkers], int | None],
+        completed: Callable[[WriteMarkers], None],
+    ) -> None:
+        """`coordinator_epoch` gives the epoch under which a transaction's markers are written, or
+        None for one that is owed none any more: it may be complete, and the next one begun."""
+        self._broker = broker
+        self._coordinator_epoch = coordinator_epoch
+        self._completed = completed
+        self._asked: deque[WriteMarkers] = deque()
+        #: Of transactions that are not complete: where their markers stand, by partition.
+        self._written: dict[WriteMarkers, dict[TopicPartition, tuple[Partition, int] | None]] = {}
+        #: Transactions whose markers are all written, and not all committed.
+        self._committing: dict[WriteMarkers, None] = {}
+
+    def write(self, markers: WriteMarkers) -> None:
+        """The coordinator's effect. The turn's end writes: this may be in the middle of an append
+        to the coordinator's own log."""
+        if not self._asked:
+            self._broker.loop.call_soon(self._write_asked)
+        self._asked.append(markers)
+
+    def _write_asked(self) -> None:
+        asked, self._asked = self._asked, deque()
+        for markers in asked:
+            if markers not in self._committing:
+                self._write(markers)
+
+    def _write(self, markers: WriteMarkers) -> None:
+        coordinator_epoch = self._coordinator_epoch(markers)
+        if coordinator_epoch is None:
+            self._written.pop(markers, None)
+            return
+        written = self._written.setdefault(markers, {})
+        marker = Marker(
+            markers.producer_id,
+            markers.producer_epoch,
+            markers.committed,
+            coordinator_epoch,
+            markers.transaction_version,
+        )
+        for topic, index in markers.partitions:
+            if (topic, index) in written:
+                continue
+            if self._broker.image.partition(topic, index) is None:
+                written[(topic, index)] = (
+                    None  # It was deleted, and the transaction's part with it.
+                )
+                continue
+            try:
+                written[(topic, index)] = append(self._broker, topic, index, marker)
+            except ApiError as refused:
+                self._broker.log.warning(
+                    "a transaction marker cannot be written now",
+                    transactional_id=markers.transactional_id,
+                    topic=topic,
+                    partition=index,
+                    error=refused.code.name,
+                )
+        if len(written) == len(markers.partitions):
+            self._await_commit(markers, [w for w in written.values() if w is not None])
+
+    def _await_commit(self, markers: WriteMarkers, written: list[tuple[Partition, int]]) -> None:
+        def committed() -> Body | None:
+            return {} if all(p.acknowledged(offset) for p, offset in written) else None
+
+        def over(future: asyncio.Future[Body]) -> None:
+            self._committing.pop(markers, None)
+            if not future.cancelled() and future.result() == {}:
+                self._done(markers)
+
+        if committed() is not None:
+            self._done(markers)
+            return
+        self._committing[markers] = None
+        parked = self._broker.purgatory.park(
+            keys=[partition.key for partition, _ in written],
+            attempt=committed,
+            expire=lambda: {"timed_out": True},
+            deadline_ms=self._broker.clock.now_ms() + COMMIT_TIMEOUT_MS,
+        )
+        parked.add_done_callback(over)
+
+    def _done(self, markers: WriteMarkers) -> None:
+        self._written.pop(markers, None)
+        self._completed(markers)
+
+
+def append(broker: Broker, topic: str, index: int, marker: Marker) -> tuple[Partition, int]:
+    """Write a marker to a partition that this broker leads: the partition, and the offset behind
+    the marker. Raises `ApiError`; then nothing was written."""
+    partition = broker.partitions.by_name(topic, index)
+    if partition is None:
+        raise ApiError(ErrorCode.unknown_topic_or_partition)
+    if not partition.is_leader:
+        raise ApiError(ErrorCode.not_leader_or_follower)
+    _check_epoch(partition, marker)
+    now_ms = broker.clock.now_ms()
+    batch = build_marker(
+        committed=marker.committed,
+        producer_id=marker.producer_id,
+        producer_epoch=marker.producer_epoch,
+        coordinator_epoch=marker.coordinator_epoch,
+        timestamp_ms=now_ms,
+    )
+    try:
+        if topic == groups.TOPIC:
+            broker.groups.append_marker(
+                index, batch, marker.producer_id, committed=marker.committed
+            )
+        else:
+            partition.append(batch, now_ms=now_ms, origin=Origin.COORDINATOR)
+    except AppendRefused as refused:
+        raise ApiError(refused.code, refused.message) from None
+    except (OSError, LogOffline) as error:
+        raise ApiError(ErrorCode.kafka_storage_error, str(error)) from None
+    return partition, partition.log.log_end_offset
+
+
+def _check_epoch(partition: Partition, marker: Marker) -> None:
+    """With transaction version 2 a marker has an epoch past that of the transaction's records; a
+    marker sent again finds the transaction ended. Raises INVALID_PRODUCER_EPOCH."""
+    producer = partition.log.producers.get(marker.producer_id)
+    if marker.transaction_version < TV_2 or producer is None:
+        return
+    behind = producer.epoch == marker.producer_epoch and producer.transaction_start >= 0
+    if behind and marker.producer_epoch != _EPOCH_MAX:
+        raise ApiError(
+            ErrorCode.invalid_producer_epoch,
+            f"The marker of producer {marker.producer_id} has the epoch of the records that it is"
+            f" to end, {producer.epoch}.",
+        )
