@@ -1,0 +1,96 @@
+"""Conditions: what a resource says of itself to people, `kubectl wait`, Argo CD and Flux.
+
+`Ready` is whether it does what its spec asks; `Progressing` whether the operator is still at work
+on it; `Degraded` whether it serves, but less well than asked; `Paused` whether the operator leaves
+it alone. All four are always there, so that a tool never has to guess from an absence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+TYPES = ("Ready", "Progressing", "Degraded", "Paused")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the operator has to say about a resource.
+
+    `reason` is one CamelCase word, `message` a sentence that names what is wrong and what to do.
+    """
+
+    ready: bool
+    reason: str
+    message: str
+    progressing: bool = False
+    degraded: bool = False
+    paused: bool = False
+    warning: tuple[str, str] | None = None
+
+    @classmethod
+    def fine(cls, message: str) -> Verdict:
+        return cls(True, "Reconciled", message)
+
+    @classmethod
+    def waiting(cls, reason: str, message: str) -> Verdict:
+        """Not ready yet; the operator goes on by itself."""
+        return cls(False, reason, message, progressing=True)
+
+    @classmethod
+    def refused(cls, reason: str, message: str) -> Verdict:
+        """Not ready, and it will not be before somebody changes something."""
+        return cls(False, reason, message, degraded=True)
+
+    def warned(self, warning: tuple[str, str] | None) -> Verdict:
+        """The same, with a reason and a sentence on what falls short of the spec."""
+        return replace(self, warning=warning)
+
+
+def conditions(
+    verdict: Verdict, generation: int, now: str, before: Sequence[Mapping[str, Any]] | None
+) -> list[dict[str, Any]]:
+    """The list for `status.conditions`.
+
+    `now` is an RFC 3339 time; `before` is the list as it stands, whose transition times are kept
+    where the status did not change.
+    """
+    old = {c["type"]: c for c in before or ()}
+    degraded = ("Degraded", verdict.degraded, verdict.reason, verdict.message)
+    if verdict.warning and not verdict.degraded:
+        degraded = ("Degraded", True, *verdict.warning)
+    rows = (
+        ("Ready", verdict.ready, verdict.reason, verdict.message),
+        ("Progressing", verdict.progressing, verdict.reason, verdict.message),
+        degraded,
+        ("Paused", verdict.paused, verdict.reason, verdict.message),
+    )
+    out = []
+    for kind, holds, reason, message in rows:
+        status = "True" if holds else "False"
+        if kind != "Ready" and not holds:
+            reason, message = f"Not{kind}", ""
+        kept = old.get(kind)
+        since = kept["lastTransitionTime"] if kept and kept["status"] == status else now
+        out.append(
+            {
+                "type": kind,
+                "status": status,
+                "reason": reason,
+                "message": message,
+                "observedGeneration": generation,
+                "lastTransitionTime": since,
+            }
+        )
+    return out
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two statuses say the same, transition times and key order aside."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        keys = (one.keys() | other.keys()) - {"lastTransitionTime"}
+        return all(same(one.get(k), other.get(k)) for k in keys)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)

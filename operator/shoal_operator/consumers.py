@@ -1,0 +1,238 @@
+"""ShareConsumers: the workload of a share group, and its number of consumers.
+
+The number comes from `spec.scaling` through `scaling.decide`, or from `spec.replicas`, which
+`kubectl scale`, an HPA or KEDA may drive. The spec itself is never written, so that no GitOps tool
+sees drift; what the operator decided stands in `status.desiredReplicas`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shoal_operator import clock, metrics, scaling
+from shoal_operator.conditions import Verdict
+from shoal_operator.groups import Groups
+from shoal_operator.kube import Kube, KubeError, now
+from shoal_operator.model import cluster as cluster_model
+from shoal_operator.model import groups as group_model
+from shoal_operator.model import names, spark
+from shoal_operator.model.names import Manifest
+from shoal_operator.quantities import duration_ms
+from shoal_operator.settings import Settings
+from shoal_operator.statuses import Statuses
+from shoal_operator.store import Store
+from shoal_operator.workloads import Workload, Workloads
+
+KIND = "ShareConsumer"
+#: Lag and the like are written to a status that often while they move.
+STATUS_SECONDS = 5.0
+
+
+def policy(spec: Mapping[str, Any]) -> scaling.Policy:
+    """`spec.scaling` in numbers; an empty one means the schema's defaults.
+
+    Executors have bounds of their own, and share what one micro-batch holds.
+    """
+    given = spec.get("scaling", {})
+    low, high = given.get("minReplicas", 0), given.get("maxReplicas", 10)
+    records = given.get("recordsPerReplica", 500)
+    batch = 0
+    if application := spec.get("spark"):
+        low, high = application["minExecutors"], application["maxExecutors"]
+        records = application["coresPerExecutor"] * scaling.RECORDS_PER_TASK_MIN
+        batch = application["maxRecordsPerTrigger"]
+    return scaling.Policy(
+        replicas_min=low,
+        replicas_max=high,
+        target_lag=given.get("targetLagPerReplica", 1000),
+        records_per_replica=records,
+        records_per_batch=batch,
+        cooldown_ms=duration_ms(given.get("cooldown", "60s")),
+        scale_to_zero_after_ms=duration_ms(given.get("scaleToZeroAfter", "5m")),
+    )
+
+
+def is_scaled(spec: Mapping[str, Any]) -> bool:
+    """Whether the operator itself finds the number of consumers."""
+    return "scaling" in spec or ("spark" in spec and "replicas" not in spec)
+
+
+def warning(spec: Mapping[str, Any], group: Mapping[str, Any], top: int) -> tuple[str, str] | None:
+    """What keeps the workload from what its spec asks: a reason and a sentence with the numbers.
+
+    `top` is the ceiling that the group's record locks set, 0 while it is not known.
+    """
+    application = spec.get("spark")
+    most = policy(spec).replicas_max
+    if application and not group.get("renewal", True):
+        return (
+            "RenewalOff",
+            f"The ShareGroup's renewal is false: records of a batch that takes longer than "
+            f"{group['lockDuration']} are delivered again. Set renewal to true.",
+        )
+    if not top or not is_scaled(spec) or most <= top:
+        return None
+    if application:
+        return (
+            "ParallelismUnreachable",
+            f"spark.maxExecutors is {most}, but a batch of at most "
+            f"{application['maxRecordsPerTrigger']} records within {group['maxRecordLocks']} "
+            f"record locks a partition gives work to {top}; raise spark.maxRecordsPerTrigger or "
+            f"the ShareGroup's maxRecordLocks.",
+        )
+    return (
+        "ParallelismUnreachable",
+        f"scaling.maxReplicas is {most}, but the group's record locks let only {top} consumers "
+        f"hold records; lower scaling.recordsPerReplica or raise the ShareGroup's maxRecordLocks.",
+    )
+
+
+class Consumers:
+    """The reconciler of all ShareConsumers whose group is of one cluster.
+
+    `signals` is what workloads scale by, by the ShareConsumer's name, as it is now.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        store: Store,
+        groups: Groups,
+        namespace: str,
+        cluster: str,
+        settings: Settings,
+    ) -> None:
+        self._kube, self._store, self._groups = kube, store, groups
+        self._namespace, self._cluster, self._settings = namespace, cluster, settings
+        self._statuses = Statuses(kube, store)
+        self._workloads = Workloads(kube, store)
+        self._histories: dict[str, scaling.History] = {}
+        self.signals: dict[str, dict[str, int]] = {}
+
+    def everything(self) -> list[str]:
+        return [name for name, _ in self.by_group()]
+
+    def by_group(self) -> list[tuple[str, str]]:
+        """Our ShareConsumers and the ShareGroup of each, by name."""
+        found = []
+        for consumer in self._store.all(KIND):
+            meta, group_name = consumer["metadata"], consumer["spec"]["shareGroup"]
+            if meta["namespace"] != self._namespace:
+                continue
+            group = self._store.get("ShareGroup", self._namespace, group_name)
+            if group and group["spec"]["cluster"] == self._cluster:
+                found.append((meta["name"], group_name))
+        return found
+
+    def groups_scaled(self) -> set[str]:
+        """The ShareGroups that somebody here scales by."""
+        return {group for _, group in self.by_group()}
+
+    async def reconcile(self, wanted: list[str]) -> float | None:
+        """Bring these consumers to their specs."""
+        names_wanted, soon = set(wanted), False
+        for name, _ in self.by_group():
+            consumer = self._store.get(KIND, self._namespace, name)
+            if name not in names_wanted or consumer is None:
+                continue
+            if consumer["metadata"].get("deletionTimestamp"):
+                continue
+            try:
+                soon |= await self._bring(consumer)
+            except KubeError as error:
+                if error.terminating:
+                    continue
+                await self._statuses.write(consumer, Verdict.waiting("ApplyFailed", f"{error}"))
+                raise
+        gone = self._histories.keys() - set(self.everything())
+        for name in gone:
+            del self._histories[name]
+            self.signals.pop(name, None)
+        return 2.0 if soon else None
+
+    async def _bring(self, consumer: Manifest) -> bool:
+        """Whether it is to be looked at again soon, since something is under way."""
+        cluster = self._store.get("QueueCluster", self._namespace, self._cluster)
+        group = self._store.get("ShareGroup", self._namespace, consumer["spec"]["shareGroup"])
+        assert group is not None, "by_group names only consumers with a group"
+        if cluster is None:
+            text = f"There is no QueueCluster {self._cluster!r} in this namespace (yet)."
+            await self._statuses.write(consumer, Verdict.waiting("ClusterNotFound", text))
+            return False
+        place = spark.Place(
+            self._cluster,
+            cluster_model.bootstrap_servers(cluster),
+            group_model.group_id(group),
+            group["spec"].get("topics", []),
+            self._settings.spark_image,
+            self._settings.scale_url,
+            self._settings.driver_role,
+        )
+        decision = self._decide(consumer, group)
+        workload = await self._workloads.bring(consumer, place, decision.replicas)
+        await self._say(consumer, group, decision, workload)
+        return workload.verdict.progressing
+
+    def _decide(self, consumer: Manifest, group: Manifest) -> scaling.Decision:
+        spec, status = consumer["spec"], consumer.get("status", {})
+        name = consumer["metadata"]["name"]
+        state = self._groups.states.get(group_model.group_id(group))
+        top = status.get("ceiling", 0)
+        if spec.get("paused"):
+            return scaling.Decision(0, top, "spec.paused is true")
+        if not is_scaled(spec):
+            return scaling.Decision(spec.get("replicas", 1), top, "spec.replicas")
+        current = status.get("desiredReplicas", spec.get("replicas", 0))
+        if state is None:
+            return scaling.Decision(current, top, "lag is not known yet")
+        now_ms = clock.now_ms()
+        history = self._histories.get(name)
+        if history is None:
+            since = status.get("idleSince")
+            idle_ms = int(clock.seconds_since(since) * 1000) if since else None
+            history = scaling.History.resumed(current, idle_ms, now_ms)
+            self._histories[name] = history
+        locks, partitions = group["spec"]["maxRecordLocks"], max(1, len(state.partitions))
+        load = scaling.Load(state.lag, partitions, locks)
+        return scaling.decide(policy(spec), load, current, history, now_ms)
+
+    async def _say(
+        self, consumer: Manifest, group: Manifest, decision: scaling.Decision, workload: Workload
+    ) -> None:
+        meta, before = consumer["metadata"], consumer.get("status", {})
+        state = self._groups.states.get(group_model.group_id(group))
+        measured: dict[str, Any] = {"decision": decision.why}
+        if state:
+            measured |= {"lag": state.lag, "partitions": len(state.partitions)}
+            if state.in_flight >= 0:
+                measured["inFlight"] = state.in_flight
+        fields: dict[str, Any] = {
+            "replicas": workload.replicas,
+            "readyReplicas": workload.ready,
+            "desiredReplicas": decision.replicas,
+            "ceiling": decision.ceiling,
+            "selector": names.selector_text(workload.selector),
+        }
+        if workload.state:
+            fields["applicationState"] = workload.state
+        history = self._histories.get(meta["name"])
+        idle = history is not None and history.idle_since_ms is not None
+        fields["idleSince"] = (before.get("idleSince") or now()) if idle else None
+        changed = before.get("desiredReplicas") != decision.replicas
+        if changed:
+            fields |= {"lastScaleTime": now(), **measured}
+        metrics.WANTED.labels(meta["namespace"], meta["name"]).set(decision.replicas)
+        numbers = {k: v for k, v in (fields | measured).items() if isinstance(v, int)}
+        self.signals[meta["name"]] = numbers
+        verdict = workload.verdict
+        if consumer["spec"].get("paused"):
+            verdict = Verdict(True, "Paused", "spec.paused is true; none runs.", paused=True)
+        verdict = verdict.warned(warning(consumer["spec"], group["spec"], decision.ceiling))
+        await self._statuses.write(consumer, verdict, fields)
+        newest = self._store.get(KIND, self._namespace, meta["name"])
+        if newest is not None:
+            await self._statuses.update(newest, measured, STATUS_SECONDS)
+        if changed and "desiredReplicas" in before:
+            text = f"{before['desiredReplicas']} to {decision.replicas}: {decision.why}."
+            await self._kube.event(consumer, "Scaled", text)

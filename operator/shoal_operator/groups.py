@@ -1,0 +1,375 @@
+"""ShareGroups: group configs kept as declared, positions, and lag and members in the status.
+
+`reconcile` brings resources to their specs; `watch` looks at lag, often for groups that somebody
+scales by and seldom for the others. A group that two ShareGroups claim belongs to the older one.
+
+A share partition has no position before its first member comes, and so no lag, and a workload at
+zero would never start. The positions in `spec.topics` are therefore set as soon as the topics are
+there: a ShareGroup begins when it is applied, at the place that `spec.startOffset` names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from shoal.client.errors import ClientError, KafkaError
+from shoal.protocol.errors import ErrorCode
+
+from shoal_operator import clock, metrics
+from shoal_operator.brokers import EARLIEST, LATEST, Brokers, GroupState, Partition, StartSpec
+from shoal_operator.conditions import Verdict
+from shoal_operator.kube import Kube, now
+from shoal_operator.model import groups as model
+from shoal_operator.model import names
+from shoal_operator.model.names import Manifest
+from shoal_operator.quantities import duration_ms
+from shoal_operator.statuses import Statuses
+from shoal_operator.store import Store, older
+
+KIND = "ShareGroup"
+WRITES_MAX = 16
+#: How often `watch` is called for groups that ShareConsumers scale by ...
+WATCH_SECONDS = 2.0
+#: ... and each how many of these calls it looks at all others as well: more seldom, the more.
+WATCH_ALL_EVERY = 2
+WATCH_GROUPS = 100
+#: A lag that moves is written to a status that often.
+STATUS_SECONDS = 5.0
+PARTITIONS_IN_STATUS_MAX = 100
+
+Outcome = tuple[Manifest, Verdict, dict[str, Any]]
+
+
+def claims(resources: Iterable[Manifest]) -> dict[str, Manifest]:
+    """Which resource a group belongs to: the oldest that names it and is not being deleted."""
+    winners: dict[str, Manifest] = {}
+    for resource in resources:
+        if resource["metadata"].get("deletionTimestamp"):
+            continue
+        held = winners.get(model.group_id(resource))
+        if held is None or older(resource, held):
+            winners[model.group_id(resource)] = resource
+    return winners
+
+
+def decide_config(resource: Manifest, have: Mapping[str, str]) -> dict[str, str | None]:
+    """The group configs to set, or to unset with None, so that the group is as declared."""
+    want = model.config(resource["spec"])
+    changed: dict[str, str | None] = {k: v for k, v in want.items() if have.get(k) != v}
+    applied = resource.get("status", {}).get("appliedConfig", [])
+    return changed | {k: None for k in applied if k not in want and k in have}
+
+
+def reset_due(resource: Manifest) -> Mapping[str, Any] | None:
+    """The reset that the spec asks for, unless it has been applied."""
+    reset: Mapping[str, Any] | None = resource["spec"].get("reset")
+    last = resource.get("status", {}).get("lastReset", {})
+    return None if reset is None or last.get("id") == reset["id"] else reset
+
+
+def first_positions(
+    spec: Mapping[str, Any], state: GroupState, topics: Mapping[str, int], now_ms: int
+) -> dict[Partition, StartSpec]:
+    """Where share partitions without a position shall begin.
+
+    `topics` are numbers of partitions. Partitions that a known topic has grown begin at their
+    first record, since all that is in them came after the group.
+    """
+    if state.members or state.type not in ("", "share"):
+        return {}
+    start = {"Latest": LATEST, "Earliest": EARLIEST}.get(spec["startOffset"])
+    if start is None:
+        start = StartSpec(now_ms - duration_ms(spec["startOffsetDuration"]))
+    have = {(p.topic, p.partition) for p in state.partitions if p.start_offset >= 0}
+    known = {topic for topic, _ in have}
+    wanted = [(topic, index) for topic, count in sorted(topics.items()) for index in range(count)]
+    return {p: EARLIEST if p[0] in known else start for p in wanted if p not in have}
+
+
+class Groups:
+    """The reconciler of all ShareGroups of one cluster; `states` is what the brokers said last.
+
+    `scaled` tells which groups, by the resource's name, somebody scales by; `moved` is called
+    with the names of those whose state is new.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        store: Store,
+        brokers: Brokers,
+        namespace: str,
+        cluster: str,
+        *,
+        scaled: Callable[[], set[str]],
+        moved: Callable[[list[str]], None],
+    ) -> None:
+        self._kube, self._store, self._brokers = kube, store, brokers
+        self._namespace, self._cluster = namespace, cluster
+        self._scaled, self._moved = scaled, moved
+        self._statuses = Statuses(kube, store)
+        self._watched = 0
+        self._redelivered: dict[str, tuple[int, int]] = {}
+        self.states: dict[str, GroupState] = {}
+
+    def everything(self) -> list[str]:
+        return [o["metadata"]["name"] for o in self._everyone()]
+
+    def _everyone(self) -> list[Manifest]:
+        return self._store.of_cluster(KIND, self._namespace, self._cluster)
+
+    async def reconcile(self, wanted: list[str]) -> float | None:
+        """Bring these resources to their specs; seconds until the next look, if one is needed."""
+        everyone = self._everyone()
+        mine = [o for o in everyone if o["metadata"]["name"] in set(wanted)]
+        leaving = [o for o in mine if o["metadata"].get("deletionTimestamp")]
+        staying = [o for o in mine if not o["metadata"].get("deletionTimestamp")]
+        winners = claims(everyone)
+        cluster = self._store.get("QueueCluster", self._namespace, self._cluster)
+        if cluster is None or cluster["metadata"].get("deletionTimestamp"):
+            await self._release(leaving)
+            missing = Verdict.waiting(
+                "ClusterNotFound",
+                f"There is no QueueCluster {self._cluster!r} in this namespace (yet).",
+            )
+            await self._write([(o, missing, {}) for o in staying])
+            return None
+        try:
+            stuck = await self._delete(leaving, winners)
+            outcomes = await self._bring(staying, winners)
+        except ClientError as error:
+            down = Verdict.waiting("BrokersUnreachable", f"No broker could be asked: {error}")
+            await self._write([(o, down, {}) for o in staying])
+            raise
+        await self._write(outcomes)
+        settled = all(not v.progressing for _, v, _ in outcomes)
+        return None if settled and not stuck else 2.0
+
+    async def watch(self, _: list[str]) -> float | None:
+        """Look at lag and members, and tell those who scale by it."""
+        winners = claims(self._everyone())
+        all_of_them = self._watched % (WATCH_ALL_EVERY + len(winners) // WATCH_GROUPS) == 0
+        self._watched += 1
+        scaled = self._scaled()
+        chosen = {
+            g: o for g, o in winners.items() if all_of_them or o["metadata"]["name"] in scaled
+        }
+        cluster = self._store.get("QueueCluster", self._namespace, self._cluster)
+        if not chosen or cluster is None or cluster["spec"].get("paused"):
+            return None
+        await self._look(sorted(chosen))
+        self._moved([o["metadata"]["name"] for o in chosen.values()])
+        for group, resource in chosen.items():
+            if "observedGeneration" in resource.get("status", {}):
+                await self._statuses.update(
+                    resource, self._fields(resource, self.states[group]), STATUS_SECONDS
+                )
+        return None
+
+    async def _look(self, groups: list[str]) -> None:
+        now_ms = clock.now_ms()
+        states = await self._brokers.share_groups(groups)
+        for group, state in states.items():
+            # The counter begins anew with its broker; a rate then waits for the next look.
+            if state.redelivered < self._redelivered.get(group, (0, 0))[0]:
+                self._redelivered.pop(group)
+            self._redelivered.setdefault(group, (state.redelivered, now_ms))
+        self.states |= states
+
+    async def _bring(
+        self, resources: list[Manifest], winners: dict[str, Manifest]
+    ) -> list[Outcome]:
+        owned = {model.group_id(o): o for o in resources if winners[model.group_id(o)] is o}
+        have = await self._brokers.describe_group_configs(sorted(owned))
+        changes = {g: c for g, o in owned.items() if (c := decide_config(o, have.get(g, {})))}
+        failures = await self._brokers.alter_group_configs(changes) if changes else {}
+        await self._look(sorted(owned))
+        waiting = await self._begin(owned)
+        outcomes = []
+        for resource in resources:
+            group = model.group_id(resource)
+            if winners[group] is not resource:
+                said = Verdict.refused(
+                    "GroupClaimed",
+                    f"The group {group!r} belongs to the older ShareGroup "
+                    f"{winners[group]['metadata']['name']!r}; delete one of the two.",
+                )
+                outcomes.append((resource, said, {"groupId": group}))
+                continue
+            outcomes.append(
+                await self._outcome(resource, failures.get(group), waiting.get(group, ""))
+            )
+        return outcomes
+
+    async def _begin(self, owned: Mapping[str, Manifest]) -> dict[str, str]:
+        """Set positions where there are none; what groups still wait for, by group."""
+        topics = sorted({t for o in owned.values() for t in o["spec"].get("topics", [])})
+        if not topics:
+            return {}
+        sizes = await self._brokers.partitions_of(topics)
+        gate = asyncio.Semaphore(WRITES_MAX)
+        waiting: dict[str, str] = {}
+
+        async def one(group: str, resource: Manifest) -> None:
+            mine = resource["spec"].get("topics", [])
+            absent = [t for t in mine if t not in sizes]
+            if absent:
+                waiting[group] = f"There is no topic {', '.join(absent)} (yet)."
+            there = {t: sizes[t] for t in mine if t in sizes}
+            state = self.states[group]
+            starts = first_positions(resource["spec"], state, there, clock.epoch_ms())
+            if not starts:
+                return
+            async with gate:
+                try:
+                    if not state.type:
+                        await self._brokers.create_share_group(group, sorted(there))
+                    await self._brokers.set_share_offsets(group, starts)
+                except KafkaError as error:
+                    # Somebody joined in between: the members begin by themselves.
+                    if error.code is not ErrorCode.non_empty_group:
+                        waiting[group] = f"Its positions were refused: {error}."
+
+        await asyncio.gather(*(one(g, o) for g, o in owned.items()))
+        if any(o["spec"].get("topics") for o in owned.values()):
+            fresh = [g for g in owned if not self.states[g].partitions]
+            if fresh:
+                await self._look(sorted(fresh))
+        return waiting
+
+    async def _outcome(
+        self, resource: Manifest, error: KafkaError | None, waits_for: str
+    ) -> Outcome:
+        state = self.states[model.group_id(resource)]
+        fields = {"groupId": state.group, **self._fields(resource, state)}
+        if error:
+            verdict = Verdict(
+                False, "ConfigRefused", f"The brokers refused the group's settings: {error}.",
+                progressing=error.retriable, degraded=not error.retriable,
+            )  # fmt: skip
+            return resource, verdict, fields
+        if state.type not in ("", "share"):
+            wrong = Verdict.refused(
+                "OtherGroupType",
+                f"{state.group!r} is a {state.type} group; choose another groupId or delete it.",
+            )
+            return resource, wrong, fields
+        fields["appliedConfig"] = sorted(model.config(resource["spec"]))
+        verdict = Verdict.fine("The group's settings are as the spec asks.")
+        if waits_for:
+            verdict = Verdict.waiting("TopicNotFound", waits_for)
+        reset = reset_due(resource)
+        if reset and not waits_for:
+            verdict, done = await self._reset(resource, reset, state)
+            fields |= done
+        return resource, verdict, fields
+
+    async def _reset(
+        self, resource: Manifest, reset: Mapping[str, Any], state: GroupState
+    ) -> tuple[Verdict, dict[str, Any]]:
+        if state.members:
+            waiting = Verdict(
+                True, "ResetWaits",
+                f"The reset {reset['id']!r} waits until the group's {state.members} members left.",
+                progressing=True,
+            )  # fmt: skip
+            return waiting, {}
+        topics = reset.get("topics") or resource["spec"].get("topics", [])
+        if not topics:
+            return Verdict.refused(
+                "ResetNeedsTopics", "spec.reset.topics and spec.topics are both empty; name topics."
+            ), {}
+        sizes = await self._brokers.partitions_of(topics)
+        starts = {(t, i): _place(reset) for t, count in sizes.items() for i in range(count)}
+        try:
+            if not state.type:
+                await self._brokers.create_share_group(state.group, topics)
+            await self._brokers.set_share_offsets(state.group, starts)
+        except KafkaError as error:
+            verdict = Verdict(
+                True, "ResetRefused", f"The reset {reset['id']!r} was refused: {error}.",
+                progressing=True, warning=("ResetRefused", str(error)),
+            )  # fmt: skip
+            return verdict, {}
+        await self._kube.event(
+            resource, "OffsetsReset", f"Reset {reset['id']}: {reset['to']} of {', '.join(topics)}."
+        )
+        done = {"lastReset": {"id": reset["id"], "time": now()}}
+        return Verdict.fine("The group's settings are as the spec asks."), done
+
+    def _fields(self, resource: Manifest, state: GroupState) -> dict[str, Any]:
+        meta = resource["metadata"]
+        metrics.LAG.labels(meta["namespace"], meta["name"]).set(state.lag)
+        fields: dict[str, Any] = {
+            "state": state.state,
+            "members": state.members,
+            "lag": state.lag,
+            "partitions": [
+                {
+                    "topic": p.topic,
+                    "partition": p.partition,
+                    "startOffset": p.start_offset,
+                    "lag": max(0, p.lag),
+                }
+                for p in state.partitions[:PARTITIONS_IN_STATUS_MAX]
+            ],
+        }
+        if state.in_flight >= 0:
+            fields["inFlight"] = state.in_flight
+            fields["available"] = max(0, state.lag - state.in_flight)
+        count, since_ms = self._redelivered.get(state.group, (0, 0))
+        minutes = (clock.now_ms() - since_ms) / 60_000
+        if state.redelivered >= 0 and minutes >= 1:
+            fields["redeliveriesPerMinute"] = round((state.redelivered - count) / minutes)
+            self._redelivered[state.group] = (state.redelivered, clock.now_ms())
+        return fields
+
+    async def _write(self, outcomes: list[Outcome]) -> None:
+        gate = asyncio.Semaphore(WRITES_MAX)
+
+        async def one(resource: Manifest, verdict: Verdict, fields: dict[str, Any]) -> None:
+            async with gate:
+                await self._finalizer(resource)
+                await self._statuses.write(resource, verdict, fields)
+
+        await asyncio.gather(*(one(*outcome) for outcome in outcomes))
+
+    async def _finalizer(self, resource: Manifest) -> None:
+        wants = resource["spec"].get("deletionPolicy") == "Delete"
+        finalizers = resource["metadata"].get("finalizers", [])
+        if wants == (names.FINALIZER in finalizers):
+            return
+        kept = [f for f in finalizers if f != names.FINALIZER]
+        kept += [names.FINALIZER] if wants else []
+        await self._kube.merge(resource, {"metadata": {"finalizers": kept}})
+
+    async def _delete(self, leaving: list[Manifest], winners: dict[str, Manifest]) -> bool:
+        """Delete the groups of those that ask for it; whether some have to wait."""
+        held = [o for o in leaving if names.FINALIZER in o["metadata"].get("finalizers", [])]
+        doomed = sorted({g for o in held if (g := model.group_id(o)) not in winners})
+        failures = await self._brokers.delete_groups(doomed) if doomed else {}
+        stuck = [o for o in held if model.group_id(o) in failures]
+        for resource in stuck:
+            text = f"The group is deleted once it can be: {failures[model.group_id(resource)]}."
+            await self._statuses.write(resource, Verdict.waiting("DeletionWaits", text))
+        await self._release([o for o in held if o not in stuck])
+        return bool(stuck)
+
+    async def _release(self, leaving: list[Manifest]) -> None:
+        for resource in leaving:
+            finalizers = resource["metadata"].get("finalizers", [])
+            kept = [f for f in finalizers if f != names.FINALIZER]
+            if len(kept) != len(finalizers):
+                await self._kube.merge(resource, {"metadata": {"finalizers": kept}})
+
+
+def _place(reset: Mapping[str, Any]) -> int | StartSpec:
+    """Where a reset goes to."""
+    if reset["to"] == "Offset":
+        return int(reset["offset"])
+    if reset["to"] == "Time":
+        return StartSpec(int(datetime.datetime.fromisoformat(reset["time"]).timestamp() * 1000))
+    return EARLIEST if reset["to"] == "Earliest" else LATEST

@@ -1,0 +1,257 @@
+"""The door to the API server: server-side apply, status patches, events. Nothing decides here.
+
+Objects are plain manifests. Every call is counted by verb in `metrics.API_CALLS`. Whatever goes
+wrong is a `KubeError`, one exception that carries the HTTP status and the server's message.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import httpx2
+from lightkube.config.client_adapter import AsyncClient, ConnectionParams
+from lightkube.config.kubeconfig import SingleConfig
+
+from shoal_operator import metrics
+from shoal_operator.model import names
+from shoal_operator.model.names import Manifest
+
+#: Kinds that the operator touches, with their plurals.
+PLURALS = {
+    "Pod": "pods",
+    "Service": "services",
+    "ServiceAccount": "serviceaccounts",
+    "ConfigMap": "configmaps",
+    "PersistentVolumeClaim": "persistentvolumeclaims",
+    "Event": "events",
+    "StatefulSet": "statefulsets",
+    "Deployment": "deployments",
+    "PodDisruptionBudget": "poddisruptionbudgets",
+    "NetworkPolicy": "networkpolicies",
+    "RoleBinding": "rolebindings",
+    "Lease": "leases",
+    "SparkApplication": "sparkapplications",
+    "QueueCluster": "queueclusters",
+    "QueueTopic": "queuetopics",
+    "ShareGroup": "sharegroups",
+    "ShareConsumer": "shareconsumers",
+}
+TIMEOUT_SECONDS = 20.0
+PAGE_OBJECTS = 500
+#: How long one watch lasts before it is begun anew.
+WATCH_SECONDS = 290
+_MANAGER = {"fieldManager": names.FIELD_MANAGER}
+_APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
+
+
+class KubeError(Exception):
+    """The API server refused (`status` is its HTTP status) or was not reached (`status` 0)."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def terminating(self) -> bool:
+        """Whether the namespace is being deleted, in which nothing can be made any more."""
+        return self.status == 403 and "being terminated" in str(self)
+
+
+def now() -> str:
+    """The time as Kubernetes writes it: RFC 3339, seconds, UTC."""
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _path(api_version: str, kind: str, namespace: str | None, name: str = "") -> str:
+    root = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+    where = f"/namespaces/{namespace}" if namespace else ""
+    return f"{root}{where}/{PLURALS[kind]}" + (f"/{name}" if name else "")
+
+
+def _path_of(manifest: Mapping[str, Any]) -> str:
+    meta = manifest["metadata"]
+    return _path(manifest["apiVersion"], manifest["kind"], meta["namespace"], meta["name"])
+
+
+def _selected(labels: Mapping[str, str]) -> dict[str, str]:
+    return {"labelSelector": names.selector_text(labels)} if labels else {}
+
+
+class Kube:
+    """Calls to one API server, as one field manager."""
+
+    def __init__(self, config: SingleConfig) -> None:
+        timeout = httpx2.Timeout(TIMEOUT_SECONDS)
+        self._web = AsyncClient(config, ConnectionParams(timeout=timeout))
+
+    async def close(self) -> None:
+        await self._web.aclose()
+
+    async def _call(
+        self,
+        verb: str,
+        path: str,
+        body: Any = None,
+        content_type: str = "application/json",
+        params: Mapping[str, str] | None = None,
+    ) -> Manifest:
+        metrics.API_CALLS.labels(verb).inc()
+        method = {"list": "GET", "create": "POST", "replace": "PUT"}.get(verb, verb.upper())
+        try:
+            answer = await self._web.request(
+                method,
+                path,
+                params=params,
+                content=None if body is None else json.dumps(body),
+                headers={"Content-Type": content_type},
+            )
+        except httpx2.HTTPError as error:
+            reason = str(error) or type(error).__name__
+            raise KubeError(0, f"the API server did not answer: {reason}") from None
+        try:
+            found: Manifest = answer.json()
+        except ValueError:
+            found = {"message": answer.text[:200]}
+        if answer.is_error:
+            raise KubeError(answer.status_code, found.get("message") or answer.reason_phrase)
+        return found
+
+    async def version(self) -> str:
+        """The API server's version, such as v1.35.4."""
+        return str((await self._call("get", "/version"))["gitVersion"])
+
+    async def get(self, api_version: str, kind: str, name: str, namespace: str) -> Manifest | None:
+        """The object, or None if there is none."""
+        try:
+            return await self._call("get", _path(api_version, kind, namespace, name))
+        except KubeError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def snapshot(
+        self, api_version: str, kind: str, namespace: str | None, labels: Mapping[str, str]
+    ) -> tuple[list[Manifest], str]:
+        """The objects with these labels, in one namespace or, with None, in all; and the version
+        from which a watch goes on."""
+        params = {"limit": str(PAGE_OBJECTS), **_selected(labels)}
+        found: list[Manifest] = []
+        while True:
+            page = await self._call("list", _path(api_version, kind, namespace), params=params)
+            # Items of a list come without the two fields that they share.
+            found += [{**o, "apiVersion": api_version, "kind": kind} for o in page["items"]]
+            more = page["metadata"].get("continue")
+            if not more:
+                return found, page["metadata"]["resourceVersion"]
+            params["continue"] = more
+
+    async def watch(
+        self,
+        api_version: str,
+        kind: str,
+        namespace: str | None,
+        labels: Mapping[str, str],
+        version: str,
+    ) -> AsyncIterator[tuple[str, Manifest]]:
+        """ADDED, MODIFIED and DELETED objects since `version`, until the API server ends it.
+
+        Raises `KubeError`, with status 410 where `version` is too old.
+        """
+        metrics.API_CALLS.labels("watch").inc()
+        params = {
+            "watch": "true",
+            "resourceVersion": version,
+            "timeoutSeconds": str(WATCH_SECONDS),
+            **_selected(labels),
+        }
+        timeout = httpx2.Timeout(TIMEOUT_SECONDS, read=WATCH_SECONDS + TIMEOUT_SECONDS)
+        path = _path(api_version, kind, namespace)
+        try:
+            async with self._web.stream("GET", path, params=params, timeout=timeout) as answer:
+                if answer.is_error:
+                    raise KubeError(answer.status_code, answer.reason_phrase)
+                async for line in answer.aiter_lines():
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise KubeError(event["object"]["code"], event["object"]["message"])
+                    yield event["type"], event["object"]
+        except httpx2.HTTPError as error:
+            raise KubeError(0, f"the API server did not answer: {error}") from None
+
+    async def apply(self, manifest: Manifest) -> Manifest:
+        """Server-side apply with force: the fields in `manifest` are ours, all others stay."""
+        return await self._call(
+            "patch",
+            _path_of(manifest),
+            manifest,
+            _APPLY,
+            {**_MANAGER, "force": "true"},
+        )
+
+    async def delete(self, manifest: Mapping[str, Any]) -> Manifest | None:
+        """Delete this very object, told by its uid; None if it is gone already."""
+        uid = {"preconditions": {"uid": manifest["metadata"]["uid"]}}
+        try:
+            return await self._call("delete", _path_of(manifest), uid)
+        except KubeError as error:
+            # 409: another object stands under the name by now.
+            if error.status in (404, 409):
+                return None
+            raise
+
+    async def merge(
+        self, resource: Mapping[str, Any], patch: Manifest, *, status: bool = False
+    ) -> Manifest | None:
+        """JSON merge patch of the object, or of its status; None if it is gone."""
+        path = _path_of(resource) + ("/status" if status else "")
+        try:
+            return await self._call("patch", path, patch, _MERGE, _MANAGER)
+        except KubeError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def replace(self, manifest: Manifest) -> Manifest:
+        """Replace the object; a `resourceVersion` in it makes that conditional (409 if stale)."""
+        return await self._call("replace", _path_of(manifest), manifest, params=_MANAGER)
+
+    async def create(self, manifest: Manifest) -> Manifest:
+        """Create the object; 409 if it exists."""
+        where = _path(manifest["apiVersion"], manifest["kind"], manifest["metadata"]["namespace"])
+        return await self._call("create", where, manifest, params=_MANAGER)
+
+    async def event(
+        self, about: Mapping[str, Any], reason: str, message: str, *, warning: bool = False
+    ) -> None:
+        """Record an event on an object. That it fails is no reason to stop."""
+        meta = about["metadata"]
+        stamp = now()
+        manifest = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"generateName": f"{meta['name']}.", "namespace": meta["namespace"]},
+            "involvedObject": {
+                "apiVersion": about["apiVersion"],
+                "kind": about["kind"],
+                "name": meta["name"],
+                "namespace": meta["namespace"],
+                "uid": meta.get("uid", ""),
+            },
+            "type": "Warning" if warning else "Normal",
+            "reason": reason,
+            "message": message[:1024],
+            "source": {"component": names.FIELD_MANAGER},
+            "firstTimestamp": stamp,
+            "lastTimestamp": stamp,
+            "count": 1,
+        }
+        try:
+            await self.create(manifest)
+        except KubeError as error:
+            metrics.ERRORS.labels("event").inc()
+            if error.status not in (403, 404):
+                raise

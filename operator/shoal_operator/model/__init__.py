@@ -1,0 +1,1 @@
+"""Manifests from specs: pure functions, custom resource in, Kubernetes objects out."""

@@ -1,0 +1,82 @@
+"""The brokers' settings: which go into the file they start with, and which are set while they run.
+
+Settings that Kafka's documentation lists as changeable cluster-wide go to the brokers' dynamic
+configuration, so that a change of them rolls nothing. All others are in `server.properties`, whose
+hash is an annotation of the pods.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from shoal_operator.model import names
+
+#: Cluster-wide dynamic broker settings (Kafka documentation, "Updating Broker Configs").
+DYNAMIC = frozenset(
+    """
+    background.threads compression.gzip.level compression.lz4.level compression.type
+    compression.zstd.level config.providers errors.deadletterqueue.auto.create.topics.enable
+    errors.deadletterqueue.topic.name.prefix follower.fetch.last.tiered.offset.enable
+    follower.replication.throttled.rate group.consumer.assignment.interval.ms
+    group.coordinator.cached.buffer.max.bytes group.share.assignment.interval.ms
+    group.streams.assignment.interval.ms leader.replication.throttled.rate
+    log.cleaner.backoff.ms log.cleaner.dedupe.buffer.size log.cleaner.delete.retention.ms
+    log.cleaner.io.buffer.load.factor log.cleaner.io.buffer.size
+    log.cleaner.io.max.bytes.per.second log.cleaner.max.compaction.lag.ms
+    log.cleaner.min.cleanable.ratio log.cleaner.min.compaction.lag.ms log.cleaner.threads
+    log.cleanup.policy log.flush.interval.messages log.flush.interval.ms
+    log.index.interval.bytes log.index.size.max.bytes log.local.retention.bytes
+    log.local.retention.ms log.message.timestamp.after.max.ms
+    log.message.timestamp.before.max.ms log.message.timestamp.type log.preallocate
+    log.retention.bytes log.retention.ms log.roll.jitter.ms log.roll.ms log.segment.bytes
+    log.segment.delete.delay.ms max.connection.creation.rate max.connections
+    max.connections.per.ip max.connections.per.ip.overrides message.max.bytes metric.reporters
+    min.insync.replicas num.io.threads num.network.threads num.recovery.threads.per.data.dir
+    num.replica.fetchers producer.id.expiration.ms remote.fetch.max.wait.ms
+    remote.list.offsets.request.timeout.ms remote.log.index.file.cache.total.size.bytes
+    remote.log.manager.copier.thread.pool.size remote.log.manager.copy.max.bytes.per.second
+    remote.log.manager.expiration.thread.pool.size
+    remote.log.manager.fetch.max.bytes.per.second remote.log.manager.follower.thread.pool.size
+    remote.log.reader.threads replica.alter.log.dirs.io.max.bytes.per.second
+    share.coordinator.cached.buffer.max.bytes shoal.log.flush.group.commit
+    transaction.partition.verification.enable unclean.leader.election.enable
+    """.split()
+)
+
+
+def dynamic(config: Mapping[str, str]) -> dict[str, str]:
+    """The settings that running brokers take."""
+    return {k: v for k, v in sorted(config.items()) if k in DYNAMIC}
+
+
+def properties(cluster: Mapping[str, Any]) -> str:
+    """`server.properties` of the brokers; what differs by broker comes by environment."""
+    spec = cluster["spec"]
+    listeners = spec["listeners"]
+    replication = min(int(spec.get("replicas", 1)), 3)
+    lines = {
+        "listeners": ",".join(f"{n['name'].upper()}://:{n['port']}" for n in listeners),
+        "listener.security.protocol.map": ",".join(
+            f"{n['name'].upper()}:PLAINTEXT" for n in listeners
+        ),
+        "log.dirs": names.DATA_DIR,
+        "shoal.metrics.listener": f"0.0.0.0:{spec['metrics']['port']}",
+        "offsets.topic.replication.factor": str(replication),
+        "share.coordinator.state.topic.replication.factor": str(replication),
+        "share.coordinator.state.topic.min.isr": str(max(1, replication - 1)),
+        "transaction.state.log.replication.factor": str(replication),
+        "transaction.state.log.min.isr": str(max(1, replication - 1)),
+    }
+    lines |= {k: v for k, v in spec.get("config", {}).items() if k not in DYNAMIC}
+    return "".join(f"{k}={_escape(v)}\n" for k, v in sorted(lines.items()))
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def digest(text: str) -> str:
+    """A short hash for annotations: same text, same pods."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,55 @@
+"""A ShareConsumer's Deployment."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shoal_operator.model import names
+from shoal_operator.model.names import Manifest
+
+
+def manifest(
+    consumer: Mapping[str, Any],
+    *,
+    cluster: str,
+    replicas: int,
+    bootstrap_servers: str,
+    group_id: str,
+    topics: Sequence[str],
+) -> Manifest:
+    """The Deployment that runs `replicas` consumers, told by environment where to find work."""
+    meta = consumer["metadata"]
+    labels = names.consumer_labels(meta["name"], cluster)
+    template = copy.deepcopy(dict(consumer["spec"]["deployment"]["template"]))
+    pod_meta = template.setdefault("metadata", {})
+    pod_meta["labels"] = {**pod_meta.get("labels", {}), **labels}
+    given = [
+        {"name": "SHOAL_BOOTSTRAP_SERVERS", "value": bootstrap_servers},
+        {"name": "SHOAL_GROUP_ID", "value": group_id},
+        {"name": "SHOAL_TOPICS", "value": ",".join(topics)},
+    ]
+    for container in template["spec"]["containers"]:
+        own = [e for e in container.get("env", []) if not e["name"].startswith("SHOAL_")]
+        container["env"] = [*given, *own]
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": meta["name"],
+            "namespace": meta["namespace"],
+            "labels": labels,
+            "ownerReferences": [names.owner(consumer)],
+        },
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": consumer_selector(meta["name"])},
+            "template": template,
+        },
+    }
+
+
+def consumer_selector(consumer: str) -> dict[str, str]:
+    """The labels that select a ShareConsumer's pods."""
+    return {names.CONSUMER_LABEL: consumer}

@@ -1,0 +1,118 @@
+"""`docs/reference`, made of the custom resource definitions:
+
+    python -m shoal_operator.reference crds docs/reference
+
+What `kubectl explain` shows and what these pages say have one source: the schemas in `crds/`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+#: The list that every status has alike; it is described once.
+_CONDITIONS = "conditions"
+_CONDITIONS_TEXT = (
+    "`Ready` (it does what its spec asks), `Progressing` (the operator is at work), `Degraded` "
+    "(less than the spec asks) and `Paused`, always all four, each with reason, message and "
+    "observedGeneration."
+)
+_BOUNDS = {
+    "minimum": "at least {}", "maximum": "at most {}", "maxItems": "at most {} items",
+    "pattern": "matches `{}`",
+}  # fmt: skip
+
+
+def page(definition: Mapping[str, Any]) -> str:
+    """The page of one CustomResourceDefinition, in Markdown."""
+    names, version = definition["spec"]["names"], definition["spec"]["versions"][0]
+    schema = version["schema"]["openAPIV3Schema"]
+    columns = ", ".join(c["name"] for c in version["additionalPrinterColumns"])
+    short, category = names["shortNames"][0], names["categories"][0]
+    lines = [
+        f"# {names['kind']}",
+        "",
+        schema["description"],
+        "",
+        f"API version `{definition['spec']['group']}/{version['name']}`; `kubectl get {short}`, or "
+        f"`kubectl get {category}` for all kinds of Shoal. `kubectl get` shows: {columns}.",
+    ]
+    if "scale" in version["subresources"]:
+        lines += ["", f"It has the scale subresource: `kubectl scale {short}/NAME --replicas=N`."]
+    for part in ("spec", "status"):
+        lines += ["", f"## {part}", ""]
+        lines += _rules(schema["properties"][part], "")
+        lines += _rows(schema["properties"][part], part)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _rows(schema: Mapping[str, Any], path: str) -> Iterator[str]:
+    """A line for each field under `schema`, depth first."""
+    required = schema.get("required", [])
+    for name, field in schema.get("properties", {}).items():
+        here = f"{path}.{name}"
+        if name == _CONDITIONS and path == "status":
+            yield f"* `{here}` (list): {_CONDITIONS_TEXT}"
+            continue
+        yield _row(here, field, name in required)
+        yield from _rules(field, "  ")
+        inner, mark = field, ""
+        if field.get("type") == "array":
+            inner, mark = field["items"], "[]"
+        yield from _rows(inner, here + mark)
+
+
+def _row(path: str, field: Mapping[str, Any], required: bool) -> str:
+    notes = [_type(field)]
+    if required:
+        notes.append("required")
+    if "default" in field and field["default"] not in ("", {}):
+        notes.append(f"default `{_plain(field['default'])}`")
+    if "enum" in field:
+        notes.append("one of " + ", ".join(f"`{v}`" for v in field["enum"]))
+    notes += [text.format(field[key]) for key, text in _BOUNDS.items() if key in field]
+    text = field.get("description", "")
+    return f"* `{path}` ({'; '.join(notes)})" + (f": {text}" if text else "")
+
+
+def _rules(schema: Mapping[str, Any], indent: str) -> Iterator[str]:
+    for rule in schema.get("x-kubernetes-validations", []):
+        yield f"{indent}* Rule: {rule['message']}."
+
+
+def _type(field: Mapping[str, Any]) -> str:
+    if field.get("type") == "array":
+        return "list"
+    if isinstance(field.get("additionalProperties"), Mapping):
+        return "map"
+    return str(field.get("type", "integer or string"))
+
+
+def _plain(value: Any) -> str:
+    return yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("...").strip()
+
+
+def pages(crds: Path) -> dict[str, str]:
+    """Every page by its file name; `crds` is the directory of the definitions."""
+    made = {}
+    for file in sorted(crds.glob("*.yaml")):
+        definition = yaml.safe_load(file.read_text())
+        made[f"{definition['spec']['names']['singular']}.md"] = page(definition)
+    return made
+
+
+def main() -> None:
+    """Write the pages; the arguments are the two directories."""
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m shoal_operator.reference CRDS DOCS")
+    source, target = map(Path, sys.argv[1:])
+    for name, text in pages(source).items():
+        (target / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main()

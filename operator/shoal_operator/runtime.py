@@ -1,0 +1,345 @@
+"""The operator as one object: a store, and the loops of each cluster while it leads.
+
+Watches feed `seen` and `gone`; those wake the loops that the object concerns. Only the elected
+replica runs loops; the others keep their stores warm. A replica that begins to lead lists
+everything once before its loops begin, so that none acts on a picture with holes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from shoal_operator import metrics
+from shoal_operator import topics as topics_module
+from shoal_operator.brokers import Brokers
+from shoal_operator.clusters import Clusters
+from shoal_operator.conditions import Verdict
+from shoal_operator.consumers import Consumers
+from shoal_operator.groups import WATCH_SECONDS, Groups
+from shoal_operator.kube import Kube, KubeError
+from shoal_operator.model import cluster as cluster_model
+from shoal_operator.model import names
+from shoal_operator.model.names import Manifest
+from shoal_operator.settings import Settings
+from shoal_operator.statuses import Statuses
+from shoal_operator.store import Store
+from shoal_operator.watch import Watch
+from shoal_operator.worker import Loop
+
+log = structlog.get_logger()
+ClusterKey = tuple[str, str]
+#: Changes that no watch tells, since they are made inside the brokers, are found that often.
+RESYNC_SECONDS = 60.0
+#: Names that arrive within so many seconds are reconciled as one batch.
+SETTLE_SECONDS = 0.2
+#: A list that failed when this replica began to lead is tried again after so many seconds.
+LOAD_RETRY_SECONDS = 2.0
+
+_MANAGED = {"app.kubernetes.io/managed-by": names.FIELD_MANAGER}
+CUSTOM = ("QueueCluster", "QueueTopic", "ShareGroup", "ShareConsumer")
+SPARK_CRD = "sparkapplications.sparkoperator.k8s.io"
+#: What kopf watches: API version, kind, labels. `SPARK` is watched apart, for it may be absent.
+WATCHED: tuple[tuple[str, str, Mapping[str, str]], ...] = (
+    *((names.API_VERSION, kind, {}) for kind in CUSTOM),
+    ("v1", "ServiceAccount", _MANAGED),
+    ("v1", "ConfigMap", _MANAGED),
+    ("v1", "Service", _MANAGED),
+    ("v1", "PersistentVolumeClaim", _MANAGED),
+    ("v1", "Pod", _MANAGED),
+    ("apps/v1", "StatefulSet", _MANAGED),
+    ("apps/v1", "Deployment", _MANAGED),
+    ("policy/v1", "PodDisruptionBudget", _MANAGED),
+    ("networking.k8s.io/v1", "NetworkPolicy", _MANAGED),
+    ("rbac.authorization.k8s.io/v1", "RoleBinding", _MANAGED),
+)
+SPARK = (names.SPARK_API, "SparkApplication", _MANAGED)
+
+
+@dataclass(slots=True)
+class ClusterLoops:
+    """Everything that runs for one QueueCluster, whether it exists yet or not."""
+
+    brokers: Brokers
+    consumers_of: Consumers
+    cluster: Loop
+    topics: Loop
+    groups: Loop
+    watch: Loop
+    consumers: Loop
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def start(self, name: str) -> None:
+        self.tasks = [
+            asyncio.create_task(loop.run(), name=f"{loop.kind} of {name}")
+            for loop in (self.cluster, self.topics, self.groups, self.watch, self.consumers)
+        ]
+
+    async def stop(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        await self.brokers.close()
+
+
+class Operator:
+    """Wires objects to loops. `namespaces` are those that are watched; empty means all.
+
+    Made inside a running event loop.
+    """
+
+    def __init__(self, kube: Kube, settings: Settings, namespaces: tuple[str, ...] = ()) -> None:
+        self._kube, self._settings, self._namespaces = kube, settings, namespaces
+        self.store = Store()
+        self._loops: dict[ClusterKey, ClusterLoops] = {}
+        self._leading = False
+        self._term: asyncio.Task[None] | None = None
+        self._spark = [
+            Watch(kube, *SPARK, namespace=namespace, seen=self.seen, gone=self.gone)
+            for namespace in namespaces or (None,)
+        ]
+        self._watching = [asyncio.create_task(w.run(), name="watch of Spark") for w in self._spark]
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._orphans = Loop("ShareConsumer", self._say_orphaned, list, RESYNC_SECONDS)
+
+    # -- leading
+
+    def lead(self, leading: bool) -> None:
+        """Begin or stop acting."""
+        log.info("acts now" if leading else "stands by")
+        if self._term:
+            self._term.cancel()
+        self._leading = False
+        for key in list(self._loops):
+            self._retire(key)
+        self._term = asyncio.create_task(self._begin()) if leading else None
+
+    async def _begin(self) -> None:
+        while True:
+            try:
+                await self._load()
+                break
+            except KubeError as error:
+                log.warning("cannot list yet", error=str(error))
+                await asyncio.sleep(LOAD_RETRY_SECONDS)
+        self._leading = True
+        for kind in CUSTOM:
+            for manifest in list(self.store.all(kind)):
+                self._wake(manifest)
+        await self._orphans.run()
+
+    async def _load(self) -> None:
+        for api_version, kind, labels in (*WATCHED, SPARK):
+            for namespace in self._namespaces or (None,):
+                try:
+                    found, _ = await self._kube.snapshot(api_version, kind, namespace, labels)
+                except KubeError as error:
+                    if error.status == 404 and kind == "SparkApplication":
+                        continue
+                    raise
+                for manifest in found:
+                    self.store.put(manifest)
+
+    async def close(self) -> None:
+        """Stop all loops and close all connections."""
+        self.lead(False)
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._retiring, return_exceptions=True)
+
+    # -- what the watches show
+
+    def seen(self, manifest: Manifest) -> None:
+        """A watch shows this object, new or changed."""
+        meta = manifest["metadata"]
+        before = self.store.get(manifest["kind"], meta["namespace"], meta["name"])
+        self.store.put(manifest)
+        if before is None or _matters(before, manifest):
+            self._wake(manifest)
+
+    def gone(self, manifest: Manifest) -> None:
+        """A watch shows that this object is no more."""
+        kind, meta = manifest["kind"], manifest["metadata"]
+        self.store.drop(manifest)
+        if kind == "ShareGroup":
+            with contextlib.suppress(KeyError):
+                metrics.LAG.remove(meta["namespace"], meta["name"])
+        if kind == "ShareConsumer":
+            with contextlib.suppress(KeyError):
+                metrics.WANTED.remove(meta["namespace"], meta["name"])
+        self._wake(manifest, leaving=True)
+        key = (meta["namespace"], self._cluster_of(manifest))
+        if kind in CUSTOM and key in self._loops and not self._is_used(key):
+            self._retire(key)
+
+    def spark_changed(self) -> None:
+        """SparkApplications can, or can no longer, be made."""
+        for watch in self._spark:
+            watch.nudge()
+        for consumer in list(self.store.all("ShareConsumer")):
+            if "spark" in consumer["spec"]:
+                self._wake(consumer)
+
+    def signal(self, namespace: str, name: str) -> dict[str, Any] | None:
+        """What a ShareConsumer's workload scales by, as it is now; None if there is none."""
+        consumer = self.store.get("ShareConsumer", namespace, name)
+        if consumer is None:
+            return None
+        loops = self._loops.get((namespace, self._cluster_of(consumer)))
+        live = loops.consumers_of.signals.get(name, {}) if loops else {}
+        status = consumer.get("status", {})
+        keys = ("lag", "inFlight", "partitions", "desiredReplicas", "ceiling")
+        return {key: live.get(key, status.get(key, 0)) for key in keys}
+
+    def _wake(self, manifest: Manifest, *, leaving: bool = False) -> None:
+        if not self._leading:
+            return
+        kind, meta = manifest["kind"], manifest["metadata"]
+        owner = meta.get("labels", {}).get(names.CONSUMER_LABEL)
+        if kind == "ShareConsumer":
+            self._wake_consumer(manifest)
+            return
+        if owner and kind not in CUSTOM:
+            consumer = self.store.get("ShareConsumer", meta["namespace"], owner)
+            if consumer:
+                self._wake_consumer(consumer)
+            return
+        key = (meta["namespace"], self._cluster_of(manifest))
+        if kind in CUSTOM and self._is_used(key):
+            loops = self._loops.get(key) or self._start(key)
+        elif key in self._loops:
+            loops = self._loops[key]
+        else:
+            return
+        if kind == "QueueTopic":
+            self._poke_rivals(loops.topics, manifest, leaving)
+            for group in self.store.of_cluster("ShareGroup", *key):
+                if not group.get("status", {}).get("partitions"):
+                    loops.groups.poke(group["metadata"]["name"])
+        elif kind == "ShareGroup":
+            self._poke_rivals(loops.groups, manifest, leaving)
+            for consumer in self._consumers_of(meta["namespace"], meta["name"]):
+                self._wake_consumer(consumer)
+        else:
+            loops.cluster.poke(key[1])
+            if kind == "QueueCluster":
+                self._poke_all(key)
+
+    def _wake_consumer(self, consumer: Manifest) -> None:
+        meta = consumer["metadata"]
+        key = (meta["namespace"], self._cluster_of(consumer))
+        if key[1]:
+            loops = self._loops.get(key) or self._start(key)
+            loops.consumers.poke(meta["name"])
+        else:
+            self._orphans.poke(f"{meta['namespace']}/{meta['name']}")
+
+    def _poke_rivals(self, loop: Loop, manifest: Manifest, leaving: bool) -> None:
+        """The object, and those that wait for it: claims change hands when a rival goes."""
+        kind, meta = manifest["kind"], manifest["metadata"]
+        loop.poke(meta["name"])
+        if not leaving and not meta.get("deletionTimestamp"):
+            return
+        for other in self.store.of_cluster(kind, meta["namespace"], manifest["spec"]["cluster"]):
+            ready = other.get("status", {}).get("conditions", [{}])[0]
+            if ready.get("reason") in ("TopicClaimed", "GroupClaimed"):
+                loop.poke(other["metadata"]["name"])
+
+    def _poke_all(self, key: ClusterKey) -> None:
+        """Everything that waits for a cluster: it has come, changed, or begun to answer."""
+        loops = self._loops[key]
+        for loop, kind in ((loops.topics, "QueueTopic"), (loops.groups, "ShareGroup")):
+            for other in self.store.of_cluster(kind, *key):
+                loop.poke(other["metadata"]["name"])
+        for name in loops.consumers_of.everything():
+            loops.consumers.poke(name)
+
+    def _cluster_of(self, manifest: Manifest) -> str:
+        kind, meta = manifest["kind"], manifest["metadata"]
+        if kind == "QueueCluster":
+            return str(meta["name"])
+        if kind in ("QueueTopic", "ShareGroup"):
+            return str(manifest["spec"]["cluster"])
+        if kind == "ShareConsumer":
+            group = self.store.get("ShareGroup", meta["namespace"], manifest["spec"]["shareGroup"])
+            return str(group["spec"]["cluster"]) if group else ""
+        return str(meta.get("labels", {}).get(names.CLUSTER_LABEL, ""))
+
+    def _consumers_of(self, namespace: str, group: str) -> list[Manifest]:
+        return [
+            o
+            for o in self.store.all("ShareConsumer")
+            if o["metadata"]["namespace"] == namespace and o["spec"]["shareGroup"] == group
+        ]
+
+    def _is_used(self, key: ClusterKey) -> bool:
+        return self.store.get("QueueCluster", *key) is not None or any(
+            self.store.of_cluster(kind, *key) for kind in ("QueueTopic", "ShareGroup")
+        )
+
+    async def _say_orphaned(self, wanted: list[str]) -> float | None:
+        statuses = Statuses(self._kube, self.store)
+        for full_name in wanted:
+            consumer = self.store.get("ShareConsumer", *full_name.split("/"))
+            if consumer is None or self._cluster_of(consumer):
+                continue
+            group = consumer["spec"]["shareGroup"]
+            text = f"There is no ShareGroup {group!r} in this namespace (yet)."
+            await statuses.write(consumer, Verdict.waiting("ShareGroupNotFound", text))
+        return None
+
+    # -- the loops of a cluster
+
+    def _start(self, key: ClusterKey) -> ClusterLoops:
+        namespace, name = key
+        host = f"{names.bootstrap(name)}.{namespace}.svc"
+        brokers = Brokers(f"{host}:{cluster_model.PORT}")
+        place = (self._kube, self.store, brokers, namespace, name)
+        clusters = Clusters(
+            *place, self._settings.broker_image, reached=lambda: self._poke_all(key)
+        )
+        topics = topics_module.Topics(*place)
+        groups = Groups(
+            *place,
+            scaled=lambda: consumers.groups_scaled(),
+            moved=lambda moved: self._moved(key, moved),
+        )
+        consumers = Consumers(*place[:2], groups, namespace, name, self._settings)
+        loops = ClusterLoops(
+            brokers,
+            consumers,
+            Loop("QueueCluster", clusters.reconcile, clusters.everything, RESYNC_SECONDS),
+            Loop("QueueTopic", topics.reconcile, topics.everything, RESYNC_SECONDS, SETTLE_SECONDS),
+            Loop("ShareGroup", groups.reconcile, groups.everything, RESYNC_SECONDS, SETTLE_SECONDS),
+            Loop("ShareGroup lag", groups.watch, groups.everything, WATCH_SECONDS),
+            Loop("ShareConsumer", consumers.reconcile, consumers.everything, RESYNC_SECONDS),
+        )
+        self._loops[key] = loops
+        loops.start(f"{namespace}/{name}")
+        return loops
+
+    def _moved(self, key: ClusterKey, groups: list[str]) -> None:
+        """Groups were looked at: whoever scales by them decides anew."""
+        loops, wanted = self._loops.get(key), set(groups)
+        if loops:
+            for name, group in loops.consumers_of.by_group():
+                if group in wanted:
+                    loops.consumers.poke(name)
+
+    def _retire(self, key: ClusterKey) -> None:
+        task = asyncio.create_task(self._loops.pop(key).stop())
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+
+def _matters(before: Manifest, after: Manifest) -> bool:
+    """Whether a change is more than our own status coming back."""
+    if after["apiVersion"] != names.API_VERSION:
+        return True
+    keys = ("uid", "generation", "deletionTimestamp", "annotations", "finalizers")
+    return any(before["metadata"].get(k) != after["metadata"].get(k) for k in keys)

@@ -1,0 +1,109 @@
+"""How many consumers a share group wants: pure, from lag, locks and time.
+
+1. Wanted = lag / targetLagPerReplica, rounded up, so any lag wants a consumer. Lag includes what
+   is in flight, so a group is never scaled away while records are being worked on.
+2. The ceiling: of one partition `maxRecordLocks` records can be in flight, so no more than
+   partitions x maxRecordLocks / recordsPerReplica consumers find work. Beyond partitions is fine.
+   Executors of Spark share one batch, so its size bounds them too.
+3. Bounds: minReplicas and maxReplicas.
+4. Up at once. Down only to the highest number that was wanted during the cooldown, and to zero
+   only when there was no lag for `scaleToZeroAfter`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+#: With fewer records, a Spark task is more overhead than work.
+RECORDS_PER_TASK_MIN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`spec.scaling`, in numbers. Times in milliseconds.
+
+    `records_per_batch` is what all consumers together hold at most, 0 without such a limit.
+    """
+
+    replicas_min: int = 0
+    replicas_max: int = 10
+    target_lag: int = 1000
+    records_per_replica: int = 500
+    records_per_batch: int = 0
+    cooldown_ms: int = 60_000
+    scale_to_zero_after_ms: int = 300_000
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the broker says of the group. `lag` and `record_locks` count records."""
+
+    lag: int
+    partitions: int
+    record_locks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`replicas` wanted now, the `ceiling`, and why, as a sentence."""
+
+    replicas: int
+    ceiling: int
+    why: str
+
+
+def ceiling(policy: Policy, load: Load) -> int:
+    """The most consumers that could hold records at once."""
+    held = load.partitions * load.record_locks
+    if policy.records_per_batch:
+        held = min(held, policy.records_per_batch)
+    return max(1, held // policy.records_per_replica)
+
+
+@dataclass(slots=True)
+class History:
+    """What was wanted lately, newest last, and since when there has been no lag."""
+
+    wanted: deque[tuple[int, int]] = field(default_factory=deque)
+    idle_since_ms: int | None = None
+
+    @classmethod
+    def resumed(cls, current: int, idle_ms: int | None, now_ms: int) -> History:
+        """The history after a restart: `current` were wanted just now, idle for `idle_ms`."""
+        idle_since_ms = None if idle_ms is None else now_ms - idle_ms
+        return cls(deque([(now_ms, current)]), idle_since_ms)
+
+
+def decide(policy: Policy, load: Load, current: int, history: History, now_ms: int) -> Decision:
+    """The number of consumers for `load`; `history` is brought up to date.
+
+    `current` is how many are wanted at the moment.
+    """
+    top = ceiling(policy, load)
+    raw = -(-load.lag // policy.target_lag)
+    bounded = min(max(raw, policy.replicas_min), policy.replicas_max, top)
+    bounded = max(bounded, policy.replicas_min)
+    history.wanted.append((now_ms, bounded))
+    while history.wanted[0][0] < now_ms - policy.cooldown_ms:
+        history.wanted.popleft()
+    if load.lag:
+        history.idle_since_ms = None
+    elif history.idle_since_ms is None:
+        history.idle_since_ms = now_ms
+    why = f"lag {load.lag} / {policy.target_lag} a consumer"
+    if raw > bounded:
+        limit = "maxReplicas" if bounded == policy.replicas_max else f"record locks allow {top}"
+        why += f", held at {bounded} ({limit})"
+    if bounded >= current:
+        return Decision(bounded, top, why)
+    recent = max(wanted for _, wanted in history.wanted)
+    target = min(current, recent)
+    if target == 0 and current > 0:
+        idle_ms = now_ms - (history.idle_since_ms if history.idle_since_ms is not None else now_ms)
+        if idle_ms < policy.scale_to_zero_after_ms:
+            left = (policy.scale_to_zero_after_ms - idle_ms) // 1000
+            return Decision(1, top, f"{why}, to zero in {left} s")
+    if target > bounded:
+        why += f", {target} kept during the cooldown"
+    return Decision(target, top, why)

@@ -1,0 +1,93 @@
+"""The loops that reconcile: level-triggered, one for each kind of a cluster, with back-off.
+
+A loop holds names that want attention and gives them, all at once, to its reconciler. What failed
+stays in the queue and is tried again later, ever less often. Nothing is remembered besides names,
+so a restart of the operator loses nothing: the watches bring all names again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from time import monotonic
+
+import structlog
+from shoal.client.errors import ClientError
+
+from shoal_operator import metrics
+from shoal_operator.kube import KubeError
+
+log = structlog.get_logger()
+
+#: Reconcile these names; the answer is in how many seconds to come again, or None.
+Reconcile = Callable[[list[str]], Awaitable[float | None]]
+BACKOFF_SECONDS = 0.5
+BACKOFF_SECONDS_MAX = 30.0
+
+
+class Loop:
+    """One reconciler, its queue and its back-off.
+
+    `everything` names all that exists, for a pass over all each `interval_seconds`, which finds
+    what no watch can tell: changes inside the brokers.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        reconcile: Reconcile,
+        everything: Callable[[], list[str]],
+        interval_seconds: float,
+        settle_seconds: float = 0.0,
+    ) -> None:
+        self.kind = kind
+        self._reconcile = reconcile
+        self._everything = everything
+        self._interval = interval_seconds
+        self._settle = settle_seconds
+        self._queue: dict[str, None] = {}
+        self._wake = asyncio.Event()
+
+    def poke(self, name: str) -> None:
+        """This name wants attention."""
+        self._queue[name] = None
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Reconcile until cancelled."""
+        pause = 0.0
+        due = monotonic() + self._interval
+        while True:
+            try:
+                await asyncio.wait_for(self._wake.wait(), max(0.0, due - monotonic()))
+            except TimeoutError:
+                self._queue.update(dict.fromkeys(self._everything()))
+                due = monotonic() + self._interval
+            else:
+                await asyncio.sleep(self._settle)
+            self._wake.clear()
+            names, self._queue = list(self._queue), {}
+            metrics.QUEUE.labels(self.kind).set(len(names))
+            if not names:
+                continue
+            again = await self._once(names)
+            if again is None:
+                pause = 0.0
+                continue
+            if again < 0:
+                again = pause = min(max(pause * 2, BACKOFF_SECONDS), BACKOFF_SECONDS_MAX)
+            due = min(due, monotonic() + again)
+
+    async def _once(self, names: list[str]) -> float | None:
+        """One pass: seconds until the next one, None if none is wanted, -1 after a failure."""
+        metrics.RECONCILES.labels(self.kind).inc()
+        try:
+            with metrics.DURATION.labels(self.kind).time():
+                return await self._reconcile(names)
+        except (KubeError, ClientError) as error:
+            log.warning("will try again", kind=self.kind, resources=len(names), error=str(error))
+        except Exception:
+            log.exception("a defect of the operator; will try again", kind=self.kind)
+        metrics.ERRORS.labels(self.kind).inc()
+        self._queue.update(dict.fromkeys(names))
+        return -1.0

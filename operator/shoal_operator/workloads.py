@@ -1,0 +1,182 @@
+"""What runs a ShareConsumer's consumers: a Deployment, or a SparkApplication of Kubeflow's.
+
+`bring` applies what is missing and tells how the workload is. A SparkApplication is scaled by its
+own driver; the operator suspends it at zero and lets it go on when there is work.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal_operator import clock
+from shoal_operator.clusters import missing
+from shoal_operator.conditions import Verdict
+from shoal_operator.kube import Kube, KubeError
+from shoal_operator.model import deployment, spark
+from shoal_operator.model.names import Manifest
+from shoal_operator.store import Store
+
+#: A SparkApplication without any state after so long has nobody who takes care of it.
+SILENCE_SECONDS_MAX = 30
+_FAILED = ("FAILED", "SUBMISSION_FAILED", "FAILING")
+#: An application that failed counts as well again when it has run for so long.
+HEALTHY_SECONDS_MIN = 60
+#: Characters that a failed driver's last words are cut to.
+_LAST_WORDS_MAX = 1000
+#: `ValueError: …`, `some.module.SomeClass: …`, `Caused by: java.…Exception: …`
+_NAMED = re.compile(r"(Caused by: )?([\w$]+\.)*[\w$]*([Ee]rror|Exception|Option|Exit)[\w$]*: \S")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """How a workload is; `state` is the SparkApplication's, in Kubeflow's words."""
+
+    replicas: int
+    ready: int
+    selector: Mapping[str, str]
+    verdict: Verdict
+    state: str = ""
+
+
+def application_verdict(
+    application: Mapping[str, Any], wanted: int, running: int, last_words: str, age_seconds: float
+) -> Verdict:
+    """What a SparkApplication's state means to people.
+
+    `last_words` is what its driver said before it failed, `age_seconds` how long the application
+    has been there.
+    """
+    reported = application.get("status", {}).get("applicationState", {})
+    state = reported.get("state", "")
+    if state in _FAILED or last_words:
+        cause = last_words or reported.get("errorMessage", "") or "it gives no reason"
+        text = f"The SparkApplication failed and is started again: {cause}"
+        return Verdict(False, "ApplicationFailed", text, progressing=True, degraded=True)
+    if wanted == 0:
+        if state in ("SUSPENDED", ""):
+            return Verdict(True, "ScaledToZero", "No lag: the SparkApplication is suspended.")
+        return Verdict(True, "Suspending", "No lag: the SparkApplication ends.", progressing=True)
+    if not state and age_seconds > SILENCE_SECONDS_MAX:
+        return Verdict.waiting(
+            "SparkOperatorSilent",
+            "No Spark operator has taken up the SparkApplication; is one running that watches "
+            "this namespace (spark.jobNamespaces of its chart)?",
+        )
+    if state != "RUNNING":
+        text = f"The SparkApplication is {state or 'new'}."
+        return Verdict.waiting("ApplicationStarting", text)
+    if running < wanted:
+        text = f"{running} of {wanted} executors run."
+        return Verdict(True, "Scaling", text, progressing=True)
+    return Verdict.fine(f"{running} executors run.")
+
+
+class Workloads:
+    """Applies workloads through the API server and reads them from the store."""
+
+    def __init__(self, kube: Kube, store: Store) -> None:
+        self._kube, self._store = kube, store
+        self._failures: dict[str, str] = {}
+        self._running_since_ms: dict[str, int] = {}
+
+    async def bring(self, consumer: Manifest, place: spark.Place, replicas: int) -> Workload:
+        """Bring the workload to so many consumers. Raises `KubeError`."""
+        if "spark" in consumer["spec"]:
+            return await self._bring_application(consumer, place, replicas)
+        want = deployment.manifest(
+            consumer,
+            cluster=place.cluster,
+            replicas=replicas,
+            bootstrap_servers=place.bootstrap_servers,
+            group_id=place.group_id,
+            topics=place.topics,
+        )
+        have = await self._apply(want)
+        status = have.get("status", {})
+        ready = status.get("readyReplicas", 0)
+        verdict = Verdict.fine(f"{replicas} consumers run.")
+        if ready < replicas:
+            text = f"{ready} of {replicas} consumers are ready."
+            verdict = Verdict(ready > 0, "Scaling", text, progressing=True)
+        selector = deployment.consumer_selector(consumer["metadata"]["name"])
+        return Workload(status.get("replicas", 0), ready, selector, verdict)
+
+    async def _apply(self, want: Manifest) -> Manifest:
+        meta = want["metadata"]
+        have = self._store.get(want["kind"], meta["namespace"], meta["name"])
+        if have is None or missing(want, have):
+            have = await self._kube.apply(want)
+            self._store.put(have)
+        return have
+
+    async def _bring_application(
+        self, consumer: Manifest, place: spark.Place, replicas: int
+    ) -> Workload:
+        meta = consumer["metadata"]
+        for want in spark.manifests(consumer, place):
+            await self._apply(want)
+        selector = spark.executor_selector(meta["name"])
+        pods = self._pods(meta["namespace"], selector)
+        running = sum(p.get("status", {}).get("phase") == "Running" for p in pods)
+        try:
+            have = await self._apply(spark.application(consumer, place, suspend=replicas == 0))
+        except KubeError as error:
+            if error.status != 404:
+                raise
+            verdict = Verdict(
+                False,
+                "SparkOperatorMissing",
+                "There is no resource SparkApplication (sparkoperator.k8s.io/v1beta2): install "
+                "Kubeflow's Spark operator v2.5 or later, with this namespace among its "
+                "spark.jobNamespaces. Consumers start when it is there.",
+                degraded=True,
+            )
+            return Workload(0, 0, selector, verdict)
+        state = have.get("status", {}).get("applicationState", {}).get("state", "")
+        verdict = application_verdict(
+            have, replicas, running, self._words_of(consumer, state), _age_seconds(have)
+        )
+        return Workload(len(pods), running, selector, verdict, state)
+
+    def _pods(self, namespace: str, selector: Mapping[str, str]) -> Sequence[Manifest]:
+        return [
+            p
+            for p in self._store.all("Pod")
+            if p["metadata"]["namespace"] == namespace
+            and not missing(selector, p["metadata"].get("labels", {}))
+            and p.get("status", {}).get("phase") in ("Pending", "Running")
+        ]
+
+    def _words_of(self, consumer: Manifest, state: str) -> str:
+        """The last words of the driver that failed last, until one has run for long enough.
+
+        The pod itself is soon gone, and an application that fails again and again is RUNNING
+        in between.
+        """
+        meta, now_ms = consumer["metadata"], clock.now_ms()
+        uid = meta["uid"]
+        driver = self._store.get("Pod", meta["namespace"], f"{meta['name']}-driver")
+        for container in (driver or {}).get("status", {}).get("containerStatuses", []):
+            ended = container.get("state", {}).get("terminated", {})
+            if ended.get("exitCode") and ended.get("message"):
+                self._failures[uid] = last_words(ended["message"])
+        if state != "RUNNING" or uid not in self._failures:
+            self._running_since_ms.pop(uid, None)
+        elif now_ms - self._running_since_ms.setdefault(uid, now_ms) > HEALTHY_SECONDS_MIN * 1000:
+            del self._failures[uid]
+        return self._failures.get(uid, "")
+
+
+def last_words(log: str) -> str:
+    """Of the end of a driver's log, the last line that names an error, else the last line."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    named = [line for line in lines if _NAMED.match(line)]
+    return (named or lines or [""])[-1][:_LAST_WORDS_MAX]
+
+
+def _age_seconds(manifest: Mapping[str, Any]) -> float:
+    stamp = manifest["metadata"].get("creationTimestamp")
+    return clock.seconds_since(stamp) if stamp else 0.0
