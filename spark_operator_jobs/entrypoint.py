@@ -1,0 +1,76 @@
+"""The entry point of the Spark image: becomes a driver, an executor, or the program named.
+
+Spark's scheduler for Kubernetes starts its containers with `driver ARGUMENTS` or `executor`, and
+says the rest in environment variables (core/resource-managers of Spark, `Constants.scala`). Only
+the standard library is used, and only what a PySpark application needs is understood.
+"""
+
+import os
+import sys
+
+EXECUTOR = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
+#: The executor back-end's options and the variables that Spark hands their values in.
+EXECUTOR_OPTIONS = {
+    "--driver-url": "SPARK_DRIVER_URL",
+    "--executor-id": "SPARK_EXECUTOR_ID",
+    "--cores": "SPARK_EXECUTOR_CORES",
+    "--app-id": "SPARK_APPLICATION_ID",
+    "--hostname": "SPARK_EXECUTOR_POD_IP",
+    "--resourceProfileId": "SPARK_RESOURCE_PROFILE_ID",
+    "--podName": "SPARK_EXECUTOR_POD_NAME",
+}
+JAVA_OPTION = "SPARK_JAVA_OPT_"
+
+
+def driver(environment: dict[str, str], arguments: list[str]) -> list[str]:
+    address = environment["SPARK_DRIVER_BIND_ADDRESS"]
+    return [
+        f"{environment['SPARK_HOME']}/bin/spark-submit",
+        "--conf",
+        f"spark.driver.bindAddress={address}",
+        "--conf",
+        f"spark.executorEnv.SPARK_DRIVER_POD_IP={address}",
+        "--deploy-mode",
+        "client",
+        *arguments,
+    ]
+
+
+def executor(environment: dict[str, str]) -> list[str]:
+    numbers = sorted(
+        int(name.removeprefix(JAVA_OPTION)) for name in environment if name.startswith(JAVA_OPTION)
+    )
+    home, memory = environment["SPARK_HOME"], environment["SPARK_EXECUTOR_MEMORY"]
+    class_path = [
+        environment.get("SPARK_CONF_DIR", f"{home}/conf"),
+        environment.get("SPARK_CLASSPATH", ""),
+        f"{home}/jars/*",
+    ]
+    options = [word for name, key in EXECUTOR_OPTIONS.items() for word in (name, environment[key])]
+    return [
+        "java",
+        *(environment[f"{JAVA_OPTION}{number}"] for number in numbers),
+        f"-Xms{memory}",
+        f"-Xmx{memory}",
+        "-cp",
+        ":".join(part for part in class_path if part),
+        EXECUTOR,
+        *options,
+    ]
+
+
+def command(environment: dict[str, str], arguments: list[str]) -> list[str]:
+    """The program that a container with these arguments and variables becomes."""
+    match arguments:
+        case ["driver", *rest]:
+            return driver(environment, rest)
+        case ["executor", *_]:
+            return executor(environment)
+        case []:
+            sys.exit("Say `driver`, `executor` or a program to run.")
+    return arguments
+
+
+if __name__ == "__main__":
+    words = command(dict(os.environ), sys.argv[1:])
+    os.execvp(words[0], words)

@@ -1,0 +1,124 @@
+"""Billing: each order becomes an invoice, as a PDF, and is registered exactly once.
+
+    spark-submit billing.py --topics orders --group billing --registry /data/invoices.db
+
+The number of an invoice is where its order lies in the log, so a batch that runs again, and a
+record that is delivered again, make the same invoice; the registry, an SQLite file on the driver's
+volume, takes each number once. An order that makes no invoice is rejected; correct it, and
+redrive it from the dead-letter topic. `feed_orders.py` fills the queue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from typing import Any
+
+import shoal_spark
+from pyspark.sql import DataFrame, SparkSession
+from shoal_spark import allocation, arguments, outcomes
+
+SCHEMA = "number string, account string, total_cents long, pdf binary"
+TABLE = """
+    CREATE TABLE IF NOT EXISTS invoices (
+        number TEXT PRIMARY KEY, account TEXT NOT NULL, total_cents INTEGER NOT NULL,
+        pdf BLOB NOT NULL, batch INTEGER NOT NULL
+    )
+"""
+#: A page of A4 in points, and where its text begins.
+PAGE, LEFT, TOP, LEADING = (595, 842), 72, 770, 16
+LINES_MAX = 40
+#: What a PDF string needs a backslash before.
+ESCAPED, ESCAPE = re.compile(r"([()\\])"), r"\\\1"
+
+
+def invoice(row: dict[str, Any]) -> dict[str, Any]:
+    """The invoice for one record; raises where it is no order that can be billed."""
+    order = json.loads(row["value"] or b"")
+    lines = order["lines"]
+    if not 0 < len(lines) <= LINES_MAX:
+        raise ValueError(f"an invoice has 1 to {LINES_MAX} lines, not {len(lines)}")
+    if bad := [line for line in lines if line["quantity"] <= 0 or line["price_cents"] < 0]:
+        raise ValueError(f"nothing can be billed for {bad[0]}")
+    total = sum(line["price_cents"] * line["quantity"] for line in lines)
+    number = f"{row['topic']}-{row['partition']}-{row['offset']}"
+    text = [
+        f"Invoice {number}", f"for {order['account']}, {order['order']}", "",
+        *(f"{line['quantity']:>3} x {line['wine']:<40} {euros(line['price_cents'])}"
+          for line in lines),
+        "", f"Total {euros(total)}",
+    ]  # fmt: skip
+    return {"number": number, "account": order["account"], "total_cents": total, "pdf": pdf(text)}
+
+
+def euros(cents: int) -> str:
+    return f"{cents // 100:>8,}.{cents % 100:02d} EUR"
+
+
+def pdf(lines: Sequence[str]) -> bytes:
+    """A page of text in a fixed font (PDF 1.4, ISO 32000-1); only Latin-1 can be shown."""
+    shown = "".join(f"({ESCAPED.sub(ESCAPE, line)}) Tj T*\n" for line in lines)
+    text = f"BT /F1 11 Tf {LEADING} TL {LEFT} {TOP} Td\n{shown}ET".encode("latin-1", "replace")
+    objects = [
+        b"<< /Type /Catalog /Pages 2 0 R >>",
+        b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 %d %d] /Contents 4 0 R "
+        b"/Resources << /Font << /F1 5 0 R >> >> >>" % PAGE,
+        b"<< /Length %d >>\nstream\n%s\nendstream" % (len(text), text),
+        b"<< /Type /Font /Subtype /Type1 /BaseFont /Courier /Encoding /WinAnsiEncoding >>",
+    ]
+    out, places = bytearray(b"%PDF-1.4\n"), []
+    for number, body in enumerate(objects, 1):
+        places.append(len(out))
+        out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
+    table = len(out)
+    out += b"xref\n0 %d\n0000000000 65535 f \n" % (len(objects) + 1)
+    out += b"".join(b"%010d 00000 n \n" % place for place in places)
+    out += b"trailer\n<< /Size %d /Root 1 0 R >>\n" % (len(objects) + 1)
+    return bytes(out + b"startxref\n%d\n%%%%EOF\n" % table)
+
+
+def register(path: str, batch: int, invoices: Iterable[Any]) -> int:
+    """Write invoices that are not there yet, all or none; how many were new."""
+    rows = [(i["number"], i["account"], i["total_cents"], bytes(i["pdf"]), batch) for i in invoices]
+    with closing(sqlite3.connect(path)) as registry, registry:
+        registry.execute(TABLE)
+        before = registry.total_changes
+        registry.executemany("INSERT OR IGNORE INTO invoices VALUES (?, ?, ?, ?, ?)", rows)
+        return registry.total_changes - before
+
+
+def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
+    """What is done with each micro-batch."""
+    options = arguments.options(given)
+
+    def write(batch: DataFrame, number: int) -> None:
+        rows = batch.select("topic", "partition", "offset", "value")
+        judged = outcomes.apply(rows, invoice, SCHEMA).persist()
+        try:
+            new = register(given.registry, number, outcomes.good(judged).toLocalIterator())
+            rejected = outcomes.report(judged, options)
+        finally:
+            judged.unpersist()
+        print(json.dumps({"batch": number, "invoices": new, "rejected": rejected}), flush=True)
+
+    return write
+
+
+def main() -> None:
+    parser = arguments.parser(__doc__ or "", topics="orders", group="billing")
+    parser.add_argument("--registry", default="invoices.db", help="the SQLite file of invoices")
+    given = parser.parse_args()
+    spark = SparkSession.builder.appName("billing").getOrCreate()
+    shoal_spark.register(spark)
+    allocation.follow(spark)
+    writer = arguments.load(spark, given).writeStream.foreachBatch(sink(given))
+    arguments.started(writer, given).start().awaitTermination()
+
+
+if __name__ == "__main__":
+    main()

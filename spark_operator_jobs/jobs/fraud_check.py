@@ -1,0 +1,145 @@
+"""Fraud check: scores orders off the checkout path, with what is known of each account.
+
+    spark-submit fraud_check.py --topics orders --group fraud-check --alerts-topic alerts
+
+A stateful operator keeps, for each account, how much its orders usually come to, where they come
+from, and which orders it has seen, so that a record delivered twice is scored once. An order far
+beyond the usual, or from elsewhere, makes an alert. With `share.ordering=key` on the group one
+account's orders come in their order. `feed_orders.py` fills the queue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import shoal_spark
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.state import GroupStateTimeout
+from shoal_spark import allocation, arguments, outcomes, topics
+
+ORDER = (
+    "order string, account string, country string, "
+    "lines array<struct<wine:string,price_cents:long,quantity:int>>"
+)
+OUTPUT = (
+    "topic string, partition int, offset long, outcome string, reason string, "
+    "account string, order string, amount_cents long, score int"
+)
+STATE = "orders int, mean_cents double, country string, seen string"
+#: Order ids that an account's state remembers: more than a redelivery lies apart.
+SEEN_MAX = 50
+#: Before so many orders nothing is usual for an account.
+ORDERS_MIN = 3
+FAR_ABOVE = 5.0
+
+
+class Account(NamedTuple):
+    """What is known of one account."""
+
+    orders: int = 0
+    mean_cents: float = 0.0
+    country: str = ""
+    seen: tuple[str, ...] = ()
+
+    def score(self, amount_cents: int, country: str) -> int:
+        """0 to 100: how much an order is out of line with those before it."""
+        if self.orders < ORDERS_MIN:
+            return 0
+        above = amount_cents > FAR_ABOVE * self.mean_cents
+        return 70 * above + 30 * (country != self.country)
+
+    def after(self, order: str, amount_cents: int, country: str, suspicious: bool) -> Account:
+        """What is known then. A suspicious order teaches nothing about the account's habits."""
+        seen = (*self.seen, order)[-SEEN_MAX:]
+        if suspicious:
+            return self._replace(seen=seen)
+        count = self.orders + 1
+        mean = self.mean_cents + (amount_cents - self.mean_cents) / min(count, 20)
+        return Account(count, mean, country, seen)
+
+
+def scored(threshold: int) -> Callable[[tuple, Iterator[Any], Any], Iterator[Any]]:
+    """The function of the stateful operator: one account, its new orders, its state."""
+
+    def run(key: tuple, frames: Iterator[Any], state: Any) -> Iterator[Any]:
+        import pandas as pd
+
+        known = Account()
+        if state.exists:
+            orders, mean, country, seen = state.get
+            known = Account(orders, mean, country, tuple(seen.split()))
+        for frame in frames:
+            rows: list[tuple] = []
+            for row in frame.sort_values(["partition", "offset"]).itertuples(index=False):
+                place = (row.topic, row.partition, row.offset)
+                if not isinstance(row.account, str) or not isinstance(row.order, str):
+                    rows.append((*place, "reject", "no order", None, None, None, None))
+                    continue
+                if row.order in known.seen:
+                    continue
+                amount = int(row.amount_cents)
+                score = known.score(amount, row.country)
+                known = known.after(row.order, amount, row.country, score >= threshold)
+                rows.append((*place, "accept", None, row.account, row.order, amount, score))
+            names = [column.split()[0] for column in OUTPUT.split(", ")]
+            yield pd.DataFrame(rows, columns=names)
+        if key[0] is not None:
+            state.update((known.orders, known.mean_cents, known.country, " ".join(known.seen)))
+
+    return run
+
+
+def amounts(rows: DataFrame) -> DataFrame:
+    """Orders with their amount; of a record that is none, the account is null."""
+    parsed = rows.selectExpr(
+        "topic", "partition", "offset", f"from_json(cast(value as string), '{ORDER}') as o"
+    )
+    total = "aggregate(o.lines, 0L, (sum, l) -> sum + l.price_cents * l.quantity)"
+    return parsed.selectExpr(
+        "topic", "partition", "offset", f"if({total} is null, null, o.account) as account",
+        "o.order as order", "o.country as country", f"coalesce({total}, 0) as amount_cents",
+    )  # fmt: skip
+
+
+def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
+    """Alerts to their topic, and to the log; what was no order is rejected."""
+    options = arguments.options(given)
+    where = {**arguments.connection(given), "topic": given.alerts_topic}
+
+    def write(batch: DataFrame, number: int) -> None:
+        batch = batch.persist()
+        try:
+            alerts = batch.filter(f"score >= {given.threshold}").selectExpr(
+                "account as key",
+                "to_json(struct(account, order, amount_cents, score)) as value",
+            )
+            count = topics.produce(alerts, where) if given.alerts_topic else alerts.count()
+            rejected = outcomes.report(batch, options)
+        finally:
+            batch.unpersist()
+        print(json.dumps({"batch": number, "alerts": count, "rejected": rejected}), flush=True)
+
+    return write
+
+
+def main() -> None:
+    parser = arguments.parser(__doc__ or "", topics="orders", group="fraud-check")
+    parser.add_argument("--alerts-topic", default="", help="topic for alerts as JSON")
+    parser.add_argument("--threshold", type=int, default=70, help="score of an alert, 1 to 100")
+    given = parser.parse_args()
+    spark = SparkSession.builder.appName("fraud-check").getOrCreate()
+    shoal_spark.register(spark)
+    allocation.follow(spark)
+    rows = amounts(arguments.load(spark, given)).groupBy("account")
+    judged = rows.applyInPandasWithState(
+        scored(given.threshold), OUTPUT, STATE, "append", GroupStateTimeout.NoTimeout
+    )
+    writer = judged.writeStream.outputMode("append").foreachBatch(sink(given))
+    arguments.started(writer, given).start().awaitTermination()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""Image tasks: each record is an image; results are a thumbnail and a perceptual hash.
+
+    spark-submit image_tasks.py --topics images --group thumbnails --output /data/thumbnails
+
+Results go to Parquet (one folder a batch, so a batch that runs again overwrites itself) and, as
+JSON without the thumbnail, to a topic. An image that cannot be read is rejected, which takes it to
+the group's dead-letter topic, and the batch goes on. `feed_images.py` fills the queue.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import shoal_spark
+from pyspark.sql import DataFrame, SparkSession
+from shoal_spark import allocation, arguments, outcomes, topics
+
+SCHEMA = "name string, format string, width int, height int, hash string, thumbnail binary"
+THUMBNAIL = (128, 128)
+#: A picture larger than that is taken for an attack on the executor's memory.
+PIXELS_MAX = 50_000_000
+
+
+def thumbnail(value: bytes) -> dict[str, Any]:
+    """What becomes of an image; raises Pillow's errors where there is none."""
+    from PIL import Image
+
+    Image.MAX_IMAGE_PIXELS = PIXELS_MAX
+    image: Image.Image = Image.open(io.BytesIO(value))
+    kind, (width, height) = image.format, image.size
+    image = image.convert("RGB")
+    small = image.copy()
+    small.thumbnail(THUMBNAIL)
+    out = io.BytesIO()
+    small.save(out, "JPEG", quality=80)
+    return {
+        "format": kind, "width": width, "height": height,
+        "hash": perceptual_hash(image), "thumbnail": out.getvalue(),
+    }  # fmt: skip
+
+
+def perceptual_hash(image: Any) -> str:
+    """A difference hash: 64 bits that tell where brightness falls from left to right."""
+    gray = image.convert("L").resize((9, 8)).tobytes()
+    bits = 0
+    for row in range(8):
+        for column in range(8):
+            at = row * 9 + column
+            bits = bits << 1 | (gray[at] > gray[at + 1])
+    return f"{bits:016x}"
+
+
+def task(work_ms: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """The function for one row, which takes at least `work_ms`."""
+
+    def run(row: dict[str, Any]) -> dict[str, Any]:
+        end = time.perf_counter() + work_ms / 1000
+        name = (row["key"] or b"").decode(errors="replace")
+        found = {"name": name, **thumbnail(row["value"] or b"")}
+        while time.perf_counter() < end:
+            pass
+        return found
+
+    return run
+
+
+def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
+    """What is done with each micro-batch."""
+    options, run = arguments.options(given), task(given.work_ms)
+
+    def write(batch: DataFrame, number: int) -> None:
+        began = time.perf_counter()
+        rows = batch.select("topic", "partition", "offset", "key", "value")
+        judged = outcomes.apply(rows, run, SCHEMA).persist()
+        try:
+            good = outcomes.good(judged)
+            if given.output:
+                good.write.mode("overwrite").parquet(f"{given.output}/batch={number}")
+            if given.results_topic:
+                told = good.selectExpr(
+                    "name as key", "to_json(struct(name, format, width, height, hash)) as value"
+                )
+                topics.produce(told, {**arguments.connection(given), "topic": given.results_topic})
+            count = judged.count()
+            rejected = outcomes.report(judged, options)
+        finally:
+            judged.unpersist()
+        seconds = round(time.perf_counter() - began, 3)
+        line = {"batch": number, "images": count, "rejected": rejected, "seconds": seconds}
+        print(json.dumps(line), flush=True)
+
+    return write
+
+
+def main() -> None:
+    parser = arguments.parser(__doc__ or "", topics="images", group="thumbnails")
+    parser.add_argument("--output", default="", help="folder or URI for Parquet")
+    parser.add_argument("--results-topic", default="", help="topic for results as JSON")
+    parser.add_argument(
+        "--work-ms", type=int, default=0, help="make each image take at least so long"
+    )
+    given = parser.parse_args()
+    spark = (
+        SparkSession.builder.appName("image-tasks")
+        # Images are large: a thousand of them are too many for one Arrow batch.
+        .config("spark.sql.execution.arrow.maxRecordsPerBatch", "64")
+        .getOrCreate()
+    )
+    shoal_spark.register(spark)
+    allocation.follow(spark)
+    writer = arguments.load(spark, given).writeStream.foreachBatch(sink(given))
+    arguments.started(writer, given).start().awaitTermination()
+
+
+if __name__ == "__main__":
+    main()

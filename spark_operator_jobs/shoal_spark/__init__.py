@@ -1,0 +1,26 @@
+"""Share groups (KIP-932) in Spark: a streaming source, its sinks, and scaling by share lag.
+
+    import shoal_spark
+    shoal_spark.register(spark)
+    spark.readStream.format("sharegroup").option("group.id", "images")…
+
+Works with PySpark 4.2 or newer, against Shoal and against Apache Kafka 4.2 or newer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def register(spark: SparkSession) -> None:
+    """Make the formats known to a session: `sharegroup` and its companions."""
+    from shoal_spark.groups import DeadLetterSource, LagSource
+    from shoal_spark.outcomes import OutcomeSink
+    from shoal_spark.source import ShareGroupSource
+    from shoal_spark.topics import TopicSink
+
+    for source in (ShareGroupSource, OutcomeSink, LagSource, DeadLetterSource, TopicSink):
+        spark.dataSource.register(source)

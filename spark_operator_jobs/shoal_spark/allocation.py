@@ -1,0 +1,125 @@
+"""Keeps a running application at the number of executors that is wanted, up and down.
+
+Called by a job as `allocation.follow(spark)`; without a published number (`scaling`) it does
+nothing. Up is `SparkContext.requestTotalExecutors`. Down is decommissioning: an executor gets no
+further tasks, ends those that it runs, and goes, so no record loses a delivery attempt.
+
+Spark's dynamic allocation must be off: it requests by its own count of waiting tasks, takes idle
+executors away between two micro-batches, and so undoes any number from outside.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from shoal_spark import scaling
+from shoal_spark.scaling import Executor, Unknown
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("shoal_spark")
+EVERY_S = 2.0
+
+
+class Executors:
+    """The executors of one application, through its scheduler back end (py4j)."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._jvm: Any = spark._jvm
+        self._context: Any = spark._jsc.sc()
+        self._backend: Any = self._context.schedulerBackend()
+        self._leaving: set[str] = set()
+        #: No task of ours prefers a host.
+        self._nowhere = (
+            getattr(self._jvm.scala.collection.immutable, "Map$").__getattr__("MODULE$").empty()
+        )
+
+    def why_not(self) -> str:
+        """Why this application cannot be steered; empty if it can."""
+        if self._context.isLocal():
+            return "a local application has no executors to request"
+        if self._context.executorAllocationManager().isDefined():
+            return "dynamic allocation is on; set spark.dynamicAllocation.enabled to false"
+        return ""
+
+    def present(self) -> list[Executor]:
+        """Those that take tasks; the leaving ones are left out."""
+        ids = self._backend.getExecutorIds()
+        there = {str(ids.apply(n)) for n in range(ids.size())}
+        self._leaving &= there
+        busy = self._context.taskScheduler().runningTasksByExecutors()
+        found = []
+        for executor_id in sorted(there - self._leaving):
+            running = busy.get(executor_id)
+            found.append(Executor(executor_id, int(running.get()) if running.isDefined() else 0))
+        return found
+
+    def request(self, total: int) -> None:
+        """Ask the cluster for so many executors in all."""
+        self._context.requestTotalExecutors(total, 0, self._nowhere)
+
+    def decommission(self, executor_id: str) -> None:
+        """Let an executor end its tasks and go; the total requested falls by one."""
+        nobody = self._jvm.scala.Option.empty()
+        why = self._jvm.org.apache.spark.scheduler.ExecutorDecommissionInfo("scaled down", nobody)
+        if self._backend.decommissionExecutor(executor_id, why, True, False):
+            self._leaving.add(executor_id)
+
+
+class Follower:
+    """A thread that looks at the wanted number and acts on it; `stop` ends it."""
+
+    def __init__(
+        self, executors: Executors, wanted: Callable[[], int], every_s: float = EVERY_S
+    ) -> None:
+        self._executors = executors
+        self._wanted = wanted
+        self._every_s = every_s
+        self._stopped = threading.Event()
+        self._before: int | None = None
+        self._thread = threading.Thread(target=self._run, name="shoal-allocation", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+        while not self._stopped.is_set():
+            try:
+                self.step()
+            except Unknown as error:
+                log.warning("executors: %s", error)
+            except (Py4JError, OSError) as error:
+                if not self._stopped.is_set():
+                    log.warning("executors: Spark does not answer: %s", error)
+            self._stopped.wait(self._every_s)
+
+    def step(self) -> None:
+        """Look once, and act. Raises `Unknown`."""
+        wanted = self._wanted()
+        if wanted != self._before:
+            log.warning("executors: %d are wanted", wanted)
+            self._before = wanted
+        for executor_id in scaling.superfluous(self._executors.present(), wanted):
+            self._executors.decommission(executor_id)
+        # Said every time: it costs a message, and mends what a lost one broke.
+        self._executors.request(wanted)
+
+
+def follow(spark: SparkSession, every_s: float = EVERY_S) -> Follower | None:
+    """Follow the published number until the application ends; None where there is nothing to do."""
+    wanted = scaling.published()
+    if wanted is None:
+        return None
+    executors = Executors(spark)
+    if reason := executors.why_not():
+        log.warning("executors: the published number is not followed: %s", reason)
+        return None
+    return Follower(executors, wanted, every_s)

@@ -1,0 +1,80 @@
+"""The arguments that every job has, with the operator's environment as their defaults.
+
+The operator gives the driver of a ShareConsumer SHOAL_BOOTSTRAP_SERVERS, SHOAL_GROUP_ID and so on,
+so that a job runs there without arguments and on a laptop with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from shoal_spark.options import BOOTSTRAP
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import DataStreamWriter
+
+
+def parser(description: str, *, topics: str = "", group: str = "") -> argparse.ArgumentParser:
+    """The common arguments; a job adds its own. `topics` and `group` are the last resort."""
+    made = argparse.ArgumentParser(description=description.partition("\n")[0])
+    found = os.environ.get
+    made.add_argument(
+        "--bootstrap-servers", default=found("SHOAL_BOOTSTRAP_SERVERS", "localhost:9092")
+    )
+    made.add_argument("--topics", default=found("SHOAL_TOPICS", topics), help="separated by commas")
+    made.add_argument("--group", default=found("SHOAL_GROUP_ID", group))
+    made.add_argument("--checkpoint", default=found("SHOAL_CHECKPOINT", ""), metavar="URI")
+    made.add_argument(
+        "--max-records", type=int, default=int(found("SHOAL_MAX_RECORDS_PER_TRIGGER", "1000")),
+        help="records of one micro-batch",
+    )  # fmt: skip
+    cores = int(found("SHOAL_CORES_PER_EXECUTOR", "1"))
+    made.add_argument(
+        "--tasks", type=int, default=cores * int(found("SHOAL_MAX_EXECUTORS", "0")),
+        help="tasks of a micro-batch at least, so that so many cores find work",
+    )  # fmt: skip
+    made.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE",
+        help="a further option of the source, such as kafka.security.protocol=SSL",
+    )  # fmt: skip
+    made.add_argument("--trigger", default="", help="such as '5 seconds'; without it: at once")
+    made.add_argument("--available-now", action="store_true", help="drain what is there, and end")
+    return made
+
+
+def options(given: argparse.Namespace) -> dict[str, str]:
+    """The options of the source."""
+    found = {
+        BOOTSTRAP: given.bootstrap_servers,
+        "group.id": given.group,
+        "subscribe": given.topics,
+        "maxRecordsPerTrigger": str(given.max_records),
+    }
+    if given.tasks:
+        found["minPartitions"] = str(given.tasks)
+    for text in given.option:
+        name, _, value = text.partition("=")
+        found[name] = value
+    return found
+
+
+def connection(given: argparse.Namespace) -> dict[str, str]:
+    """The part of `options` that says where the cluster is, for sinks."""
+    return {n: v for n, v in options(given).items() if n.lower().startswith("kafka.")}
+
+
+def load(spark: SparkSession, given: argparse.Namespace) -> DataFrame:
+    """The stream of the source."""
+    return spark.readStream.format("sharegroup").options(**options(given)).load()
+
+
+def started(writer: DataStreamWriter, given: argparse.Namespace) -> DataStreamWriter:
+    """The writer with the checkpoint and trigger that were asked for."""
+    if given.checkpoint:
+        writer = writer.option("checkpointLocation", given.checkpoint)
+    if given.available_now:
+        return writer.trigger(availableNow=True)
+    return writer.trigger(processingTime=given.trigger) if given.trigger else writer

@@ -1,0 +1,201 @@
+"""Records of the log's batches as Arrow columns: the hot loop of the source.
+
+A record is not made an object: keys and values are cut out of the batch's bytes straight into
+lists, one for each column, over as many of the log's batches as make a good Arrow batch. Producers
+make batches of a few records, and an Arrow batch costs a millisecond between Python and the JVM.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+from shoal.client.batches import CorruptRecords
+from shoal.record.batch import BatchHeader, CorruptBatch, check_crc
+from shoal.record.records import headers_of, records_body, spans
+
+from shoal_spark.ranges import Range
+
+#: An Arrow batch is handed over when it has so many rows, or so many bytes of keys and values.
+ROWS_MAX, BYTES_MAX = 10_000, 8 << 20
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
+_FIELDS = (
+    ("key", pa.binary(), "binary"),
+    ("value", pa.binary(), "binary"),
+    ("topic", pa.string(), "string"),
+    ("partition", pa.int32(), "int"),
+    ("offset", pa.int64(), "long"),
+    ("timestamp", _TIMESTAMP, "timestamp"),
+    ("timestampType", pa.int32(), "int"),
+    ("deliveryCount", pa.int32(), "int"),
+)
+_HEADERS_DDL = "headers array<struct<key:string,value:binary>>"
+
+
+def ddl(include_headers: bool) -> str:
+    """The schema of the rows: the columns of Spark's Kafka source, and `deliveryCount`."""
+    columns = [f"{name} {spark}" for name, _, spark in _FIELDS]
+    return ", ".join([*columns, *([_HEADERS_DDL] if include_headers else [])])
+
+
+def schema(include_headers: bool) -> pa.Schema:
+    fields = [(name, arrow) for name, arrow, _ in _FIELDS]
+    return pa.schema([*fields, *([("headers", _HEADERS)] if include_headers else [])])
+
+
+class Columns:
+    """Rows of one partition, gathered for the next Arrow batch."""
+
+    def __init__(self, topic: str, partition: int, *, with_headers: bool) -> None:
+        self._topic = pa.scalar(topic, pa.string())
+        self._partition = pa.scalar(partition, pa.int32())
+        self._with_headers = with_headers
+        self._schema = schema(with_headers)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.keys: list[bytes | None] = []
+        self.values: list[bytes | None] = []
+        self.offsets: list[int] = []
+        self.timestamps_ms: list[int] = []
+        self.types: list[int] = []
+        self.delivery_counts: list[int] = []
+        self.headers: list[list[dict[str, Any]]] = []
+        self._bytes = 0
+
+    @property
+    def full(self) -> bool:
+        return len(self.offsets) >= ROWS_MAX or self._bytes >= BYTES_MAX
+
+    def add(self, data: bytes, at: int, header: BatchHeader, r: Range) -> None:
+        """Take the records of the batch at `at` that lie in `r`. Raises `CorruptRecords`."""
+        if not check_crc(data, at, header):
+            raise CorruptRecords(f"the batch at offset {header.base_offset} has a wrong CRC")
+        body = records_body(data, at, header)
+        before = len(self.offsets)
+        if self._with_headers:
+            self._read_all(body, header, r)
+        else:
+            self._read(body, header, r)
+        count = len(self.offsets) - before
+        if header.timestamp_type:
+            self.timestamps_ms[before:] = [header.max_timestamp] * count
+        self.types += [int(header.timestamp_type)] * count
+        self.delivery_counts += [r.delivery_count] * count
+        self._bytes += len(body)
+
+    def _read_all(self, body: bytes, header: BatchHeader, r: Range) -> None:
+        """All columns, by way of the general reader."""
+        for span in spans(body, header.record_count):
+            offset = header.base_offset + span.offset_delta
+            if r.first <= offset <= r.last:
+                key_at, value_at = span.key_at, span.value_at
+                key = None if span.key_size < 0 else body[key_at : key_at + span.key_size]
+                value = None if span.value_size < 0 else body[value_at : value_at + span.value_size]
+                self.keys.append(key)
+                self.values.append(value)
+                self.offsets.append(offset)
+                self.timestamps_ms.append(header.base_timestamp + span.timestamp_delta)
+                self.headers.append([{"key": k, "value": v} for k, v in headers_of(body, span)])
+
+    def _read(self, body: bytes, header: BatchHeader, r: Range) -> None:
+        """All columns but headers; see `shoal.record.records` for a record's layout.
+
+        Written out, with the short forms of the numbers first: bench/spark/source_throughput.py.
+        """
+        base_offset, base_timestamp = header.base_offset, header.base_timestamp
+        first, last = r.first, r.last
+        keys, values = self.keys.append, self.values.append
+        offsets, timestamps = self.offsets.append, self.timestamps_ms.append
+        at, end = 0, len(body)
+        try:
+            for _ in range(header.record_count):
+                size = body[at]
+                at += 1
+                if size < 0x80:
+                    size >>= 1
+                elif (high := body[at]) < 0x80:
+                    size = (high << 7 | size & 0x7F) >> 1
+                    at += 1
+                else:
+                    size, at = _long(body, at - 1)
+                behind = at + size
+                # The attributes' byte says nothing.
+                time_delta = body[at + 1]
+                at += 2
+                if time_delta < 0x80:
+                    time_delta = time_delta >> 1 ^ -(time_delta & 1)
+                else:
+                    time_delta, at = _long(body, at - 1)
+                offset = body[at]
+                at += 1
+                if offset < 0x80:
+                    offset >>= 1
+                else:
+                    offset, at = _long(body, at - 1)
+                offset += base_offset
+                if offset > last:
+                    return
+                if offset >= first:
+                    key_size = body[at]
+                    at += 1
+                    if key_size < 0x80:
+                        key_size = key_size >> 1 ^ -(key_size & 1)
+                    else:
+                        key_size, at = _long(body, at - 1)
+                    key = None
+                    if key_size >= 0:
+                        key = body[at : at + key_size]
+                        at += key_size
+                    value_size = body[at]
+                    at += 1
+                    if value_size < 0x80:
+                        value_size = value_size >> 1 ^ -(value_size & 1)
+                    elif (high := body[at]) < 0x80:
+                        value_size = (high << 7 | value_size & 0x7F) >> 1 ^ -(value_size & 1)
+                        at += 1
+                    else:
+                        value_size, at = _long(body, at - 1)
+                    if at + value_size > behind or behind > end:
+                        raise CorruptBatch(f"the record at offset {offset} passes its end")
+                    keys(key)
+                    values(body[at : at + value_size] if value_size >= 0 else None)
+                    offsets(offset)
+                    timestamps(base_timestamp + time_delta)
+                at = behind
+        except IndexError:
+            raise CorruptBatch("the records end early") from None
+
+    def take(self) -> pa.RecordBatch:
+        """The rows gathered so far; there is at least one."""
+        count = len(self.offsets)
+        at_us = pa.compute.multiply(pa.array(self.timestamps_ms, pa.int64()), 1000)
+        arrays: list[Any] = [
+            pa.array(self.keys, pa.binary()),
+            pa.array(self.values, pa.binary()),
+            pa.repeat(self._topic, count),
+            pa.repeat(self._partition, count),
+            pa.array(self.offsets, pa.int64()),
+            at_us.cast(_TIMESTAMP),
+            pa.array(self.types, pa.int32()),
+            pa.array(self.delivery_counts, pa.int32()),
+        ]
+        if self._with_headers:
+            arrays.append(pa.array(self.headers, _HEADERS))
+        self._clear()
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _long(body: bytes, at: int) -> tuple[int, int]:
+    """A zigzag varint of any length, and the place behind it."""
+    value = shift = 0
+    while shift < 70:
+        byte = body[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value >> 1 ^ -(value & 1), at
+        shift += 7
+    raise CorruptBatch("a varint of more than ten bytes")

@@ -1,0 +1,160 @@
+"""The state of share groups and their dead letters as DataFrames, to look at.
+
+    spark.read.format("sharegroup-lag").option("kafka.bootstrap.servers", …)
+    spark.read.format("sharegroup-dead-letters").option("topic", "dlq.images")…
+
+Lag is the broker's (KIP-1226): records not yet settled, those in flight among them. A dead letter
+is a record of the group's dead-letter topic (KIP-1191): where it was, and why it is here, come from
+its `__dlq.errors.*` headers; both sources read what there is now, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from shoal_spark.options import Connection, GroupOptions, InvalidOption, TopicOptions
+
+LAG = "group string, topic string, partition int, startOffset long, endOffset long, lag long"
+DEAD_LETTERS = (
+    "key binary, value binary, partition int, offset long, timestamp timestamp, group string, "
+    "sourceTopic string, sourcePartition int, sourceOffset long, deliveryCount int, reason string, "
+    "headers array<struct<key:string,value:binary>>"
+)
+PREFIX = "__dlq.errors."
+
+
+class LagReader(DataSourceReader):  # type: ignore[misc]
+    """One task, which asks the coordinators."""
+
+    def __init__(self, options: GroupOptions) -> None:
+        self.options = options
+
+    def read(self, partition: InputPartition) -> Iterator[tuple]:
+        from shoal.client.errors import KafkaError
+        from shoal.client.topics import OffsetSpec
+
+        from shoal_spark.rows import client
+
+        found = client(self.options.connection)
+        admin = found.admin
+        groups = list(self.options.group_ids) or _share_groups(self.options.connection)
+        for group, state in found.run(admin.share_groups.offsets(groups)).items():
+            if isinstance(state, KafkaError):
+                raise state
+            ends = found.run(admin.topics.offsets(dict.fromkeys(state, int(OffsetSpec.LATEST))))
+            for where, offset in sorted(state.items()):
+                if isinstance(offset, KafkaError):
+                    raise offset
+                end = ends[where]
+                end_offset = -1 if isinstance(end, KafkaError) else end.offset
+                yield group, *where, offset.start_offset, end_offset, offset.lag
+
+
+def _share_groups(connection: Connection) -> list[str]:
+    from shoal_spark.rows import client
+
+    found = client(connection)
+    return list(found.run(found.admin.groups.list(types=["share"])))
+
+
+class LagSource(DataSource):  # type: ignore[misc]
+    """`format("sharegroup-lag")`; option `group.id` names groups, without it they are all read."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "sharegroup-lag"
+
+    def schema(self) -> str:
+        GroupOptions.of_lag(self.options)
+        return LAG
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return LagReader(GroupOptions.of_lag(self.options))
+
+
+@dataclass(frozen=True)
+class Part(InputPartition):  # type: ignore[misc]
+    """A partition of the dead-letter topic, up to its end when the frame was planned."""
+
+    partition: int
+    first: int
+    end: int
+
+
+class DeadLetterReader(DataSourceReader):  # type: ignore[misc]
+    """A task for each partition of the topic."""
+
+    def __init__(self, options: TopicOptions) -> None:
+        self.options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        from shoal.client.cluster import TopicPartition
+        from shoal.client.errors import KafkaError, expect
+        from shoal.client.topics import OffsetSpec
+
+        from shoal_spark.rows import client
+
+        found, name = client(self.options.connection), self.options.topic
+        try:
+            topic = found.run(found.cluster.topic(name))
+        except KafkaError as error:
+            raise InvalidOption(f"option 'topic': {name!r}: {error}") from None
+        places = [TopicPartition(name, index) for index in range(len(topic.partitions))]
+        firsts, ends = (
+            expect(found.run(found.admin.topics.offsets(dict.fromkeys(places, int(spec)))))
+            for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST)
+        )
+        return [Part(p.partition, firsts[p].offset, ends[p].offset) for p in places]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple]:
+        from shoal_spark.rows import client
+
+        assert isinstance(partition, Part)
+        if partition.first >= partition.end:
+            return
+        found = client(self.options.connection)
+        for chunk in found.fetch_range(
+            self.options.topic, partition.partition, partition.first, partition.end - 1
+        ):
+            for record in chunk.records():
+                yield _dead_letter(partition.partition, record)
+
+
+def _dead_letter(partition: int, record: Any) -> tuple:
+    import datetime
+
+    told = {
+        name.removeprefix(PREFIX): (value or b"").decode(errors="replace")
+        for name, value in record.headers
+        if name.startswith(PREFIX)
+    }
+    own = [{"key": k, "value": v} for k, v in record.headers if not k.startswith(PREFIX)]
+    at = datetime.datetime.fromtimestamp(record.timestamp_ms / 1000, datetime.UTC)
+    numbers = [
+        int(told[name]) if name in told else None
+        for name in ("partition", "offset", "delivery.count")
+    ]
+    return (
+        record.key, record.value, partition, record.offset, at, told.get("group"),
+        told.get("topic"), *numbers, told.get("message"), own,
+    )  # fmt: skip
+
+
+class DeadLetterSource(DataSource):  # type: ignore[misc]
+    """`format("sharegroup-dead-letters")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "sharegroup-dead-letters"
+
+    def schema(self) -> str:
+        TopicOptions.of_dead_letters(self.options)
+        return DEAD_LETTERS
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return DeadLetterReader(TopicOptions.of_dead_letters(self.options))

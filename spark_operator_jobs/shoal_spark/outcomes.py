@@ -1,0 +1,203 @@
+"""Outcomes by row: a job accepts, releases or rejects each row, and the batch goes on.
+
+Three ways lead to the same files (`rendezvous`), which the source of the same group reads when the
+batch has completed; a row of which nothing is said is accepted:
+
+* `apply` runs a plain function on every row; an exception is that row's outcome and its reason;
+* `report` passes on the outcomes of a frame in `foreachBatch`;
+* `writeStream.format("sharegroup-outcome")` does so for a query that has nothing else to write.
+
+A frame of outcomes has `topic`, `partition`, `offset` and `outcome` (accept, release or reject),
+and may have `delayMs` (of a release: so long the row stays locked) and `reason` (for the log).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
+
+from shoal_spark import rendezvous
+from shoal_spark.options import GroupOptions, InvalidOption
+from shoal_spark.rendezvous import DELAY_MS_MAX, Kind, Outcome
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import Row, StructType
+
+log = logging.getLogger("shoal_spark")
+#: What identifies a row, and comes first in what `apply` makes.
+PLACE = ("topic", "partition", "offset")
+NEEDED = (*PLACE, "outcome")
+#: Longer reasons are cut: they are for people.
+REASON_CHARACTERS_MAX = 500
+#: Of a batch's refused rows so many are logged.
+LOGGED_MAX = 20
+
+
+class Rejected(Exception):
+    """For functions under `apply`: this row is not to be tried again."""
+
+
+class Released(Exception):
+    """For functions under `apply`: this row is to be tried again, perhaps elsewhere, and later."""
+
+    def __init__(self, reason: str, delay_ms: int = 0) -> None:
+        super().__init__(reason)
+        self.delay_ms = delay_ms
+
+
+def apply(
+    frame: DataFrame, function: Callable[[dict[str, Any]], Mapping[str, Any]], schema: str, *,
+    release: tuple[type[Exception], ...] = (), delay_ms: int = 0,
+) -> DataFrame:  # fmt: skip
+    """Run `function` on every row of the source: a row as a dict in, a dict of `schema` out.
+
+    `schema` is DDL. The result has `topic`, `partition`, `offset`, the columns of `schema` (null
+    where the function failed), and `outcome`, `delayMs` and `reason`. `Rejected` and `Released`
+    say what they are; exceptions in `release` release the row, for `delay_ms`, and all others
+    reject it, as trying a faulty row again helps nobody. Use `frame.select` to leave out columns
+    that the function has no need of.
+    """
+    from pyspark.sql.types import StructType
+
+    place = "topic string, partition int, offset long"
+    full = StructType.fromDDL(f"{place}, {schema}, outcome string, delayMs int, reason string")
+
+    def judged(row: dict[str, Any]) -> dict[str, Any]:
+        found: Mapping[str, Any] = {}
+        kind, wait_ms, reason = Kind.ACCEPT, 0, None
+        try:
+            found = function(row)
+        except Exception as error:  # the very purpose: a row's failure is its own
+            reason = f"{type(error).__name__}: {error}"[:REASON_CHARACTERS_MAX]
+            kind = Kind.RELEASE if isinstance(error, (Released, *release)) else Kind.REJECT
+            wait_ms = getattr(error, "delay_ms", delay_ms) if kind == Kind.RELEASE else 0
+        place = {name: row[name] for name in PLACE}
+        return {**found, **place, "outcome": str(kind), "delayMs": wait_ms, "reason": reason}
+
+    def mapped(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        import pyarrow as pa
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        shape = to_arrow_schema(full, timezone="UTC")
+        for batch in batches:
+            yield pa.RecordBatch.from_pylist([judged(row) for row in batch.to_pylist()], shape)
+
+    return frame.mapInArrow(mapped, full)
+
+
+def good(judged: DataFrame) -> DataFrame:
+    """The rows that `apply` accepted, without what it says of outcomes."""
+    return judged.filter("outcome = 'accept'").drop("outcome", "delayMs", "reason")
+
+
+def report(judged: DataFrame, options: Mapping[str, str]) -> int:
+    """In `foreachBatch`: pass on the outcomes of a frame; how many rows are not accepted.
+
+    `options` are those of the source (its connection, `group.id` and `outcomes.dir` count).
+    Persist a frame that is used twice. Call it last: the batch is accepted from then on.
+    """
+    names = {n.lower(): v for n, v in options.items()}
+    wanted = ("kafka.bootstrap.servers", "group.id", "outcomes.dir")
+    place = GroupOptions.of_outcomes({n: names[n] for n in wanted if n in names}).outcomes_dir
+    columns = _columns(judged.columns)
+    rows = judged.filter("outcome <> 'accept'").select(*columns).collect()
+    found = [outcome(row) for row in rows]
+    _say(found)
+    rendezvous.write(place, found)
+    return len(found)
+
+
+def outcome(row: Row) -> Outcome:
+    """A row of a frame of outcomes, typed. Raises `ValueError`, which says what is wrong."""
+    given = row.asDict()
+    try:
+        kind = Kind(given["outcome"])
+    except ValueError:
+        raise ValueError(
+            f"column 'outcome' is {given['outcome']!r}; it must be accept, release or reject"
+        ) from None
+    delay_ms = int(given.get("delayMs") or 0)
+    if not 0 <= delay_ms <= DELAY_MS_MAX:
+        raise ValueError(f"column 'delayMs' is {delay_ms}; it must lie in 0 to {DELAY_MS_MAX}")
+    topic, partition, offset = (given[name] for name in PLACE)
+    return Outcome(
+        topic, partition, offset, offset, kind, delay_ms if kind == Kind.RELEASE else 0,
+        str(given.get("reason") or ""),
+    )  # fmt: skip
+
+
+def _columns(given: Iterable[str]) -> list[str]:
+    names = list(given)
+    missing = [name for name in NEEDED if name not in names]
+    if missing:
+        raise InvalidOption(f"a frame of outcomes lacks {', '.join(missing)}; it has {names}")
+    return [name for name in (*NEEDED, "delayMs", "reason") if name in names]
+
+
+def _say(outcomes: Iterable[Outcome]) -> None:
+    for one in list(outcomes)[:LOGGED_MAX]:
+        log.warning("%s-%d offset %d: %s: %s", one.topic, one.partition, one.first, one.kind,
+                    one.reason)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Judged(WriterCommitMessage):  # type: ignore[misc]
+    """What one task found; accepted rows need not be told."""
+
+    outcomes: tuple[Outcome, ...]
+
+
+class _Writer:
+    """The sink: tasks gather outcomes, the driver leaves them for the source."""
+
+    def __init__(self, options: GroupOptions, schema: StructType) -> None:
+        self.options = options
+        _columns(schema.fieldNames())
+
+    def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
+        found = (outcome(row) for row in iterator)
+        return Judged(tuple(rendezvous.joined(o for o in found if o.kind != Kind.ACCEPT)))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
+        found = [o for message in messages if isinstance(message, Judged) for o in message.outcomes]
+        _say(found)
+        rendezvous.write(self.options.outcomes_dir, found)
+
+
+class OutcomeStreamWriter(_Writer, DataSourceStreamWriter):  # type: ignore[misc]
+    """For `writeStream`."""
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Nothing has left the tasks yet."""
+
+
+class OutcomeWriter(_Writer, DataSourceWriter):  # type: ignore[misc]
+    """For `write` in `foreachBatch`."""
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Nothing has left the tasks yet."""
+
+
+class OutcomeSink(DataSource):  # type: ignore[misc]
+    """`format("sharegroup-outcome")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "sharegroup-outcome"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return OutcomeStreamWriter(GroupOptions.of_outcomes(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return OutcomeWriter(GroupOptions.of_outcomes(self.options), schema)

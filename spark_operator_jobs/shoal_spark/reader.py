@@ -1,0 +1,310 @@
+"""The stream reader: acquires on the driver, fetches on the executors.
+
+Spark keeps one reader in a Python process on the driver and calls, batch after batch,
+`latestOffset(start, limit)`, `partitions(start, end)` and, late or never, `commit(end)`; `read`
+runs in the executors' Python workers, on a pickled twin that never talks to the group. Invariants:
+
+* `latestOffset` acquires, and what it returns names every row of the batch, so the checkpoint does
+  before the batch runs. `read` fetches those rows by offset: a batch that is run again, by whatever
+  driver, has the same rows.
+* `latestOffset(start)` proves that the batch that ended at `start` is complete: Spark asks for the
+  next one only then, and `commit` comes only once there is a next one. So it is there that a batch
+  is settled.
+* A reader whose first call is `partitions` continues a batch of an earlier driver. It asks the
+  group for that batch's ranges while the batch runs, so that nobody else need get them.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from shoal.client.share import AcknowledgeType
+
+from shoal_spark import ranges as sets
+from shoal_spark.ledger import Ledger
+from shoal_spark.offsets import Offset, from_json, to_json
+from shoal_spark.options import SourceOptions
+from shoal_spark.ranges import Range
+from shoal_spark.rendezvous import DELAY_MS_MAX, Inbox, Kind
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from shoal_spark.member import Member
+
+log = logging.getLogger("shoal_spark")
+#: A group gives a new member its partitions within seconds; a drain waits so long for them, and
+#: for records that come and go between other members.
+DRAIN_PATIENCE_S = 6.0
+#: One wait of those that something may end early.
+POLL_MS = 250
+#: Requests for one batch. Each takes at least a record, and most take thousands.
+ROUNDS_MAX = 1000
+_TYPES = {
+    Kind.ACCEPT: AcknowledgeType.ACCEPT,
+    Kind.RELEASE: AcknowledgeType.RELEASE,
+    Kind.REJECT: AcknowledgeType.REJECT,
+}
+
+
+@dataclass(frozen=True)
+class Task(InputPartition):  # type: ignore[misc]
+    """The ranges that one task fetches."""
+
+    ranges: tuple[Range, ...]
+
+
+class ShareGroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """See the module. Connects on the first call, not when made: Spark makes twins to pickle."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self._driver: Driver | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"options": self.options, "_driver": None}
+
+    @property
+    def driver(self) -> Driver:
+        if self._driver is None:
+            self._driver = Driver(self.options)
+            # Spark ends this process with SIGTERM, which would leave the locks to run out.
+            signal.signal(signal.SIGTERM, _exit)
+        return self._driver
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self.options.max_records)
+
+    def initialOffset(self) -> dict:
+        return to_json(Offset(0, self.options.group_id, self.options.topics))
+
+    def latestOffset(self, start: dict, limit: ReadLimit) -> dict:
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else self.options.max_records
+        end = self.driver.next_batch(self._typed(start), most)
+        return start if end is None else to_json(end)
+
+    def reportLatestOffset(self) -> dict | None:
+        return None if self._driver is None else self._driver.progress()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self.driver.drain()
+
+    def partitions(self, start: dict, end: dict) -> Sequence[InputPartition]:
+        batch = self._typed(end)
+        self.driver.run(batch)
+        places = len({r[:2] for r in batch.ranges})
+        wanted = max(self.options.min_partitions, places)
+        return [Task(some) for some in sets.tasks(batch.ranges, wanted)]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        from shoal_spark import rows
+
+        assert isinstance(partition, Task)
+        return rows.read(self.options, partition.ranges)
+
+    def commit(self, end: dict) -> None:
+        self.driver.complete(self._typed(end).seq)
+
+    def stop(self) -> None:
+        if self._driver is not None:
+            self._driver.stop()
+            self._driver = None
+
+    def _typed(self, stored: Mapping[str, Any]) -> Offset:
+        return from_json(stored, self.options.group_id, self.options.topics)
+
+
+def _exit(*_: object) -> None:
+    """End as a program ends, so that `stop` is called; a second signal ends it at once."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    sys.exit(0)
+
+
+class Driver:
+    """The reader's half on the driver: the member, its books, and the batch that Spark has."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        # Executors unpickle this module, and need no share group for what they do.
+        from shoal_spark.member import Member
+
+        self.options = options
+        self.ledger = Ledger()
+        self.inbox = Inbox(options.outcomes_dir)
+        self.member: Member = Member(options, lambda: self.ledger.held)
+        self._end: Offset | None = None
+        self._due: list[tuple[float, list[Range]]] = []
+        self._target: Mapping[tuple[str, int], int] | None = None
+        self._reclaim: Future[list[Range]] | None = None
+        self._complete = threading.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-reclaim")
+
+    # -- what Spark asks for
+
+    def next_batch(self, start: Offset, max_records: int) -> Offset | None:
+        """Settle what is complete, and lock the rows of the next batch; None if there are none."""
+        self.member.join(start.member)
+        self.ledger.resume(start)
+        self.complete(start.seq)
+        if self._end is not None and self._end.seq == start.seq + 1:
+            return self._end
+        self._prune(start)
+        self._release_due()
+        fresh = self._collect(max_records)
+        if not fresh:
+            return None
+        batch = self.ledger.give(start.seq + 1, fresh)
+        self._end = Offset(
+            start.seq + 1, self.options.group_id, self.options.topics, batch,
+            tuple(self.ledger.owed), dict(self.member.starts), self.member.id,
+        )  # fmt: skip
+        return self._end
+
+    def run(self, batch: Offset) -> None:
+        """Spark is about to run this batch, which an earlier driver may have acquired."""
+        self.member.join(batch.member)
+        if self.ledger.replay(batch):
+            log.info("share group %s: batch %d runs again", self.options.group_id, batch.seq)
+            self._reclaim = self._thread.submit(self._reclaimed, sets.count(batch.ranges))
+
+    def _reclaimed(self, count: int) -> list[Range]:
+        """What the group hands out while an earlier driver's batch runs again: its own first."""
+        found: list[Range] = []
+        while not found and not self._complete.is_set():
+            found = self.member.acquire(count, self.options.max_bytes, POLL_MS)
+        return found
+
+    def complete(self, seq: int) -> None:
+        """All batches up to `seq` have been processed: settle what is locked of them."""
+        if self._reclaim is not None:
+            self._complete.set()
+            found, self._reclaim = self._reclaim.result(), None
+            self.ledger.acquired(found)
+        self.ledger.lost(self.member.take_lost())
+        done = self.ledger.completed(seq)
+        if done:
+            self.inbox.look()
+            self._settle(done)
+
+    def drain(self) -> None:
+        """From now on deliver only what is in the log by now (Trigger.AvailableNow)."""
+        self._target = self.member.ends()
+
+    def stop(self) -> None:
+        self._complete.set()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self.member.close()
+
+    def progress(self) -> dict[str, Any]:
+        """Counts since the start of this driver, and the state of the group."""
+        self.member.positions()
+        counts = self.member.counts
+        names = (
+            "acquired", "redelivered", "accepted", "released", "rejected", "renewed", "lost",
+        )  # fmt: skip
+        return {
+            "group": self.options.group_id,
+            "lag": self.member.lag,
+            "inFlight": sets.count(self.ledger.held),
+            "owed": sets.count(self.ledger.owed),
+            **{name: counts[name] for name in names},
+        }
+
+    # -- locking
+
+    def _collect(self, max_records: int) -> list[Range]:
+        """Rows for the next batch, waiting for the first of them as long as the options say."""
+        deadline = time.monotonic() + self.options.max_wait_ms / 1000
+        if self._target is not None:
+            deadline = time.monotonic() + DRAIN_PATIENCE_S
+        for _ in range(ROUNDS_MAX):
+            fresh = self.ledger.fresh()
+            left = max_records - sets.count(fresh)
+            left_bytes = self.options.max_bytes - sets.size(fresh)
+            if left <= 0 or left_bytes <= 0 or (not fresh and self._drained()):
+                return fresh
+            wait_ms = 0 if fresh else max(0, int((deadline - time.monotonic()) * 1000))
+            if self._target is not None:
+                # Another member's acceptance may end a drain while nothing comes here.
+                wait_ms = min(wait_ms, POLL_MS)
+            found = self.member.acquire(left, left_bytes, wait_ms)
+            if not found and (fresh or time.monotonic() >= deadline):
+                return fresh
+            self._settle(self.ledger.acquired(found))
+            self._divert(found)
+        return self.ledger.fresh()
+
+    def _divert(self, found: Iterable[Range]) -> None:
+        """Of what has just been locked, reject what came too often; keep what a drain excludes."""
+        limit = self.options.max_delivery_count
+        often = [r for r in found if limit and r.delivery_count > limit]
+        self._acknowledge(sets.both(often, self.ledger.fresh()), Kind.REJECT)
+        if self._target is not None:
+            later = [
+                r.cut(max(r.first, end), r.last)
+                for r in self.ledger.fresh()
+                if r.last >= (end := self._target.get((r.topic, r.partition), 0))
+            ]
+            self.ledger.keep(later)
+
+    def _drained(self) -> bool:
+        """Whether the group is done with everything up to the drain's target."""
+        if self._target is None:
+            return False
+        starts = self.member.positions(fresh=True)
+        return all(starts.get(where, -1) >= end for where, end in self._target.items() if end)
+
+    def _prune(self, start: Offset) -> None:
+        if self.ledger.owed:
+            before = self.member.starts or start.starts
+            now = self.member.positions(fresh=not self.member.starts)
+            if now:
+                self.ledger.prune(before, now)
+
+    # -- settling
+
+    def _settle(self, ranges: Sequence[Range]) -> None:
+        """Give processed rows their outcomes; what has none is accepted."""
+        if not ranges:
+            return
+        for kind, delay_ms, some in list(self.inbox.of(ranges)):
+            if kind == Kind.RELEASE and delay_ms:
+                at = time.monotonic() + min(delay_ms, DELAY_MS_MAX) / 1000
+                self.ledger.keep(some)
+                self._due.append((at, some))
+                self.inbox.settled(some)
+            else:
+                self._acknowledge(some, kind)
+
+    def _release_due(self) -> None:
+        now = time.monotonic()
+        ripe = [r for at, some in self._due if at <= now for r in some]
+        self._due = [(at, some) for at, some in self._due if at > now]
+        self._acknowledge(sets.both(ripe, self.ledger.kept), Kind.RELEASE)
+
+    def _acknowledge(self, ranges: Sequence[Range], kind: Kind) -> None:
+        if not ranges:
+            return
+        taken, refused = self.member.settle(ranges, _TYPES[kind])
+        self.ledger.settled(taken)
+        self.ledger.lost(refused)
+        self.inbox.settled(taken)
+        if refused:
+            log.warning(
+                "share group %s: %d records had lost their locks before they could be settled; "
+                "they will be delivered again, here or elsewhere",
+                self.options.group_id, sets.count(refused),
+            )  # fmt: skip

@@ -1,0 +1,131 @@
+"""How outcomes of rows come from a sink to the source: files in a directory on the driver.
+
+Sink and source of a query live in two Python processes on the driver and share nothing but its
+disk. The sink's commit writes one file of JSON lines, under a temporary name first, so that a file
+is there whole or not at all; the source reads it when the batch has completed and removes it once
+every offset in it is settled. Of two outcomes of one offset the later file's stands: that is the
+replay of a batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from shoal_spark import ranges as sets
+from shoal_spark.ranges import Range
+
+#: What no source has fetched for so long belongs to nobody any more.
+AGE_S_MAX = 7 * 24 * 3600
+DELAY_MS_MAX = 3_600_000
+
+
+class Kind(StrEnum):
+    """What is to become of a row."""
+
+    ACCEPT = "accept"
+    RELEASE = "release"
+    REJECT = "reject"
+
+
+class Outcome(NamedTuple):
+    """The outcome of a run of offsets; a release may wait, up to `DELAY_MS_MAX`."""
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    kind: Kind
+    delay_ms: int = 0
+    reason: str = ""
+
+    @property
+    def range(self) -> Range:
+        return Range(*self[:4])
+
+
+def joined(outcomes: Iterable[Outcome]) -> list[Outcome]:
+    """In order, neighbours with the same outcome as one."""
+    found: list[Outcome] = []
+    for one in sorted(outcomes):
+        before = found[-1] if found else None
+        if (
+            before
+            and before[:2] == one[:2]
+            and before[4:] == one[4:]
+            and (before.first <= one.first <= before.last + 1)
+        ):
+            found[-1] = before._replace(last=max(before.last, one.last))
+        else:
+            found.append(one)
+    return found
+
+
+def write(directory: str, outcomes: Iterable[Outcome]) -> Path | None:
+    """Leave outcomes for the source; None where there are none."""
+    lines = [json.dumps(one._asdict()) + "\n" for one in joined(outcomes)]
+    if not lines:
+        return None
+    place = Path(directory)
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    final = place / f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.jsonl"
+    part = final.with_suffix(".part")
+    with part.open("w") as out:
+        out.writelines(lines)
+        out.flush()
+        os.fsync(out.fileno())
+    return part.rename(final)
+
+
+class Inbox:
+    """The source's side: outcomes not yet settled, by file, oldest first."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory)
+        self._files: dict[Path, list[Outcome]] = {}
+
+    def look(self) -> None:
+        """Read the files that are new."""
+        for path in sorted(self._directory.glob("*.jsonl")):
+            if path in self._files:
+                continue
+            try:
+                if time.time() - path.stat().st_mtime > AGE_S_MAX:
+                    path.unlink()
+                    continue
+                rows = [json.loads(line) for line in path.read_text().splitlines()]
+            except FileNotFoundError:
+                continue
+            self._files[path] = [Outcome(**{**row, "kind": Kind(row["kind"])}) for row in rows]
+
+    def of(self, ranges: Iterable[Range]) -> Iterator[tuple[Kind, int, list[Range]]]:
+        """The outcomes of these offsets, by kind and delay; accepted is what has none."""
+        left = list(ranges)
+        for path in sorted(self._files, reverse=True):
+            for outcome in self._files[path]:
+                some, left = sets.split(left, [outcome.range])
+                if some:
+                    yield outcome.kind, outcome.delay_ms, some
+        if left:
+            yield Kind.ACCEPT, 0, left
+
+    def settled(self, ranges: Iterable[Range]) -> None:
+        """Forget the outcomes of these offsets, and remove files that have told everything."""
+        done = list(ranges)
+        for path, outcomes in list(self._files.items()):
+            left = [
+                outcome._replace(first=r.first, last=r.last)
+                for outcome in outcomes
+                for r in sets.minus([outcome.range], done)
+            ]
+            if left:
+                self._files[path] = left
+            else:
+                del self._files[path]
+                path.unlink(missing_ok=True)

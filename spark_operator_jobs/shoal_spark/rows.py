@@ -1,0 +1,122 @@
+"""The executors' side: ranges of offsets in, Arrow record batches out. Stateless but for a client.
+
+A Python worker keeps one client for each cluster over all the tasks it runs. What is read is
+decided by the offsets alone: neither the group nor its locks are asked.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from shoal.client.client import SyncClient
+from shoal.client.errors import KafkaError
+from shoal.client.fetcher import Fetched
+from shoal.protocol.errors import ErrorCode
+from shoal.record.batch import headers
+
+from shoal_spark.columns import Columns
+from shoal_spark.options import Connection, SourceOptions
+from shoal_spark.ranges import Range
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger("shoal_spark")
+#: Bounds of what one fetch asks for; a batch larger than that comes whole (KIP-74).
+CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 64 << 10, 4 << 20
+_GONE = (
+    ErrorCode.offset_out_of_range, ErrorCode.unknown_topic_or_partition,
+    ErrorCode.unknown_topic_id,
+)  # fmt: skip
+_clients: dict[Connection, SyncClient] = {}
+
+
+def client(connection: Connection) -> SyncClient:
+    """This process's client of a cluster."""
+    found = _clients.get(connection)
+    if found is None:
+        found = _clients[connection] = SyncClient(connection.settings)
+    return found
+
+
+def read(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.RecordBatch]:
+    """The rows of these ranges in order; offsets that hold no record have none."""
+    for where, group in groupby(ranges, key=lambda r: (r.topic, r.partition)):
+        reading = _Reading(options, *where)
+        columns = Columns(*where, with_headers=options.include_headers)
+        for r in group:
+            for chunk in reading.chunks(r):
+                for at, header in headers(chunk.data):
+                    if header.base_offset > r.last:
+                        break
+                    if not header.is_control and header.last_offset >= r.first:
+                        columns.add(chunk.data, at, header, r)
+                    if columns.full:
+                        yield columns.take()
+        if columns.offsets:
+            yield columns.take()
+
+
+class _Reading:
+    """One partition of one task. Ranges come in order, and many may lie in one fetched chunk."""
+
+    def __init__(self, options: SourceOptions, topic: str, partition: int) -> None:
+        self.options = options
+        self.topic, self.partition = topic, partition
+        self._client = client(options.connection)
+        self._chunk: Fetched | None = None
+
+    def chunks(self, r: Range) -> Iterator[Fetched]:
+        """What holds the offsets of a range; batches around it come along."""
+        at = r.first
+        while at <= r.last:
+            chunk = self._chunk
+            if chunk is None or not chunk.first <= at < chunk.next_offset:
+                chunk = self._chunk = self._fetch(at, r)
+                if chunk is None:
+                    return
+            yield chunk
+            at = chunk.next_offset
+
+    def _fetch(self, at: int, r: Range) -> Fetched | None:
+        """The chunk at `at`; None where the log has lost the rest of the range, if that may be."""
+        size = r.size * (r.last - at + 1) // r.length
+        size = min(max(size, CHUNK_BYTES_MIN), CHUNK_BYTES_MAX)
+        try:
+            return self._client.run(self._first(at, r.last, size))
+        except KafkaError as error:
+            if error.code not in _GONE:
+                raise
+            if self.options.fail_on_data_loss:
+                raise DataLoss(
+                    f"rows of topic {self.topic!r} partition {self.partition}, offsets {at} to "
+                    f"{r.last}, are gone: {error}. Set failOnDataLoss to false to go on without "
+                    "them"
+                ) from None
+            log.warning("%s-%d: offsets from %d are gone: %s", *r[:2], at, error)
+            start = self._client.run(self._log_start())
+            if not at < start <= r.last:
+                return None
+            return self._client.run(self._first(start, r.last, size))
+
+    async def _first(self, at: int, last: int, size: int) -> Fetched:
+        pieces = self._client.fetcher.range(self.topic, self.partition, at, last, chunk_bytes=size)
+        async for piece in pieces:
+            return piece
+        raise AssertionError(f"no chunk for offsets {at} to {last}")
+
+    async def _log_start(self) -> int:
+        from shoal.client.cluster import TopicPartition
+        from shoal.client.topics import OffsetSpec
+
+        where = TopicPartition(self.topic, self.partition)
+        found = (await self._client.admin.topics.offsets({where: int(OffsetSpec.EARLIEST)}))[where]
+        return -1 if isinstance(found, KafkaError) else found.offset
+
+
+class DataLoss(RuntimeError):
+    """Rows of a batch are no longer in the log, and the query is to fail then."""

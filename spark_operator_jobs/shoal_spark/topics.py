@@ -1,0 +1,127 @@
+"""Producing from Spark: `write.format("kafka-topic")`, or `produce` inside `foreachBatch`.
+
+Rows have `value`, and may have `key`, `headers` (as the source gives them), `topic` and
+`partition`; the option `topic` wins over the column. Each task has an idempotent producer
+(KIP-98), so a retried request stores nothing twice; a task or batch that Spark runs again does
+store its rows again, as with Spark's own Kafka sink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    WriterCommitMessage,
+)
+
+from shoal_spark.options import InvalidOption, TopicOptions
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+COLUMNS = ("value", "key", "headers", "topic", "partition")
+#: Rows handed to the client in one go.
+CHUNK = 1000
+
+
+def produce(frame: DataFrame, options: Mapping[str, str]) -> int:
+    """Write a frame to its topic now, without a query of its own; how many rows there were."""
+    parsed = TopicOptions.of_sink(options)
+    names = columns(frame.columns, parsed)
+
+    def mapped(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        import pyarrow as pa
+
+        rows = (row for batch in batches for row in batch.to_pylist())
+        yield pa.RecordBatch.from_pydict({"rows": pa.array([send(parsed, rows)], pa.int64())})
+
+    counts = frame.select(*names).mapInArrow(mapped, "rows long").collect()
+    return sum(row["rows"] for row in counts)
+
+
+def columns(given: Iterable[str], options: TopicOptions) -> list[str]:
+    """Those of a frame's columns that a record is made of. Raises `InvalidOption`."""
+    names = list(given)
+    if "value" not in names:
+        raise InvalidOption(f"rows for a topic need a column 'value'; there are {names}")
+    if not options.topic and "topic" not in names:
+        raise InvalidOption("name the topic by option 'topic' or in a column 'topic'")
+    return [name for name in COLUMNS if name in names]
+
+
+def send(options: TopicOptions, rows: Iterator[Mapping[str, Any]]) -> int:
+    """Produce rows and wait until all of them are stored; how many they were."""
+    from shoal_spark.rows import client
+
+    found = client(options.connection)
+
+    async def all_of_them() -> int:
+        count = 0
+        async with found.client.producer(compression=options.compression) as producer:
+            while chunk := list(islice(rows, CHUNK)):
+                futures = [
+                    await producer.send(
+                        options.topic or row["topic"],
+                        _bytes(row["value"]),
+                        key=_bytes(row.get("key")),
+                        headers=[(h["key"], h["value"]) for h in row.get("headers") or ()],
+                        partition=row.get("partition"),
+                    )
+                    for row in chunk
+                ]
+                await producer.flush()
+                for future in futures:
+                    await future
+                count += len(chunk)
+        return count
+
+    return found.run(all_of_them())
+
+
+def _bytes(value: Any) -> bytes | None:
+    """Strings are taken as UTF-8, as Spark's Kafka sink does."""
+    return value.encode() if isinstance(value, str) else None if value is None else bytes(value)
+
+
+@dataclass(frozen=True)
+class Sent(WriterCommitMessage):  # type: ignore[misc]
+    rows: int
+
+
+class _Writer:
+    def __init__(self, options: TopicOptions, schema: StructType) -> None:
+        self.options = options
+        columns(schema.fieldNames(), options)
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        return Sent(send(self.options, (row.asDict(recursive=True) for row in iterator)))
+
+
+class TopicStreamWriter(_Writer, DataSourceStreamWriter):  # type: ignore[misc]
+    """For `writeStream`."""
+
+
+class TopicWriter(_Writer, DataSourceWriter):  # type: ignore[misc]
+    """For `write`."""
+
+
+class TopicSink(DataSource):  # type: ignore[misc]
+    """`format("kafka-topic")`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "kafka-topic"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return TopicStreamWriter(TopicOptions.of_sink(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return TopicWriter(TopicOptions.of_sink(self.options), schema)
