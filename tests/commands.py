@@ -1,0 +1,140 @@
+"""The `shoal` command as a user runs it: to its end, or beside the test, or at a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import threading
+from typing import IO, Any
+
+from conditions import eventually
+
+RUN_TIMEOUT_S = 60
+SHOAL = (sys.executable, "-m", "shoal.cli")
+
+
+class Shoal:
+    """Commands against one broker."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.environment = {**os.environ, "SHOAL_BOOTSTRAP": bootstrap}
+
+    def run(
+        self, *words: str, stdin: str = "", status: int = 0
+    ) -> subprocess.CompletedProcess[str]:
+        """Run to the end and expect that exit status, and never a traceback."""
+        done = subprocess.run(
+            [*SHOAL, *words], input=stdin, capture_output=True, text=True, env=self.environment,
+            timeout=RUN_TIMEOUT_S, check=False,
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr, done.stderr
+        assert done.returncode == status, (words, done.returncode, done.stdout, done.stderr)
+        return done
+
+    def says(self, *words: str, stdin: str = "") -> str:
+        """What it prints."""
+        return self.run(*words, stdin=stdin).stdout
+
+    def json(self, *words: str) -> Any:
+        """What it prints with `--format json`."""
+        return json.loads(self.says(*words, "--format", "json"))
+
+    def refusal(self, *words: str, status: int = 1, stdin: str = "") -> str:
+        """What it says on standard error while it fails."""
+        done = self.run(*words, stdin=stdin, status=status)
+        return done.stderr
+
+    def start(self, *words: str) -> RunningCommand:
+        """Start a command that goes on until it is interrupted."""
+        return RunningCommand([*SHOAL, *words], self.environment)
+
+    def at_a_terminal(self, *words: str) -> Terminal:
+        """Start a command that talks with a person."""
+        return Terminal([*SHOAL, *words], self.environment)
+
+
+class RunningCommand:
+    """A command beside the test; `lines` grows as it prints."""
+
+    def __init__(self, words: list[str], environment: dict[str, str]) -> None:
+        self.lines: list[str] = []
+        self._process = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        assert self._process.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,))
+        self._reader.start()
+
+    def _read(self, stream: IO[str]) -> None:
+        for line in stream:
+            self.lines.append(line.rstrip("\n"))
+
+    def interrupt(self) -> int:
+        """Ctrl-C; the exit status."""
+        self._process.send_signal(signal.SIGINT)
+        try:
+            status = self._process.wait(RUN_TIMEOUT_S)
+        finally:
+            self.kill()
+        return status
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        for stream in (self._process.stdout, self._process.stderr):
+            assert stream is not None
+            stream.close()
+
+
+def _own_terminal() -> None:
+    """Make standard input the terminal whose Ctrl-C reaches this process."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+class Terminal:
+    """A command at a pseudo-terminal."""
+
+    def __init__(self, words: list[str], environment: dict[str, str]) -> None:
+        self._master, slave = pty.openpty()
+        self._process = subprocess.Popen(
+            words, stdin=slave, stdout=slave, stderr=slave, env=environment,
+            start_new_session=True, preexec_fn=_own_terminal,
+        )  # fmt: skip
+        os.close(slave)
+        self.text = ""
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self._master, 4096)
+            except OSError:  # The other end is closed.
+                return
+            self.text += data.decode(errors="replace").replace("\r\n", "\n")
+
+    def expect(self, words: str) -> None:
+        """Wait until the screen has shown these words, and forget everything up to them."""
+        eventually(lambda: words in self.text, what=f"{words!r} in {self.text!r}")
+        self.text = self.text.partition(words)[2]
+
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def ended(self) -> int:
+        """Wait for its end; the exit status."""
+        try:
+            return self._process.wait(RUN_TIMEOUT_S)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._reader.join()
+            os.close(self._master)

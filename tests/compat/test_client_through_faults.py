@@ -1,0 +1,264 @@
+"""The client where the network is against it: cut connections, lost answers, broken peers.
+
+A relay stands between client and broker; the broker advertises the relay's address, so every
+connection goes through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import client_scenarios
+import pytest
+from kafkas import free_ports
+from servers import ShoalProcess
+from shoal.client.client import Client
+from shoal.client.connection import connect
+from shoal.client.consumer import GroupConsumer
+from shoal.client.errors import (
+    ConnectionLost,
+    KafkaError,
+    RequestTimeout,
+    Unreachable,
+    Unsupported,
+)
+from shoal.client.settings import Settings
+from shoal.client.share import AcknowledgeType, ShareSession
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+
+PRODUCE = int(ApiKey.PRODUCE)
+
+
+class Relay:
+    """Hands frames on. `lose(api_key, n)` swallows the next n answers of an API and cuts."""
+
+    def __init__(self, target: tuple[str, int]) -> None:
+        self._target = target
+        self._lose: dict[int, int] = {}
+        self.lost = 0
+        self._links: list[asyncio.StreamWriter] = []
+
+    def lose(self, api_key: int, answers: int) -> None:
+        self._lose[api_key] = answers
+
+    def cut_all(self) -> None:
+        for writer in self._links:
+            writer.close()
+        self._links.clear()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(*self._target)
+        self._links += [writer, back]
+        asked: asyncio.Queue[int] = asyncio.Queue()
+        tasks = [
+            asyncio.create_task(self._requests(reader, back, asked)),
+            asyncio.create_task(self._answers(there, writer, asked)),
+        ]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        writer.close()
+        back.close()
+
+    async def _requests(
+        self, reader: asyncio.StreamReader, back: asyncio.StreamWriter, asked: asyncio.Queue[int]
+    ) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                frame = await _frame(reader)
+                asked.put_nowait(struct.unpack_from(">h", frame, 4)[0])
+                back.write(frame)
+
+    async def _answers(
+        self, there: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: asyncio.Queue[int]
+    ) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                frame = await _frame(there)
+                api_key = asked.get_nowait()
+                if self._lose.get(api_key, 0) > 0:
+                    self._lose[api_key] -= 1
+                    self.lost += 1
+                    return
+                writer.write(frame)
+
+
+async def _frame(reader: asyncio.StreamReader) -> bytes:
+    size = await reader.readexactly(4)
+    return size + await reader.readexactly(int.from_bytes(size, "big"))
+
+
+@contextlib.asynccontextmanager
+async def relayed(broker: ShoalProcess, port: int) -> AsyncIterator[Relay]:
+    host, _, number = broker.bootstrap.rpartition(":")
+    relay = Relay((host, int(number)))
+    server = await asyncio.start_server(relay.serve, "127.0.0.1", port)
+    try:
+        yield relay
+    finally:
+        relay.cut_all()
+        server.close()
+
+
+def through_relay(tmp_path: Path, scenario: Callable[[Client, Relay], Awaitable[None]]) -> None:
+    """Run a scenario against a broker that is reached through a relay alone."""
+    (port,) = free_ports(1)
+    advertised = {"advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}"}
+    broker = ShoalProcess(tmp_path / "data", configs=advertised).start()
+
+    async def run() -> None:
+        async with relayed(broker, port) as relay, Client(f"127.0.0.1:{port}") as client:
+            await scenario(client, relay)
+
+    try:
+        asyncio.run(run())
+    finally:
+        broker.kill9()
+
+
+def test_an_idempotent_producer_stores_nothing_twice(tmp_path: Path) -> None:
+    async def scenario(client: Client, relay: Relay) -> None:
+        topic = await client_scenarios.new_topic(client)
+        async with client.producer(linger_ms=0) as producer:
+            for i in range(20):
+                if i % 5 == 0:
+                    relay.lose(PRODUCE, 2)
+                await (await producer.send(topic, b"%d" % i))
+        assert relay.lost == 8
+        fetched = await client.fetch_range(topic, 0, 0, 19)
+        values = [int(r.value or b"") for one in fetched for r in one.records()]
+        assert values == list(range(20))
+        with pytest.raises(KafkaError, match="up to 20, which is its end"):
+            await client.fetch_range(topic, 0, 20, 20)
+
+    through_relay(tmp_path, scenario)
+
+
+def test_a_share_session_survives_its_connection(tmp_path: Path) -> None:
+    """The broker gives the records of a lost connection to whoever comes next, here the same."""
+
+    async def scenario(client: Client, relay: Relay) -> None:
+        topic = await client_scenarios.new_topic(client)
+        group = await client_scenarios.new_group(client)
+        await client_scenarios.fill(client, topic, [b"x"] * 3)
+        async with await client.share(group, [topic]) as session:
+            (first,) = await client_scenarios.acquire(session)
+            relay.cut_all()
+            await asyncio.wait_for(_closed(session), 5)
+            refusals = await session.acknowledge(first.acknowledge(AcknowledgeType.ACCEPT))
+            assert [type(r.error) for r in refusals] == [KafkaError]
+            (again,) = await client_scenarios.acquire(session)
+            assert [r.offset for r in again.records()] == [0, 1, 2]
+            assert await session.acknowledge(again.acknowledge(AcknowledgeType.ACCEPT)) == ()
+
+    through_relay(tmp_path, scenario)
+
+
+async def _closed(session: ShareSession) -> None:
+    while not all(node.link.closed for node in session._nodes.values()):
+        await asyncio.sleep(0)
+
+
+Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def against(behaviour: Behaviour, **settings: str) -> None:
+    """Connect to a server that behaves like this."""
+    server = await asyncio.start_server(behaviour, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    properties = {name.replace("_", "."): value for name, value in settings.items()}
+    try:
+        (await connect(Settings.of("x", properties), ("127.0.0.1", port))).close()
+    finally:
+        server.close()
+
+
+async def _mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+    writer.close()
+
+
+async def _hangs_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def _speaks_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(4)
+    writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    await reader.read()
+    writer.close()
+
+
+async def _another_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await _frame(reader)
+    writer.write(struct.pack(">ii", 4, 4711))
+    await reader.read()
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "error", "said"),
+    [
+        (_hangs_up, Unreachable, "does it expect TLS or SASL"),
+        (_speaks_http, Unreachable, "sent a frame of 1213486160 bytes: no Kafka broker"),
+        (_another_request, Unreachable, "answered a request that was not sent"),
+    ],
+)
+def test_peers_that_are_no_brokers(behaviour: Behaviour, error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        asyncio.run(against(behaviour))
+
+
+def test_a_peer_that_says_nothing() -> None:
+    settings = {"socket_connection_setup_timeout_ms": "200"}
+    with pytest.raises((Unreachable, RequestTimeout), match="within 200 ms"):
+        asyncio.run(against(_mute, **settings))
+
+
+def test_nobody_listens() -> None:
+    (port,) = free_ports(1)
+
+    async def run() -> None:
+        async with Client(f"127.0.0.1:{port}") as client:
+            await client.admin.describe_cluster()
+
+    with pytest.raises(Unreachable, match="connection refused"):
+        asyncio.run(run())
+
+
+def test_requests_of_one_connection_are_pipelined(shared_broker: ShoalProcess) -> None:
+    host, _, port = shared_broker.bootstrap.rpartition(":")
+
+    async def run() -> None:
+        link = await connect(Settings.of("x"), (host, int(port)))
+        answers = await asyncio.gather(
+            *(link.request(ApiKey.METADATA, {"topics": []}) for _ in range(500))
+        )
+        assert len(answers) == 500
+        with pytest.raises(Unsupported, match="serves no VOTE"):
+            link.version(ApiKey.VOTE)
+        link.close()
+        with pytest.raises(ConnectionLost, match="was closed here"):
+            await link.request(ApiKey.METADATA, {"topics": []})
+
+    asyncio.run(run())
+
+
+def test_a_group_of_another_kind(shared_broker: ShoalProcess) -> None:
+    async def run() -> None:
+        async with Client(shared_broker.bootstrap) as client:
+            topic = await client_scenarios.new_topic(client)
+            group = await client_scenarios.new_group(client)
+            async with await client.share(group, [topic]):
+                with pytest.raises(KafkaError) as caught:
+                    await GroupConsumer.join(client.cluster, group, [topic])
+                assert caught.value.code in (
+                    ErrorCode.group_id_not_found, ErrorCode.inconsistent_group_protocol,
+                )  # fmt: skip
+
+    asyncio.run(run())

@@ -1,0 +1,95 @@
+"""Kafka's own dump tool reads our segments, indexes and snapshots, and finds no fault in them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from kafka_tools import command
+from log_material import NOW_MS, batch, compact, keyed
+from shoal.log.config import LogConfig
+from shoal.log.log import Log, Origin
+from shoal.log.storage import DiskStorage
+from shoal.record.control import build_marker
+from shoal.record.records import build_batch
+
+pytestmark = pytest.mark.java
+
+CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
+
+
+def dump(directory: Path, *flags: str) -> str:
+    """What the tool says of all files in a log's directory."""
+    kinds = (".log", "index", ".snapshot")
+    files = sorted(str(f) for f in directory.iterdir() if f.name.endswith(kinds))
+    result = subprocess.run(
+        command("kafka-dump-log", "--deep-iteration", "--print-data-log", *flags, "--files",
+                ",".join(files)),
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    for fault in ("mismatch", "Found", "Error", "not found", "isvalid: false"):
+        assert fault not in result.stdout, result.stdout
+    return result.stdout
+
+
+def offsets(text: str) -> list[int]:
+    """The offsets of the data records that the tool printed."""
+    found = re.findall(r"^\| offset: (\d+) (?!.*endTxnMarker)", text, re.MULTILINE)
+    return [int(at) for at in found]
+
+
+def test_all_codecs_over_many_segments(tmp_path: Path) -> None:
+    config = LogConfig(segment_bytes=1500, index_interval_bytes=300)
+    log = Log.open(DiskStorage(), str(tmp_path / "t-0"), config, now_ms=NOW_MS, clean=False)
+    for i, codec in enumerate(CODECS * 4):
+        rows = [
+            (NOW_MS + 10 * i + j, b"k%d" % j, b"v-%d" % i * 9, (("h", b"x"),)) for j in range(6)
+        ]
+        data = build_batch(
+            rows, compression=codec, producer_id=7, producer_epoch=0, base_sequence=6 * i
+        )
+        log.append(data, now_ms=NOW_MS, leader_epoch=i // 7)
+    transactional = batch(b"a", b"b", producer=(9, 1, 0), transactional=True)
+    log.append(transactional, now_ms=NOW_MS, leader_epoch=3)
+    marker = build_marker(
+        committed=False, producer_id=9, producer_epoch=1, coordinator_epoch=2, timestamp_ms=NOW_MS
+    )
+    log.append(marker, now_ms=NOW_MS, leader_epoch=3, origin=Origin.COORDINATOR)
+    log.close()
+    said = dump(tmp_path / "t-0")
+    assert offsets(said) == list(range(122))
+    assert said.count("Dumping ") == len(log.segments) * 3 + 1 + len(log.segments)
+    assert "endTxnMarker: ABORT coordinatorEpoch: 2" in said
+    assert "producerId: 9 firstOffset: 120 lastOffset: 122 lastStableOffset: 123" in said
+    assert re.search(r"producerId: 7 .* lastSequence: 119 lastOffset: 119 offsetDelta: 5", said)
+
+
+def test_a_compacted_log(tmp_path: Path) -> None:
+    config = LogConfig(segment_bytes=2000, index_interval_bytes=200, cleanup_policy=("compact",))
+    log = Log.open(DiskStorage(), str(tmp_path / "t-0"), config, now_ms=NOW_MS, clean=False)
+    for i in range(200):
+        value = None if i % 7 == 0 else b"value-%d" % i
+        log.append(keyed((b"k%d" % (i % 9), value), (b"same", b"x")), now_ms=NOW_MS, leader_epoch=0)
+    log.roll(log.log_end_offset, NOW_MS)
+    log.sync()
+    before = log.size_bytes
+    assert compact(log)
+    log.close()
+    assert log.size_bytes < before / 4
+    said = dump(tmp_path / "t-0")
+    assert "deleteHorizonMs: OptionalLong[" in said
+    assert offsets(said)[-1] == 399
+    assert len(offsets(said)) == 10
+
+
+def test_log_append_time(tmp_path: Path) -> None:
+    config = LogConfig(message_timestamp_type="LogAppendTime")
+    log = Log.open(DiskStorage(), str(tmp_path / "t-0"), config, now_ms=NOW_MS, clean=False)
+    for i in range(3):
+        log.append(batch(b"v", timestamp_ms=i), now_ms=NOW_MS + i, leader_epoch=0)
+    log.close()
+    said = dump(tmp_path / "t-0")
+    assert re.findall(r"LogAppendTime: (\d+)", said)[::2] == [str(NOW_MS + i) for i in range(3)]

@@ -1,0 +1,196 @@
+"""A share group under load while members and the broker are killed, and a checker of what was seen.
+
+Members are librdkafka's, each a process of its own (`share_worker`). After the last fault:
+
+* what a producer got acknowledged comes to a member, under its offset, with its value;
+* what was accepted or rejected with a confirmation never comes again, and is confirmed once;
+* nobody gets a record while another holds it: a member holds what it got until it commits, dies,
+  its lock ends or the broker is gone;
+* a delivery has a higher count than each confirmed release before it, over kills of the broker too,
+  and while the broker lives than each delivery before it;
+* all is settled in the end: the lag that the broker tells is 0.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from conditions import eventually
+from confluent_kafka import Producer
+from queues import Queue
+from servers import ShoalProcess
+from share_worker import Member, now
+from shoal.client.client import SyncClient
+
+MEMBERS, PARTITIONS, RECORDS = 4, 3, 4000
+#: In an order that the seed gives: the broker is killed or restarted, a member killed or closed.
+FAULTS = ["broker"] * 3 + ["restart"] + ["member"] * 3 + ["leave"] * 2
+LOCK_S = 15.0
+CONFIGS = {"group.share.max.delivery.count.limit": "25", "group.share.delivery.count.limit": "10"}
+Key = tuple[int, int]
+#: When a broker went down, and when it was up again.
+Span = tuple[float, float]
+
+
+class Delivery:
+    """One record at one member: held from `begun` until `ended` at the latest."""
+
+    __slots__ = ("begun", "confirmed", "count", "ended", "fate", "member")
+
+    def __init__(self, member: Member, begun: float, count: int) -> None:
+        self.member, self.begun, self.count = member, begun, count
+        self.ended = min(member.died, begun + LOCK_S)
+        self.fate = ""
+        self.confirmed = float("inf")
+
+
+def deliveries(members: list[Member]) -> tuple[dict[Key, list[Delivery]], dict[Key, str]]:
+    """All deliveries of each record in their order, and each record's value."""
+    found: dict[Key, list[Delivery]] = {}
+    values: dict[Key, str] = {}
+    for member in members:
+        open_: dict[Key, Delivery] = {}
+        fates: list[list[Any]] = []
+        for event in member.events:
+            if event["e"] == "got":
+                key = (event["where"][0], event["where"][1])
+                open_[key] = Delivery(member, event["t"], event["count"])
+                found.setdefault(key, []).append(open_[key])
+                assert values.setdefault(key, event["value"]) == event["value"]
+            elif event["e"] == "begin":
+                fates = event["fates"]
+                for partition, offset, _, fate in fates:
+                    one = open_[partition, offset]
+                    one.fate, one.ended = fate, min(one.ended, event["t"])
+            elif event["e"] == "end":
+                for partition, offset, _, _ in fates:
+                    if event["codes"].get(str(partition)) == 0:
+                        open_[partition, offset].confirmed = event["t"]
+    for some in found.values():
+        some.sort(key=lambda one: one.begun)
+    return found, values
+
+
+def faults_of(key: Key, some: list[Delivery], downs: list[Span]) -> Iterator[str]:
+    """What is wrong with the deliveries of one record."""
+    final = [d for d in some if d.fate in ("ACCEPT", "REJECT") and d.confirmed < float("inf")]
+    if len(final) > 1:
+        yield f"{key}: settled {len(final)} times"
+    for i, later in enumerate(some):
+        for earlier in some[:i]:
+            if earlier in final and later.begun > earlier.confirmed:
+                yield f"{key}: came again after its {earlier.fate} was confirmed"
+            same_life = not any(earlier.begun < up and down < later.begun for down, up in downs)
+            if same_life and earlier.ended > later.begun and earlier.member is not later.member:
+                yield f"{key}: at two members at once, deliveries {earlier.count}, {later.count}"
+            confirmed = earlier.fate == "RELEASE" and earlier.confirmed < later.begun
+            if (same_life or confirmed) and later.count <= earlier.count:
+                yield f"{key}: delivery {later.count} after {earlier.count}"
+
+
+class Load:
+    """An idempotent producer that goes on through crashes."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.acknowledged: dict[Key, str] = {}
+        self.failed: list[str] = []
+        self._producer = Producer(
+            {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 1,
+             "batch.num.messages": 13, "reconnect.backoff.ms": 20, "log_level": 0,
+             "reconnect.backoff.max.ms": 100, "message.timeout.ms": 60_000}
+        )  # fmt: skip
+        self._thread = threading.Thread(target=self._run, args=(topic,))
+        self._thread.start()
+
+    def _run(self, topic: str) -> None:
+        for number in range(RECORDS):
+            value = f"job {number}"
+            self._producer.produce(
+                topic, value, partition=number % PARTITIONS,
+                on_delivery=lambda error, message: self._told(error, message),
+            )  # fmt: skip
+            self._producer.poll(0.002)
+
+    def _told(self, error: Any, message: Any) -> None:
+        if error is not None:
+            self.failed.append(str(error))
+        else:
+            self.acknowledged[message.partition(), message.offset()] = message.value().decode()
+
+    def finish(self) -> None:
+        self._thread.join()
+        assert self._producer.flush(60) == 0
+        assert not self.failed and len(self.acknowledged) == RECORDS
+
+
+def settled(members: list[Member]) -> int:
+    """Records whose acceptance or rejection was asked for, at a glance."""
+    return len(
+        {
+            (partition, offset)
+            for member in members
+            for event in list(member.events)
+            if event["e"] == "begin"
+            for partition, offset, _, fate in event["fates"]
+            if fate != "RELEASE"
+        }
+    )
+
+
+@pytest.mark.timeout(240)
+def test_a_share_group_through_kills(start_broker: Callable[..., ShoalProcess]) -> None:
+    seed = int(os.environ.get("SEED", random.randrange(1 << 32)))
+    print(f"SEED={seed}")
+    rng = random.Random(seed)
+    broker = start_broker(configs=CONFIGS)
+    downs: list[Span] = []
+    with SyncClient(broker.bootstrap) as client:
+        queue = Queue(client, broker.bootstrap, partitions=PARTITIONS)
+
+        def join() -> Member:
+            words = (broker.bootstrap, queue.group, queue.topic, str(rng.randrange(1 << 32)))
+            return Member(*words)
+
+        alive = [join() for _ in range(MEMBERS)]
+        everybody = list(alive)
+        load = Load(broker.bootstrap, queue.topic)
+        try:
+            for i, what in enumerate(rng.sample(FAULTS, len(FAULTS)), 1):
+                goal = RECORDS * i // (len(FAULTS) + 1) - rng.randrange(200)
+                eventually(lambda goal=goal: settled(everybody) >= goal, timeout_s=60)
+                if what in ("broker", "restart"):
+                    down = now()
+                    broker.kill9() if what == "broker" else broker.stop()
+                    broker.start()
+                    downs.append((down, now()))
+                else:
+                    gone = alive.pop(rng.randrange(len(alive)))
+                    gone.kill9() if what == "member" else gone.stop()
+                    alive.append(join())
+                    everybody.append(alive[-1])
+            load.finish()
+            eventually(lambda: settled(everybody) == RECORDS, timeout_s=60)
+            queue.drained(60)
+        finally:
+            for member in alive:
+                member.stop()
+    check(everybody, load.acknowledged, downs)
+
+
+def check(members: list[Member], acknowledged: dict[Key, str], downs: list[Span]) -> None:
+    found, values = deliveries(members)
+    assert values == acknowledged
+    assert {o for p, o in acknowledged if p == 0} == set(range((RECORDS + 2) // PARTITIONS))
+    wrong = [w for key, some in sorted(found.items()) for w in faults_of(key, some, downs)]
+    assert not wrong, wrong[:10]
+    unsettled = [
+        key for key, some in found.items()
+        if not any(d.fate in ("ACCEPT", "REJECT") for d in some)
+    ]  # fmt: skip
+    assert not unsettled
+    assert sum(map(len, found.values())) > RECORDS

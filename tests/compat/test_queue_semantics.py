@@ -1,0 +1,265 @@
+"""What share groups have beyond Kafka's, as an unmodified client (librdkafka) sees it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from conditions import eventually
+from confluent_kafka import AcknowledgeType, Consumer, Message, ShareConsumer
+from queues import Queue
+from servers import ShoalProcess
+from shoal.client.client import SyncClient
+from shoal.client.configs import ConfigChange, Resource, ResourceType
+from shoal.client.errors import expect
+from shoal.client.topics import NewTopic
+
+ACCEPT, RELEASE, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, AcknowledgeType.REJECT
+BACKOFF = "share.redelivery.backoff"
+
+
+@pytest.fixture
+def queue(broker: ShoalProcess) -> Iterator[Queue]:
+    with SyncClient(broker.bootstrap) as client:
+        yield Queue(client, broker.bootstrap)
+
+
+@pytest.fixture
+def member(queue: Queue) -> Iterator[ShareConsumer]:
+    consumer = ShareConsumer(
+        {
+            "bootstrap.servers": queue.bootstrap,
+            "group.id": queue.group,
+            "share.acknowledgement.mode": "explicit",
+        }
+    )
+    consumer.subscribe([queue.topic])
+    yield consumer
+    consumer.close()
+
+
+def poll(
+    member: ShareConsumer, answer: Callable[[Message], AcknowledgeType], timeout_s: float = 20.0
+) -> list[Message]:
+    """The records of the first poll that has any, acknowledged and committed."""
+    taken: list[Message] = []
+
+    def some() -> bool:
+        for message in member.poll(0.2):
+            assert message.error() is None, message.error()
+            taken.append(message)
+            member.acknowledge(message, answer(message))
+        return bool(taken)
+
+    eventually(some, timeout_s=timeout_s, what="records come")
+    assert not [e for e in member.commit_sync(10).values() if e is not None]
+    return taken
+
+
+def gauge(broker: ShoalProcess, queue: Queue, name: str) -> float:
+    labels = f'group="{queue.group}",topic="{queue.topic}",partition="0"'
+    return broker.metric(f"shoal_share_partition_{name}{{{labels}}}")
+
+
+def test_a_released_record_comes_back_after_ever_longer_waits(
+    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+) -> None:
+    queue.configure(**{f"{BACKOFF}.ms": "400", f"{BACKOFF}.jitter": "0"})
+    queue.produce(["work"])
+    poll(member, lambda _: RELEASE)
+    released = time.monotonic()
+    assert gauge(broker, queue, "backing_off_records") == 1
+    assert queue.lag == 1
+    waits = []
+    for answer in (RELEASE, RELEASE, ACCEPT):
+        poll(member, lambda _, answer=answer: answer)
+        waits.append(time.monotonic() - released)
+        released = time.monotonic()
+    for wait, least in zip(waits, (0.4, 0.8, 1.6), strict=True):
+        assert least - 0.05 <= wait < least + 1.5, waits
+    assert gauge(broker, queue, "backing_off_records") == 0
+    queue.drained()
+
+
+def test_a_killed_broker_keeps_waits(
+    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+) -> None:
+    queue.configure(**{f"{BACKOFF}.ms": "6000", f"{BACKOFF}.jitter": "0"})
+    queue.produce(["work"])
+    poll(member, lambda _: RELEASE)
+    released = time.monotonic()
+    broker.kill9()
+    broker.start()
+    again = poll(member, lambda _: ACCEPT, timeout_s=40)
+    assert time.monotonic() - released >= 5.9
+    assert [message.value() for message in again] == [b"work"]
+
+
+def test_a_paused_group_gets_nothing_until_it_is_resumed(
+    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+) -> None:
+    queue.produce(["one"])
+    held = []
+    eventually(lambda: held.extend(member.poll(0.2)) or held, what="a record comes")
+    queue.configure(**{"share.delivery.paused": "true"})
+    assert gauge(broker, queue, "paused") == 1
+    queue.produce(["two"])
+    # What a member holds it may settle.
+    member.acknowledge(held[0], ACCEPT)
+    assert not [e for e in member.commit_sync(10).values() if e is not None]
+    assert not member.poll(1.5)
+    assert queue.lag == 1
+    queue.configure(**{"share.delivery.paused": "false"})
+    resumed = time.monotonic()
+    assert [message.value() for message in poll(member, lambda _: ACCEPT)] == [b"two"]
+    assert time.monotonic() - resumed < 5
+    queue.drained()
+
+
+DLQ = "errors.deadletterqueue"
+
+
+def dead_letters(queue: Queue, topic: str, count: int) -> list[Message]:
+    """What a plain consumer finds in a dead-letter topic."""
+    reader = Consumer(
+        {
+            "bootstrap.servers": queue.bootstrap,
+            "group.id": f"reader-{time.monotonic_ns()}",
+            "auto.offset.reset": "earliest",
+        }
+    )
+    reader.subscribe([topic])
+    found: list[Message] = []
+
+    def all_there() -> bool:
+        found.extend(m for m in reader.consume(100, 0.2) if m.error() is None)
+        return len(found) >= count
+
+    eventually(all_there, what=f"{count} dead letters come")
+    reader.close()
+    return found
+
+
+def create(queue: Queue, topic: str, **configs: str) -> None:
+    new = NewTopic(topic, 1, 1, configs={name.replace("_", "."): v for name, v in configs.items()})
+    expect(queue.client.run(queue.client.admin.topics.create([new])))
+
+
+def test_dead_letters_keep_the_record_and_tell_why(
+    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+) -> None:
+    topic = f"dlq.{queue.topic}"
+    create(queue, topic, errors_deadletterqueue_group_enable="true")
+    queue.configure(
+        **{
+            f"{DLQ}.topic.name": topic,
+            f"{DLQ}.copy.record.enable": "true",
+            "share.delivery.count.limit": "2",
+        }
+    )
+    queue.produce(["bad"], key=b"k", headers=(("trace", b"1"),), compression="gzip")
+    poll(member, lambda _: REJECT)
+    queue.drained()
+    queue.produce(["unlucky"])
+    poll(member, lambda _: RELEASE)
+    poll(member, lambda _: RELEASE)
+    queue.drained()
+    bad, unlucky = dead_letters(queue, topic, 2)
+    assert (bad.key(), bad.value()) == (b"k", b"bad")
+    headers = dict(bad.headers())
+    assert headers.pop("trace") == b"1"
+    assert headers.pop("__dlq.errors.member")
+    assert headers == {
+        "__dlq.errors.topic": queue.topic.encode(),
+        "__dlq.errors.partition": b"0",
+        "__dlq.errors.offset": b"0",
+        "__dlq.errors.group": queue.group.encode(),
+        "__dlq.errors.delivery.count": b"1",
+        "__dlq.errors.message": b"Record rejected by client.",
+    }
+    headers = dict(unlucky.headers())
+    assert headers["__dlq.errors.message"] == b"Delivery count limit reached."
+    assert headers["__dlq.errors.delivery.count"] == b"2"
+    name = f'shoal_share_group_dead_letters_total{{group="{queue.group}"}}'
+    assert broker.metric(name) == 2
+
+
+def test_without_copying_a_dead_letter_is_headers_alone(
+    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+) -> None:
+    topic = f"dlq.{queue.topic}"
+    create(queue, topic, errors_deadletterqueue_group_enable="true")
+    queue.configure(**{f"{DLQ}.topic.name": topic})
+    queue.produce(["secret"], headers=(("trace", b"1"),))
+    poll(member, lambda _: REJECT)
+    (letter,) = dead_letters(queue, topic, 1)
+    assert (letter.key(), letter.value()) == (None, None)
+    assert "trace" not in dict(letter.headers())
+    queue.drained()
+
+
+def test_a_record_waits_for_its_dead_letter_over_a_killed_broker(
+    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+) -> None:
+    topic = f"dlq.{queue.topic}"
+    queue.configure(**{f"{DLQ}.topic.name": topic, f"{DLQ}.copy.record.enable": "true"})
+    queue.produce(["a", "b"])
+    poll(member, lambda _: REJECT)
+    failures = (
+        f'shoal_share_group_dead_letter_failures_total{{group="{queue.group}"'
+        ',reason="topic-missing"}'
+    )
+    eventually(lambda: f"{failures} " in broker.scrape(), what="the failure shows")
+    assert gauge(broker, queue, "archiving_records") == 2
+    assert queue.lag == 2
+    create(queue, topic)
+    reason = failures.replace("topic-missing", "topic-forbidden")
+    eventually(lambda: f"{reason} " in broker.scrape(), what="the failure shows")
+    broker.kill9()
+    broker.start()
+    change = [ConfigChange(f"{DLQ}.group.enable", "true")]
+    resource = Resource(ResourceType.TOPIC, topic)
+    expect(queue.client.run(queue.client.admin.configs.alter({resource: change})))
+    member.poll(0.5)
+    letters = dead_letters(queue, topic, 2)
+    assert {letter.value() for letter in letters} == {b"a", b"b"}
+    queue.drained()
+
+
+def test_a_dead_letter_topic_is_created_where_the_broker_allows_it(
+    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+) -> None:
+    change = [ConfigChange(f"{DLQ}.auto.create.topics.enable", "true")]
+    resource = Resource(ResourceType.BROKER, "")
+    expect(queue.client.run(queue.client.admin.configs.alter({resource: change})))
+    topic = f"dlq.{queue.topic}"
+    queue.configure(**{f"{DLQ}.topic.name": topic})
+    queue.produce(["x"])
+    poll(member, lambda _: REJECT)
+    queue.drained()
+    assert len(dead_letters(queue, topic, 1)) == 1
+
+
+def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_headers(
+    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+) -> None:
+    topic = f"dlq.{queue.topic}"
+    create(queue, topic, errors_deadletterqueue_group_enable="true", max_message_bytes="2000")
+    queue.configure(**{f"{DLQ}.topic.name": topic, f"{DLQ}.copy.record.enable": "true"})
+    queue.produce(["small", "x" * 3000, "also small"])
+    poll(member, lambda _: REJECT)
+    queue.drained()
+    values = [letter.value() for letter in dead_letters(queue, topic, 3)]
+    assert values == [b"small", None, b"also small"]
+
+
+def test_a_group_may_drop_what_cannot_be_dead_lettered(
+    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+) -> None:
+    queue.configure(**{f"{DLQ}.topic.name": "dlq.nowhere", f"shoal.{DLQ}.drop.after.ms": "0"})
+    queue.produce(["x"])
+    poll(member, lambda _: REJECT)
+    queue.drained()
+    name = f'shoal_share_group_dead_letters_dropped_total{{group="{queue.group}"}}'
+    assert broker.metric(name) == 1

@@ -1,0 +1,124 @@
+"""`shoal server` as its user meets it: what it says, what it refuses, how it stops."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from servers import ShoalProcess
+
+
+def server(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a server that is expected not to start."""
+    return subprocess.run(
+        [sys.executable, "-m", "shoal.cli", "server", *flags],
+        capture_output=True, text=True, timeout=30, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def refusal(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.returncode == 1, result
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def test_it_says_where_it_listens_and_where_its_data_is(broker: ShoalProcess) -> None:
+    said = "\n".join(broker.log)
+    assert f"listens on {broker.bootstrap}" in said
+    assert f"Its data is in {broker.data_dir}" in said
+
+
+def test_a_clean_stop_leaves_the_marker_and_a_restart_takes_it(broker: ShoalProcess) -> None:
+    marker = broker.data_dir / ".kafka_cleanshutdown"
+    assert not marker.exists()
+    assert broker.stop() == 0
+    assert marker.exists()
+    broker.start()
+    assert not marker.exists()
+    broker.kill9()
+    assert not marker.exists()
+    broker.start()
+
+
+def test_a_port_in_use(broker: ShoalProcess, tmp_path: Path) -> None:
+    data_dir = tmp_path / "other"
+    said = refusal(server(f"--listener={broker.bootstrap}", f"--data-dir={data_dir}"))
+    assert f"Cannot listen on {broker.bootstrap}: another process listens there." in said
+    assert not data_dir.exists()
+
+
+def test_a_data_directory_in_use(broker: ShoalProcess) -> None:
+    said = refusal(server("--listener=127.0.0.1:0", f"--data-dir={broker.data_dir}"))
+    assert "is in use by another broker" in said
+
+
+def test_a_data_directory_of_another_broker(broker: ShoalProcess) -> None:
+    broker.stop()
+    said = refusal(
+        server("--listener=127.0.0.1:0", f"--data-dir={broker.data_dir}", "--set=node.id=7")
+    )
+    assert "belongs to node 1" in said and "this is node 7" in said
+
+
+def test_a_data_directory_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = refusal(server("--listener=127.0.0.1:0", f"--data-dir={tmp_path / 'file'}"))
+    assert "Cannot use the data directory" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "sentence"),
+    [
+        (["--set=log.retentoin.ms=1"], {}, "Did you mean log.retention.ms?"),
+        (["--set=log.retention.ms=x"], {}, "log.retention.ms"),
+        (["--set=nothing"], {}, "--set takes NAME=VALUE"),
+        ([], {"SHOAL_NUM_PARTITIONS": "0"}, "num.partitions"),
+        ([], {"SHOAL_NO_SUCH": "0"}, "SHOAL_NO_SUCH names no broker config"),
+        (["--config=missing.properties"], {}, "Cannot read the configuration file"),
+        (["--listener=localhost"], {}, "not of the form"),
+        (["--listener=no.such.host.invalid:0"], {}, "the host name is not known"),
+        (["--listener=203.0.113.7:0"], {}, "this machine has no such address"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_writes_nothing(
+    tmp_path: Path, flags: list[str], environment: dict[str, str], sentence: str
+) -> None:
+    data_dir = tmp_path / "data"
+    defaults = [] if any("--listener" in f for f in flags) else ["--listener=127.0.0.1:0"]
+    said = refusal(server(f"--data-dir={data_dir}", *defaults, *flags, **environment))
+    assert sentence in said
+    assert not data_dir.exists()
+
+
+def test_a_file_sets_configs(start_broker: Callable[..., ShoalProcess], tmp_path: Path) -> None:
+    path = tmp_path / "server.properties"
+    path.write_text("# a comment\nnode.id=3\n")
+    broker = start_broker(environment={"SHOAL_CONFIG": str(path)})
+    assert any("broker 3" in line for line in broker.log)
+
+
+def test_health_and_metrics(broker: ShoalProcess) -> None:
+    def get(path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(broker.metrics_url + path, timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    assert get("/healthz") == (200, "ok\n")
+    assert get("/readyz") == (200, "ready\n")
+    assert get("/else")[0] == 404
+    status, text = get("/metrics")
+    assert status == 200
+    assert "kafka_server_ReplicaManager_PartitionCount 0\n" in text
+    for line in text.splitlines():
+        assert (
+            line.startswith("#") or line.rsplit(" ", 1)[1].replace(".", "").isdigit() or "e" in line
+        )

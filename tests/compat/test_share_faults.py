@@ -1,0 +1,161 @@
+"""A queue under faults: members that release at random and are killed, a broker that is killed.
+
+What is checked is what a user relies on: a record whose acceptance was confirmed never comes again,
+every record is accepted in the end, nobody holds a record that another holds, and delivery counts
+never fall while the broker lives.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import urllib.request
+import uuid
+from collections import Counter
+from collections.abc import Callable
+
+from conditions import eventually
+from confluent_kafka import AcknowledgeType, KafkaException, Producer, ShareConsumer
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+)
+from servers import ShoalProcess
+
+RECORDS, PARTITIONS, MEMBERS, BROKER_KILLS = 1500, 3, 5, 3
+CONFIGS = {
+    "group.share.min.record.lock.duration.ms": "1000",
+    "group.share.record.lock.duration.ms": "2000",
+    # Kills and restarts use up deliveries; a record that is archived would be no loss to find.
+    "group.share.max.delivery.count.limit": "25",
+}
+Key = tuple[int, int]
+
+
+class Ledger:
+    """What happened to every record, as its consumers saw it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.accepted: dict[Key, int] = {}
+        #: Acceptances whose confirmation was lost with the broker: they hold or they do not.
+        self.unsure: set[Key] = set()
+        self.delivered: Counter[Key] = Counter()
+        self.counts: dict[Key, tuple[int, int]] = {}
+        self.broker_lives = 0
+        self.wrong: list[str] = []
+
+    def deliver(self, key: Key, count: int) -> None:
+        with self.lock:
+            self.delivered[key] += 1
+            if key in self.accepted:
+                self.wrong.append(f"{key} came again after its acceptance was confirmed")
+            life, before = self.counts.get(key, (self.broker_lives, 0))
+            if life == self.broker_lives and count <= before:
+                self.wrong.append(f"{key}: delivery count {count} after {before}")
+            self.counts[key] = (self.broker_lives, count)
+
+    def accept(self, key: Key, *, confirmed: bool) -> None:
+        with self.lock:
+            if confirmed:
+                self.accepted[key] = self.accepted.get(key, 0) + 1
+            else:
+                self.unsure.add(key)
+
+    def settled(self) -> int:
+        with self.lock:
+            return len(self.unsure.union(self.accepted))
+
+
+def work(
+    bootstrap: str, group: str, topic: str, ledger: Ledger, stop: threading.Event, seed: int
+) -> None:
+    rng = random.Random(seed)
+    consumer = ShareConsumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "share.acknowledgement.mode": "explicit",
+            "max.poll.records": 20,
+        }
+    )
+    consumer.subscribe([topic])
+    while not stop.is_set():
+        try:
+            polled = consumer.poll(0.3)
+        except KafkaException:
+            continue
+        by_partition: dict[int, list[Key]] = {}
+        for message in polled:
+            if message.error() is not None:
+                continue
+            key = (message.partition(), message.offset())
+            ledger.deliver(key, message.delivery_count())
+            accept = rng.random() < 0.7
+            consumer.acknowledge(
+                message, AcknowledgeType.ACCEPT if accept else AcknowledgeType.RELEASE
+            )
+            if accept:
+                by_partition.setdefault(message.partition(), []).append(key)
+        confirmed: set[int] = set()
+        try:
+            results = consumer.commit_sync(5) if polled else {}
+            confirmed = {told.partition for told, error in results.items() if error is None}
+        except KafkaException:
+            pass  # Then nothing is confirmed.
+        for partition, keys in by_partition.items():
+            for key in keys:
+                ledger.accept(key, confirmed=partition in confirmed)
+    consumer.close()
+
+
+def lag(broker: ShoalProcess) -> float:
+    """Records of all share partitions whose delivery is not complete."""
+    with urllib.request.urlopen(f"{broker.metrics_url}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(x.split()[-1]) for x in lines if x.startswith("shoal_share_partition_lag{"))
+
+
+def test_a_queue_under_faults(start_broker: Callable[..., ShoalProcess]) -> None:
+    broker = start_broker(configs=CONFIGS)
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    topic, group = f"t-{uuid.uuid4().hex[:8]}", f"g-{uuid.uuid4().hex[:8]}"
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(15)
+    entries = [
+        ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in (("share.auto.offset.reset", "earliest"),
+                            ("share.delivery.count.limit", "25"))
+    ]  # fmt: skip
+    resource = ConfigResource(ConfigResource.Type.GROUP, group, incremental_configs=entries)
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(15)
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "batch.num.messages": 7})
+    for number in range(RECORDS):
+        producer.produce(topic, str(number).encode(), partition=number % PARTITIONS)
+    assert producer.flush(30) == 0
+
+    ledger, stop = Ledger(), threading.Event()
+    workers = [
+        threading.Thread(target=work, args=(broker.bootstrap, group, topic, ledger, stop, seed))
+        for seed in range(MEMBERS)
+    ]
+    for worker in workers:
+        worker.start()
+    try:
+        for kill in range(1, BROKER_KILLS + 1):
+            goal = RECORDS * kill // (BROKER_KILLS + 2)
+            eventually(lambda goal=goal: len(ledger.accepted) >= goal, timeout_s=40)
+            broker.kill9()
+            ledger.broker_lives += 1
+            broker.start()
+        eventually(lambda: ledger.settled() == RECORDS and lag(broker) == 0, timeout_s=60)
+    finally:
+        stop.set()
+        for worker in workers:
+            worker.join()
+    assert not ledger.wrong, ledger.wrong[:10]
+    assert set(ledger.accepted.values()) == {1}
+    assert sum(ledger.delivered.values()) > RECORDS, "some came more than once"

@@ -1,0 +1,80 @@
+"""What members hold that are killed is with others within a second, whoever read which partition.
+
+Kafka takes 43 to 48 s where a dead member was the only reader of a partition: the assignment stays
+until its session ends.
+"""
+
+from __future__ import annotations
+
+import pytest
+from conditions import eventually
+from queues import Queue
+from servers import ShoalProcess
+from share_worker import Member
+from shoal.client.client import SyncClient
+
+TAKEOVER_S = 1.0
+
+
+@pytest.mark.parametrize(
+    ("members", "victims", "partitions"),
+    [(2, 1, 1), (2, 1, 2), (2, 1, 6), (3, 2, 1), (4, 2, 2), (4, 3, 4)],
+)
+def test_what_killed_members_held(
+    shared_broker: ShoalProcess, members: int, victims: int, partitions: int
+) -> None:
+    with SyncClient(shared_broker.bootstrap) as client:
+        queue = Queue(client, shared_broker.bootstrap, partitions=partitions)
+        words = (shared_broker.bootstrap, queue.group, queue.topic)
+        doomed = [Member(*words, "hold") for _ in range(victims)]
+        others: list[Member] = []
+        try:
+            eventually(lambda: all(m.events for m in doomed), what="they have joined")
+            others += [Member(*words, str(seed)) for seed in range(members - victims)]
+            eventually(lambda: all(m.events for m in others), what="the others, too")
+
+            def hold() -> bool:
+                for partition in range(partitions):
+                    queue.produce(["x"], partition=partition)
+                return all(m.got() for m in doomed) and all(m.got() for m in others)
+
+            eventually(hold, timeout_s=30, what="each has taken something")
+            held = {key for m in doomed for key in m.got()}
+            for member in doomed:
+                member.kill9()
+            died = max(m.died for m in doomed)
+
+            def again() -> dict[tuple[int, int], float]:
+                got = [(k, t) for m in others for k, t in m.got().items()]
+                return {k: t - died for k, t in got if k in held and t > died - TAKEOVER_S}
+
+            eventually(lambda: set(again()) == held, timeout_s=60, what="all came again")
+            print("took", {key: round(took, 3) for key, took in again().items()})
+            assert max(again().values()) < TAKEOVER_S
+        finally:
+            for member in others:
+                member.kill9()
+            for member in doomed:
+                if member.died == float("inf"):
+                    member.kill9()
+
+
+def test_what_the_last_member_held_goes_to_the_next_that_comes(
+    shared_broker: ShoalProcess,
+) -> None:
+    with SyncClient(shared_broker.bootstrap) as client:
+        queue = Queue(client, shared_broker.bootstrap)
+        queue.produce(range(10))
+        words = (shared_broker.bootstrap, queue.group, queue.topic)
+        last = Member(*words, "hold")
+        eventually(lambda: len(last.got()) == 10)
+        last.kill9()
+        next_ = Member(*words, "1")
+        try:
+            eventually(lambda: len(next_.got()) == 10)
+            joined = next(e["t"] for e in next_.events if e["e"] == "joined")
+            took = [t - max(joined, last.died) for t in next_.got().values()]
+            print("took", [round(t, 3) for t in took])
+            assert min(took) < TAKEOVER_S
+        finally:
+            next_.kill9()

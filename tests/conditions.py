@@ -1,0 +1,27 @@
+"""Waiting for a condition with a deadline; the only way in which a test waits."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def eventually(probe: Callable[[], T], *, timeout_s: float = 15.0, what: str = "") -> T:
+    """Call `probe` until it returns something true, and return that.
+
+    An `AssertionError` that `probe` raises counts as false and is raised again at the deadline.
+    """
+    deadline = time.monotonic() + timeout_s
+    pause = threading.Event()
+    error: AssertionError | None = None
+    while True:
+        try:
+            if found := probe():
+                return found
+        except AssertionError as caught:
+            error = caught
+        if time.monotonic() > deadline:
+            raise error or AssertionError(f"not within {timeout_s} s: {what or probe}")
+        pause.wait(0.02)

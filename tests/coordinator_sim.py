@@ -1,0 +1,152 @@
+"""A coordinator's runtime on a clock and a log of the test's own.
+
+`Simulation` is the shell that `server.coordinators` is in a broker: it appends to a list, commits
+when told to, and keeps what was delivered. Tokens are strings that a test makes up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from shoal.coordinator.contract import (
+    ProducerIdAndEpoch,
+    Record,
+    Replayed,
+    Result,
+    Shard,
+    Token,
+)
+from shoal.coordinator.runtime import AppendFailed, Runtime
+from shoal.protocol.errors import ApiError, ErrorCode
+
+S = TypeVar("S", bound=Shard)
+
+
+class Marker(NamedTuple):
+    """A transaction marker in the log."""
+
+    producer_id: int
+    committed: bool
+
+
+class Simulation(Generic[S]):
+    """One partition with its shard. Time stands still but for `advance`."""
+
+    def __init__(self, new_shard: Callable[[], S], *, start_ms: int = 1_000_000) -> None:
+        self.now_ms = start_ms
+        #: Records with their time and the transaction they are in; a marker is what `mark` wrote.
+        self.log: list[tuple[Record | Marker, int, ProducerIdAndEpoch | None]] = []
+        self.committed_offset = 0
+        #: Whether an append is committed at once, as on a single broker.
+        self.commits = True
+        #: What the next append fails with.
+        self.refuse_append: ErrorCode | None = None
+        self.delivered: dict[Token, Mapping[str, Any]] = {}
+        self.failed: dict[Token, ErrorCode] = {}
+        self.events: list[tuple[Token, Mapping[str, Any] | ErrorCode]] = []
+        self.performed: list[Any] = []
+        self.appends = 0
+        self._new_shard = new_shard
+        self.runtime: Runtime[S] = Runtime(self, lambda partition: new_shard())
+        self.reload(0)
+
+    @property
+    def shard(self) -> S:
+        return self.runtime.read(0)
+
+    # What a test does.
+
+    def submit(self, token: Token, decide: Callable[[S, int, Token], Result]) -> None:
+        self.runtime.submit(0, token, decide, self.now_ms)
+        self.runtime.flush(self.now_ms)
+
+    def mark(self, producer_id: int, *, committed: bool) -> None:
+        """End a producer's transaction in the partition, as its marker does."""
+        marker = Marker(producer_id, committed)
+
+        def append() -> None:
+            self.log.append((marker, self.now_ms, None))
+            if self.commits:
+                self.committed_offset = len(self.log)
+
+        self.runtime.append_marker(
+            0, append, lambda shard: shard.replay_end_transaction(*marker), self.now_ms
+        )
+
+    def advance(self, ms: int) -> None:
+        """Let time pass, stopping at every deadline on the way."""
+        end_ms = self.now_ms + ms
+        while (due_ms := self.runtime.next_deadline_ms) is not None and due_ms <= end_ms:
+            self.now_ms = max(self.now_ms, due_ms)
+            self.runtime.tick(self.now_ms)
+            self.runtime.flush(self.now_ms)
+        self.now_ms = end_ms
+
+    def commit(self) -> None:
+        """The replicas have caught up."""
+        self.committed_offset = len(self.log)
+        self.runtime.committed(0, self.committed_offset)
+
+    def restart(self) -> None:
+        """The coordinator moves: soft state is lost, the log is not."""
+        self.runtime.resign(0)
+        self.reload(0)
+
+    def rebuilt(self) -> S:
+        """A shard that has seen nothing but the log."""
+        shard = self._new_shard()
+        self._replay(shard)
+        return shard
+
+    # What the runtime asks of its shell.
+
+    def end_offset(self, partition: int) -> int:
+        return len(self.log)
+
+    def high_watermark(self, partition: int) -> int:
+        return self.committed_offset
+
+    def append(
+        self,
+        partition: int,
+        records: Sequence[Record],
+        producer: ProducerIdAndEpoch | None = None,
+    ) -> int:
+        if self.refuse_append is not None:
+            code, self.refuse_append = self.refuse_append, None
+            raise AppendFailed(code)
+        self.appends += 1
+        self.log += [(record, self.now_ms, producer) for record in records]
+        if self.commits:
+            self.committed_offset = len(self.log)
+        return len(self.log) - 1
+
+    def deliver(self, token: Token, response: Mapping[str, Any]) -> None:
+        assert token not in self.delivered and token not in self.failed, token
+        self.delivered[token] = response
+        self.events.append((token, response))
+
+    def fail(self, token: Token, error: ApiError) -> None:
+        assert token not in self.delivered and token not in self.failed, token
+        self.failed[token] = error.code
+        self.events.append((token, error.code))
+
+    def perform(self, effect: Any) -> None:
+        self.performed.append(effect)
+
+    def flush_soon(self) -> None:
+        """Tests flush by themselves."""
+
+    def reload(self, partition: int) -> None:
+        self._replay(self.runtime.begin(0))
+        self.runtime.activate(0, self.now_ms)
+
+    def _replay(self, shard: S) -> None:
+        for offset, (record, timestamp_ms, producer) in enumerate(self.log):
+            if isinstance(record, Marker):
+                shard.replay_end_transaction(*record)  # type: ignore[attr-defined]
+            else:
+                producer_id, epoch = producer or (-1, -1)
+                at = Replayed(offset, timestamp_ms, producer_id, epoch, producer is not None)
+                shard.replay(record, at)

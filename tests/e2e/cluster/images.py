@@ -1,0 +1,245 @@
+"""The project's images, built by Docker where its engine answers and by buildah where not.
+
+Docker builds on the Containerfiles' own base from its registry. buildah builds on a base of this
+module, a Debian with Python that mmdebstrap puts together, and from wheels that pip fetched on
+the machine, so that nothing but package registries is needed. An archive's file name holds a hash
+of all that went into it: what did not change is not built again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .backend import docker_answers
+from .commands import lock, run
+from .control_plane import PAUSE_IMAGE
+from .layout import CACHE, REPOSITORY, SPARK_OPERATOR_VERSION, ClusterError
+from .programs import pip, program
+
+SUITE = "bookworm"
+#: The Python of that Debian, which the wheels have to fit.
+PYTHON_VERSION = "3.11"
+BASE_PACKAGES = ("ca-certificates", "procps", "python3", "python3-pip", "tini")
+JAVA_PACKAGES = ("openjdk-17-jre-headless",)
+#: What no container reads.
+EXCLUDED_PATHS = (
+    "/usr/share/doc/*",
+    "/usr/share/man/man?/*",
+    "/usr/share/locale/*",
+    "/usr/share/info/*",
+)
+SPARK_OPERATOR_IMAGE = f"localhost/kubeflow/spark-operator:{SPARK_OPERATOR_VERSION}"
+#: How long another process may take from asking for an archive to loading it.
+SUPERSEDED_S = 600
+#: The build back-end, which pip fetches by itself only from an index.
+BUILD_REQUIREMENTS = ("hatchling>=1.27",)
+
+
+@dataclass(frozen=True)
+class Image:
+    """One of the project's images: its Containerfile, sources, and what pip and apt install."""
+
+    containerfile: str
+    sources: tuple[str, ...]
+    extra: str
+    packages: tuple[str, ...] = BASE_PACKAGES
+    #: Dependencies that PyPI has as a source archive only; all are plain Python.
+    source_only: tuple[str, ...] = ()
+
+
+IMAGES = {
+    "broker": Image("broker_image/Containerfile", ("broker_image/shoal",), "broker"),
+    "operator": Image(
+        "operator/Containerfile", ("broker_image/shoal", "operator/shoal_operator"), "operator"
+    ),
+    "spark": Image(
+        "spark_operator_jobs/Containerfile",
+        (
+            "broker_image/shoal",
+            "spark_operator_jobs/shoal_spark",
+            "spark_operator_jobs/jobs",
+            "spark_operator_jobs/entrypoint.py",
+        ),
+        "spark",
+        (*BASE_PACKAGES, *JAVA_PACKAGES),
+        source_only=("pyspark",),
+    ),
+}
+_PROJECT = ("pyproject.toml", "README.md", "LICENSE")
+
+
+def tag(name: str) -> str:
+    """The name of one of the project's images, tagged with the project's version."""
+    return f"localhost/shoal/{name}:{_project()['version']}"
+
+
+def archive(name: str) -> Path:
+    """The docker archive of one of the project's images, built now if anything changed."""
+    if name not in IMAGES:
+        raise ClusterError(f"There is no image {name!r}: the images are {', '.join(IMAGES)}.")
+    image = IMAGES[name]
+    inputs = [REPOSITORY / path for path in (image.containerfile, *_PROJECT, *image.sources)]
+    path = _archive_path(name, inputs, " ".join(image.packages))
+    with lock(path.parent / "build.lock"):
+        return path if path.exists() else _build(name, image, path)
+
+
+def _build(name: str, image: Image, path: Path) -> Path:
+    _build_stage(image, tag(name))
+    return _export(path, tag(name))
+
+
+def _build_stage(image: Image, name: str, stage: str = "") -> None:
+    """Builds an image from a Containerfile of the project, up to `stage` if one is named."""
+    target = (f"--target={stage}",) if stage else ()
+    file = f"--file={REPOSITORY / image.containerfile}"
+    if docker_answers():
+        run("docker", "build", "--quiet", f"--tag={name}", file, *target, REPOSITORY)
+        return
+    _buildah(
+        "build-using-dockerfile",
+        "--layers",
+        "--isolation=chroot",
+        "--network=host",
+        f"--build-arg=BASE={_base(image.packages)}",
+        "--build-arg=PIP_NO_INDEX=1",
+        "--build-arg=PIP_FIND_LINKS=/wheels",
+        f"--volume={_wheels(image)}:/wheels:ro",
+        f"--tag={name}",
+        file,
+        *target,
+        str(REPOSITORY),
+    )
+
+
+def pause_archive() -> Path:
+    """The image of the process that holds a pod's namespaces; kind's node brings its own."""
+    binary = program("pause")
+    path = _archive_path("pause", [binary], "")
+    if path.exists():
+        return path
+    # The program stands alone in the image: it is a static binary.
+    steps = f'FROM scratch\nCOPY {binary.name} /pause\nENTRYPOINT ["/pause"]\n'
+    build = ("build-using-dockerfile", f"--tag={PAUSE_IMAGE}", "--file=-", str(binary.parent))
+    _buildah(*build, input=steps)
+    partial = path.with_suffix(f".{os.getpid()}")
+    _buildah("push", "--quiet", PAUSE_IMAGE, f"docker-archive:{partial}:{PAUSE_IMAGE}")
+    return _keep(path, partial)
+
+
+def spark_operator_archive() -> Path:
+    """The image of Kubeflow's Spark operator, on the stage of our Spark image without our code."""
+    spark = IMAGES["spark"]
+    base = f"localhost/shoal/spark-stage:{_project()['version']}"
+    file = Path(__file__).parent / "spark-operator" / "Containerfile"
+    binary = program("spark-operator")
+    stage = (spark.containerfile, "pyproject.toml", "spark_operator_jobs/entrypoint.py")
+    inputs = [file, binary, *(REPOSITORY / path for path in stage)]
+    path = _archive_path("spark-operator", inputs, " ".join(spark.packages))
+    with lock(path.parent / "build.lock"):
+        if path.exists():
+            return path
+        _build_stage(spark, base, "spark")
+        arguments = (f"--build-arg=BASE={base}", f"--tag={SPARK_OPERATOR_IMAGE}", f"--file={file}")
+        if docker_answers():
+            run("docker", "build", "--quiet", *arguments, binary.parent)
+        else:
+            build = ("build-using-dockerfile", "--isolation=chroot", "--network=host")
+            _buildah(*build, *arguments, str(binary.parent))
+        return _export(path, SPARK_OPERATOR_IMAGE)
+
+
+def _base(packages: Iterable[str]) -> str:
+    """The name of a base image in buildah's store, made by mmdebstrap if it is not there."""
+    override = os.environ.get("SHOAL_IMAGE_BASE")
+    if override:
+        return override
+    names = sorted(packages)
+    key = hashlib.sha256(" ".join((SUITE, *names, *EXCLUDED_PATHS)).encode()).hexdigest()[:16]
+    name = f"localhost/shoal/base:{key}"
+    if _buildah("inspect", "--type=image", name, check=False):
+        return name
+    root = CACHE / "images" / f"base-{key}.partial"
+    excluded = [f"--dpkgopt=path-exclude={path}" for path in EXCLUDED_PATHS]
+    make = ("--quiet", "--variant=essential", "--format=tar", f"--include={','.join(names)}")
+    steps = f"FROM scratch\nADD {root.name} /\n"
+    build = ("build-using-dockerfile", f"--tag={name}", "--file=-", str(root.parent))
+    try:
+        run("mmdebstrap", *make, *excluded, SUITE, root)
+        _buildah(*build, input=steps)
+    finally:
+        root.unlink(missing_ok=True)
+    return name
+
+
+def _wheels(image: Image) -> Path:
+    """A directory with the wheels of an image's dependencies, for the base's Python."""
+    project = _project()
+    extra = project["optional-dependencies"][image.extra]
+    wanted = [*BUILD_REQUIREMENTS, *project["dependencies"], *extra]
+    key = hashlib.sha256("\n".join((PYTHON_VERSION, *wanted)).encode()).hexdigest()[:16]
+    directory = CACHE / "wheels" / f"{image.extra}-{key}"
+    if directory.exists():
+        return directory
+    partial = directory.with_suffix(f".{os.getpid()}")
+    for requirement in wanted:
+        if requirement.startswith(image.source_only or "\0"):
+            run(*pip(), "wheel", "--quiet", "--no-deps", f"--wheel-dir={partial}", requirement)
+    platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in (17, 28, 34)]
+    fits = ("--implementation=cp", f"--python-version={PYTHON_VERSION}", "--only-binary=:all:")
+    download = ("download", "--quiet", f"--dest={partial}", f"--find-links={partial}", *fits)
+    run(*pip(), *download, *platforms, "--platform=manylinux2014_x86_64", *wanted)
+    partial.rename(directory)
+    return directory
+
+
+def _project() -> dict[str, Any]:
+    with (REPOSITORY / "pyproject.toml").open("rb") as file:
+        return tomllib.load(file)["project"]
+
+
+def _archive_path(name: str, inputs: Iterable[Path], salt: str) -> Path:
+    """The archive's path, with a hash of the content of files and directories in its name."""
+    digest = hashlib.sha256(f"{salt}\0{docker_answers()}\0".encode())
+    for top in inputs:
+        if not top.exists():
+            raise ClusterError(f"{top.relative_to(REPOSITORY)} is missing: image {name} needs it.")
+        for file in sorted(top.rglob("*")) if top.is_dir() else [top]:
+            if file.is_file() and "__pycache__" not in file.parts:
+                digest.update(f"{file}\0".encode() + file.read_bytes() + b"\0")
+    directory = CACHE / "images"
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory / f"{name}-{digest.hexdigest()[:16]}.tar"
+
+
+def _export(path: Path, image: str) -> Path:
+    """Writes an image as a docker archive, which kind, Docker and containerd all load."""
+    partial = path.with_suffix(f".{os.getpid()}")
+    if docker_answers():
+        run("docker", "save", "--output", partial, image)
+    else:
+        _buildah("push", "--quiet", image, f"docker-archive:{partial}:{image}")
+    return _keep(path, partial)
+
+
+def _keep(path: Path, partial: Path) -> Path:
+    """Puts a finished archive in its place, and drops old ones of earlier sources."""
+    name = path.stem.rpartition("-")[0]
+    for old in path.parent.glob(f"{name}-{'[0-9a-f]' * 16}.tar"):
+        if old.stat().st_mtime < time.time() - SUPERSEDED_S:
+            old.unlink()
+    return partial.rename(path)
+
+
+def _buildah(*argv: str, input: str | None = None, check: bool = True) -> bool:
+    """Runs buildah over a store in the cache, apart from the machine's own; tells if it worked."""
+    root, scratch = CACHE / "containers", CACHE / "containers-run"
+    words = ("buildah", f"--root={root}", f"--runroot={scratch}", *argv)
+    return run(*words, input=input, check=check).returncode == 0

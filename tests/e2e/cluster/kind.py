@@ -1,0 +1,56 @@
+"""The test cluster where a Docker engine answers: one kind node, of the same Kubernetes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from .backend import Cluster, docker_answers, tool
+from .commands import run
+from .layout import KUBERNETES_VERSION, ClusterError
+from .programs import program
+
+#: kind's own release notes list the node image of each Kubernetes version.
+NODE_IMAGE = f"kindest/node:{KUBERNETES_VERSION}"
+
+
+class Kind(Cluster):
+    """A cluster of the kind command; its node is a container."""
+
+    kind = "kind"
+
+    def is_up(self) -> bool:
+        return self._answers()
+
+    def stop_kubelet(self) -> None:
+        run("docker", "exec", self._node, "systemctl", "stop", "kubelet")
+
+    def start_kubelet(self) -> None:
+        run("docker", "exec", self._node, "systemctl", "start", "kubelet")
+
+    @property
+    def _node(self) -> str:
+        return f"{self.layout.name}-control-plane"
+
+    def _require(self) -> None:
+        if not docker_answers():
+            raise ClusterError("kind needs a Docker engine, and none answers `docker version`.")
+
+    def _up(self) -> None:
+        tool("kubectl"), tool("helm")
+        self.laps("programs are there")
+        create = ("create", "cluster", f"--image={NODE_IMAGE}", "--wait=180s")
+        self._kind(*create, f"--kubeconfig={self.kubeconfig}")
+        self.laps("the node is Ready")
+
+    def _down(self) -> None:
+        if self.state.exists():
+            self._kind("delete", "cluster", f"--kubeconfig={self.kubeconfig}")
+        shutil.rmtree(self.state, ignore_errors=True)
+
+    def _load(self, archive: Path) -> None:
+        self._kind("load", "image-archive", str(archive))
+
+    def _kind(self, *argv: str) -> None:
+        installed = shutil.which("kind")
+        run(installed or program("kind"), *argv, f"--name={self.layout.name}")

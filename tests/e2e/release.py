@@ -1,0 +1,74 @@
+"""The Helm release of the chart that end-to-end tests share."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from conditions import eventually
+from e2e.cluster.backend import Cluster
+from e2e.cluster.layout import REPOSITORY
+
+NAME = "shoal"
+NAMESPACE = "shoal-system"
+CHART = REPOSITORY / "helm" / "shoal"
+OPERATOR = "deployment/shoal-operator"
+
+
+class Release:
+    """`helm install shoal` in a namespace of its own."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.namespace = NAMESPACE
+
+    def install(self, **values: Any) -> None:
+        """Install or upgrade with these values and no others; returns when its pods are ready."""
+        settings = [f"--set-json={k.replace('__', '.')}={json.dumps(v)}" for k, v in values.items()]
+        where = (f"--namespace={NAMESPACE}", "--create-namespace", "--wait", "--timeout=90s")
+        # Without it, helm takes the values of the time before where none are given.
+        self.cluster.helm("upgrade", "--install", "--reset-values", NAME, CHART, *where, *settings)
+
+    def uninstall(self) -> None:
+        where = (f"--namespace={NAMESPACE}", "--wait", "--timeout=90s", "--ignore-not-found")
+        self.cluster.helm("uninstall", NAME, *where)
+
+    def pods(self) -> list[str]:
+        """The names of the operator's pods that are not on their way out."""
+        label = "--selector=app.kubernetes.io/name=shoal-operator"
+        get = ("get", "pods", f"--namespace={NAMESPACE}", label, "--output=json")
+        items = json.loads(self.cluster.kubectl(*get).stdout)["items"]
+        return sorted(
+            p["metadata"]["name"] for p in items if "deletionTimestamp" not in p["metadata"]
+        )
+
+    def leader(self) -> str:
+        """The pod that holds the Lease, or nothing."""
+        get = ("get", "lease/shoal-operator", f"--namespace={NAMESPACE}", "--output=json")
+        found = self.cluster.kubectl(*get, check=False)
+        if found.returncode:
+            return ""
+        return json.loads(found.stdout)["spec"].get("holderIdentity") or ""
+
+    def kill(self, pod: str) -> None:
+        """End an operator's pod as a crash would: no signal that it could answer."""
+        now = ("--grace-period=0", "--force", f"--namespace={NAMESPACE}")
+        self.cluster.kubectl("delete", "pod", pod, *now)
+
+    def wait_leader(self, other_than: str = "") -> str:
+        """Until one of the present pods leads."""
+
+        def led() -> str:
+            leader = self.leader()
+            return leader if leader != other_than and leader in self.pods() else ""
+
+        return eventually(led, timeout_s=60, what="a leader among the operator's pods")
+
+    def metrics(self) -> dict[str, float]:
+        """The operator's samples by name and labels, summed over nothing."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/services/shoal-operator:metrics/proxy/metrics"
+        lines = self.cluster.kubectl("get", "--raw", path).stdout.splitlines()
+        return {
+            name: float(value)
+            for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")
+        }

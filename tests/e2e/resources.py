@@ -1,0 +1,217 @@
+"""One namespace as a user sees it: `kubectl`, its objects, and a client in a pod.
+
+Tests of the product talk to it through this and never through the operator's own code.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+from conditions import eventually
+from e2e.cluster import images
+from e2e.cluster.backend import Cluster
+
+Manifest = dict[str, Any]
+PAUSE = "import signal; signal.pause()"
+
+
+class Resources:
+    """A namespace of the test cluster."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self.cluster = cluster
+        self.namespace = namespace
+
+    def kubectl(
+        self, *argv: str, input: str | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        where = f"--namespace={self.namespace}"
+        # What follows `--` is the command of a pod.
+        return self.cluster.kubectl(argv[0], where, *argv[1:], input=input, check=check)
+
+    def apply(self, *manifests: Manifest) -> None:
+        self.kubectl("apply", "--filename=-", input=yaml.safe_dump_all(manifests))
+
+    def refusal(self, manifest: Manifest) -> str:
+        """What the API server says to a manifest that it must not take."""
+        applied = self.kubectl("apply", "--filename=-", input=yaml.safe_dump(manifest), check=False)
+        assert applied.returncode != 0, f"the API server took {manifest}"
+        return applied.stderr
+
+    def patch(self, what: str, patch: Mapping[str, Any]) -> None:
+        self.kubectl("patch", what, "--type=merge", f"--patch={json.dumps(patch)}")
+
+    def get(self, what: str) -> Manifest:
+        return json.loads(self.kubectl("get", what, "--output=json").stdout)
+
+    def find(self, what: str) -> Manifest | None:
+        """The object, or None if there is none."""
+        found = self.kubectl("get", what, "--output=json", "--ignore-not-found").stdout
+        return json.loads(found) if found else None
+
+    def list(self, kind: str, selector: str = "") -> list[Manifest]:
+        found = self.kubectl("get", kind, f"--selector={selector}", "--output=json")
+        return json.loads(found.stdout)["items"]
+
+    def status(self, what: str) -> Manifest:
+        return self.get(what).get("status", {})
+
+    def condition(self, what: str, kind: str = "Ready") -> Manifest:
+        """A condition of the object's present generation, or an empty one."""
+        found = self.get(what)
+        for condition in found.get("status", {}).get("conditions", []):
+            current = condition["observedGeneration"] == found["metadata"]["generation"]
+            if condition["type"] == kind and current:
+                return condition
+        return {"type": kind, "status": "Unknown", "reason": "", "message": ""}
+
+    def wait(self, *whats: str, timeout_s: float = 60) -> None:
+        """Until all are Ready, each in its present generation."""
+        for what in whats:
+
+            def ready(what: str = what) -> bool:
+                condition = self.condition(what)
+                assert condition["status"] == "True", f"{what}: {condition}"
+                return True
+
+            eventually(ready, timeout_s=timeout_s)
+
+    def wait_reason(self, what: str, reason: str, timeout_s: float = 30) -> str:
+        """Until Ready has this reason; its message."""
+
+        def said() -> str:
+            condition = self.condition(what)
+            assert condition["reason"] == reason, f"{what}: {condition}"
+            return condition["message"]
+
+        return eventually(said, timeout_s=timeout_s)
+
+    def wait_status(self, what: str, timeout_s: float = 60, **fields: Any) -> None:
+        """Until the status has these values."""
+
+        def has() -> bool:
+            status = self.status(what)
+            assert {k: status.get(k) for k in fields} == fields, f"{what}: {status}"
+            return True
+
+        eventually(has, timeout_s=timeout_s)
+
+    def events(self, kind: str, name: str, reason: str) -> list[str]:
+        """The messages of the events with this reason on an object, oldest first."""
+        about = f"involvedObject.kind={kind},involvedObject.name={name},reason={reason}"
+        found = self.kubectl("get", "events", f"--field-selector={about}", "--output=json")
+        items = json.loads(found.stdout)["items"]
+        items.sort(key=lambda event: int(event["metadata"]["resourceVersion"]))
+        return [event["message"] for event in items]
+
+    def uid(self, what: str) -> str:
+        return self.get(what)["metadata"]["uid"]
+
+    # -- a client in a pod
+
+    def start_client(self, name: str = "client") -> None:
+        """A pod in which `shoal` runs commands."""
+        image = (f"--image={images.tag('broker')}", "--image-pull-policy=Never")
+        self.kubectl("run", name, *image, "--command", "--", "python3", "-c", PAUSE)
+        self.kubectl("wait", "--for=condition=Ready", f"pod/{name}", "--timeout=60s")
+
+    def shoal(
+        self, *argv: str, input: str | None = None, cluster: str = "main", client: str = "client"
+    ) -> str:
+        """What a `shoal` command in the client's pod prints."""
+        return self.shoal_result(*argv, input=input, cluster=cluster, client=client).stdout
+
+    def shoal_result(
+        self,
+        *argv: str,
+        input: str | None = None,
+        cluster: str = "main",
+        client: str = "client",
+        check: bool = True,
+    ) -> subprocess.CompletedProcess[str]:
+        servers = f"SHOAL_BOOTSTRAP={cluster}-bootstrap.{self.namespace}.svc:9092"
+        attached = ("--stdin",) if input is not None else ()
+        command = ("exec", *attached, client, "--", "env", servers, "shoal", *argv)
+        return self.kubectl(*command, input=input, check=check)
+
+    def produce(self, topic: str, count: int, first: int = 0) -> None:
+        lines = "".join(f"{number}\n" for number in range(first, first + count))
+        self.shoal("produce", topic, "--quiet", input=lines)
+
+    def share_consume(self, topic: str, group: str, *argv: str) -> list[str]:
+        """The values that a share consumer prints; by default until nothing came for 3 s."""
+        timeout = () if "-n" in argv or "--max-messages" in argv else ("--timeout=3s",)
+        command = ("share-consume", topic, f"--group={group}", "--format={value}", *timeout)
+        return self.shoal(*command, *argv).split()
+
+
+def queue_cluster(name: str = "main", **spec: Any) -> Manifest:
+    return _resource("QueueCluster", name, {"storage": {"size": "256Mi"}, **spec})
+
+
+def queue_topic(name: str = "jobs", **spec: Any) -> Manifest:
+    return _resource("QueueTopic", name, {"cluster": "main", "partitions": 2, **spec})
+
+
+def share_group(name: str = "workers", **spec: Any) -> Manifest:
+    return _resource(
+        "ShareGroup",
+        name,
+        {"cluster": "main", "topics": ["jobs"], "startOffset": "Earliest", **spec},
+    )
+
+
+def share_consumer(name: str = "eaters", group: str = "workers", **spec: Any) -> Manifest:
+    """A ShareConsumer; without a workload in `spec` it runs pods that consume slowly."""
+    if "deployment" not in spec and "spark" not in spec:
+        spec["deployment"] = {"template": {"spec": consumer_pod()}}
+    return _resource("ShareConsumer", name, {"shareGroup": group, **spec})
+
+
+def consumer_pod(per_second: int = 20) -> Manifest:
+    """A pod that takes a few records at a time from its share group, at a steady rate."""
+    return {
+        "terminationGracePeriodSeconds": 5,
+        "containers": [
+            {
+                "name": "consumer",
+                "image": images.tag("broker"),
+                "imagePullPolicy": "Never",
+                "command": ["python3", "-c", CONSUME, str(per_second)],
+            }
+        ],
+    }
+
+
+def _resource(kind: str, name: str, spec: Manifest) -> Manifest:
+    meta = {"name": name}
+    return {"apiVersion": "shoal.dev/v1alpha1", "kind": kind, "metadata": meta, "spec": spec}
+
+
+#: Accepts records at a rate, and releases what it holds when it is told to end.
+CONSUME = """
+import asyncio, os, signal, sys
+from shoal.client.client import Client
+from shoal.client.share import AcknowledgeType, AcquireMode
+
+async def main():
+    pause, stop = 1 / int(sys.argv[1]), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    async with Client(os.environ["SHOAL_BOOTSTRAP_SERVERS"]) as client:
+        topics = os.environ["SHOAL_TOPICS"].split(",")
+        async with await client.share(os.environ["SHOAL_GROUP_ID"], topics) as session:
+            while not stop.is_set():
+                found = await session.acquire(max_records=10, mode=AcquireMode.RECORD_LIMIT)
+                for acquired in found:
+                    try:
+                        await asyncio.wait_for(stop.wait(), pause * acquired.count)
+                        return
+                    except TimeoutError:
+                        await session.acknowledge(acquired.acknowledge(AcknowledgeType.ACCEPT))
+
+asyncio.run(main())
+"""

@@ -1,0 +1,38 @@
+"""The job of test_spark_consumer: 20 ms for each record, which is then written to another topic.
+
+It comes to the driver in a ConfigMap, so that the test brings its own work along.
+"""
+
+import threading
+
+import shoal_spark
+from pyspark.sql import SparkSession
+from shoal_spark import arguments, topics
+
+WORK_S = 0.02
+
+
+def worked(batches):
+    """Hold each record for as long as real work would."""
+    for batch in batches:
+        threading.Event().wait(WORK_S * len(batch))
+        yield batch
+
+
+def main() -> None:
+    parser = arguments.parser("work")
+    parser.add_argument("--results", required=True)
+    given = parser.parse_args()
+    spark = SparkSession.builder.appName("work").getOrCreate()
+    shoal_spark.register(spark)
+
+    def write(batch, number: int) -> None:
+        done = batch.select("key", "value").mapInPandas(worked, "key binary, value binary")
+        topics.produce(done, {**arguments.connection(given), "topic": given.results})
+
+    writer = arguments.load(spark, given).writeStream.foreachBatch(write)
+    arguments.started(writer, given).start().awaitTermination()
+
+
+if __name__ == "__main__":
+    main()

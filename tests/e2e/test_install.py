@@ -1,0 +1,129 @@
+"""`helm install`, the demo, and a queue that a client and three consumers share."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+
+import pytest
+from conditions import eventually
+from e2e.cluster import images
+from e2e.cluster.backend import Cluster
+from e2e.cluster.layout import REPOSITORY
+from e2e.release import Release
+from e2e.resources import Resources, queue_cluster, queue_topic, share_group
+
+READY_SECONDS_MAX = 30
+RECORDS = 3000
+
+
+@pytest.fixture
+def demo(cluster: Cluster, release: Release) -> Resources:
+    """The chart's own demo, in the namespace of the release."""
+    release.install(demo__enabled=True)
+    demo = Resources(cluster, release.namespace)
+    demo.kubectl("delete", "pods", "--selector=tier=client", "--now")
+    yield demo
+    demo.kubectl("delete", "pods", "--selector=tier=client", "--now")
+    release.install()
+    demo.kubectl("wait", "--for=delete", "pod/demo-broker-0", "--timeout=60s")
+    demo.kubectl("delete", "pvc", "data-demo-broker-0")
+
+
+def consume_in_a_pod(demo: Resources, name: str) -> None:
+    image = (f"--image={images.tag('broker')}", "--image-pull-policy=Never", "--restart=Never")
+    server = f"demo-bootstrap.{demo.namespace}.svc:9092"
+    command = ("share-consume", "jobs", "--group=workers", "-b", server, "--max-records=50")
+    labels = ("--labels=tier=client",)
+    shown = ("--timeout=5s", "--format={partition} {value}")
+    demo.kubectl("run", name, *image, *labels, "--", *command, *shown)
+
+
+def test_three_consumers_share_two_partitions(demo: Resources) -> None:
+    demo.wait("queuecluster/demo", "queuetopic/jobs", "sharegroup/workers")
+    lines = "".join(f"{number}\n" for number in range(RECORDS))
+    produce = ("exec", "--stdin", "demo-broker-0", "--", "shoal", "produce", "jobs")
+    demo.kubectl(*produce, input=lines)
+    demo.wait_status("sharegroup/workers", lag=RECORDS)
+    pods = [f"consumer-{number}" for number in range(3)]
+    for pod in pods:
+        consume_in_a_pod(demo, pod)
+    demo.wait_status("sharegroup/workers", lag=0, inFlight=0, members=0)
+    counts: dict[str, Counter[str]] = {}
+    values: list[str] = []
+    for pod in pods:
+        demo.kubectl("wait", "--for=jsonpath={.status.phase}=Succeeded", f"pod/{pod}")
+        rows = [line.split() for line in demo.kubectl("logs", pod).stdout.splitlines()]
+        counts[pod] = Counter(partition for partition, _ in rows)
+        values += [value for _, value in rows]
+    assert sorted(map(int, values)) == list(range(RECORDS))
+    assert all(counts.values()), counts
+    # Three members on two partitions: some partition is read by two of them.
+    assert sum(len(partitions) for partitions in counts.values()) > 2, counts
+
+
+def test_helm_test_passes(release: Release) -> None:
+    release.cluster.helm("test", "shoal", f"--namespace={release.namespace}", "--timeout=60s")
+
+
+def test_a_cluster_is_ready_soon_and_restricted(resources: Resources) -> None:
+    enforce = "pod-security.kubernetes.io/enforce=restricted"
+    resources.cluster.kubectl("label", "namespace", resources.namespace, enforce)
+    began = time.monotonic()
+    resources.apply(queue_cluster(), queue_topic(), share_group())
+    resources.wait("queuecluster/main", "queuetopic/jobs", "sharegroup/workers")
+    assert time.monotonic() - began < READY_SECONDS_MAX
+    status = resources.status("queuecluster/main")
+    assert status["brokersReady"] == "1/1"
+    assert status["bootstrapServers"] == f"main-bootstrap.{resources.namespace}.svc:9092"
+    assert [b["pod"] for b in status["brokers"]] == ["main-broker-0"]
+
+
+def test_nothing_is_written_where_nothing_changes(resources: Resources) -> None:
+    whats = (
+        "queuecluster/main",
+        "queuetopic/jobs",
+        "sharegroup/workers",
+        "statefulset/main-broker",
+    )
+    resources.apply(queue_cluster(), queue_topic(), share_group())
+    resources.wait(*whats[:3])
+
+    def versions() -> list[str]:
+        return [resources.get(what)["metadata"]["resourceVersion"] for what in whats]
+
+    seen = [versions()]
+
+    def settled() -> bool:
+        """Whether ten looks, a second and more apart, showed the same."""
+        now = versions()
+        if now != seen[-1]:
+            seen[:] = [now]
+        else:
+            seen.append(now)
+        return len(seen) > 10
+
+    eventually(settled, timeout_s=60)
+
+
+def test_rights_may_end_at_a_namespace(resources: Resources, release: Release) -> None:
+    release.install(watchNamespaces=[resources.namespace])
+    try:
+        resources.apply(queue_cluster(), queue_topic(), share_group())
+        resources.wait("queuecluster/main", "queuetopic/jobs", "sharegroup/workers")
+        account = f"--as=system:serviceaccount:{release.namespace}:shoal-operator"
+        for namespace, allowed in ((resources.namespace, "yes"), ("default", "no")):
+            ask = ("auth", "can-i", "delete", "pods", account, f"--namespace={namespace}")
+            assert release.cluster.kubectl(*ask, check=False).stdout.strip() == allowed
+    finally:
+        release.install()
+
+
+def test_examples_and_chart_pass_the_api_server(resources: Resources) -> None:
+    dry = ("--dry-run=server", f"--filename={REPOSITORY / 'examples'}")
+    resources.kubectl("apply", *dry)
+
+
+def test_explain_reads_like_documentation(release: Release) -> None:
+    text = release.cluster.kubectl("explain", "sharegroup.spec.lockDuration").stdout
+    assert "How long a record stays locked to the member that got it" in " ".join(text.split())

@@ -1,0 +1,176 @@
+"""Brokers are restarted only where it is needed, one reason each, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from conditions import eventually
+from e2e.release import NAMESPACE, OPERATOR, Release
+from e2e.resources import Resources, queue_topic, share_group
+
+#: Produces without a pause until a line comes in; then tells how many were sent and refused.
+PRODUCE = """
+import asyncio, os, sys
+from shoal.client.client import Client
+from shoal.client.errors import ClientError
+
+async def main():
+    stop = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    sent = failed = 0
+    async with Client(os.environ["SHOAL_BOOTSTRAP"]) as client:
+        async with client.producer() as producer:
+            while not stop.done():
+                try:
+                    await (await producer.send("jobs", b"%d" % sent))
+                    sent += 1
+                    if sent == 1:
+                        print("begun", flush=True)
+                except ClientError as error:
+                    failed += 1
+                    print(error, file=sys.stderr)
+                await asyncio.wait([stop], timeout=0.02)
+    print(sent, failed)
+
+asyncio.run(main())
+"""
+
+
+def broker(queue: Resources) -> str:
+    return queue.uid("pod/main-broker-0")
+
+
+def restarts(queue: Resources) -> list[str]:
+    return queue.events("QueueCluster", "main", "BrokerRestart")
+
+
+def wait_new_broker(queue: Resources, before: str) -> None:
+    def replaced() -> bool:
+        found = queue.find("pod/main-broker-0")
+        return found is not None and found["metadata"]["uid"] != before
+
+    eventually(replaced, timeout_s=60)
+    queue.wait("queuecluster/main")
+
+
+@contextmanager
+def producing(queue: Resources) -> Iterator[list[int]]:
+    """A producer in the client's pod; afterwards the list holds how many were sent and failed."""
+    counts: list[int] = []
+    environment = queue.cluster.environment()
+    servers = f"SHOAL_BOOTSTRAP=main-bootstrap.{queue.namespace}.svc:9092"
+    exec_ = ("kubectl", "exec", f"--namespace={queue.namespace}", "--stdin", "client", "--")
+    with subprocess.Popen(
+        [*exec_, "env", servers, "python3", "-c", PRODUCE],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+    ) as process:  # fmt: skip
+        assert process.stdout and process.stdout.readline() == "begun\n"
+        yield counts
+        counts.extend(map(int, process.communicate("\n", timeout=60)[0].split()))
+
+
+def test_a_dynamic_setting_changes_without_a_restart(queue: Resources) -> None:
+    before = broker(queue)
+    queue.patch("queuecluster/main", {"spec": {"config": {"log.retention.ms": "7200000"}}})
+    queue.wait("queuecluster/main")
+    shown = queue.shoal("configs", "describe", "broker", "0", "log.retention.ms")
+    assert "7200000" in shown
+    assert broker(queue) == before
+    events = queue.events("QueueCluster", "main", "ConfigChanged")
+    assert any("log.retention.ms" in event for event in events)
+    queue.patch("queuecluster/main", {"spec": {"config": {"log.retention.ms": None}}})
+    queue.wait("queuecluster/main")
+    assert "7200000" not in queue.shoal("configs", "describe", "broker", "0", "log.retention.ms")
+
+
+def test_a_static_setting_rolls_without_a_failed_produce(queue: Resources) -> None:
+    queue.apply(queue_topic(), share_group())
+    queue.wait("queuetopic/jobs", "sharegroup/workers")
+    before = broker(queue)
+    with producing(queue) as counts:
+        queue.patch("queuecluster/main", {"spec": {"config": {"num.partitions": "3"}}})
+        wait_new_broker(queue, before)
+    sent, failed = counts
+    assert failed == 0
+    assert sent > 50
+    queue.wait_status("sharegroup/workers", lag=sent)
+    assert restarts(queue) == ["main-broker-0: a setting changed that brokers read at their start."]
+
+
+def test_a_paused_cluster_is_left_alone(queue: Resources) -> None:
+    before, events = broker(queue), len(restarts(queue))
+    queue.patch("queuecluster/main", {"spec": {"paused": True, "config": {"num.partitions": "4"}}})
+    queue.wait_reason("queuecluster/main", "Paused")
+    assert broker(queue) == before
+    queue.patch("queuecluster/main", {"spec": {"paused": False}})
+    wait_new_broker(queue, before)
+    assert len(restarts(queue)) == events + 1
+
+
+def test_a_bad_setting_is_named_and_mended(queue: Resources) -> None:
+    queue.patch("queuecluster/main", {"spec": {"config": {"num.partitions": "many"}}})
+
+    def named() -> bool:
+        condition = queue.condition("queuecluster/main")
+        assert condition["status"] == "False"
+        assert "main-broker-0" in condition["message"]
+        assert "num.partitions" in condition["message"], condition
+        return True
+
+    eventually(named, timeout_s=60)
+    queue.patch("queuecluster/main", {"spec": {"config": {"num.partitions": "4"}}})
+    queue.wait("queuecluster/main", timeout_s=90)
+
+
+def test_the_operator_killed_in_a_roll_repeats_nothing(queue: Resources, release: Release) -> None:
+    before, events = broker(queue), len(restarts(queue))
+    queue.patch("queuecluster/main", {"spec": {"config": {"num.partitions": "5"}}})
+    eventually(lambda: len(restarts(queue)) > events, timeout_s=30)
+    release.kill(release.leader())
+    wait_new_broker(queue, before)
+    after = broker(queue)
+    release.wait_leader()
+    queue.apply(queue_topic("after-the-kill"))
+    queue.wait("queuetopic/after-the-kill", "queuecluster/main", timeout_s=90)
+    assert broker(queue) == after
+    assert len(restarts(queue)) == events + 1
+
+
+def test_of_two_operators_one_acts(queue: Resources, release: Release) -> None:
+    release.install(replicas=2)
+    try:
+        first = release.wait_leader()
+        before = broker(queue)
+        release.kill(first)
+        second = release.wait_leader(other_than=first)
+        assert second != first
+        queue.apply(queue_topic("by-the-second"))
+        queue.wait("queuetopic/by-the-second")
+        assert broker(queue) == before
+    finally:
+        release.install()
+
+
+def test_an_upgrade_of_the_chart_leaves_brokers_alone(queue: Resources, release: Release) -> None:
+    before, operators = broker(queue), set(release.pods())
+    release.install(podAnnotations={"upgraded": "yes"})
+    try:
+        rollout = ("rollout", "status", OPERATOR, f"--namespace={NAMESPACE}", "--timeout=60s")
+        queue.cluster.kubectl(*rollout)
+        eventually(lambda: not operators & set(release.pods()), timeout_s=60)
+        release.wait_leader()
+        queue.apply(queue_topic("after-the-upgrade"))
+        queue.wait("queuetopic/after-the-upgrade", "queuecluster/main")
+        assert broker(queue) == before
+    finally:
+        release.install()
+
+
+def test_an_annotation_of_a_service_rolls_nothing(queue: Resources) -> None:
+    before = broker(queue)
+    over = {"template": {"service": {"annotations": {"a": "b"}}}}
+    queue.patch("queuecluster/main", {"spec": over})
+    queue.wait("queuecluster/main")
+    eventually(lambda: queue.get("service/main-bootstrap")["metadata"]["annotations"], timeout_s=20)
+    assert broker(queue) == before

@@ -1,0 +1,109 @@
+"""Consumers come with the lag, past the number of partitions, and go with it."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from conditions import eventually
+from e2e.release import NAMESPACE
+from e2e.resources import Resources, queue_topic, share_consumer, share_group
+
+#: From lag over target until the first consumer's pod is made.
+REACTION_SECONDS_MAX = 10
+SCALING = {
+    "minReplicas": 0, "maxReplicas": 4, "targetLagPerReplica": 50, "recordsPerReplica": 10,
+    "cooldown": "3s", "scaleToZeroAfter": "5s",
+}  # fmt: skip
+
+
+def pods(queue: Resources, consumer: str) -> int:
+    """Consumers that are not on their way out."""
+    found = queue.list("pods", f"shoal.dev/share-consumer={consumer}")
+    return sum("deletionTimestamp" not in p["metadata"] for p in found)
+
+
+def test_up_with_the_lag_past_the_partitions_to_zero_and_back(queue: Resources) -> None:
+    queue.apply(queue_topic(), share_group(), share_consumer(scaling=SCALING))
+    queue.wait("queuetopic/jobs", "sharegroup/workers", "shareconsumer/eaters")
+    assert pods(queue, "eaters") == 0
+    queue.produce("jobs", 600)
+    began = time.monotonic()
+    eventually(lambda: pods(queue, "eaters"), timeout_s=30)
+    assert time.monotonic() - began < REACTION_SECONDS_MAX
+    queue.wait_status("shareconsumer/eaters", desiredReplicas=4, readyReplicas=4)
+    assert queue.status("shareconsumer/eaters")["partitions"] == 2
+    queue.wait_status("sharegroup/workers", members=4)
+    queue.wait_status("shareconsumer/eaters", desiredReplicas=0, replicas=0, timeout_s=90)
+    queue.wait_status("sharegroup/workers", lag=0, inFlight=0, members=0)
+    queue.produce("jobs", 20)
+    queue.wait_status("shareconsumer/eaters", desiredReplicas=1, readyReplicas=1)
+    queue.wait_status("shareconsumer/eaters", desiredReplicas=0, replicas=0, timeout_s=90)
+    queue.wait_status("sharegroup/workers", lag=0)
+    steps = queue.events("ShareConsumer", "eaters", "Scaled")
+    assert steps[0].startswith("0 to 4: lag 600 / 50 a consumer"), steps
+    # What the operator decides is in the status; the spec stays as it was applied.
+    assert "replicas" not in queue.get("shareconsumer/eaters")["spec"]
+
+
+def test_kubectl_scale_drives_it_where_the_operator_does_not(queue: Resources) -> None:
+    queue.apply(queue_topic("by-hand"), share_group("handy", topics=["by-hand"]))
+    queue.apply(share_consumer("manual", "handy", replicas=1))
+    queue.wait_status("shareconsumer/manual", readyReplicas=1)
+    queue.kubectl("scale", "shareconsumer/manual", "--replicas=3")
+    queue.wait_status("shareconsumer/manual", replicas=3, readyReplicas=3)
+    selector = queue.status("shareconsumer/manual")["selector"]
+    assert len(queue.list("pods", selector)) == 3
+    queue.patch("shareconsumer/manual", {"spec": {"paused": True}})
+    queue.wait_status("shareconsumer/manual", replicas=0)
+    assert queue.condition("shareconsumer/manual", "Paused")["status"] == "True"
+    queue.patch("shareconsumer/manual", {"spec": {"paused": False}})
+    queue.wait_status("shareconsumer/manual", readyReplicas=3)
+    queue.kubectl("delete", "shareconsumer/manual")
+    eventually(lambda: queue.find("deployment/manual") is None, timeout_s=30)
+
+
+def test_the_scale_signal_is_served_over_http(queue: Resources) -> None:
+    queue.apply(queue_topic("heard"), share_group("listeners", topics=["heard"]))
+    queue.apply(share_consumer("listening", "listeners", replicas=0))
+    queue.wait("queuetopic/heard", "sharegroup/listeners", "shareconsumer/listening")
+    queue.produce("heard", 42)
+    service = f"/api/v1/namespaces/{NAMESPACE}/services/shoal-operator:metrics/proxy"
+
+    def signal() -> dict[str, int]:
+        path = f"{service}/scale/{queue.namespace}/listening"
+        return json.loads(queue.cluster.kubectl("get", "--raw", path).stdout)
+
+    eventually(lambda: signal()["lag"] == 42, timeout_s=20)
+    assert signal()["desiredReplicas"] == 0
+    missing = queue.cluster.kubectl("get", "--raw", f"{service}/scale/x/y", check=False)
+    assert missing.returncode != 0
+
+
+def test_parallelism_that_locks_forbid_is_a_warning(queue: Resources) -> None:
+    group = share_group("narrow", topics=["narrow"], maxRecordLocks=100)
+    scaling = {"minReplicas": 0, "maxReplicas": 10, "recordsPerReplica": 100}
+    queue.apply(queue_topic("narrow"), group, share_consumer("many", "narrow", scaling=scaling))
+    queue.wait("queuetopic/narrow", "sharegroup/narrow")
+
+    def warned() -> str:
+        condition = queue.condition("shareconsumer/many", "Degraded")
+        assert condition["reason"] == "ParallelismUnreachable", condition
+        return condition["message"]
+
+    assert "let only 2 consumers hold records" in eventually(warned, timeout_s=20)
+    assert queue.status("shareconsumer/many")["ceiling"] == 2
+
+
+def test_a_missing_group_is_told_and_waited_for(queue: Resources) -> None:
+    queue.apply(share_consumer("early", "not-yet", replicas=1))
+    said = queue.wait_reason("shareconsumer/early", "ShareGroupNotFound")
+    assert "'not-yet'" in said
+    queue.apply(queue_topic("late"), share_group("not-yet", topics=["late"]))
+    queue.wait("shareconsumer/early")
+
+
+def test_a_workload_is_required(queue: Resources) -> None:
+    manifest = share_consumer("neither")
+    del manifest["spec"]["deployment"]
+    assert "give either deployment or spark" in queue.refusal(manifest)

@@ -1,0 +1,120 @@
+"""Apache Kafka itself, one node, for tests that hold our clients against the original.
+
+The jars come from `make java`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from conditions import eventually
+from kafka_tools import java
+from shoal.client.client import Client
+from shoal.client.errors import ClientError
+
+CLUSTER_ID = "Kafka-peer-of-our-tests"
+START_TIMEOUT_S = 60
+_SINGLE_NODE = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.listener.names": "CONTROLLER",
+    "inter.broker.listener.name": "PLAINTEXT",
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "2",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "4",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.share.min.record.lock.duration.ms": "1000",
+}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on at present."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+class KafkaProcess:
+    """A broker with its controller. `listeners`: name to security protocol, beside PLAINTEXT."""
+
+    def __init__(
+        self, directory: Path, *, listeners: Mapping[str, str] | None = None,
+        configs: Mapping[str, str] | None = None, format_flags: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        self.directory = directory
+        protocols = {"PLAINTEXT": "PLAINTEXT", **(listeners or {}), "CONTROLLER": "PLAINTEXT"}
+        ports = dict(zip(protocols, free_ports(len(protocols)), strict=True))
+        self.addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
+        self._configs = {
+            **_SINGLE_NODE,
+            "log.dirs": str(directory / "log"),
+            "listeners": ",".join(f"{n}://{a}" for n, a in self.addresses.items()),
+            "advertised.listeners": ",".join(f"{n}://{a}" for n, a in self.addresses.items()),
+            "listener.security.protocol.map": ",".join(f"{n}:{p}" for n, p in protocols.items()),
+            "controller.quorum.bootstrap.servers": self.addresses["CONTROLLER"],
+            **(configs or {}),
+        }
+        self._format_flags = format_flags
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        return self.addresses["PLAINTEXT"]
+
+    def start(self) -> KafkaProcess:
+        """Format, start, and wait for the first answer."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        properties = self.directory / "server.properties"
+        properties.write_text("".join(f"{n}={v}\n" for n, v in self._configs.items()))
+        done = subprocess.run(
+            java("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "--standalone",
+                 "-c", str(properties), "--feature", "share.version=1",
+                 *self._format_flags),
+            capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        with (self.directory / "out").open("wb") as out:
+            self._process = subprocess.Popen(
+                java("kafka.Kafka", str(properties), heap="512m"),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            eventually(self._answers, timeout_s=START_TIMEOUT_S, what="Kafka's first answer")
+        except AssertionError:
+            self.kill9()
+            said = (self.directory / "out").read_text()[-4000:]
+            raise AssertionError(f"Kafka did not start:\n{said}") from None
+        return self
+
+    def _answers(self) -> bool:
+        assert self._process is not None and self._process.poll() is None, "Kafka has ended"
+
+        async def ask() -> bool:
+            async with Client(self.bootstrap) as client:
+                return bool((await client.admin.describe_cluster()).brokers)
+
+        try:
+            return asyncio.run(ask())
+        except ClientError:
+            return False
+
+    def kill9(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None

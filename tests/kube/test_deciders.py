@@ -1,0 +1,302 @@
+"""What the operator decides of topics, groups, statuses and manifests, without any cluster."""
+
+import copy
+import datetime
+
+import pytest
+import yaml
+from shoal.metadata.config_keys import Scope
+from shoal.metadata.configs import BROKER
+from shoal_operator import conditions, quantities, reference
+from shoal_operator.brokers import (
+    EARLIEST,
+    LATEST,
+    GroupState,
+    SharePartition,
+    StartSpec,
+    TopicState,
+    group_counts,
+)
+from shoal_operator.clusters import missing, refusal
+from shoal_operator.conditions import Verdict
+from shoal_operator.groups import decide_config, first_positions, reset_due
+from shoal_operator.model import broker_config, cluster, deployment
+from shoal_operator.store import Store
+from shoal_operator.topics import Actions, claims, decide
+from shoal_operator.windows import is_open
+
+
+def topic(name="jobs", created="2026-01-01T00:00:00Z", status=None, **spec):
+    return {
+        "kind": "QueueTopic",
+        "metadata": {"name": name, "namespace": "n", "creationTimestamp": created},
+        "spec": {"cluster": "main", "partitions": 2, "config": {}, **spec},
+        "status": status or {},
+    }
+
+
+def have(partitions=2, replicas=1, **config):
+    return TopicState("id", partitions, replicas, config)
+
+
+def test_a_topic_is_created_grown_and_configured() -> None:
+    assert decide(topic(), None) == Actions(create=True)
+    assert decide(topic(partitions=4), have()).partitions == 4
+    wanted = topic(config={"retention.ms": "5"})
+    assert decide(wanted, have(**{"retention.ms": "7"})).config == {"retention.ms": "5"}
+    assert not decide(wanted, have(**{"retention.ms": "5"}))
+
+
+def test_only_settings_that_the_resource_put_there_are_taken_away() -> None:
+    resource = topic(status={"appliedConfig": ["retention.ms"]})
+    state = have(**{"retention.ms": "5", "segment.ms": "9"})
+    assert decide(resource, state).config == {"retention.ms": None}
+
+
+def test_partitions_are_never_taken_away() -> None:
+    refused = decide(topic(partitions=1), have(partitions=3)).refusal
+    assert refused.reason == "PartitionsNeverShrink"
+    assert "3 or more" in refused.message
+
+
+def test_an_unmanaged_topic_is_left_alone() -> None:
+    resource = topic(managed=False, config={"retention.ms": "5"}, partitions=9)
+    assert not decide(resource, have())
+    assert decide(resource, None).refusal.reason == "TopicNotFound"
+
+
+def test_the_older_claim_wins_and_a_leaving_one_counts_for_nothing() -> None:
+    old = topic("a", topicName="t")
+    new = topic("b", "2026-01-02T00:00:00Z", topicName="t")
+    assert claims([new, old])["t"] is old
+    old["metadata"]["deletionTimestamp"] = "2026-01-03T00:00:00Z"
+    assert claims([new, old])["t"] is new
+
+
+GROUP = {
+    "cluster": "main", "lockDuration": "1m30s", "deliveryLimit": 3, "maxRecordLocks": 500,
+    "startOffset": "ByDuration", "startOffsetDuration": "1h", "isolation": "ReadCommitted",
+    "renewal": False, "sessionTimeout": "", "heartbeatInterval": "5s",
+}  # fmt: skip
+
+
+def test_a_share_group_in_kafkas_words() -> None:
+    resource = {"metadata": {"name": "g"}, "spec": GROUP, "status": {"appliedConfig": ["x.y"]}}
+    assert decide_config(resource, {"share.delivery.count.limit": "3", "x.y": "1"}) == {
+        "share.record.lock.duration.ms": "90000",
+        "share.partition.max.record.locks": "500",
+        "share.auto.offset.reset": "by_duration:PT3600S",
+        "share.isolation.level": "read_committed",
+        "share.renew.acknowledge.enable": "false",
+        "share.heartbeat.interval.ms": "5000",
+        "x.y": None,
+    }
+
+
+def test_a_reset_is_due_once() -> None:
+    resource = {"spec": {"reset": {"id": "r1", "to": "Earliest"}}, "status": {}}
+    assert reset_due(resource)
+    resource["status"]["lastReset"] = {"id": "r1"}
+    assert reset_due(resource) is None
+    resource["spec"]["reset"]["id"] = "r2"
+    assert reset_due(resource)
+
+
+def test_a_group_begins_where_its_spec_says() -> None:
+    sizes, empty = {"t": 2}, GroupState("g")
+    latest = {"startOffset": "Latest"}
+    assert first_positions(latest, empty, sizes, 0) == {("t", 0): LATEST, ("t", 1): LATEST}
+    back = {"startOffset": "ByDuration", "startOffsetDuration": "1m"}
+    assert first_positions(back, empty, {"t": 1}, 100_000) == {("t", 0): StartSpec(40_000)}
+
+
+def test_what_has_a_position_keeps_it_and_what_grew_is_read_from_its_start() -> None:
+    state = GroupState("g", "share", partitions=(SharePartition("t", 0, 7, 1),))
+    latest = {"startOffset": "Latest"}
+    assert first_positions(latest, state, {"t": 2, "u": 1}, 0) == {
+        ("t", 1): EARLIEST, ("u", 0): LATEST
+    }  # fmt: skip
+    assert first_positions(latest, state, {"t": 1}, 0) == {}
+
+
+def test_positions_are_left_to_members_and_to_other_kinds_of_groups() -> None:
+    latest = {"startOffset": "Latest"}
+    assert first_positions(latest, GroupState("g", "share", members=1), {"t": 1}, 0) == {}
+    assert first_positions(latest, GroupState("g", "consumer"), {"t": 1}, 0) == {}
+
+
+def test_counts_from_the_brokers_metrics() -> None:
+    page = """
+# HELP shoal_share_partition_locked_records Records that those locks hold.
+shoal_share_partition_locked_records{group="a",topic="t",partition="0"} 3
+shoal_share_partition_locked_records{group="a",topic="t",partition="1"} 4.0
+shoal_share_partition_redelivered_records_total{group="a",topic="t",partition="0"} 9
+shoal_share_partition_locks{group="a",topic="t",partition="0"} 100
+shoal_share_partition_locked_records{group="q\\"\\\\",topic="t",partition="0"} 1
+"""
+    assert group_counts([page, page]) == {"a": (14, 18), 'q"\\': (2, 0)}
+
+
+CLUSTER = {
+    "kind": "QueueCluster",
+    "metadata": {"name": "main", "namespace": "n", "uid": "u"},
+    "spec": {
+        "replicas": 1,
+        "storage": {"size": "1Gi"},
+        "listeners": [{"name": "plain", "port": 9092}],
+        "metrics": {"port": 9404},
+        "config": {"log.retention.ms": "5", "num.partitions": "3"},
+    },
+}
+
+
+def test_a_dynamic_setting_changes_no_pod_and_a_static_one_does() -> None:
+    def template(**config):
+        resource = copy.deepcopy(CLUSTER)
+        resource["spec"]["config"] = config
+        return cluster.manifests(resource, "i:1")[-1]["spec"]["template"]
+
+    base = template(**{"num.partitions": "3"})
+    assert template(**{"num.partitions": "3", "log.retention.ms": "9"}) == base
+    assert template(**{"num.partitions": "4"}) != base
+
+
+def test_the_dynamic_settings_are_those_of_the_broker() -> None:
+    of_broker = {k for k, c in BROKER.items() if c.scope is Scope.CLUSTER_WIDE}
+    assert of_broker == broker_config.DYNAMIC
+
+
+def test_pods_are_restricted() -> None:
+    pod = cluster.manifests(CLUSTER, "i:1")[-1]["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    only = pod["containers"][0]["securityContext"]
+    assert only["readOnlyRootFilesystem"]
+    assert only["capabilities"] == {"drop": ["ALL"]}
+    assert not only["allowPrivilegeEscalation"]
+    assert pod["automountServiceAccountToken"] is False
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        ("replicas", 3, "ReplicasNotSupported"),
+        ("listeners", [{"name": "a", "port": 1, "tls": {}}], "SecurityNotSupported"),
+        ("listeners", [{"name": "a", "port": 1, "type": "NodePort"}], "ListenerTypeNotSupported"),
+    ],
+)
+def test_what_brokers_cannot_do_is_refused_by_its_path(path, value, reason) -> None:
+    resource = copy.deepcopy(CLUSTER)
+    resource["spec"][path] = value
+    verdict = refusal(resource)
+    assert verdict.reason == reason
+    assert f"spec.{path}" in verdict.message
+    assert refusal(CLUSTER) is None
+
+
+def test_what_others_add_to_an_object_is_not_missing() -> None:
+    want = {"spec": {"ports": [{"port": 1}], "replicas": 2}}
+    seen = {"spec": {"ports": [{"port": 1, "nodePort": 3}], "replicas": 2}, "status": {}}
+    assert not missing(want, seen)
+    assert missing(want, {"spec": {"ports": [], "replicas": 2}})
+    assert missing(want, {"spec": {"ports": [{"port": 1}], "replicas": 3}})
+
+
+def test_consumers_are_told_where_work_is() -> None:
+    consumer = {
+        "kind": "ShareConsumer",
+        "metadata": {"name": "c", "namespace": "n", "uid": "u"},
+        "spec": {"deployment": {"template": {"spec": {"containers": [
+            {"name": "a", "env": [{"name": "X", "value": "1"}]}
+        ]}}}},
+    }  # fmt: skip
+    made = deployment.manifest(consumer, cluster="main", replicas=4, bootstrap_servers="b:1",
+                               group_id="g", topics=["t", "u"])  # fmt: skip
+    env = {e["name"]: e["value"] for e in made["spec"]["template"]["spec"]["containers"][0]["env"]}
+    assert env == {"SHOAL_BOOTSTRAP_SERVERS": "b:1", "SHOAL_GROUP_ID": "g",
+                   "SHOAL_TOPICS": "t,u", "X": "1"}  # fmt: skip
+    assert made["spec"]["replicas"] == 4
+    assert "env" in consumer["spec"]["deployment"]["template"]["spec"]["containers"][0]
+
+
+def test_conditions_keep_their_transition_time() -> None:
+    first = conditions.conditions(Verdict.waiting("Starting", "x"), 1, "t1", None)
+    again = conditions.conditions(Verdict.waiting("Creating", "y"), 2, "t2", first)
+    ready = conditions.conditions(Verdict.fine("z"), 2, "t3", again)
+    assert [c["type"] for c in first] == list(conditions.TYPES)
+    assert {c["lastTransitionTime"] for c in again} == {"t1"}
+    by_type = {c["type"]: c for c in ready}
+    assert by_type["Ready"]["lastTransitionTime"] == "t3"
+    assert by_type["Progressing"]["status"] == "False"
+    assert by_type["Paused"]["lastTransitionTime"] == "t1"
+
+
+def test_words_for_time_and_size() -> None:
+    assert quantities.duration_ms("1h30m") == 5_400_000
+    assert quantities.duration_ms("250ms") == 250
+    assert quantities.duration_text(5_400_250) == "1h30m250ms"
+    assert quantities.iso_duration(1500) == "PT1.500S"
+    assert quantities.size_bytes("10Gi") == 10 << 30
+    with pytest.raises(ValueError, match="write it like 30s"):
+        quantities.duration_ms("30")
+
+
+def test_maintenance_windows() -> None:
+    saturday = datetime.datetime(2026, 11, 21, 3, 0, tzinfo=datetime.UTC)
+    window = {"schedule": "0 2 * * 6", "duration": "2h"}
+    assert is_open([], saturday)
+    assert is_open([window], saturday)
+    assert not is_open([window], saturday + datetime.timedelta(hours=2))
+
+
+def test_the_store_finds_by_cluster() -> None:
+    store = Store()
+    store.put(topic("b"))
+    store.put(topic("a"))
+    store.put(topic("c", cluster="other"))
+    names = [o["metadata"]["name"] for o in store.of_cluster("QueueTopic", "n", "main")]
+    assert names == ["a", "b"]
+    store.drop(topic("a"))
+    assert len(store.of_cluster("QueueTopic", "n", "main")) == 1
+
+
+def test_the_store_keeps_the_newest_version_of_the_same_object() -> None:
+    store = Store()
+
+    def version(number, uid="one"):
+        made = topic("a")
+        made["metadata"] |= {"uid": uid, "resourceVersion": str(number), "managedFields": []}
+        return made
+
+    store.put(version(10))
+    store.put(version(9))
+    kept = store.get("QueueTopic", "n", "a")["metadata"]
+    assert kept["resourceVersion"] == "10"
+    assert "managedFields" not in kept
+    # Another object under the name is another story, and its predecessor's end is no end.
+    store.put(version(8, "two"))
+    store.drop(version(10))
+    assert store.get("QueueTopic", "n", "a")["metadata"]["uid"] == "two"
+
+
+def test_the_reference_is_made_of_the_definitions(request) -> None:
+    root = request.config.rootpath
+    shown = {p.name: p.read_text() for p in (root / "docs/reference").glob("*.md")}
+    made = reference.pages(root / "crds")
+    assert shown == made, "python -m shoal_operator.reference crds docs/reference"
+
+
+def test_the_chart_ships_the_same_crds(request) -> None:
+    root = request.config.rootpath
+    ours = {p.name: p.read_text() for p in (root / "crds").glob("*.yaml")}
+    charts = {p.name: p.read_text() for p in (root / "helm/shoal/crds").glob("*.yaml")}
+    assert ours == charts
+    for text in ours.values():
+        for field in _fields(yaml.safe_load(text)["spec"]["versions"][0]["schema"]):
+            assert field.get("type") or field.get("x-kubernetes-int-or-string"), field
+
+
+def _fields(schema):
+    for value in schema.get("openAPIV3Schema", schema).get("properties", {}).values():
+        yield value
+        yield from _fields(value)

@@ -1,0 +1,127 @@
+"""The roller's promises, over all pictures of a cluster that Hypothesis draws, and by example."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from shoal_operator.roller import (
+    START_SECONDS_MAX,
+    Broker,
+    Done,
+    PartitionState,
+    Proceed,
+    Refuse,
+    Wait,
+    next_step,
+)
+
+REASON = "a setting changed"
+
+
+def cluster(size: int = 3, stale: tuple[int, ...] = (), unready: tuple[int, ...] = ()):
+    return [Broker(i, i not in unready, REASON if i in stale else "") for i in range(size)]
+
+
+def partition(isr: tuple[int, ...], isr_min: int = 2, replicas: tuple[int, ...] = (0, 1, 2)):
+    return PartitionState("jobs-0", replicas, isr, isr_min)
+
+
+FULL = [partition((0, 1, 2))]
+
+
+def test_nothing_to_do() -> None:
+    assert next_step(cluster(), FULL, 0) == Done()
+
+
+def test_the_controller_goes_last() -> None:
+    assert next_step(cluster(stale=(0, 1)), FULL, 0) == Proceed(1, REASON)
+    assert next_step(cluster(stale=(0,)), FULL, 0) == Proceed(0, REASON)
+
+
+def test_an_unready_broker_that_needs_a_restart_goes_first() -> None:
+    assert next_step(cluster(stale=(0, 2), unready=(2,)), FULL, 0) == Proceed(2, REASON)
+
+
+def test_a_bad_setting_stops_at_the_first_broker() -> None:
+    brokers = [Broker(0, False, "", START_SECONDS_MAX + 1), *cluster(stale=(1, 2))[1:]]
+    step = next_step(brokers, FULL, 1)
+    assert isinstance(step, Refuse)
+    assert "broker 0" in step.reason
+
+
+def test_a_starting_broker_is_waited_for() -> None:
+    assert isinstance(next_step(cluster(stale=(1,), unready=(0,)), FULL, 2), Wait)
+
+
+def test_no_partition_falls_under_its_min_isr() -> None:
+    step = next_step(cluster(stale=(0, 1, 2)), [partition((0, 1))], 0)
+    assert step == Proceed(2, REASON)
+    step = next_step(cluster(stale=(0, 1)), [partition((0, 1))], 0)
+    assert isinstance(step, Wait)
+    assert "jobs-0" in step.reason
+
+
+def test_a_sole_replica_does_not_hold_the_roll_up_for_ever() -> None:
+    only = [PartitionState("single-0", (1,), (1,), 1)]
+    assert next_step(cluster(stale=(1,)), only, 0) == Proceed(1, REASON)
+
+
+def test_outside_of_the_window_only_the_broken_is_mended() -> None:
+    assert isinstance(next_step(cluster(stale=(1,)), FULL, 0, window_open=False), Wait)
+    mended = next_step(cluster(stale=(1,), unready=(1,)), FULL, 0, window_open=False)
+    assert mended == Proceed(1, REASON)
+
+
+def test_brokers_that_cannot_be_asked_are_not_restarted() -> None:
+    assert isinstance(next_step(cluster(stale=(1,)), None, -1), Wait)
+
+
+brokers_of = st.lists(
+    st.tuples(st.booleans(), st.booleans(), st.floats(0, 300)), min_size=1, max_size=5
+).map(lambda rows: [Broker(i, r, REASON if s else "", t) for i, (r, s, t) in enumerate(rows)])
+
+
+@st.composite
+def pictures(draw: st.DrawFn):
+    brokers = draw(brokers_of)
+    ids = [b.id for b in brokers]
+    parts = []
+    for number in range(draw(st.integers(0, 4))):
+        replicas = tuple(draw(st.lists(st.sampled_from(ids), min_size=1, unique=True)))
+        isr = tuple(draw(st.lists(st.sampled_from(replicas), min_size=1, unique=True)))
+        parts.append(PartitionState(f"t-{number}", replicas, isr, draw(st.integers(1, 3))))
+    return brokers, parts, draw(st.sampled_from(ids))
+
+
+@given(pictures(), st.booleans())
+def test_a_healthy_broker_is_restarted_only_when_all_is_well(picture, window_open) -> None:
+    brokers, parts, controller = picture
+    step = next_step(brokers, parts, controller, window_open=window_open)
+    assert step == next_step(list(reversed(brokers)), parts, controller, window_open=window_open)
+    if not isinstance(step, Proceed):
+        return
+    chosen = brokers[step.broker_id]
+    assert chosen.restart_reason
+    if not chosen.ready:
+        return
+    assert all(b.ready for b in brokers)
+    assert window_open
+    for part in parts:
+        if chosen.id in part.isr and part.replicas != (chosen.id,):
+            need = min(part.isr_min, len(part.replicas) - 1)
+            assert len(part.isr) - 1 >= need
+
+
+@given(pictures())
+def test_a_roll_of_a_healthy_cluster_ends(picture) -> None:
+    brokers, _, controller = picture
+    state = {b.id: Broker(b.id, True, b.restart_reason) for b in brokers}
+    restarted = []
+    for _ in range(len(state) + 1):
+        step = next_step(list(state.values()), [], controller)
+        if isinstance(step, Done):
+            break
+        assert isinstance(step, Proceed)
+        restarted.append(step.broker_id)
+        state[step.broker_id] = Broker(step.broker_id, True)
+    assert sorted(restarted) == sorted(b.id for b in brokers if b.restart_reason)
+    if controller in restarted:
+        assert restarted[-1] == controller

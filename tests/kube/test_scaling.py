@@ -1,0 +1,85 @@
+"""How many consumers: the rules of `scaling` one by one, then over whole histories of load."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from shoal_operator.scaling import History, Load, Policy, decide
+
+POLICY = Policy(replicas_max=6, target_lag=100, records_per_replica=50, cooldown_ms=60_000,
+                scale_to_zero_after_ms=300_000)  # fmt: skip
+
+
+def load(lag: int, partitions: int = 2, locks: int = 2000) -> Load:
+    return Load(lag, partitions, locks)
+
+
+def run(steps, policy=POLICY, current=0):
+    """Replicas after each (now_ms, lag)."""
+    history, out = History(), []
+    for now_ms, lag in steps:
+        current = decide(policy, load(lag), current, history, now_ms).replicas
+        out.append(current)
+    return out
+
+
+def test_up_at_once_and_past_the_partitions() -> None:
+    assert run([(0, 10_000)]) == [6]
+
+
+def test_one_record_is_enough_for_one_consumer() -> None:
+    assert run([(0, 1)]) == [1]
+
+
+def test_down_only_after_the_cooldown() -> None:
+    assert run([(0, 600), (1_000, 100), (59_000, 100), (61_001, 100)]) == [6, 6, 6, 1]
+
+
+def test_to_zero_only_after_idling() -> None:
+    steps = [(0, 100), (1_000, 0), (62_000, 0), (300_999, 0), (301_001, 0)]
+    assert run(steps) == [1, 1, 1, 1, 0]
+
+
+def test_lag_in_between_starts_the_idle_time_anew() -> None:
+    steps = [(0, 100), (1_000, 0), (200_000, 5), (301_001, 0), (500_000, 0), (601_002, 0)]
+    assert run(steps) == [1, 1, 1, 1, 1, 0]
+
+
+def test_locks_are_a_ceiling() -> None:
+    decision = decide(Policy(replicas_max=100, target_lag=1, records_per_replica=500),
+                      Load(10_000, 2, 2000), 0, History(), 0)  # fmt: skip
+    assert decision.replicas == decision.ceiling == 8
+    assert "record locks allow 8" in decision.why
+
+
+def test_minimum_holds_without_lag() -> None:
+    policy = Policy(replicas_min=2, replicas_max=4)
+    assert run([(0, 0), (10**9, 0)], policy) == [2, 2]
+
+
+loads = st.lists(st.tuples(st.integers(1, 120_000), st.integers(0, 2_000)), min_size=1, max_size=40)
+
+
+@given(loads, st.integers(0, 3), st.integers(3, 9))
+def test_bounds_and_no_consumer_lost_while_there_is_lag(moves, low, high) -> None:
+    policy = Policy(replicas_min=low, replicas_max=high, target_lag=100, records_per_replica=50)
+    history, current, now_ms = History(), low, 0
+    for pause, lag in moves:
+        now_ms += pause
+        wanted = decide(policy, load(lag), current, history, now_ms).replicas
+        assert low <= wanted <= high
+        if lag:
+            assert wanted >= 1
+            assert wanted >= min(-(-lag // 100), high)
+        current = wanted
+
+
+@given(loads)
+def test_a_constant_load_settles(moves) -> None:
+    history, current, now_ms = History(), 0, 0
+    for pause, lag in moves:
+        now_ms += pause
+        current = decide(POLICY, load(lag), current, history, now_ms).replicas
+    lag = moves[-1][1]
+    for _ in range(20):
+        now_ms += 30_000
+        current = decide(POLICY, load(lag), current, history, now_ms).replicas
+    assert current == min(-(-lag // 100), 6)

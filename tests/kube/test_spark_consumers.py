@@ -1,0 +1,166 @@
+"""A ShareConsumer as a SparkApplication: what is rendered, and what its states mean."""
+
+import copy
+
+import pytest
+from shoal_operator import consumers
+from shoal_operator.model import spark
+from shoal_operator.scaling import History, Load, ceiling, decide
+from shoal_operator.workloads import application_verdict, last_words
+
+PLACE = spark.Place(
+    cluster="main", bootstrap_servers="main-bootstrap.n.svc:9092", group_id="g",
+    topics=("t", "u"), image="spark:1", scale_url="http://operator:8080", driver_role="drivers",
+)  # fmt: skip
+CONSUMER = {
+    "kind": "ShareConsumer",
+    "metadata": {"name": "c", "namespace": "n", "uid": "u"},
+    "spec": {
+        "shareGroup": "g",
+        "scaling": {"targetLagPerReplica": 10, "cooldown": "20s"},
+        "spark": {
+            "mainApplicationFile": "local:///job.py", "sparkVersion": "4.3.0",
+            "imagePullPolicy": "IfNotPresent", "minExecutors": 0, "maxExecutors": 6,
+            "coresPerExecutor": 2, "maxRecordsPerTrigger": 1000,
+            "arguments": ["--to=$(BOOTSTRAP_SERVERS)", "$(GROUP_ID) $(TOPICS)", "$(CHECKPOINT)"],
+        },
+    },
+}  # fmt: skip
+
+
+def consumer(**more):
+    made = copy.deepcopy(CONSUMER)
+    made["spec"]["spark"] |= more
+    return made
+
+
+def env(pod):
+    return {e["name"]: e["value"] for e in pod["template"]["spec"]["containers"][0]["env"]}
+
+
+def test_only_suspend_depends_on_the_number_of_executors() -> None:
+    """Kubeflow restarts an application whose spec changes in anything else."""
+    runs = spark.application(CONSUMER, PLACE, suspend=False)
+    rests = spark.application(CONSUMER, PLACE, suspend=True)
+    assert rests["spec"].pop("suspend") and not runs["spec"].pop("suspend")
+    assert runs == rests
+    assert "instances" not in runs["spec"]["executor"]
+    assert runs["spec"]["dynamicAllocation"]["maxExecutors"] == 6
+    assert runs["spec"]["restartPolicy"]["type"] == "Always"
+
+
+def test_the_driver_is_told_where_work_is() -> None:
+    spec = spark.application(CONSUMER, PLACE, suspend=False)["spec"]
+    where = "file:///var/lib/shoal/checkpoint"
+    assert spec["arguments"] == ["--to=main-bootstrap.n.svc:9092", "g t,u", where]
+    told = env(spec["driver"])
+    assert told["SHOAL_SCALE_URL"] == "http://operator:8080/scale/n/c"
+    assert told["SHOAL_TOPICS"] == "t,u"
+    assert told["SHOAL_CHECKPOINT"] == where
+    assert "env" not in spec["executor"]["template"]["spec"]["containers"][0]
+
+
+def test_settings_of_the_user_lie_over_ours() -> None:
+    conf = spark.application(
+        consumer(sparkConf={"spark.decommission.enabled": "false", "a": "b"}), PLACE, suspend=False
+    )["spec"]["sparkConf"]
+    assert conf["spark.decommission.enabled"] == "false"
+    assert conf["a"] == "b"
+    assert conf["spark.dynamicAllocation.executorIdleTimeout"] == "20000ms"
+    assert "NetworkPolicyFeatureStep" in conf["spark.kubernetes.driver.pod.excludedFeatureSteps"]
+
+
+def test_the_checkpoint_outlives_the_consumer() -> None:
+    claim, account, binding = spark.manifests(CONSUMER, PLACE)
+    assert claim["kind"] == "PersistentVolumeClaim"
+    assert "ownerReferences" not in claim["metadata"]
+    assert account["metadata"]["ownerReferences"] == binding["metadata"]["ownerReferences"]
+    assert binding["roleRef"] == {
+        "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "drivers"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "uri", "claim"),
+    [
+        ({}, "file:///var/lib/shoal/checkpoint", "c-checkpoint"),
+        ({"persistentVolumeClaim": "mine"}, "file:///var/lib/shoal/checkpoint", "mine"),
+        ({"uri": "s3a://bucket/x"}, "s3a://bucket/x", None),
+    ],
+)
+def test_where_the_checkpoint_is(given, uri, claim) -> None:
+    made = consumer(checkpoint=given, serviceAccountName="own")
+    assert spark.checkpoint_uri(made) == uri
+    pod = spark.application(made, PLACE, suspend=False)["spec"]["driver"]["template"]["spec"]
+    volumes = {v["persistentVolumeClaim"]["claimName"] for v in pod.get("volumes", [])}
+    assert volumes == ({claim} if claim else set())
+    assert len(spark.manifests(made, PLACE)) == (claim == "c-checkpoint")
+
+
+def test_executors_share_a_batch() -> None:
+    """1000 records, ten at least for each of two cores: fifty executors find work."""
+    policy = consumers.policy(CONSUMER["spec"])
+    assert (policy.replicas_min, policy.replicas_max) == (0, 6)
+    assert ceiling(policy, Load(10**6, 2, 2000)) == 50
+    assert ceiling(policy, Load(10**6, 1, 200)) == 10
+
+
+def test_parallelism_out_of_reach_is_told_with_the_numbers() -> None:
+    wide = consumer(maxExecutors=60)["spec"]
+    reason, text = consumers.warning(wide, {"maxRecordLocks": 2000}, 50)
+    assert reason == "ParallelismUnreachable"
+    assert "maxExecutors is 60" in text and "gives work to 50" in text
+    assert consumers.warning(CONSUMER["spec"], {"maxRecordLocks": 2000}, 50) is None
+    reason, _ = consumers.warning(
+        CONSUMER["spec"], {"renewal": False, "lockDuration": "30s", "maxRecordLocks": 1}, 0
+    )
+    assert reason == "RenewalOff"
+
+
+def test_without_scaling_and_replicas_spark_scales_by_defaults() -> None:
+    assert consumers.is_scaled({"spark": {}})
+    assert not consumers.is_scaled({"spark": {}, "replicas": 2})
+    assert not consumers.is_scaled({"deployment": {}})
+
+
+@pytest.mark.parametrize(
+    ("state", "wanted", "running", "words", "age", "ready", "reason"),
+    [
+        ("RUNNING", 3, 3, "", 9, True, "Reconciled"),
+        ("RUNNING", 3, 1, "", 9, True, "Scaling"),
+        ("RUNNING", 3, 3, "ValueError: x", 9, False, "ApplicationFailed"),
+        ("PENDING_RERUN", 3, 0, "ValueError: x", 9, False, "ApplicationFailed"),
+        ("FAILED", 3, 0, "", 9, False, "ApplicationFailed"),
+        ("SUBMITTED", 3, 0, "", 9, False, "ApplicationStarting"),
+        ("", 3, 0, "", 9, False, "ApplicationStarting"),
+        ("", 3, 0, "", 99, False, "SparkOperatorSilent"),
+        ("SUSPENDED", 0, 0, "", 9, True, "ScaledToZero"),
+        ("SUSPENDING", 0, 2, "", 9, True, "Suspending"),
+    ],
+)
+def test_states(state, wanted, running, words, age, ready, reason) -> None:
+    application = {"status": {"applicationState": {"state": state, "errorMessage": "exit 1"}}}
+    verdict = application_verdict(application, wanted, running, words, age)
+    assert (verdict.ready, verdict.reason) == (ready, reason)
+    if reason == "ApplicationFailed":
+        assert (words or "exit 1") in verdict.message
+
+
+def test_last_words() -> None:
+    python = 'Traceback:\n  File "x"\nshoal_spark.options.InvalidOption: unknown option\n'
+    assert last_words(python) == "shoal_spark.options.InvalidOption: unknown option"
+    java = "INFO x\na.B: c\nCaused by: java.lang.IllegalException: too far\n\tat a.b(C.java:1)\n"
+    assert last_words(java) == "Caused by: java.lang.IllegalException: too far"
+    assert last_words("just\nended\n") == "ended"
+    assert last_words("") == ""
+
+
+def test_a_restart_of_the_operator_takes_nobody_away() -> None:
+    policy = consumers.policy(CONSUMER["spec"])
+    history = History.resumed(5, None, 1_000)
+    load = Load(10, 2, 2000)
+    assert decide(policy, load, 5, history, 1_001).replicas == 5
+    assert decide(policy, load, 5, history, 21_001).replicas == 1
+    idle = History.resumed(1, 299_999, 1_000_000)
+    assert decide(policy, Load(0, 2, 2000), 1, idle, 1_000_000).replicas == 1
+    assert decide(policy, Load(0, 2, 2000), 1, idle, 1_030_000).replicas == 0

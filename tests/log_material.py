@@ -1,0 +1,94 @@
+"""What tests of the log are made of: batches, and logs over memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shoal.log.config import LogConfig
+from shoal.log.log import Log
+from shoal.log.memory import MemoryStorage
+from shoal.record.batch import headers
+from shoal.record.records import Record, build_batch, read_records
+
+NOW_MS = 1_700_000_000_000
+DIRECTORY = "data/t-0"
+
+
+def batch(
+    *values: bytes | None,
+    key: bytes | None = None,
+    timestamp_ms: int = NOW_MS,
+    compression: str = "none",
+    producer: tuple[int, int, int] = (-1, -1, -1),
+    transactional: bool = False,
+) -> bytearray:
+    """A client's batch; `producer` is (id, epoch, base sequence)."""
+    return build_batch(
+        [(timestamp_ms, key, value, ()) for value in values],
+        compression=compression,
+        producer_id=producer[0],
+        producer_epoch=producer[1],
+        base_sequence=producer[2],
+        transactional=transactional,
+    )
+
+
+def keyed(*pairs: tuple[bytes, bytes | None], timestamp_ms: int = NOW_MS) -> bytearray:
+    """A batch of keys and values."""
+    return build_batch([(timestamp_ms, key, value, ()) for key, value in pairs])
+
+
+def open_log(
+    storage: MemoryStorage,
+    config: LogConfig | None = None,
+    *,
+    now_ms: int = NOW_MS,
+    clean: bool = False,
+    recovery_point: int = 0,
+    log_start_offset: int = 0,
+    cleaned_to: int = 0,
+) -> Log:
+    """The one log of a storage in memory."""
+    return Log.open(
+        storage,
+        DIRECTORY,
+        config or LogConfig(),
+        now_ms=now_ms,
+        clean=clean,
+        recovery_point=recovery_point,
+        log_start_offset=log_start_offset,
+        cleaned_to=cleaned_to,
+    )
+
+
+def fill(log: Log, batches: Iterable[bytes | bytearray], *, now_ms: int = NOW_MS) -> None:
+    """Append each batch as a client's, in leader epoch 0."""
+    for data in batches:
+        log.append(data, now_ms=now_ms, leader_epoch=0)
+
+
+def records(log: Log, offset: int | None = None, *, max_bytes: int = 1 << 20) -> list[Record]:
+    """All records from `offset` (the log's start) on, by reads that follow one another."""
+    at = log.log_start_offset if offset is None else offset
+    first, out = at, []
+    while at < log.log_end_offset:
+        found = log.read(at, max_bytes)
+        if not found.data:
+            break
+        for position, _ in headers(found.data):
+            out += [r for r in read_records(found.data, position) if r.offset >= first]
+        assert found.next_offset > at, "a read that makes no progress"
+        at = found.next_offset
+    return out
+
+
+def compact(log: Log, now_ms: int = NOW_MS, *, memory_bytes: int = 1 << 20) -> bool:
+    """Run a round of compaction to its end; whether there was one."""
+    steps = log.compaction(now_ms, high_watermark=log.log_end_offset, memory_bytes=memory_bytes)
+    if steps is None:
+        return False
+    for _ in steps:
+        pass
+    for gone in log.tick_retention(now_ms, high_watermark=log.log_end_offset):
+        gone.remove()
+    return True

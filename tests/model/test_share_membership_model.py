@@ -1,0 +1,303 @@
+"""Share-group membership as a machine: random members, deaths, time, topics and crashes."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+from shoal.coordinator.contract import Replayed
+from shoal.coordinator.group.groups import Context
+from shoal.coordinator.group.records import decode
+from shoal.coordinator.group.settings import GroupSettings
+from shoal.coordinator.group.share_membership import (
+    HeartbeatRequest,
+    InitializeShareState,
+    ShareGroups,
+)
+from shoal.metadata.image import MetadataImage, PartitionImage, TopicImage
+from shoal.protocol.errors import ApiError, ErrorCode
+
+GROUP = "g"
+NAMES = ["apples", "berries"]
+TAKEOVER_MS = 1_000
+
+
+def image_of(counts, ids):
+    """Metadata with these topics: name -> partition count."""
+    partition = PartitionImage((0,), (0,), 0, 0, 0)
+    topics = {
+        name: TopicImage(name, UUID(int=ids[name]), (partition,) * count)
+        for name, count in counts.items()
+    }
+    by_id = {t.topic_id: t for t in topics.values()}
+    return MetadataImage(topics=topics, topics_by_id=by_id)
+
+
+class Broker:
+    """One shard's share groups over a log of records, and a share coordinator that may fail."""
+
+    def __init__(self, image):
+        self.log, self.image = [], image
+        self.works = True
+        self.load(0)
+
+    def load(self, now_ms):
+        self.context = Context(GroupSettings(), image=self.image)
+        self.groups = ShareGroups(self.context)
+        self.asked, self.replies = [], {}
+        for record in self.log:
+            self.replay(record)
+        self.groups.loaded(now_ms)
+
+    def replay(self, record):
+        decoded = decode(record)
+        replay = self.groups.replays[decoded.type]
+        replay(decoded.key, decoded.value, Replayed(0, 0))
+
+    def run(self, result):
+        for record in result.records:
+            self.log.append(record)
+            self.replay(record)
+        self.asked += (e for e in result.effects if isinstance(e, InitializeShareState))
+        for token, response in result.replies:
+            assert self.replies.setdefault(token, response) is response, "answered twice"
+
+    def initialize(self, now_ms):
+        """Carry out what was asked of the share coordinator."""
+        while self.asked:
+            effect = self.asked.pop(0)
+            decide = self.groups.initialized if self.works else self.groups.not_initialized
+            self.run(decide(effect.group_id, effect.partitions, now_ms))
+
+    def tick(self, now_ms):
+        while (key := self.context.deadlines.due(now_ms)) is not None:
+            self.run(self.groups.due(key, now_ms))
+
+    @property
+    def group(self):
+        return self.context.groups.get(GROUP)
+
+
+class Client:
+    """A share consumer: reads what it is told, from the moment it is told."""
+
+    def __init__(self, member_id, topics, connection_id):
+        self.member_id, self.topics = member_id, topics
+        self.connection_id = connection_id
+        self.epoch, self.assigned = 0, set()
+        self.next_ms = 0
+        self.token = None
+        #: An answer was lost: the next heartbeat tells everything.
+        self.missed = False
+
+
+class ShareMembershipMachine(RuleBasedStateMachine):
+    @initialize()
+    def start(self):
+        self.now_ms = 1_000_000
+        self.counts, self.ids = {"apples": 2}, {"apples": 1, "berries": 2}
+        self.broker = Broker(image_of(self.counts, self.ids))
+        self.clients = []
+        self.made = 0
+
+    def send(self, client, topics=None, epoch=None):
+        """A heartbeat; its answer is taken when it comes (`receive`)."""
+        joins = client.epoch == 0 or client.missed
+        client.token = f"{client.member_id}@{self.now_ms}#{self.made}"
+        self.made += 1
+        request = HeartbeatRequest(
+            GROUP,
+            client.member_id,
+            client.epoch if epoch is None else epoch,
+            subscribed_topic_names=client.topics if joins else topics,
+            connection_id=client.connection_id,
+        )
+        try:
+            self.broker.run(self.broker.groups.heartbeat(request, self.now_ms, client.token))
+        except ApiError as refused:
+            self.broker.replies[client.token] = {"error_code": refused.code}
+        self.receive(client)
+
+    def receive(self, client):
+        response = self.broker.replies.get(client.token)
+        if client.token is None or response is None:
+            return
+        client.token = None
+        error = response.get("error_code", ErrorCode.none)
+        if error != ErrorCode.none:
+            assert error in (
+                ErrorCode.unknown_member_id,
+                ErrorCode.fenced_member_epoch,
+                ErrorCode.group_id_not_found,
+                ErrorCode.coordinator_load_in_progress,
+            )
+            if error != ErrorCode.coordinator_load_in_progress:
+                client.epoch, client.assigned = 0, set()
+            client.next_ms = self.now_ms
+            client.missed = True
+            return
+        client.missed = False
+        client.epoch = response["member_epoch"]
+        client.next_ms = self.now_ms + response.get("heartbeat_interval_ms", 0)
+        if response.get("assignment") is not None:
+            client.assigned = {
+                (t["topic_id"], p)
+                for t in response["assignment"]["topic_partitions"]
+                for p in t["partitions"]
+            }
+
+    def pass_time(self, until_ms):
+        """The world goes on: the share coordinator answers, live members heartbeat in time."""
+        while self.now_ms < until_ms:
+            due = [c.next_ms for c in self.clients if c.token is None]
+            if (deadline_ms := self.broker.context.deadlines.next_ms) is not None:
+                due.append(deadline_ms)
+            self.now_ms = min(until_ms, max(self.now_ms + 5, min(due, default=until_ms)))
+            self.broker.initialize(self.now_ms)
+            self.broker.tick(self.now_ms)
+            for client in self.clients:
+                self.receive(client)
+                if client.token is None and client.next_ms <= self.now_ms:
+                    self.send(client)
+
+    @precondition(lambda self: len(self.clients) < 6)
+    @rule(topics=st.frozensets(st.sampled_from(NAMES), min_size=1))
+    def join(self, topics):
+        self.made += 1
+        client = Client(f"m{self.made}", topics, f"c{self.made}")
+        self.clients.append(client)
+        self.send(client)
+
+    @precondition(lambda self: len(self.clients) < 6)
+    @rule(topics=st.frozensets(st.sampled_from(NAMES), min_size=1))
+    def join_and_read_at_once(self, topics):
+        """The first answer of a new member has work for it, where there is any."""
+        self.join(topics)
+        client = self.clients[-1]
+        for _ in range(20):
+            self.broker.initialize(self.now_ms)
+            self.broker.tick(self.now_ms)
+            self.receive(client)
+        there = any(self.counts.get(t) for t in topics)
+        if self.broker.works and there:
+            assert client.token is None and client.assigned
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data(), topics=st.frozensets(st.sampled_from(NAMES), min_size=1))
+    def subscribe_otherwise(self, data, topics):
+        client = data.draw(st.sampled_from(self.clients))
+        client.topics = topics
+        self.send(client, topics=topics)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def leave(self, data):
+        client = data.draw(st.sampled_from(self.clients))
+        self.clients.remove(client)
+        self.send(client, epoch=-1)
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def die(self, data):
+        """Whatever only the dead member read is read by another within a second."""
+        client = data.draw(st.sampled_from(self.clients))
+        # It died in a group that was left alone for long enough to know its members.
+        self.settle()
+        self.clients.remove(client)
+        groups = self.broker.groups
+        result = groups.connection_lost(GROUP, client.member_id, client.connection_id, self.now_ms)
+        self.broker.run(result)
+        self.pass_time(self.now_ms + TAKEOVER_MS)
+        self.everything_is_read()
+
+    @precondition(lambda self: self.clients)
+    @rule(data=st.data())
+    def lose_a_connection_and_come_back(self, data):
+        """Who is heard of again within the grace stays a member."""
+        client = data.draw(st.sampled_from(self.clients))
+        old, client.connection_id = client.connection_id, f"{client.connection_id}'"
+        self.broker.run(
+            self.broker.groups.connection_lost(GROUP, client.member_id, old, self.now_ms)
+        )
+        if client.epoch:
+            self.send(client)
+        if client.epoch:  # Otherwise it had missed too much to be known by its epoch.
+            self.now_ms += 2_000
+            self.broker.tick(self.now_ms)
+            assert client.member_id in self.broker.group.members
+
+    @rule(step_ms=st.sampled_from([50, 1_000, 20_000]))
+    def time_passes(self, step_ms):
+        self.pass_time(self.now_ms + step_ms)
+
+    @rule(name=st.sampled_from(NAMES), count=st.integers(0, 4))
+    def change_topics(self, name, count):
+        deleted = []
+        old = self.counts.get(name, 0)
+        if count > old:
+            self.counts[name] = count
+        elif count == 0 and old:
+            deleted = [(name, UUID(int=self.ids[name]))]
+            del self.counts[name]
+            self.ids[name] += 10
+        self.broker.image = self.broker.context.image = image_of(self.counts, self.ids)
+        self.broker.run(self.broker.groups.metadata_changed(deleted, self.now_ms))
+
+    @rule(works=st.booleans())
+    def the_share_coordinator(self, works):
+        self.broker.works = works
+
+    @rule()
+    def crash(self):
+        before = None if self.broker.group is None else self.broker.group.hard_state()
+        self.broker.load(self.now_ms)
+        after = None if self.broker.group is None else self.broker.group.hard_state()
+        assert before == after
+        for client in self.clients:
+            client.missed = client.missed or client.token is not None
+            client.token = None
+            client.next_ms = self.now_ms
+
+    @rule()
+    def settle(self):
+        self.broker.works = True
+        self.pass_time(self.now_ms + 60_000)
+        self.everything_is_read()
+        group = self.broker.group
+        if group is not None:
+            assert group.state_name == ("Stable" if self.clients else "Empty")
+            assert sorted(group.members) == sorted(c.member_id for c in self.clients)
+
+    def everything_is_read(self):
+        read = {tp for client in self.clients for tp in client.assigned}
+        wanted = {
+            (UUID(int=self.ids[name]), p)
+            for client in self.clients
+            for name in client.topics
+            for p in range(self.counts.get(name, 0))
+        }
+        assert read == wanted
+
+    @invariant()
+    def members_are_assigned_what_is_initialized(self):
+        group = getattr(self, "broker", None) and self.broker.group
+        if group is None:
+            return
+        for target in group.target.values():
+            for topic, partitions in target.items():
+                if topic in self.broker.image.topics_by_id:
+                    assert partitions <= group.initialization.of(topic)
+
+
+ShareMembershipMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=25, deadline=None
+)
+test_share_membership = ShareMembershipMachine.TestCase

@@ -1,0 +1,548 @@
+"""A share partition against a plain twin that keeps one entry an offset.
+
+The twin knows the rules of KIP-932 and nothing of rows, locks or pieces. Which records a fetch gets
+is the broker's choice, so the twin takes that from the share partition and checks it; what becomes
+of them is predicted. A crash drops the window and builds it again from the state store, which is
+itself rebuilt from its records half of the time.
+
+Half of the runs have a retry back-off: what comes back waits in the twin as well, until a time that
+the twin works out by itself, over crashes too. Half have dead letters: what fails for good holds
+the window until its letter is written, and is told once to be doomed.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from uuid import UUID
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from shoal.coordinator.contract import Record, Replayed
+from shoal.coordinator.share.acquisition import Wanted, acquire
+from shoal.coordinator.share.backoff import Backoff
+from shoal.coordinator.share.batches import AbortedTransaction, scan
+from shoal.coordinator.share.fate import Cause, Doomed, Fate
+from shoal.coordinator.share.records import ShareKey
+from shoal.coordinator.share.settings import ShareSettings
+from shoal.coordinator.share.share_partition import SharePartition
+from shoal.coordinator.share.state_store import ShareStateShard, StateStoreConfig
+from shoal.coordinator.share.states import AcknowledgeType, RecordState
+from shoal.protocol.errors import ErrorCode
+from shoal.record.records import build_batch
+
+KEY = ShareKey("g", UUID(int=7), 0)
+MEMBERS = ["a", "b", "c"]
+ABORTED_PRODUCER = 66
+AVAILABLE, ACQUIRED, ACKNOWLEDGED, ARCHIVED, WAITING, ARCHIVING = (
+    RecordState.AVAILABLE,
+    RecordState.ACQUIRED,
+    RecordState.ACKNOWLEDGED,
+    RecordState.ARCHIVED,
+    RecordState.WAITING,
+    RecordState.ARCHIVING,
+)
+BACKOFFS = st.none() | st.builds(
+    Backoff, st.integers(1, 80), st.integers(1, 200), st.floats(1, 3), st.just(0.0)
+)
+TERMINAL = (ACKNOWLEDGED, ARCHIVED)
+
+
+class Entry:
+    """One offset of the twin."""
+
+    def __init__(self, state: RecordState = AVAILABLE, count: int = 0) -> None:
+        self.state = state
+        self.count = count
+        self.member = ""
+        #: When its lock ends, or its wait.
+        self.deadline_ms = 0
+
+
+class Batch:
+    """One batch of the log, as bytes and as facts."""
+
+    def __init__(self, base: int, size: int, kind: str) -> None:
+        self.base, self.last, self.kind = base, base + size - 1, kind
+        self.data = bytes(
+            build_batch(
+                [(0, None, b"x", ())] * size,
+                base_offset=base,
+                control=kind == "control",
+                transactional=kind == "aborted",
+                producer_id=ABORTED_PRODUCER if kind == "aborted" else -1,
+            )
+        )
+        if kind == "corrupt":
+            self.data = self.data[:-1] + b"\xff"
+
+
+class ShareMachine(RuleBasedStateMachine):
+    @initialize(
+        limit=st.integers(2, 5),
+        cap=st.integers(3, 40),
+        start=st.integers(0, 5),
+        backoff=BACKOFFS,
+        dead_letters=st.booleans(),
+    )
+    def begin(
+        self, limit: int, cap: int, start: int, backoff: Backoff | None, dead_letters: bool
+    ) -> None:
+        self.now_ms = 1000
+        self.settings = ShareSettings(
+            lock_duration_ms=100,
+            delivery_count_limit=limit,
+            max_record_locks=cap,
+            read_committed=True,
+            backoff=backoff,
+            dead_letters=dead_letters,
+        )
+        self.log: list[Batch] = []
+        self.log_start, self.log_end = 0, start
+        self.records: list[Record] = []
+        self.store = self._new_store()
+        self._append(self.store.initialize(self.now_ms, KEY, state_epoch=0, start_offset=start))
+        self.share = SharePartition(start)
+        self.twin: dict[int, Entry] = {}
+        self.persisted: dict[int, tuple[int, int]] = {}
+        self.waits: dict[int, tuple[int, int]] = {}
+        self.spso = self.end = start
+        self.accepted: set[int] = set()
+        self.longest = 1
+
+    # The store.
+
+    def _new_store(self) -> ShareStateShard:
+        return ShareStateShard(StateStoreConfig(updates_per_snapshot=3), lambda _: 1)
+
+    def _append(self, change) -> None:
+        assert change.refusal is None, change.refusal
+        if change.record is not None:
+            self.store.replay(change.record, Replayed(len(self.records), self.now_ms))
+            self.records.append(change.record)
+
+    def _persist(self, changes) -> None:
+        self._append(
+            self.store.write(
+                self.now_ms,
+                KEY,
+                state_epoch=0,
+                leader_epoch=0,
+                start_offset=self.share.start_offset,
+                delivery_complete_count=self.share.complete,
+                batches=changes,
+                delays=self.share.delays,
+            )
+        )
+        self.share.delays = []
+        for first, last, state, count in changes:
+            for offset in range(first, last + 1):
+                self.persisted[offset] = (state, count)
+
+    # The twin.
+
+    def _entry(self, offset: int) -> Entry:
+        return self.twin.setdefault(offset, Entry())
+
+    def _fate(self) -> Fate | None:
+        backoff = self.settings.backoff
+        if backoff is None and not self.settings.dead_letters:
+            return None
+        return Fate(self.now_ms, lambda: 0.5, backoff, self.settings.dead_letters)
+
+    def _settle(self, entry: Entry, state: RecordState) -> None:
+        backoff = self.settings.backoff
+        if state is AVAILABLE and entry.count >= self.settings.delivery_count_limit:
+            state = self._failed_state()
+        elif state is AVAILABLE and backoff is not None and entry.count:
+            wait = backoff.first_ms * backoff.multiplier ** (entry.count - 1)
+            state, entry.deadline_ms = WAITING, self.now_ms + round(min(wait, backoff.max_ms))
+            offset = next(o for o, e in self.twin.items() if e is entry)
+            self.waits[offset] = (entry.count, entry.deadline_ms)
+        entry.state, entry.member = state, ""
+
+    def _failed_state(self) -> RecordState:
+        return ARCHIVING if self.settings.dead_letters else ARCHIVED
+
+    def _end_waits(self) -> None:
+        due = [e for e in self.twin.values() if e.state is WAITING and e.deadline_ms <= self.now_ms]
+        assert self.share.end_waits(self.now_ms) == len(due)
+        for entry in due:
+            entry.state = AVAILABLE
+
+    def _advance(self) -> None:
+        while self.spso < self.end and self.twin[self.spso].state in TERMINAL:
+            del self.twin[self.spso]
+            self.spso += 1
+
+    def _batch_of(self, offset: int) -> Batch | None:
+        return next((b for b in self.log if b.base <= offset <= b.last), None)
+
+    def _never_delivered(self, offset: int) -> bool:
+        batch = self._batch_of(offset)
+        return batch is None or batch.kind in ("control", "aborted")
+
+    # What happens.
+
+    @rule(
+        sizes=st.lists(st.integers(1, 7), min_size=1, max_size=6),
+        kinds=st.lists(
+            st.sampled_from(["data"] * 7 + ["control", "aborted", "corrupt"]),
+            min_size=6,
+            max_size=6,
+        ),
+        gap=st.integers(0, 2),
+    )
+    def produce(self, sizes: list[int], kinds: list[str], gap: int) -> None:
+        self.log_end += gap  # what compaction took away again
+        for size, kind in zip(sizes, kinds, strict=False):
+            self.log.append(Batch(self.log_end, size, kind))
+            self.log_end += size
+            self.longest = max(self.longest, size)
+
+    @rule(
+        member=st.sampled_from(MEMBERS),
+        max_records=st.integers(1, 12),
+        batch_size=st.integers(1, 12),
+        strict=st.booleans(),
+        reach=st.integers(1, 8),
+    )
+    def fetch(
+        self, member: str, max_records: int, batch_size: int, strict: bool, reach: int
+    ) -> None:
+        wanted_from = self.share.next_fetch_offset()
+        read = [b for b in self.log if b.last >= wanted_from][:reach]
+        aborted = [AbortedTransaction(ABORTED_PRODUCER, 0, self.log_end)]
+        batches = scan(b"".join(b.data for b in read), wanted_from, aborted)
+        before = self.share.in_flight
+        got = acquire(
+            self.share,
+            self.now_ms,
+            Wanted(member, max_records, batch_size, strict),
+            batches,
+            self.settings,
+            wanted_from,
+        )
+        for offset in range(self.end, self.share.end_offset):
+            self._entry(offset)
+        self.end = self.share.end_offset
+        for first, last, state, _ in got.changes:
+            for offset in range(first, last + 1):
+                entry = self._entry(offset)
+                assert entry.state is AVAILABLE
+                batch = self._batch_of(offset)
+                assert (
+                    self._never_delivered(offset)
+                    or entry.count >= self.settings.delivery_count_limit
+                    or (batch is not None and batch.kind == "corrupt" and entry.count > 0)
+                ), f"{offset} passed by for no reason"
+                entry.state = ARCHIVED if self._never_delivered(offset) else self._failed_state()
+                assert state == entry.state
+        self._check_acquired(member, got, max_records, batch_size, strict, wanted_from, read)
+        if got.total:
+            spans = batches.spans(got.records)
+            sent = scan(b"".join(batches.data[a:b] for a, b in spans), 0)
+            covered = {
+                offset
+                for base, last in zip(sent.bases, sent.lasts, strict=True)
+                for offset in range(base, last + 1)
+            }
+            assert covered.issuperset(o for x in got.records for o in range(x[0], x[1] + 1))
+        elif read and not got.changes:
+            assert self._nothing_to_get(read, wanted_from), "idle although there is work"
+        if before >= self.settings.max_record_locks and not got.changes:
+            assert self.share.in_flight <= before
+        self._advance()
+        if got.changes:
+            self._persist(got.changes)
+
+    def _check_acquired(self, member, got, max_records, batch_size, strict, wanted_from, read):
+        limit = self.settings.delivery_count_limit
+        previous = wanted_from - 1
+        for first, last, count in got.records:
+            assert first > previous and last >= first
+            previous = last
+            for offset in range(first, last + 1):
+                entry = self.twin[offset]
+                assert entry.state is AVAILABLE, f"{offset} given out twice"
+                assert not self._never_delivered(offset)
+                assert entry.count + 1 == count <= limit
+                entry.state, entry.count, entry.member = ACQUIRED, count, member
+                entry.deadline_ms = self.now_ms + self.settings.lock_duration_ms
+                if count == limit > 2:
+                    assert got.total == 1, "a last attempt is made alone"
+        assert got.total == sum(last - first + 1 for first, last, _ in got.records)
+        assert got.total <= max_records + (0 if strict else self.longest - 1)
+        if strict:
+            assert got.total <= max_records
+        assert previous <= max((b.last for b in read), default=previous)
+
+    def _nothing_to_get(self, read: list[Batch], wanted_from: int) -> bool:
+        full = self.share.in_flight >= self.settings.max_record_locks
+        return all(
+            self._never_delivered(offset)
+            or (offset >= self.end and full)
+            or (offset < self.end and self.twin[offset].state is not AVAILABLE)
+            for batch in read
+            for offset in range(max(batch.base, wanted_from), batch.last + 1)
+        )
+
+    @rule(
+        member=st.sampled_from(MEMBERS),
+        first=st.integers(-3, 25),
+        sizes=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+        kinds=st.lists(st.sampled_from(AcknowledgeType), min_size=18, max_size=18),
+        single=st.booleans(),
+    )
+    def acknowledge_anything(self, member, first, sizes, kinds, single) -> None:
+        acks, offset = [], max(self.spso + first, 0)
+        for size in sizes:
+            acks.append((offset, offset + size - 1, kinds[:1] if single else kinds[:size]))
+            offset += size
+            kinds = kinds[size:]
+        self._acknowledge(member, acks)
+
+    @precondition(lambda self: any(e.state is ACQUIRED for e in self.twin.values()))
+    @rule(
+        pick=st.integers(0, 1000),
+        size=st.integers(1, 12),
+        kind=st.sampled_from([*AcknowledgeType, AcknowledgeType.RELEASE]),
+        each=st.booleans(),
+    )
+    def acknowledge_held(self, pick: int, size: int, kind: AcknowledgeType, each: bool) -> None:
+        held = sorted(o for o, e in self.twin.items() if e.state is ACQUIRED)
+        first = held[pick % len(held)]
+        member, last = self.twin[first].member, first
+        while last - first + 1 < size and last + 1 in held and self.twin[last + 1].member == member:
+            last += 1
+        types = [kind] * (last - first + 1 if each else 1)
+        self._acknowledge(member, [(first, last, types)])
+
+    @precondition(lambda self: any(e.state is ACQUIRED for e in self.twin.values()))
+    @rule()
+    def all_locks_end(self) -> None:
+        self.time_passes(max(e.deadline_ms for e in self.twin.values()) - self.now_ms)
+
+    def _acknowledge(self, member: str, acks) -> None:
+        expected = {
+            first + i: types[i if len(types) > 1 else 0]
+            for first, last, types in acks
+            for i in range(last - first + 1)
+        }
+        refused = any(
+            o >= self.log_start
+            and (
+                not self.spso <= o < self.end
+                or self.twin[o].state is not ACQUIRED
+                or self.twin[o].member != member
+                or self.twin[o].deadline_ms <= self.now_ms
+            )
+            for o in expected
+        )
+        outcome = self.share.acknowledge(self.now_ms, member, acks, self.settings, self._fate())
+        assert (outcome.error is not ErrorCode.none) == refused, outcome
+        if refused:
+            assert not outcome.changes
+            return
+        for o, kind in expected.items():
+            if o < self.spso:
+                continue
+            entry = self.twin[o]
+            if kind is AcknowledgeType.RENEW:
+                entry.deadline_ms = self.now_ms + self.settings.lock_duration_ms
+            elif kind is AcknowledgeType.RELEASE:
+                self._settle(entry, AVAILABLE)
+            elif kind is AcknowledgeType.ACCEPT:
+                self._settle(entry, ACKNOWLEDGED)
+                self.accepted.add(o)
+            elif kind is AcknowledgeType.REJECT:
+                self._settle(entry, self._failed_state())
+            else:
+                self._settle(entry, ARCHIVED)
+        self._advance()
+        if outcome.changes:
+            self._persist(outcome.changes)
+
+    @rule(member=st.sampled_from(MEMBERS), undelivered=st.booleans())
+    def close_session(self, member: str, undelivered: bool) -> None:
+        changes = self.share.release(
+            member,
+            self.settings.delivery_count_limit,
+            undelivered=undelivered,
+            fate=self._fate(),
+        )
+        for entry in self.twin.values():
+            if entry.state is ACQUIRED and entry.member == member:
+                entry.count -= undelivered
+                self._settle(entry, AVAILABLE)
+        self._advance()
+        if changes:
+            self._persist(changes)
+
+    @precondition(lambda self: self.share.doomed)
+    @rule(count=st.integers(1, 3))
+    def write_dead_letters(self, count: int) -> None:
+        for doomed in self.share.doomed[:count]:
+            changes = self.share.archived(doomed.first, doomed.last)
+            for offset in range(max(doomed.first, self.spso), doomed.last + 1):
+                assert self.twin[offset].state is ARCHIVING
+                assert self.twin[offset].count == doomed.delivery_count
+                self.twin[offset].state = ARCHIVED
+            self._advance()
+            self._persist(changes)
+        del self.share.doomed[:count]
+
+    @rule(passed_ms=st.integers(0, 150))
+    def time_passes(self, passed_ms: int) -> None:
+        self.now_ms += passed_ms
+        self._end_waits()
+        limit = self.settings.delivery_count_limit
+        freed, changes = self.share.expire(self.now_ms, limit, self._fate())
+        due = [
+            e for e in self.twin.values() if e.state is ACQUIRED and e.deadline_ms <= self.now_ms
+        ]
+        assert freed == len(due)
+        for entry in due:
+            self._settle(entry, AVAILABLE)
+        self._advance()
+        if changes:
+            self._persist(changes)
+
+    @rule(passed_ms=st.integers(1, 150))
+    def time_passes_before_the_timer_fires(self, passed_ms: int) -> None:
+        self.now_ms += passed_ms
+
+    @rule(ahead=st.integers(1, 12))
+    def delete_records(self, ahead: int) -> None:
+        self.log_start = min(self.log_start + ahead, self.log_end)
+        self.log = [b for b in self.log if b.last >= self.log_start]
+        self.share.advance_log_start(self.log_start)
+        for offset in range(self.spso, self.log_start):
+            self.twin.pop(offset, None)
+        self.spso = max(self.spso, self.log_start)
+        self.end = max(self.end, self.log_start)
+        self._advance()
+
+    @precondition(lambda self: self.log)
+    @rule(at=st.integers(0, 30))
+    def compact(self, at: int) -> None:
+        del self.log[at % len(self.log)]
+
+    @rule(
+        limit=st.integers(2, 8),
+        cap=st.integers(1, 60),
+        lock_ms=st.integers(10, 300),
+        backoff=BACKOFFS,
+        dead_letters=st.booleans(),
+    )
+    def configure(
+        self, limit: int, cap: int, lock_ms: int, backoff: Backoff | None, dead_letters: bool
+    ) -> None:
+        self.settings = ShareSettings(
+            lock_duration_ms=lock_ms,
+            delivery_count_limit=limit,
+            max_record_locks=cap,
+            read_committed=True,
+            backoff=backoff,
+            dead_letters=dead_letters,
+        )
+
+    @rule(replay_all=st.booleans())
+    def crash(self, replay_all: bool) -> None:
+        if replay_all:
+            self.store = self._new_store()
+            for offset, record in enumerate(self.records):
+                self.store.replay(record, Replayed(offset, 0))
+        state, change = self.store.read(self.now_ms, KEY, 0)
+        assert state is not None and change.refusal is None
+        self.share = SharePartition.load(
+            state.start_offset,
+            state.batches,
+            state_epoch=0,
+            leader_epoch=0,
+            log_start_offset=self.log_start,
+            log_end_offset=self.log_end,
+            delays=state.delays,
+        )
+        self.share.doomed = [
+            Doomed(first, last, count, Cause.REJECTED, "")
+            for first, last, count in self.share.archiving()
+        ]
+        told = [o for o in self.persisted if o >= state.start_offset]
+        self.spso = max(state.start_offset, self.log_start)
+        self.end = max([self.spso, *(o + 1 for o in told)])
+        self.twin = {
+            o: Entry(*_as_entry(self.persisted.get(o))) for o in range(self.spso, self.end)
+        }
+        for offset, (count, due_ms) in self.waits.items():
+            entry = self.twin.get(offset)
+            waits = entry is not None and (entry.state, entry.count) == (AVAILABLE, count)
+            if waits and due_ms > self.now_ms:
+                entry.state, entry.deadline_ms = WAITING, due_ms
+        self.share.end_waits(self.now_ms)
+        self._advance()
+
+    # What always holds.
+
+    @invariant()
+    def windows_agree(self) -> None:
+        if not hasattr(self, "share"):
+            return
+        runs = self.share.runs
+        assert (self.share.start_offset, self.share.end_offset) == (self.spso, self.end)
+        assert sorted(self.twin) == list(range(self.spso, self.end))
+        rows = list(
+            zip(runs.firsts, runs.states, runs.counts, runs.locks, runs.pieces, strict=True)
+        )
+        assert all(a[1:] != b[1:] for a, b in pairwise(rows)), "rows to join"
+        held: dict[int, int] = {}
+        waiting: dict[int, int] = {}
+        for row, (first, state, count, lock, _) in enumerate(rows):
+            for offset in range(first, runs.last(row) + 1):
+                entry = self.twin[offset]
+                assert (entry.state, entry.count) == (state, count), offset
+            assert (lock != 0) == (state in (ACQUIRED, WAITING))
+            if state == WAITING:
+                wait = self.share.waits.live[lock]
+                waiting[lock] = waiting.get(lock, 0) + runs.last(row) - first + 1
+                assert wait.deadline_ms == self.twin[first].deadline_ms
+            elif lock:
+                known = self.share.locks.live[lock]
+                held[lock] = held.get(lock, 0) + runs.last(row) - first + 1
+                assert known.member_id == self.twin[first].member
+                assert known.deadline_ms == self.twin[first].deadline_ms
+        assert held == {n: x.held for n, x in self.share.locks.live.items()}
+        assert waiting == {n: x.held for n, x in self.share.waits.live.items()}
+
+    @invariant()
+    def counts_agree(self) -> None:
+        if not hasattr(self, "share"):
+            return
+        complete = sum(e.state in TERMINAL for e in self.twin.values())
+        gaps = sum(e.state is ARCHIVED and e.count == 0 for e in self.twin.values())
+        assert self.share.complete == complete
+        assert self.share.in_flight == self.end - self.spso - gaps
+        due = [e.deadline_ms for e in self.twin.values() if e.state in (ACQUIRED, WAITING)]
+        assert self.share.next_deadline_ms == min(due, default=None)
+
+    @invariant()
+    def what_is_archiving_is_doomed_once(self) -> None:
+        if not hasattr(self, "share"):
+            return
+        told = [o for d in self.share.doomed for o in range(d.first, d.last + 1) if o >= self.spso]
+        archiving = [o for o, e in self.twin.items() if e.state is ARCHIVING]
+        assert sorted(told) == sorted(archiving)
+
+    @invariant()
+    def accepted_never_comes_back(self) -> None:
+        for offset in getattr(self, "accepted", ()):
+            if offset >= self.spso:
+                assert self.twin[offset].state is ACKNOWLEDGED
+
+
+def _as_entry(persisted: tuple[int, int] | None) -> tuple[RecordState, int]:
+    return (AVAILABLE, 0) if persisted is None else (RecordState(persisted[0]), persisted[1])
+
+
+TestSharePartition = ShareMachine.TestCase
+TestSharePartition.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)

@@ -1,0 +1,94 @@
+"""A topic and a share group on it, for tests that need both; any broker that speaks Kafka."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from conditions import eventually
+from shoal.client.client import SyncClient
+from shoal.client.cluster import TopicPartition
+from shoal.client.configs import ConfigChange, Resource, ResourceType
+from shoal.client.errors import KafkaError, expect
+from shoal.client.producer import Produced
+from shoal.client.share_groups import ShareOffset
+from shoal.client.topics import NewTopic
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+
+class Queue:
+    """Made with names of its own; the group starts at the topic's beginning."""
+
+    def __init__(
+        self, client: SyncClient, bootstrap: str, *, partitions: int = 1,
+        topic_configs: Mapping[str, str] | None = None, **group_configs: str,
+    ) -> None:  # fmt: skip
+        self.client = client
+        self.bootstrap = bootstrap
+        self.topic = f"t-{uuid.uuid4().hex[:8]}"
+        self.group = f"g-{uuid.uuid4().hex[:8]}"
+        self.partitions = partitions
+        topic = NewTopic(self.topic, partitions, 1, configs=dict(topic_configs or {}))
+        expect(client.run(client.admin.topics.create([topic])))
+        self.configure(**{"share_auto_offset_reset": "earliest", **group_configs})
+
+    def configure(self, **configs: str) -> None:
+        """Set group configs; underscores stand for dots."""
+        changes = [ConfigChange(name.replace("_", "."), value) for name, value in configs.items()]
+        resource = Resource(ResourceType.GROUP, self.group)
+        expect(self.client.run(self.client.admin.configs.alter({resource: changes})))
+
+    def produce(
+        self, values: Iterable[bytes | str | int], *, batch: int = 0, partition: int | None = None,
+        key: bytes | None = None, headers: Headers = (), compression: str = "none",
+    ) -> list[Produced]:  # fmt: skip
+        """Produce values over all partitions in turn; `batch` records to each of the log's."""
+        encoded = [v if isinstance(v, bytes) else str(v).encode() for v in values]
+        size = batch or max(len(encoded), 1)
+
+        async def send() -> list[Produced]:
+            found = []
+            producer = self.client.client.producer(compression=compression, linger_ms=2)
+            for begin in range(0, len(encoded), size):
+                futures = [
+                    await producer.send(
+                        self.topic, value, key=key, headers=headers,
+                        partition=(begin + i) % self.partitions if partition is None else partition,
+                    )
+                    for i, value in enumerate(encoded[begin : begin + size])
+                ]  # fmt: skip
+                await producer.flush()
+                found += [await future for future in futures]
+            return found
+
+        return self.client.run(send())
+
+    def positions(self) -> dict[TopicPartition, ShareOffset]:
+        found = self.client.run(self.client.admin.share_groups.offsets([self.group]))[self.group]
+        assert not isinstance(found, KafkaError), found
+        return {
+            where: offset
+            for where, offset in found.items()
+            if not isinstance(offset, KafkaError) and where.topic == self.topic
+        }
+
+    @property
+    def lag(self) -> int:
+        """Records not yet settled; -1 while the broker does not know."""
+        lags = [offset.lag for offset in self.positions().values()]
+        return sum(lags) if lags and min(lags) >= 0 else -1
+
+    def drained(self, timeout_s: float = 30.0) -> None:
+        """Wait until nothing is left to settle."""
+        eventually(lambda: self.lag == 0, timeout_s=timeout_s, what=f"lag of {self.group} is 0")
+
+    def options(self, **more: Any) -> dict[str, str]:
+        """The source's options, underscores in names standing for dots."""
+        return {
+            "kafka.bootstrap.servers": self.bootstrap,
+            "group.id": self.group,
+            "subscribe": self.topic,
+            **{name.replace("_", "."): str(value) for name, value in more.items()},
+        }

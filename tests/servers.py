@@ -1,0 +1,131 @@
+"""Real broker processes for tests: started on free ports, stopped, killed, started again."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+_LISTENS = re.compile(r"listens on (\S+:\d+)")
+_METRICS = re.compile(r"(http://\S+)/metrics")
+START_TIMEOUT_S = 20
+STOP_TIMEOUT_S = 20
+
+
+class ShoalProcess:
+    """One `shoal server` with a data directory and a port that it keeps over restarts."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        configs: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        metrics: str = "127.0.0.1:0",
+    ) -> None:
+        self.data_dir = data_dir
+        self._metrics_listener = metrics
+        self.configs = dict(configs or {})
+        self.environment = dict(environment or {})
+        self.bootstrap = "127.0.0.1:0"
+        self.metrics_url = ""
+        self.log: list[str] = []
+        self._process: subprocess.Popen[str] | None = None
+        self._readers: list[threading.Thread] = []
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def scrape(self) -> str:
+        """What `/metrics` gives now."""
+        with urllib.request.urlopen(f"{self.metrics_url}/metrics", timeout=10) as answer:
+            return answer.read().decode()
+
+    def metric(self, name: str) -> float:
+        """A metric's value, by its name with labels as `/metrics` has them."""
+        for line in self.scrape().splitlines():
+            if line.startswith(f"{name} "):
+                return float(line.rsplit(" ", 1)[1])
+        raise AssertionError(f"no metric {name}")
+
+    def resident_mb(self) -> float:
+        return self.metric("process_resident_memory_bytes") / 1e6
+
+    def start(self) -> ShoalProcess:
+        """Start it and wait until it listens."""
+        assert self._process is None
+        pairs = [f"--set={name}={value}" for name, value in self.configs.items()]
+        self._process = subprocess.Popen(
+            [
+                sys.executable, "-m", "shoal.cli", "server", f"--listener={self.bootstrap}",
+                f"--data-dir={self.data_dir}", f"--metrics={self._metrics_listener}", *pairs,
+            ],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, **self.environment},
+        )  # fmt: skip
+        ready = threading.Event()
+        streams = (self._process.stdout, self._process.stderr)
+        self._readers = [
+            threading.Thread(target=self._read, args=(stream, ready), daemon=True)
+            for stream in streams
+        ]
+        for reader in self._readers:
+            reader.start()
+        if not ready.wait(START_TIMEOUT_S) or self._process.poll() is not None:
+            self.kill9()
+            raise AssertionError("the broker did not start:\n" + "\n".join(self.log[-40:]))
+        return self
+
+    def stop(self) -> int:
+        """Stop it cleanly; its exit status."""
+        if self._process is None:
+            return 0
+        self._process.send_signal(signal.SIGTERM)
+        return self._ended()
+
+    def kill9(self) -> None:
+        """End it as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._ended()
+
+    def restart(self) -> ShoalProcess:
+        """Stop cleanly and start again, on the same port."""
+        self.stop()
+        return self.start()
+
+    def _ended(self) -> int:
+        assert self._process is not None
+        process, self._process = self._process, None
+        try:
+            status = process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise AssertionError("the broker did not stop:\n" + "\n".join(self.log[-40:])) from None
+        for reader in self._readers:
+            reader.join()
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None
+            stream.close()
+        return status
+
+    def _read(self, stream: IO[str], ready: threading.Event) -> None:
+        for line in stream:
+            self.log.append(line.rstrip())
+            if match := _METRICS.search(line):
+                self.metrics_url = match[1]
+            if match := _LISTENS.search(line):
+                self.bootstrap = match[1]
+            if line.startswith("Ready"):
+                ready.set()
+        ready.set()

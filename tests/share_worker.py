@@ -1,0 +1,136 @@
+"""One member of a share group as a process of its own, which tells what it sees and can be killed.
+
+`python share_worker.py BOOTSTRAP GROUP TOPIC SEED|hold` prints a JSON object a line. Times are of
+the monotonic clock, which all processes of a machine share. `got` is a record that came; `begin`
+and `end` stand around each commit, `end` with the error code of each partition (0 for none). With
+`hold` it keeps what its first poll brings. `Member` is the other side: it starts one and listens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import IO, Any
+
+from confluent_kafka import AcknowledgeType, KafkaException, ShareConsumer
+
+#: Chances of accepting, releasing and rejecting a record.
+CHANCES = {"ACCEPT": 0.7, "RELEASE": 0.25, "REJECT": 0.05}
+
+
+def now() -> float:
+    return time.monotonic()
+
+
+def tell(**event: object) -> None:
+    """One write a line, so that a kill leaves whole lines."""
+    os.write(1, (json.dumps({"t": now(), **event}) + "\n").encode())
+
+
+class Member:
+    """A worker's process and all that it told."""
+
+    def __init__(self, *words: str) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.died = float("inf")
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,))
+        self._reader.start()
+
+    def _read(self, stream: IO[bytes]) -> None:
+        for line in stream:
+            self.events.append(json.loads(line))
+
+    def got(self) -> dict[tuple[int, int], float]:
+        """When each record came last."""
+        return {
+            (e["where"][0], e["where"][1]): e["t"] for e in list(self.events) if e["e"] == "got"
+        }
+
+    def kill9(self) -> None:
+        self.died = now()
+        self._process.kill()
+        self._ended()
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._ended()
+
+    def _ended(self) -> None:
+        self._process.wait(30)
+        self._reader.join()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+def hold(consumer: ShareConsumer) -> None:
+    """Take records and keep them, until killed."""
+    while not (polled := [m for m in consumer.poll(0.1) if m.error() is None]):
+        pass
+    for message in polled:
+        tell(e="got", where=[message.partition(), message.offset()])
+    sys.stdin.read()
+
+
+def settle(consumer: ShareConsumer, rng: random.Random) -> None:
+    """One poll; each record gets a fate by chance, then all are committed."""
+    polled = [m for m in consumer.poll(0.3) if m.error() is None]
+    if not polled:
+        return
+    fates = []
+    for message in polled:
+        where, count = [message.partition(), message.offset()], message.delivery_count()
+        tell(e="got", where=where, count=count, value=message.value().decode())
+        (fate,) = rng.choices(list(CHANCES), list(CHANCES.values()))
+        consumer.acknowledge(message, AcknowledgeType[fate])
+        fates.append([*where, count, fate])
+    tell(e="begin", fates=fates)
+    try:
+        results = consumer.commit_sync(10)
+        codes = {told.partition: error.args[0].code() if error else 0
+                 for told, error in results.items()}  # fmt: skip
+    except KafkaException as error:
+        codes = {partition: error.args[0].code() for partition in {m.partition() for m in polled}}
+    tell(e="end", codes=codes)
+
+
+def main() -> None:
+    bootstrap, group, topic, seed = sys.argv[1:]
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    consumer = ShareConsumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "share.acknowledgement.mode": "explicit",
+            "max.poll.records": 20,
+            "reconnect.backoff.ms": 20,
+            "reconnect.backoff.max.ms": 200,
+            "log_level": 0,
+        }
+    )
+    consumer.subscribe([topic])
+    tell(e="joined")
+    if seed == "hold":
+        hold(consumer)
+    rng = random.Random(seed)
+    while not stop.is_set():
+        try:
+            settle(consumer, rng)
+        except KafkaException as error:
+            tell(e="error", error=str(error))
+    consumer.close()
+
+
+if __name__ == "__main__":
+    main()

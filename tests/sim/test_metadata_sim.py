@@ -1,0 +1,34 @@
+"""Topics and producer ids decided by whoever leads the quorum, under the quorum's faults."""
+
+from __future__ import annotations
+
+import pytest
+from shoal.metadata.image import MetadataImage
+from sim.metadata_cluster import MetadataCluster, MetadataNode
+from sim.quorum_checker import Violation
+from sim.quorum_cluster import torment
+
+
+def test_all_nodes_come_to_the_image_that_clients_were_told() -> None:
+    told = 0
+    for seed in range(1, 13):
+        cluster = MetadataCluster(seed, voters=3, observers=2)
+        torment(cluster, (), duration_ms=10_000)
+        cluster.check_images()
+        told += len(cluster.told_topics) + len(cluster.told_blocks)
+    assert told > 100
+
+
+def test_a_leader_that_decides_on_the_committed_image_alone_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two decisions in a row would not see one another."""
+
+    def head(node: MetadataNode) -> MetadataImage:
+        node._head = node.image
+        return node.image
+
+    monkeypatch.setattr(MetadataNode, "head", head)
+    with pytest.raises(Violation, match=r"producer_ids|topic_names"):
+        for seed in range(1, 21):
+            torment(MetadataCluster(seed, voters=3), ("slow_disk",), duration_ms=10_000)

@@ -1,0 +1,83 @@
+"""What the simulation finds: a replica with one rule broken does not get through its seeds.
+
+Each case begins with a seed that is known to catch its mutant, and tries others if a change of the
+code has moved the runs. The last three were bugs once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from sim.quorum_cluster import simulate
+from sim.quorum_mutants import MUTANTS
+
+#: Seeds to try before a mutant counts as one that gets away.
+TRIES = 200
+
+
+class Case(NamedTuple):
+    mutant: str
+    caught_by: str
+    seed: int
+    faults: tuple[str, ...] = ()
+    voters: int = 0
+
+
+CASES = [
+    Case("commits_earlier_epochs", "own_epoch", 1),
+    Case("forgets_its_vote", "single_vote", 1),
+    Case("forgets_its_epoch", "single_vote", 1),
+    Case("votes_twice", "single_vote", 12),
+    Case("votes_for_shorter_logs", "leader_completeness", 1),
+    Case("fetches_before_it_has_synced", "majority_durable", 1),
+    Case("leader_counts_itself_unsynced", "majority_durable", 3),
+    Case("half_is_a_majority", "leader_completeness", 9),
+    Case("keeps_a_divergent_tail", "within a batch", 33),
+    Case("leads_on_after_a_restart", "committed_prefix", 11),
+    Case("takes_any_response", "must not become", 1),
+    Case(
+        "changes_voters_before_commit",
+        "leader",
+        35,
+        ("voter_removed", "voter_removed", "partition", "voter_added"),
+        3,
+    ),
+    Case("stands_only_as_a_voter", "liveness", 53),
+    Case(
+        "stands_by_the_set_at_its_high_watermark",
+        "liveness",
+        16,
+        ("voter_removed", "voter_added", "restart", "torn_write"),
+        1,
+    ),
+    Case(
+        "fetches_before_its_cut_is_durable",
+        "committed_prefix",
+        88,
+        ("blackout", "slow_disk", "partition"),
+        3,
+    ),
+]
+
+
+def test_every_mutant_has_a_case() -> None:
+    assert sorted(case.mutant for case in CASES) == sorted(MUTANTS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.mutant)
+def test_a_broken_rule_is_found(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS[case.mutant](monkeypatch)
+    for seed in range(case.seed, case.seed + TRIES):
+        try:
+            simulate(seed, faults=case.faults, voters=case.voters)
+        except AssertionError as found:
+            if case.caught_by in str(found):
+                return
+    pytest.fail(f"{TRIES} seeds from {case.seed} on do not find {case.mutant}")
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.faults], ids=lambda case: case.mutant)
+def test_the_whole_core_stands_the_same(case: Case) -> None:
+    for seed in range(case.seed, case.seed + 10):
+        simulate(seed, faults=case.faults, voters=case.voters)

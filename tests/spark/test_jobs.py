@@ -1,0 +1,172 @@
+"""The jobs, as a user runs them, in local mode and on real input."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pytest
+from conditions import eventually
+from queues import Queue
+from shoal.client.client import SyncClient
+from shoal_spark.options import BOOTSTRAP
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JOBS = Path(__file__).resolve().parents[2] / "spark_operator_jobs" / "jobs"
+
+
+def job(name: str) -> ModuleType:
+    """A job as a module, whose functions travel to the workers as those of a main program do."""
+    from pyspark import cloudpickle
+
+    spec = importlib.util.spec_from_file_location(f"job_{name}", JOBS / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    cloudpickle.register_pickle_by_value(module)
+    return module
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
+    """Runs a job's main with these arguments."""
+
+    def main(name: str, *words: object) -> ModuleType:
+        module = job(name)
+        monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+        module.main()
+        return module
+
+    return main
+
+
+def values(client: SyncClient, topic: str) -> list[bytes]:
+    """Everything in a topic."""
+    found = []
+    for index in range(len(client.run(client.cluster.topic(topic)).partitions)):
+        from shoal.client.cluster import TopicPartition
+        from shoal.client.errors import expect
+        from shoal.client.topics import OffsetSpec
+
+        where = TopicPartition(topic, index)
+        end = expect(client.run(client.admin.topics.offsets({where: int(OffsetSpec.LATEST)})))
+        last = end[where].offset - 1
+        for chunk in client.fetch_range(topic, index, 0, last) if last >= 0 else ():
+            found += [record.value for record in chunk.records() if record.value is not None]
+    return found
+
+
+def test_image_tasks(
+    spark: SparkSession, shoal_queue: Callable[..., Queue], run: Callable[..., ModuleType],
+    tmp_path: Path, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    queue = shoal_queue(partitions=2)
+    results, output = f"{queue.topic}-results", tmp_path / "thumbnails"
+    letters = f"dlq.{queue.topic}"
+    where = ("--bootstrap-servers", queue.bootstrap)
+    run(
+        "feed_images", *where, "--topic", queue.topic, "--count", 60, "--broken-every", 20,
+        "--results-topic", results, "--size", 64, "--partitions", 2,
+        "--group", queue.group, "--dead-letters", letters,
+    )  # fmt: skip
+    run(
+        "image_tasks", *where, "--topics", queue.topic, "--group", queue.group, "--tasks", 4,
+        "--max-records", 40, "--checkpoint", tmp_path / "checkpoint", "--available-now",
+        "--output", output, "--results-topic", results,
+    )  # fmt: skip
+    queue.drained()
+
+    rows = spark.read.parquet(str(output)).collect()
+    assert sorted(row["name"] for row in rows) == [
+        f"image-{n:06d}" for n in range(60) if n % 20 != 19
+    ]
+    assert {(row["format"], row["width"], row["height"]) for row in rows} == {("JPEG", 64, 64)}
+    assert all(bytes(row["thumbnail"])[:2] == b"\xff\xd8" for row in rows)
+    hashes = {row["name"]: row["hash"] for row in rows}
+    assert len(set(hashes.values())) > 20
+    told = [json.loads(value) for value in values(queue.client, results)]
+    assert {one["name"]: one["hash"] for one in told} == hashes
+    said = [json.loads(line) for line in capfd.readouterr().out.splitlines() if line[0] == "{"]
+    assert sum(one["images"] for one in said) == 60
+    assert sum(one["rejected"] for one in said) == 3
+
+    source = spark.read.format("sharegroup-dead-letters").option(BOOTSTRAP, queue.bootstrap)
+    frame = source.option("topic", letters).load()
+    eventually(lambda: frame.count() == 3, what="the broken images are dead letters")
+    dead = frame.collect()
+    assert {bytes(row["key"]).decode() for row in dead} == {f"image-{n:06d}" for n in (19, 39, 59)}
+    assert {(row["group"], row["sourceTopic"]) for row in dead} == {(queue.group, queue.topic)}
+
+
+def test_fraud_check(
+    spark: SparkSession, shoal_queue: Callable[..., Queue], run: Callable[..., ModuleType],
+    tmp_path: Path, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Alerts name accounts that were taken over, and state outlives a restart of the query."""
+    queue = shoal_queue(partitions=2)
+    alerts = f"{queue.topic}-alerts"
+    where = ("--bootstrap-servers", queue.bootstrap)
+    feed = (*where, "--topic", queue.topic, "--accounts", 50, "--broken-every", 100)
+    check = (
+        *where, "--topics", queue.topic, "--group", queue.group, "--alerts-topic", alerts,
+        "--checkpoint", tmp_path / "checkpoint", "--available-now",
+    )  # fmt: skip
+    run("feed_orders", *where, "--topic", alerts, "--count", 0)
+    run("feed_orders", *feed, "--count", 400)
+    run("fraud_check", *check)
+    known = len(values(queue.client, alerts))
+    run("feed_orders", *feed, "--count", 400, "--seed", 2)
+    run("fraud_check", *check)
+    queue.drained()
+
+    told = [json.loads(value) for value in values(queue.client, alerts)]
+    assert len(told) > known > 0
+    assert {one["account"] for one in told} == {"account-00049"}
+    assert all(one["score"] >= 70 for one in told)
+    said = [json.loads(line) for line in capfd.readouterr().out.splitlines() if line[0] == "{"]
+    assert sum(one["rejected"] for one in said) == 8
+
+
+def test_billing(
+    spark: SparkSession, shoal_queue: Callable[..., Queue], run: Callable[..., ModuleType],
+    tmp_path: Path, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A batch that runs again registers nothing twice; the PDFs are whole."""
+    queue = shoal_queue(partitions=2)
+    registry = tmp_path / "invoices.db"
+    where = ("--bootstrap-servers", queue.bootstrap)
+    run("feed_orders", *where, "--topic", queue.topic, "--count", 100, "--broken-every", 25)
+    words = (
+        *where, "--topics", queue.topic, "--group", queue.group, "--registry", registry,
+        "--checkpoint", tmp_path / "checkpoint", "--available-now",
+    )  # fmt: skip
+    run("billing", *words)
+    # As if the driver had died between the sink and the commit log.
+    commits = tmp_path / "checkpoint" / "commits"
+    last = max(int(path.name) for path in commits.glob("[0-9]*"))
+    for path in (commits / f"{last}", commits / f".{last}.crc"):
+        path.unlink()
+    module = run("billing", *words)
+    queue.drained()
+
+    said = [json.loads(line) for line in capfd.readouterr().out.splitlines() if line[0] == "{"]
+    assert [one["invoices"] for one in said if one["rejected"]] == [96, 0]
+    with sqlite3.connect(registry) as found:
+        rows = found.execute("SELECT number, total_cents, pdf FROM invoices").fetchall()
+    assert len(rows) == 96
+    for number, total, pdf in rows:
+        assert pdf.startswith(b"%PDF-1.4") and pdf.endswith(b"%%EOF\n")
+        table = int(pdf.split(b"startxref\n")[1].split()[0])
+        places = [int(line[:10]) for line in pdf[table:].splitlines()[3:8]]
+        assert [pdf[at : at + 8] for at in places] == [b"%d 0 obj\n" % n for n in range(1, 6)]
+        assert f"(Total {module.euros(total)})".encode() in pdf
+        assert f"(Invoice {number})".encode() in pdf

@@ -1,0 +1,128 @@
+"""Outcomes by row: what a job rejects or releases, and what the group then does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from queues import Queue
+from streams import QUERY_TIMEOUT_S, Stream, running
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MakeQueue = Callable[..., Queue]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[str]:
+    """The directory for outcomes, which must be empty when all of them are settled."""
+    directory = tmp_path / "outcomes"
+    yield str(directory)
+    left = [path.name for path in directory.glob("*")] if directory.exists() else []
+    assert not left, "outcomes that nobody settled"
+
+
+def test_a_functions_exception_is_its_rows_outcome(
+    make_queue: MakeQueue, spark: SparkSession, tmp_path: Path, place: str
+) -> None:
+    """Multiples of ten are poison, sevens fail twice; the batches go on, and nothing is lost."""
+    from shoal_spark import outcomes
+
+    queue = make_queue(partitions=2, share_delivery_count_limit="5")
+    queue.produce(range(100), batch=25)
+    done: list[int] = []
+    seen: dict[int, list[int]] = {}
+
+    def number(row: dict[str, Any]) -> dict[str, Any]:
+        value = int(row["value"])
+        if value % 10 == 0:
+            raise ValueError("no multiples of ten")
+        if value % 10 == 7 and row["deliveryCount"] < 3:
+            raise OSError("not now")
+        return {"number": value}
+
+    def sink(frame: DataFrame, batch: int) -> None:
+        judged = outcomes.apply(frame, number, "number int", release=(OSError,)).persist()
+        done.extend(row["number"] for row in outcomes.good(judged).collect())
+        outcomes.report(judged, queue.options(outcomes_dir=place))
+        judged.unpersist()
+
+    stream = Stream(spark, queue, tmp_path)
+    stream.drain(sink, outcomes_dir=place)
+    queue.drained()
+    for row in stream.rows:
+        seen.setdefault(int(bytes(row["value"])), []).append(row["deliveryCount"])
+    assert sorted(done) == [n for n in range(100) if n % 10]
+    assert all(seen[n] == ([1, 2, 3] if n % 10 == 7 else [1]) for n in range(100))
+
+
+def test_outcomes_by_a_column(
+    shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path, place: str
+) -> None:
+    """A query whose only sink is `sharegroup-outcome`."""
+    queue = shoal_queue(partitions=1)
+    queue.produce(range(20))
+    source = spark.readStream.format("sharegroup").options(**queue.options(outcomes_dir=place))
+    odd = "cast(cast(value as string) as int) % 2 = 1"
+    again = f"case when {odd} and deliveryCount = 1 then 'release' else 'accept' end as outcome"
+    rows = source.load().selectExpr("topic", "partition", "offset", again, "'odd' as reason")
+    writer = rows.writeStream.format("sharegroup-outcome").options(
+        **{k: v for k, v in queue.options(outcomes_dir=place).items() if k != "subscribe"},
+        checkpointLocation=str(tmp_path / "checkpoint"),
+    )
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(QUERY_TIMEOUT_S)
+    queue.drained()
+    settled = [p["sources"][0] for p in query.recentProgress]
+    assert sum(one["numInputRows"] for one in settled) == 30, "twenty rows, ten of them twice"
+
+
+def test_a_delayed_release_comes_back_later(
+    shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path, place: str
+) -> None:
+    from shoal_spark import outcomes
+
+    queue = shoal_queue(partitions=1)
+    queue.produce(["x"])
+    times: list[float] = []
+
+    def later(row: dict[str, Any]) -> dict[str, Any]:
+        if row["deliveryCount"] == 1:
+            raise outcomes.Released("in a moment", delay_ms=2000)
+        return {"ok": 1}
+
+    def sink(frame: DataFrame, batch: int) -> None:
+        judged = outcomes.apply(frame, later, "ok int").persist()
+        if judged.count():
+            times.append(time.monotonic())
+        outcomes.report(judged, queue.options(outcomes_dir=place))
+
+    with running(spark, queue, tmp_path, sink, outcomes_dir=place) as stream:
+        stream.until(lambda: len(times) == 2)
+        queue.drained()
+    assert times[1] - times[0] >= 2.0
+
+
+def test_rows_that_came_too_often_are_rejected(
+    shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path, place: str
+) -> None:
+    from shoal_spark import outcomes
+
+    queue = shoal_queue(partitions=1)
+    queue.produce(range(10))
+
+    def never(row: dict[str, Any]) -> dict[str, Any]:
+        raise OSError("never")
+
+    def sink(frame: DataFrame, batch: int) -> None:
+        judged = outcomes.apply(frame, never, "ok int", release=(OSError,))
+        outcomes.report(judged, queue.options(outcomes_dir=place))
+
+    stream = Stream(spark, queue, tmp_path)
+    stream.drain(sink, outcomes_dir=place, maxDeliveryCount=2)
+    queue.drained()
+    assert sorted(row["deliveryCount"] for row in stream.rows) == [1] * 10 + [2] * 10

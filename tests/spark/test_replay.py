@@ -1,0 +1,73 @@
+"""A batch that is run again has the very same rows, wherever its driver died."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import spark_query
+from queues import Queue
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PROGRAM = Path(spark_query.__file__)
+RUN_TIMEOUT_S = 90
+
+
+def killed(plan: dict[str, Any]) -> None:
+    """Run the query in a process group of its own until it kills itself."""
+    process = subprocess.Popen(
+        [sys.executable, str(PROGRAM), json.dumps(plan)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        said, _ = process.communicate(timeout=RUN_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said, _ = process.communicate()
+        raise AssertionError(f"the query did not end:\n{said[-4000:]}") from None
+    assert process.returncode == -signal.SIGKILL, said[-4000:]
+
+
+def prove(spark: SparkSession, queue: Queue, place: Path, steps: Sequence[str]) -> None:
+    """Kill a driver at each step, in one batch after the other; the last one may finish."""
+    values = range(100 * (len(steps) + 2))
+    queue.produce(values, batch=20)
+    out = place / "out"
+    out.mkdir()
+    plan = {
+        "options": queue.options(maxRecordsPerTrigger=100, minPartitions=3),
+        "checkpoint": str(place / "checkpoint"),
+        "out": str(out),
+    }
+    for batch, step in enumerate(steps, 1):
+        killed({**plan, "kill": [step, batch]})
+    assert spark_query.start(spark, plan).awaitTermination(RUN_TIMEOUT_S)
+
+    batches: dict[int, list[list[Any]]] = {}
+    for batch, rows in spark_query.written(out):
+        assert batches.setdefault(batch, rows) == rows, f"batch {batch} has other rows now"
+    delivered = [row for rows in batches.values() for row in rows]
+    assert sorted(int(row[3]) for row in delivered) == list(values)
+    queue.drained()
+
+
+@pytest.mark.timeout(300)
+def test_killed_at_every_step(
+    shoal_queue: Callable[..., Queue], spark: SparkSession, tmp_path: Path
+) -> None:
+    prove(spark, shoal_queue(partitions=2), tmp_path, spark_query.STEPS)
+
+
+@pytest.mark.timeout(300)
+def test_killed_in_the_sink(
+    make_queue: Callable[..., Queue], spark: SparkSession, tmp_path: Path
+) -> None:
+    prove(spark, make_queue(partitions=2), tmp_path, ["during"])

@@ -1,0 +1,290 @@
+"""The share-group source in queries as users write them, against both brokers where it matters."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import AcknowledgeType as Type
+from confluent_kafka import Message, ShareConsumer
+from queues import Queue
+from shoal.client.cluster import TopicPartition
+from shoal.client.errors import expect
+from shoal.client.share import AcknowledgeType
+from streams import QUERY_TIMEOUT_S, Stream, running
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MakeQueue = Callable[..., Queue]
+SHORT = {"share_record_lock_duration_ms": "1500"}
+
+
+@contextmanager
+def beside(queue: Queue) -> Iterator[ShareConsumer]:
+    """A plain share consumer in the same group."""
+    consumer = ShareConsumer({
+        "bootstrap.servers": queue.bootstrap, "group.id": queue.group,
+        "share.acknowledgement.mode": "explicit", "max.poll.records": 20,
+    })  # fmt: skip
+    consumer.subscribe([queue.topic])
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+def take(consumer: ShareConsumer, timeout_s: float = 0.2) -> list[Message]:
+    """One poll, accepted."""
+    found = consumer.poll(timeout_s)
+    for message in found:
+        assert message.error() is None, message.error()
+        consumer.acknowledge(message, Type.ACCEPT)
+    if found:
+        consumer.commit_sync(10)
+    return found
+
+
+def test_rows_and_parallelism(make_queue: MakeQueue, spark: SparkSession, tmp_path: Path) -> None:
+    """Two partitions, six tasks; all columns; AvailableNow drains and ends."""
+    queue = make_queue(partitions=2)
+    queue.produce(range(300), batch=30, key=b"k", headers=(("h", b"1"), ("n", None)))
+    stream = Stream(spark, queue, tmp_path)
+    stream.drain(minPartitions=6, includeHeaders="true")
+    queue.drained()
+
+    assert stream.values == [str(n) for n in range(300)]
+    assert max(stream.tasks.values()) == 6
+    row = min(stream.rows, key=lambda r: (r["partition"], r["offset"]))
+    assert row.asDict(recursive=True) == {
+        "key": b"k", "value": b"0", "topic": queue.topic, "partition": 0, "offset": 0,
+        "timestamp": row["timestamp"], "timestampType": 0, "deliveryCount": 1,
+        "headers": [{"key": "h", "value": b"1"}, {"key": "n", "value": None}],
+    }  # fmt: skip
+    assert row["timestamp"].year >= 2024
+
+
+def test_an_idle_query_accepts_at_once(
+    make_queue: MakeQueue, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Spark commits a batch only when there is another one; locks must not wait for that."""
+    queue = make_queue(partitions=1)
+    with running(spark, queue, tmp_path) as stream:
+        queue.produce(range(5))
+        stream.until(lambda: len(stream.rows) == 5)
+        queue.drained()
+        queue.produce([5])
+        stream.until(lambda: len(stream.rows) == 6)
+        queue.drained()
+        assert stream.query is not None
+        stream.until(lambda: json.loads(last_progress(stream))["accepted"] == 6)
+
+
+def last_progress(stream: Stream) -> str:
+    assert stream.query is not None
+    return stream.query.lastProgress["sources"][0]["latestOffset"]
+
+
+def test_stop_releases_at_once(make_queue: MakeQueue, spark: SparkSession, tmp_path: Path) -> None:
+    """What a stopped query had locked comes to somebody else long before the locks run out."""
+    queue = make_queue(partitions=1, share_record_lock_duration_ms="60000")
+    queue.produce(range(20))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hold(frame: DataFrame, batch: int) -> None:
+        if not frame.isEmpty():
+            begun.set()
+            go_on.wait(QUERY_TIMEOUT_S)
+
+    with running(spark, queue, tmp_path, hold) as stream:
+        stream.until(begun.is_set)
+        threading.Timer(0.2, go_on.set).start()
+    taken: list[Message] = []
+    with beside(queue) as consumer:
+        deadline = threading.Event()
+        threading.Timer(20, deadline.set).start()
+        while len(taken) < 20 and not deadline.is_set():
+            taken += take(consumer)
+    assert sorted(int(m.value()) for m in taken) == list(range(20))
+
+
+@pytest.mark.parametrize("renew", ["true", "false"])
+def test_a_batch_longer_than_its_locks(
+    make_queue: MakeQueue, spark: SparkSession, tmp_path: Path, renew: str
+) -> None:
+    """Renewed, nobody else gets its rows. Not renewed, somebody does, and we do not lose them."""
+    queue = make_queue(partitions=1, **SHORT)
+    queue.produce(range(20))
+    elsewhere: dict[int, int] = {}
+
+    def long(frame: DataFrame, batch: int) -> None:
+        if frame.isEmpty() or batch > 1:
+            return
+        over = threading.Event()
+        threading.Timer(6.0, over.set).start()
+        run = queue.client.run
+        session = run(queue.client.share(queue.group, [queue.topic]))
+        while not over.is_set() and len(elsewhere) < 20:
+            for acquired in run(session.acquire(max_wait_ms=200)):
+                elsewhere.update((r.offset, r.delivery_count) for r in acquired.records())
+                assert not run(session.acknowledge(acquired.acknowledge(AcknowledgeType.ACCEPT)))
+        assert session.assignment, "the other member was never in the group"
+        run(session.close())
+
+    with running(spark, queue, tmp_path, long, **{"share.renew": renew}) as stream:
+        stream.until(lambda: len(stream.rows) >= 20)
+        queue.drained()
+    assert stream.values == [str(n) for n in range(20)]
+    assert elsewhere == ({} if renew == "true" else dict.fromkeys(range(20), 2))
+
+
+def test_two_queries_and_a_consumer_share_the_work(
+    make_queue: MakeQueue, spark: SparkSession, tmp_path: Path
+) -> None:
+    queue = make_queue(partitions=2)
+    elsewhere: list[Message] = []
+    limits = {"maxRecordsPerTrigger": 60}
+    with (
+        running(spark, queue, tmp_path / "a", **limits) as a,
+        running(spark, queue, tmp_path / "b", **limits) as b,
+        beside(queue) as consumer,
+    ):
+        count = 0
+
+        def done() -> bool:
+            elsewhere.extend(take(consumer))
+            return len(a.rows) + len(b.rows) + len(elsewhere) >= count
+
+        # One after the other becomes a member, so go on until all of them have had something.
+        while not (a.rows and b.rows and elsewhere):
+            assert count < 100 * 100, "somebody gets nothing"
+            queue.produce(range(count, count + 100), batch=5)
+            count += 100
+            a.until(done, "all rows somewhere")
+        queue.drained()
+    seen = [*map(int, a.values), *map(int, b.values), *(int(m.value()) for m in elsewhere)]
+    assert sorted(seen) == list(range(count)), "a row was lost, or came twice"
+
+
+def test_a_failed_batch_runs_again_with_its_rows(
+    shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The query fails in its sink and is started again: the same batch, and no row elsewhere."""
+    queue = shoal_queue(partitions=2)
+    queue.produce(range(100), batch=10)
+    seen: dict[int, list[Any]] = {}
+
+    def fail_once(frame: DataFrame, batch: int) -> None:
+        rows = sorted(tuple(r) for r in frame.select("partition", "offset").collect())
+        again = batch in seen
+        assert seen.setdefault(batch, rows) == rows
+        if not again:
+            raise RuntimeError("the sink fails the first time")
+
+    stream = Stream(spark, queue, tmp_path)
+    for _ in range(2):
+        with pytest.raises(Exception, match="fails the first time"):
+            stream.drain(fail_once, maxRecordsPerTrigger=50)
+    stream.drain(fail_once, maxRecordsPerTrigger=50)
+    assert stream.values == [str(n) for n in range(100)]
+    queue.drained()
+
+
+def test_a_worker_that_dies_is_replaced(
+    shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path
+) -> None:
+    queue = shoal_queue(partitions=1)
+    queue.produce(range(40), batch=10)
+    marker, got = tmp_path / "died", []
+
+    def deadly(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            if not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            yield batch
+
+    def sink(frame: DataFrame, batch: int) -> None:
+        got.extend(r["offset"] for r in frame.mapInArrow(deadly, frame.schema).collect())
+
+    stream = Stream(spark, queue, tmp_path)
+    stream.drain(sink, minPartitions=3)
+    assert marker.exists()
+    assert sorted(got) == list(range(40))
+
+
+def test_rows_that_the_log_has_dropped(
+    shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path
+) -> None:
+    """A batch is run again when the log start has moved into it: an error, or what is left."""
+    queue = shoal_queue(partitions=1)
+    queue.produce(range(30), batch=10)
+
+    def fail(frame: DataFrame, batch: int) -> None:
+        raise RuntimeError("the sink fails")
+
+    stream = Stream(spark, queue, tmp_path)
+    with pytest.raises(Exception, match="the sink fails"):
+        stream.drain(fail)
+    where = TopicPartition(queue.topic, 0)
+    expect(queue.client.run(queue.client.admin.topics.delete_records({where: 12})))
+    with pytest.raises(Exception, match="failOnDataLoss"):
+        stream.drain()
+    stream.drain(failOnDataLoss="false")
+    assert stream.values == [str(n) for n in range(12, 30)]
+    queue.drained()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"maxRecordPerTrigger": "1"}, "unknown option 'maxRecordPerTrigger'"),
+        ({"minPartitions": "many"}, "'minPartitions' is 'many'"),
+        ({"startingOffsets": "earliest"}, "share.auto.offset.reset"),
+        ({"kafka.securty.protocol": "SSL"}, "securty.protocol"),
+        ({"share.renew": "perhaps"}, "'share.renew' is 'perhaps'"),
+        ({"subscribe": " , "}, "'subscribe' names nothing"),
+        ({"group.id": ""}, "'group.id' is missing"),
+    ],
+)
+def test_wrong_options_are_named(spark: SparkSession, options: dict[str, str], words: str) -> None:
+    from shoal_spark.options import InvalidOption, SourceOptions
+
+    right = {"kafka.bootstrap.servers": "127.0.0.1:1", "group.id": "g", "subscribe": "t"}
+    with pytest.raises(InvalidOption, match=words):
+        SourceOptions.of({**right, **options})
+
+
+def test_a_query_says_what_is_wrong(
+    shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path
+) -> None:
+    """A wrong option, a missing topic, another checkpoint: an error of the query, in words."""
+    queue = shoal_queue(partitions=1)
+    with pytest.raises(Exception, match=r"unknown option .{0,2}'maxrecords"):
+        Stream(spark, queue, tmp_path / "option").start(maxRecords=1)
+    with pytest.raises(Exception, match="'subscribe': topic 'no-such-topic'"):
+        Stream(spark, queue, tmp_path / "topic").drain(subscribe="no-such-topic")
+
+    queue.produce(range(3))
+    place = tmp_path / "checkpoint"
+    Stream(spark, queue, place).drain()
+    with pytest.raises(Exception, match=f"{queue.group}.*another-group"):
+        Stream(spark, queue, place).drain(**{"group.id": "another-group"})
+
+
+def test_a_group_of_another_type(
+    make_queue: MakeQueue, spark: SparkSession, tmp_path: Path
+) -> None:
+    queue = make_queue(partitions=1)
+    offsets = {TopicPartition(queue.topic, 0): 0}
+    name = f"{queue.group}-classic"
+    expect(queue.client.run(queue.client.admin.groups.alter_offsets(name, offsets)))
+    with pytest.raises(Exception, match=name):
+        Stream(spark, queue, tmp_path).drain(**{"group.id": name})

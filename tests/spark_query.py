@@ -1,0 +1,125 @@
+"""A streaming query as a program of its own, which tests start, kill and start again.
+
+    python spark_query.py '{"options": {…}, "checkpoint": "…", "out": "…", "kill": ["during", 2]}'
+
+The sink writes the rows of batch N to `out/N.RUN.json`, RUN being unique, and is as good as any
+sink that overwrites by batch id. `kill` names a step and the batch to end in, by SIGKILL to the
+whole process group: driver, JVM, reader and workers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+#: Before the sink writes, half-way, when it has written, and when Spark has noted that it has.
+STEPS = ("before", "during", "after", "committed")
+COLUMNS = ("topic", "partition", "offset", "value", "deliveryCount")
+
+
+def session(directory: Path, cores: int = 2) -> SparkSession:
+    """A local session with nothing shared and little shown."""
+    import shoal_spark
+    from pyspark.sql import SparkSession
+
+    settings = {
+        # Short-lived programs: compiling well costs more than it gains.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": "1g",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.local.dir": str(directory / "local"),
+        "spark.sql.session.timeZone": "UTC",
+    }
+    builder = SparkSession.builder.master(f"local[{cores}, 3]").appName("shoal tests")
+    spark = builder.config(map=settings).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    shoal_spark.register(spark)
+    return spark
+
+
+def rows_of(frame: DataFrame) -> list[list[Any]]:
+    """What identifies a row and what it says, in order."""
+    return sorted(
+        [*(row[name] for name in COLUMNS[:3]), bytes(row["value"]).decode(), row["deliveryCount"]]
+        for row in frame.select(*COLUMNS).collect()
+    )
+
+
+def written(out: Path) -> Iterator[tuple[int, list[list[Any]]]]:
+    """Everything the sink has written: batch id and rows, oldest run first."""
+    for path in sorted(out.glob("*.json"), key=lambda p: p.stat().st_mtime_ns):
+        yield int(path.name.split(".")[0]), json.loads(path.read_text())
+
+
+def die() -> None:
+    os.killpg(0, signal.SIGKILL)
+
+
+def start(spark: SparkSession, plan: dict[str, Any]) -> StreamingQuery:
+    """The query of the plan, which ends once it has drained the queue."""
+    out, run = Path(plan["out"]), uuid.uuid4().hex[:8]
+    step, doomed = plan.get("kill") or ("", -1)
+
+    def sink(frame: DataFrame, batch: int) -> None:
+        found = rows_of(frame)
+        if batch == doomed and step == "before":
+            die()
+        text = json.dumps(found)
+        path = out / f"{batch}.{run}.json"
+        part = path.with_suffix(".part")
+        part.write_text(text[: len(text) // 2])
+        if batch == doomed and step == "during":
+            die()
+        part.write_text(text)
+        part.rename(path)
+        if batch == doomed and step == "after":
+            die()
+
+    source = spark.readStream.format("sharegroup").options(**plan["options"]).load()
+    writer = source.writeStream.foreachBatch(sink).option("checkpointLocation", plan["checkpoint"])
+    return writer.trigger(availableNow=True).start()
+
+
+def die_when_committed(spark: SparkSession, doomed: int) -> None:
+    """Die when Spark reports a batch, which it does when its commit log has it."""
+    from pyspark.sql.streaming import StreamingQueryListener
+
+    class Watch(StreamingQueryListener):
+        def onQueryStarted(self, event: Any) -> None: ...
+
+        def onQueryIdle(self, event: Any) -> None: ...
+
+        def onQueryTerminated(self, event: Any) -> None: ...
+
+        def onQueryProgress(self, event: Any) -> None:
+            if event.progress.batchId == doomed:
+                die()
+
+    spark.streams.addListener(Watch())
+
+
+def main(plan: dict[str, Any]) -> None:
+    spark = session(Path(plan["checkpoint"]).parent)
+    step, doomed = plan["kill"]
+    if step == "committed":
+        die_when_committed(spark, doomed)
+    start(spark, plan).awaitTermination()
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

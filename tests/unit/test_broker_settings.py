@@ -1,0 +1,66 @@
+"""Broker configs from flags, environment and file."""
+
+import pytest
+from shoal.server import config
+from shoal.server.config import InvalidConfig, resolve
+
+
+def test_flag_beats_environment_beats_file() -> None:
+    text = "log.retention.ms=1\nlog.segment.bytes=2000000\nfetch.max.bytes=5000\n"
+    environment = {"SHOAL_LOG_RETENTION_MS": "2", "SHOAL_LOG_SEGMENT_BYTES": "3000000"}
+    found = resolve({"log.retention.ms": "3"}, environment, text, "x.properties")
+    assert found["log.retention.ms"] == 3
+    assert found["log.segment.bytes"] == 3_000_000
+    assert found["fetch.max.bytes"] == 5000
+    assert found["socket.request.max.bytes"] == 104_857_600
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "text", "sentence"),
+    [
+        ({"log.retention.msx": "1"}, {}, "",
+         "no broker config log.retention.msx, set by a flag. Did you mean log.retention.ms?"),
+        ({}, {"SHOAL_LOG_RETENTON_MS": "1"}, "",
+         "SHOAL_LOG_RETENTON_MS names no broker config. Did you mean SHOAL_LOG_RETENTION_MS?"),
+        ({}, {}, "num.partitions = many", "Invalid value many for configuration num.partitions"),
+        ({}, {}, "num.partitions = many", "set by x.properties"),
+        ({"listeners": "PLAINTEXT:/a:1"}, {}, "", "not of the form PLAINTEXT://host:port"),
+        ({"listeners": "SSL://a:1"}, {}, "", "asks for SSL; this broker serves PLAINTEXT"),
+        ({"listeners": "A://a:1"}, {}, "", "A has no security protocol"),
+        ({"log.dirs": "a,b"}, {}, "", "log.dirs names 2 directories"),
+        ({"advertised.listeners": "PLAINTEXT://0.0.0.0:1"}, {}, "", "no client can connect to"),
+        ({"advertised.listeners": "B://b:1"}, {}, "", "which listeners has not"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named(
+    flags: dict[str, str], environment: dict[str, str], text: str, sentence: str
+) -> None:
+    with pytest.raises(InvalidConfig) as refused:
+        resolve(flags, environment, text, "x.properties")
+    assert sentence in str(refused.value)
+
+
+def test_variables_that_kubernetes_gives_are_no_settings() -> None:
+    links = {
+        "SHOAL_PORT": "tcp://10.0.0.1:9092",
+        "SHOAL_PORT_9092_TCP": "tcp://10.0.0.1:9092",
+        "SHOAL_PORT_9092_TCP_ADDR": "10.0.0.1",
+        "SHOAL_SERVICE_HOST": "10.0.0.1",
+        "SHOAL_SERVICE_PORT_KAFKA": "9092",
+        "SHOAL_BROKER_0_SERVICE_PORT": "9092",
+    }
+    assert config.from_environment(links) == {}
+
+
+def test_properties_are_javas() -> None:
+    text = "# no\n! no\n a=1\nb : 2\nc 3\nd=x\\\n   y\ne=\\u0041\\tz\nf\ng\\=h=i  \n\n"
+    assert dict(config.properties(text)) == {
+        "a": "1", "b": "2", "c": "3", "d": "xy", "e": "A\tz", "f": "", "g=h": "i",
+    }  # fmt: skip
+
+
+def test_addresses() -> None:
+    assert config.endpoint("listeners", "PLAINTEXT://[::1]:9092") == ("PLAINTEXT", "::1", 9092)
+    assert config.endpoint("listeners", ":9092") == ("PLAINTEXT", "", 9092)
+    with pytest.raises(InvalidConfig):
+        config.endpoint("listeners", "a:70000")

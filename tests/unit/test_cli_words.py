@@ -1,0 +1,139 @@
+"""What the command line makes of words: times, templates, lines, patterns, metrics."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from datetime import datetime
+
+import pytest
+from shoal.cli import moments, records, scrape
+from shoal.cli.output import cell, text_or_hex, when
+from shoal.cli.produce import Input, Line, _reader
+from shoal.cli.session import Failed, pairs
+from shoal.cli.share_consume import _pattern, merged
+from shoal.client.consumer import ConsumedRecord
+from shoal.client.share import Acknowledgement, AcknowledgeType
+
+RECORD = ConsumedRecord("tasks", 1, 7, 0, None, b'{"a": 1}', (("h", b"x"), ("n", None)))
+
+
+def test_times() -> None:
+    assert moments.timestamp("1700000000000") == 1_700_000_000_000
+    assert moments.timestamp("1970-01-01T00:00:01Z") == 1_000
+    assert moments.timestamp("15m", now_ms=1_000_000) == 100_000
+    assert moments.timestamp("PT1H", now_ms=3_600_001) == 1
+    local = datetime(2026, 1, 31, 12, 0).timestamp() * 1000
+    assert moments.timestamp("2026-01-31T12:00") == local
+    assert moments.duration_ms("1.5s") == 1_500
+    assert moments.duration_ms("P1DT2H") == 26 * 3_600_000
+    assert moments.duration_ms("soon") is None and moments.duration_ms("P") is None
+    with pytest.raises(Failed, match="'soon' is no time"):
+        moments.timestamp("soon")
+
+
+def test_record_formats() -> None:
+    assert records.printer("text")(RECORD) == '{"a": 1}'
+    template = r"{topic}-{partition}@{offset}\t{timestamp} {key} {value} {headers} {delivery_count}"
+    assert records.printer(template)(RECORD) == (
+        'tasks-1@7\t1970-01-01T00:00:00.000Z null {"a": 1} h=x,n=null 1'
+    )
+    assert records.printer("json")(RECORD) == (
+        '{"topic": "tasks", "partition": 1, "offset": 7, "key": null, "value": "{\\"a\\": 1}", '
+        '"headers": [["h", "x"], ["n", null]], "timestamp": 0}'
+    )
+    for wrong in ("table", "{nosuch}", "{value", "{value.__class__}", "{}"):
+        with pytest.raises(Failed, match="--format"):
+            records.printer(wrong)
+
+
+def test_cells() -> None:
+    values: list[object] = [None, True, 1.25, {}, {"a": 1}, (1, 2), []]
+    assert [cell(v) for v in values] == ["-", "yes", "1.2", "-", "a=1", "1,2", "-"]
+    assert text_or_hex(b"\xff\x00") == "0xff00" and text_or_hex(b"a\x00") == "0x6100"
+    assert text_or_hex("zwölf\n".encode()) == "zwölf\n" and text_or_hex(None) is None
+    assert when(-1) is None
+
+
+def test_lines_to_send() -> None:
+    plain = Line(None, b"fixed", (("h", b"1"),), 2)
+    read = _reader(Input.TEXT, plain, None, None)
+    assert read(b"a:b") == Line(b"a:b", b"fixed", (("h", b"1"),), 2)
+    read = _reader(Input.TEXT, Line(None), ":", "NULL")
+    assert read(b"k:a:b") == Line(b"a:b", b"k")
+    assert read(b":NULL") == Line(None, b"")
+    with pytest.raises(Failed, match="'no key here' has no key: ':' is not in it"):
+        read(b"no key here")
+
+
+def test_json_lines_to_send() -> None:
+    read = _reader(Input.JSON, Line(None, b"fixed", (("h", b"1"),)), None, None)
+    assert read(b'{"value": "a"}') == Line(b"a", b"fixed", (("h", b"1"),))
+    assert read(b'{"value": {"x": [1]}, "key": null, "headers": [["a", "b"], ["a", null]], '
+                b'"partition": 1, "timestamp": 5}') == Line(
+        b'{"x": [1]}', None, (("a", b"b"), ("a", None)), 1, 5
+    )  # fmt: skip
+    for line, said in ((b"{", "is no JSON"), (b"[]", "no JSON object"), (b'{"v": 1}', "no 'v'")):
+        with pytest.raises(Failed, match=said):
+            read(line)
+
+
+def test_acknowledgement_patterns() -> None:
+    kinds = AcknowledgeType
+    assert _pattern(None) is None
+    assert _pattern("accept,release,reject,renew") == [
+        kinds.ACCEPT, kinds.RELEASE, kinds.REJECT, kinds.RENEW,
+    ]  # fmt: skip
+    with pytest.raises(Failed, match="'maybe' is none of"):
+        _pattern("accept,maybe")
+
+
+def test_neighbouring_acknowledgements_become_one() -> None:
+    release = AcknowledgeType.RELEASE
+    given = [
+        Acknowledgement("t", 0, 2, 2), Acknowledgement("t", 0, 0, 1),
+        Acknowledgement("t", 0, 3, 3, release), Acknowledgement("t", 0, 5, 5, release),
+        Acknowledgement("t", 1, 6, 6, release),
+    ]  # fmt: skip
+    assert merged(given) == [
+        Acknowledgement("t", 0, 0, 2), Acknowledgement("t", 0, 3, 3, release),
+        Acknowledgement("t", 0, 5, 5, release), Acknowledgement("t", 1, 6, 6, release),
+    ]  # fmt: skip
+
+
+def test_metrics_text() -> None:
+    text = (
+        "# HELP a Some.\n# TYPE a gauge\na 1\n"
+        'b{group="g \\"1\\"",topic="t"} 2.5e1 1700000000\n'
+        "broken{\nc nonsense\n"
+    )
+    assert list(scrape.samples(text)) == [
+        scrape.Sample("a", {}, 1.0),
+        scrape.Sample("b", {"group": 'g "1"', "topic": "t"}, 25.0),
+    ]
+
+
+def test_pairs() -> None:
+    assert pairs(["a=b=c", " d = e "], "--set") == {"a": "b=c", "d": "e"}
+    for wrong in ("a", "=b"):
+        with pytest.raises(ValueError, match="--set takes NAME=VALUE"):
+            pairs([wrong], "--set")
+
+
+def test_help_needs_none_of_the_tools() -> None:
+    """`shoal --help` is instant because it imports neither the codec nor rich nor a broker."""
+    code = (
+        "import sys\nfrom shoal.cli.main import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        "print(sorted(m for m in sys.modules if m.split('.')[0] in ('kio', 'rich', 'asyncio') "
+        "or m.startswith(('shoal.client', 'shoal.server'))), file=sys.stderr)"
+    )
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code, "--help"], capture_output=True, text=True, timeout=30
+    )
+    assert time.monotonic() - began < 5
+    assert done.stderr.strip() == "[]"
+    for name in ("server", "topics", "share-consume", "top", "dump"):
+        assert f"\n  {name} " in done.stdout

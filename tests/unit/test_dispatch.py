@@ -1,0 +1,98 @@
+"""Faults of handlers, and what the client and its connection get of them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from shoal.protocol import codec, frames
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ApiError, ErrorCode, WireError
+from shoal.server import logs
+from shoal.server.api import Api, Handler, Peer
+from shoal.server.broker import Broker
+from shoal.server.config import resolve
+from shoal.server.dispatch import Buffers, Dispatcher, Pending
+
+VERSION = 4
+
+
+def answer_of(handler: Handler, data_dir: Path) -> Buffers | None:
+    """What leaves the connection when InitProducerId is handled by `handler`."""
+
+    async def main() -> Buffers | None:
+        flags = {"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(data_dir)}
+        broker = Broker(resolve(flags, {}), asyncio.get_running_loop())
+        await broker.start()
+        table = {ApiKey.INIT_PRODUCER_ID: Api(ApiKey.INIT_PRODUCER_ID, range(6), handler)}
+        dispatcher = Dispatcher(broker, table)
+        body = codec.write_request(ApiKey.INIT_PRODUCER_ID, VERSION, {})
+        frame = frames.request_head(ApiKey.INIT_PRODUCER_ID, VERSION, 7, "t") + body
+        peer = Peer("h", 1, "PLAINTEXT", "User:ANONYMOUS", "c", {})
+        try:
+            found = dispatcher.answer(bytearray(frame), peer)
+            if isinstance(found, Pending):
+                ready = asyncio.Event()
+                found.on_ready(lambda _: ready.set())
+                await ready.wait()
+                return found.buffers()
+            return found
+        finally:
+            await broker.stop()
+
+    logs.configure(json=True, level="critical")
+    return uvloop.run(main())
+
+
+def parsed(buffers: Buffers | None) -> Any:
+    assert buffers is not None
+    data = b"".join(buffers)
+    assert int.from_bytes(data[:4], "big") == len(data) - 4
+    assert int.from_bytes(data[4:8], "big") == 7
+    return codec.read_response(ApiKey.INIT_PRODUCER_ID, VERSION, data, 9)
+
+
+def later(result: Any) -> asyncio.Future[Any]:
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    if isinstance(result, Exception):
+        asyncio.get_running_loop().call_soon(future.set_exception, result)
+    else:
+        asyncio.get_running_loop().call_soon(future.set_result, result)
+    return future
+
+
+def raising(error: Exception) -> Handler:
+    def handle(broker: Broker, request: object) -> Any:
+        raise error
+
+    return handle
+
+
+@pytest.mark.parametrize(
+    ("handler", "code"),
+    [
+        (lambda b, r: {"producer_id": 5}, ErrorCode.none),
+        (lambda b, r: later({"producer_id": 5}), ErrorCode.none),
+        (raising(ApiError(ErrorCode.not_coordinator)), ErrorCode.not_coordinator),
+        (lambda b, r: later(ApiError(ErrorCode.not_coordinator)), ErrorCode.not_coordinator),
+        (raising(KeyError("a fault")), ErrorCode.unknown_server_error),
+        (lambda b, r: later(KeyError("a fault")), ErrorCode.unknown_server_error),
+        (lambda b, r: {"producer_id": "no number"}, ErrorCode.unknown_server_error),
+    ],
+)
+def test_answers(tmp_path: Path, handler: Handler, code: ErrorCode) -> None:
+    body = parsed(answer_of(handler, tmp_path))
+    assert (body.error_code, body.producer_id) == (code, 5 if code is ErrorCode.none else -1)
+
+
+@pytest.mark.parametrize("handler", [raising(WireError("no")), lambda b, r: later(WireError("no"))])
+def test_wire_errors_close_the_connection(tmp_path: Path, handler: Handler) -> None:
+    with pytest.raises(WireError):
+        answer_of(handler, tmp_path)
+
+
+def test_no_answer(tmp_path: Path) -> None:
+    assert answer_of(lambda b, r: None, tmp_path) is None

@@ -1,0 +1,240 @@
+"""Compaction: KIP-58 (lag), KIP-354 (largest lag), KIP-534 (delete horizon), and crashes in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from log_material import NOW_MS, batch, compact, fill, keyed, open_log, records
+from shoal.log.compaction import ENTRY_BYTES, cleanable
+from shoal.log.config import LogConfig
+from shoal.log.log import Log
+from shoal.log.memory import MemoryStorage
+from shoal.record.batch import headers
+
+DELAY_MS = 1000
+
+
+def log_of(storage: MemoryStorage | None = None, **config: object) -> Log:
+    settings: dict[str, object] = {
+        "cleanup_policy": ("compact",),
+        "delete_retention_ms": DELAY_MS,
+        "segment_bytes": 500,
+        "index_interval_bytes": 0,
+        **config,
+    }
+    return open_log(storage or MemoryStorage(), LogConfig(**settings))  # type: ignore[arg-type]
+
+
+def closed(log: Log) -> Log:
+    """Everything so far in closed, durable segments."""
+    if log.active.size:
+        log.roll(log.log_end_offset, NOW_MS)
+    log.sync()
+    return log
+
+
+def contents(log: Log) -> list[tuple[int, bytes | None, bytes | None]]:
+    return [(r.offset, r.key, r.value) for r in records(log)]
+
+
+def contents_from(log: Log, offset: int) -> list[tuple[int, bytes | None, bytes | None]]:
+    return [(r.offset, r.key, r.value) for r in records(log, offset)]
+
+
+def test_the_last_record_of_each_key_stays_where_it_was() -> None:
+    log = log_of()
+    fill(log, [keyed((b"a", b"1"), (b"b", b"2")), keyed((b"a", b"3")), keyed((b"c", b"4"))] * 5)
+    closed(log)
+    assert compact(log)
+    assert contents(log) == [(17, b"b", b"2"), (18, b"a", b"3"), (19, b"c", b"4")]
+    assert log.cleaned_to == 20
+    assert not compact(log)
+
+
+def test_the_active_segment_is_never_touched() -> None:
+    log = log_of(segment_bytes=1 << 20)
+    fill(log, [keyed((b"a", b"1"))] * 10)
+    log.sync()
+    assert not compact(log)
+    assert len(contents(log)) == 10
+
+
+def test_what_is_not_below_the_high_watermark_is_never_touched() -> None:
+    log = log_of(segment_bytes=75)
+    fill(log, [keyed((b"a", b"1"))] * 10)
+    closed(log)
+    assert cleanable(log, NOW_MS, 4).end_offset == 4
+    assert cleanable(log, NOW_MS, 10).end_offset == 10
+
+
+def test_min_compaction_lag_keeps_the_young() -> None:
+    log = log_of(segment_bytes=75, min_compaction_lag_ms=100)
+    fill(log, [keyed((b"a", b"1"), timestamp_ms=NOW_MS + i) for i in range(10)])
+    closed(log)
+    assert cleanable(log, NOW_MS + 104, 10).end_offset == 5
+
+
+def test_the_dirty_ratio_decides_and_the_largest_lag_overrules_it() -> None:
+    log = log_of(min_cleanable_dirty_ratio=0.9, max_compaction_lag_ms=100)
+    fill(log, [keyed((b"%d" % i, b"1")) for i in range(20)])
+    closed(log)
+    assert compact(log)
+    fill(log, [keyed((b"1", b"2"))])
+    closed(log)
+    assert cleanable(log, NOW_MS, 21).ratio < 0.9
+    assert not compact(log, NOW_MS + 100)
+    assert compact(log, NOW_MS + 101)
+
+
+def test_a_tombstone_stays_for_its_delay_and_goes_by_itself() -> None:
+    log = log_of()
+    fill(log, [keyed((b"a", b"1")), keyed((b"a", None)), keyed((b"b", b"2"))])
+    closed(log)
+    assert compact(log)
+    assert contents(log) == [(1, b"a", None), (2, b"b", b"2")]
+    [(_, header)] = [(at, h) for at, h in headers(log.read(1, 60).data)]
+    assert header.delete_horizon_ms == NOW_MS + DELAY_MS
+    assert [r.timestamp_ms for r in records(log)] == [NOW_MS, NOW_MS]
+    assert not compact(log, NOW_MS + DELAY_MS - 1)
+    assert compact(log, NOW_MS + DELAY_MS)  # nothing is dirty, and yet its time has come
+    assert contents(log) == [(2, b"b", b"2")]
+    assert not compact(log, NOW_MS + 10 * DELAY_MS)
+
+
+def test_the_last_batch_of_a_round_stays_be_it_empty() -> None:
+    """So that the offset behind it is known when nothing follows in the segment."""
+    log = log_of()
+    fill(log, [keyed((b"b", b"2")), keyed((b"a", None))])
+    closed(log)
+    assert compact(log)
+    assert compact(log, NOW_MS + DELAY_MS)
+    assert contents(log) == [(0, b"b", b"2")]
+    counts = [(h.base_offset, h.record_count) for _, h in log.segments[0].heads()]
+    assert counts == [(0, 1), (1, 0)]
+    assert log.segments[0].next_offset() == 2
+
+
+def test_small_segments_become_one() -> None:
+    log = log_of(segment_bytes=800, min_cleanable_dirty_ratio=0.0)
+    fill(log, [keyed((b"%d" % (i % 3), b"x" * 50)) for i in range(60)])
+    closed(log)
+    assert len(log.segments) == 11
+    assert compact(log)
+    assert [s.size > 0 for s in log.segments] == [False] * 9 + [True, False]
+    fill(log, [keyed((b"3", b""))])
+    closed(log)
+    assert compact(log)
+    assert log.bases == [0, 61]
+    assert [k for _, k, _ in contents(log)] == [b"0", b"1", b"2", b"3"]
+
+
+def test_memory_bounds_a_round_and_rounds_go_on() -> None:
+    log = log_of(min_cleanable_dirty_ratio=0.0)
+    fill(log, [keyed((b"%d" % (i % 7), b"%d" % i)) for i in range(50)])
+    closed(log)
+    rounds = 0
+    while compact(log, memory_bytes=3 * ENTRY_BYTES):
+        rounds += 1
+    assert rounds > 5
+    assert [at for at, _, _ in contents(log)] == [43, 44, 45, 46, 47, 48, 49]
+
+
+def test_a_producers_last_batch_stays_be_it_empty() -> None:
+    """Its sequence must be known as long as the producer is."""
+    log = log_of()
+    fill(log, [batch(b"1", key=b"a", producer=(5, 0, 0)), keyed((b"a", b"2")), keyed((b"b", b"3"))])
+    closed(log)
+    assert compact(log)
+    assert contents(log) == [(1, b"a", b"2"), (2, b"b", b"3")]
+    counts = [(h.base_offset, h.record_count, h.last_sequence) for _, h in log.segments[0].heads()]
+    assert counts == [(0, 0, 0), (1, 1, -1), (2, 1, -1)]
+    log.producers.clear()
+    fill(log, [keyed((b"b", b"4"))] * 9)
+    closed(log)
+    assert compact(log)
+    assert [h.base_offset for s in log.segments for _, h in s.heads()] == [1, 11]
+
+
+def test_steps_are_bounded() -> None:
+    log = log_of(segment_bytes=1 << 20)
+    rows = [(b"%d" % i, b"") for i in range(5000)]
+    fill(log, [keyed(*rows)] * 2)
+    closed(log)
+    steps = log.compaction(NOW_MS, high_watermark=10_000, memory_bytes=1 << 20)
+    assert steps is not None
+    assert sum(1 for _ in steps) > 3 * 5000 // 512
+
+
+def test_truncation_under_a_round_ends_it() -> None:
+    log = log_of(segment_bytes=75)
+    fill(log, [keyed((b"a", b"%d" % i)) for i in range(2000)])
+    closed(log)
+    steps = log.compaction(NOW_MS, high_watermark=2000, memory_bytes=1 << 20)
+    assert steps is not None
+    next(steps)
+    assert log.compaction(NOW_MS, high_watermark=2000, memory_bytes=1 << 20) is None
+    log.truncate(3)
+    assert list(steps) == []
+    assert not log.compacting
+    assert [at for at, _, _ in contents(log)] == [0, 1, 2]
+    assert not [n for n in log.storage.names(log.directory) if n.endswith(".cleaned")]
+
+
+def test_a_corrupt_log_is_left_alone() -> None:
+    log = log_of()
+    fill(log, [keyed((b"a", b"1"))] * 20)
+    closed(log)
+    log.segments[0].file.write(65, [b"\xff"])
+    compact(log)
+    assert "CRC of the batch at offset 0" in log.uncleanable
+    assert not compact(log)
+    assert log.segments[0].size
+
+
+@pytest.mark.parametrize("fail_at", range(40))
+def test_a_crash_at_any_step_of_a_round_loses_and_doubles_nothing(fail_at: int) -> None:
+    """The decider re-run interrupted after each operation on the disk, then the same again."""
+    storage = MemoryStorage()
+    log = log_of(storage, segment_bytes=400)
+    fill(log, [keyed((b"%d" % (i % 4), b"%d" % i)) for i in range(24)])
+    log = closed(log)
+    # Now all segments fit one: they are replaced together.
+    log.config = replace(log.config, segment_bytes=1 << 20)
+    assert len(log.segments) > 4
+    last = {b"%d" % (i % 4): i for i in range(24)}
+    countdown = [fail_at]
+
+    def fault(operation: str, path: str) -> None:
+        if operation != "read":
+            countdown[0] -= 1
+            if countdown[0] < 0:
+                raise OSError(5, "the process ends here", path)
+
+    storage.fault = fault
+    try:
+        compact(log)
+    except OSError:
+        pass
+    storage.fault = lambda operation, path: None
+    storage.crash(lambda n: n - 1)
+    again = open_log(
+        storage,
+        log.config,
+        recovery_point=log.recovery_point,
+        cleaned_to=log.cleaned_to,
+    )
+    found = contents(again)
+    assert [at for at, _, _ in found] == sorted({at for at, _, _ in found})
+    assert {key: at for at, key, _ in found} == last
+    assert again.log_end_offset == 24
+    for offset in range(24):
+        [first, *_] = again.batches(offset, 25)
+        assert first[1].last_offset >= offset
+        expected = next((at for at, _, _ in found if at >= offset), None)
+        assert next((at for at, _, _ in contents_from(again, offset)), None) == expected
+    names = again.storage.names(again.directory)
+    assert not [n for n in names if n.endswith((".cleaned", ".swap", ".deleted"))]
+    closed(again)
+    compact(again)
+    assert [at for at, _, _ in contents(again)] == [20, 21, 22, 23]

@@ -1,0 +1,211 @@
+"""Config tables, parsing, layers and bounds (KIP-226, KIP-412, KIP-1240)."""
+
+from pathlib import Path
+
+import pytest
+from shoal.metadata import config_page, configs
+from shoal.metadata.config_keys import Scope, Standing, Type, duration_ms, text_of
+from shoal.metadata.configs import BROKER, GROUP, TOPIC, ConfigError, Source, UnknownConfig
+from shoal.metadata.image import MetadataImage, ResourceType
+from shoal.metadata.image import Scope as View
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs" / "configs.md"
+PACKAGE = ROOT / "broker_image" / "shoal"
+TABLES = (BROKER, TOPIC, GROUP)
+
+
+def image(static: dict[str, str] | None = None, **texts: dict[str, str]) -> MetadataImage:
+    """An image whose configs are given by resource: `broker`, `cluster`, `topic` t, `group` g."""
+    resources = {
+        "broker": (ResourceType.BROKER, "1"),
+        "cluster": (ResourceType.BROKER, ""),
+        "topic": (ResourceType.TOPIC, "t"),
+        "group": (ResourceType.GROUP, "g"),
+    }
+    return MetadataImage(
+        scope=View(1, static or {}), configs={resources[k]: v for k, v in texts.items()}
+    )
+
+
+def test_every_default_passes_its_own_check() -> None:
+    for table in TABLES:
+        for key in table.values():
+            if key.default is not None:
+                assert key.parse(text_of(key.default)) == key.default, key
+
+
+def test_what_is_called_applied_is_read_somewhere() -> None:
+    """By its name in the code, or through the topic or group config that it is the default of."""
+    sources = [p for p in PACKAGE.rglob("*.py") if not p.name.endswith("_configs.py")]
+    code = "\n".join(path.read_text() for path in sources)
+    through = {s.name for table in (TOPIC, GROUP) for key in table.values() for s in key.synonyms}
+    through |= {bound for key in GROUP.values() for bound in key.bounds if bound}
+    for table in TABLES:
+        idle = [
+            name
+            for name, key in table.items()
+            if key.standing is Standing.APPLIED
+            and name not in through
+            and name not in code
+            and name.replace(".", "_") not in code
+        ]
+        assert not idle, f"call these accepted, or apply them: {idle}"
+
+
+def test_every_row_is_documented_and_every_synonym_exists() -> None:
+    for table in TABLES:
+        for key in table.values():
+            assert key.doc.endswith("."), key.name
+            for name in (*(s.name for s in key.synonyms), *filter(None, key.bounds)):
+                assert BROKER[name].type in (key.type, Type.INT, Type.LONG), (key.name, name)
+
+
+def test_a_topics_defaults_are_those_of_the_broker_configs_it_inherits() -> None:
+    inherited = configs.inherited(TOPIC, configs.broker_values(configs.Layers()))
+    assert inherited == {name: key.default for name, key in TOPIC.items()}
+
+
+def test_the_page_is_the_one_in_the_repository() -> None:
+    assert DOCS.read_text() == config_page.page(), (
+        "python -m shoal.metadata.config_page > docs/configs.md"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("cleanup.policy", "compact, delete", ("compact", "delete")),
+        ("cleanup.policy", "", ()),
+        ("cleanup.policy", "delete,delete", ("delete",)),
+        ("preallocate", " TRUE ", True),
+        ("segment.bytes", " +2000000 ", 2_000_000),
+        ("retention.ms", "-1", -1),
+        ("min.cleanable.dirty.ratio", "0.25", 0.25),
+        ("leader.replication.throttled.replicas", "0:1,1:2", ("0:1", "1:2")),
+        ("leader.replication.throttled.replicas", "*", ("*",)),
+        ("remote.storage.enable", "false", False),
+    ],
+)
+def test_parse(name: str, text: str, value: object) -> None:
+    assert configs.parse(TOPIC, {name: text}) == {name: value}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("retention.ms", "x", "Not a number of type LONG"),
+        ("retention.ms", "-2", "at least -1"),
+        ("retention.ms", "9223372036854775808", "Not a number of type LONG"),
+        ("max.message.bytes", "2147483648", "Not a number of type INT"),
+        ("segment.bytes", "1_000_000_0", "Not a number of type INT"),
+        ("segment.bytes", "100", "at least 1048576"),
+        ("preallocate", "yes", "true or false"),
+        ("cleanup.policy", "compact,purge", "one of: compact, delete"),
+        ("compression.gzip.level", "0", "between 1 and 9"),
+        ("min.cleanable.dirty.ratio", "1.5", "no more than 1"),
+        ("leader.replication.throttled.replicas", "1", "partitionId:brokerId"),
+        ("remote.storage.enable", "true", "Tiered storage is not part of this broker"),
+    ],
+)
+def test_refusals_name_config_value_and_reason(name: str, text: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configs.parse(TOPIC, {name: text})
+    assert f"Invalid value {text} for configuration {name}: " in str(caught.value)
+    assert reason in str(caught.value)
+
+
+def test_unknown_names_are_named() -> None:
+    with pytest.raises(UnknownConfig, match=r"Unknown topic config name: retention\.hours"):
+        configs.parse(TOPIC, {"retention.hours": "1"})
+
+
+def test_passwords_stay_out_of_errors() -> None:
+    with pytest.raises(ConfigError) as caught:
+        configs.parse(BROKER, {"ssl.key.password": "secret"})
+    assert "secret" not in str(caught.value)
+    assert "ssl.key.password" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("P1D", 86_400_000),
+        ("P1DT2H", 93_600_000),
+        ("PT36H", 129_600_000),
+        ("pt1s", 1000),
+        ("PT1.5S", 1500),
+        ("PT1H30M20.123456789S", 5_420_123),
+        ("PT0S", 0),
+        ("+PT+1S", 1000),
+        ("P1DT-1H", 82_800_000),
+        ("P", None),
+        ("PT", None),
+        ("P1DT", None),
+        ("PT.5S", None),
+        ("P1Y", None),
+        ("P1W", None),
+        ("-PT1S", None),
+        ("P-1D", None),
+        ("1H", None),
+    ],
+)
+def test_durations_as_java_reads_them(text: str, ms: int | None) -> None:
+    assert duration_ms(text) == ms
+
+
+def test_hours_minutes_milliseconds_in_that_order() -> None:
+    assert image().topic_config("t")["retention.ms"] == 168 * 3_600_000
+    assert image({"log.retention.hours": "1"}).topic_config("t")["retention.ms"] == 3_600_000
+    both = {"log.retention.hours": "1", "log.retention.minutes": "1"}
+    assert image(both).topic_config("t")["retention.ms"] == 60_000
+    dynamic = image(both, cluster={"log.retention.ms": "5"})
+    assert dynamic.topic_config("t")["retention.ms"] == 5
+    assert image({"log.retention.hours": "-1"}).topic_config("t")["retention.ms"] == -1
+
+
+def test_the_strongest_layer_wins() -> None:
+    layered = image(
+        {"log.segment.bytes": "4000000"},
+        cluster={"log.segment.bytes": "3000000"},
+        broker={"log.segment.bytes": "2000000"},
+        topic={"segment.bytes": "1048576"},
+    )
+    assert layered.topic_config("t")["segment.bytes"] == 1_048_576
+    assert layered.topic_config("other")["segment.bytes"] == 2_000_000
+    assert layered.broker_config["log.segment.bytes"] == 2_000_000
+    origins = layered.origins(ResourceType.TOPIC, "t", "segment.bytes")
+    assert [(o.text, o.source) for o in origins] == [
+        ("1048576", Source.TOPIC),
+        ("2000000", Source.BROKER),
+        ("3000000", Source.BROKER_DEFAULT),
+        ("4000000", Source.STATIC_BROKER),
+        ("1073741824", Source.DEFAULT),
+    ]
+
+
+def test_group_values_are_held_between_the_brokers_bounds() -> None:
+    """KIP-1240: a value set under wider bounds is capped where it is used."""
+    own = {"share.record.lock.duration.ms": "55000"}
+    assert image(group=own).group_config("g")["share.record.lock.duration.ms"] == 55_000
+    narrow = image({"group.share.max.record.lock.duration.ms": "40000"}, group=own)
+    assert narrow.group_config("g")["share.record.lock.duration.ms"] == 40_000
+    assert narrow.group_config("other")["share.record.lock.duration.ms"] == 30_000
+
+
+def test_groups_inherit_from_the_broker() -> None:
+    wide = image({"group.share.session.timeout.ms": "50000"})
+    assert wide.group_config("g")["share.session.timeout.ms"] == 50_000
+
+
+def test_defaults_of_kafka_4_3_1() -> None:
+    group = image().group_config("g")
+    assert group["share.partition.max.record.locks"] == 2000
+    assert group["share.delivery.count.limit"] == 5
+    assert group["share.record.lock.duration.ms"] == 30_000
+    assert group["share.auto.offset.reset"] == "latest"
+    broker = image().broker_config
+    assert broker["group.share.max.size"] == 200
+    assert broker["offsets.topic.num.partitions"] == 50
+    assert BROKER["log.retention.ms"].scope is Scope.CLUSTER_WIDE
+    assert BROKER["num.io.threads"].standing is Standing.ACCEPTED

@@ -1,0 +1,380 @@
+"""Decisions of the controller: what is refused, with Kafka's codes, and what records are made."""
+
+from collections.abc import Callable, Iterator
+from uuid import UUID
+
+import pytest
+from shoal.metadata import alterations, controller, delta, elections, placement, topics
+from shoal.metadata.alterations import Alteration, Change, Operation
+from shoal.metadata.controller import Decision
+from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage, ResourceType
+from shoal.metadata.topics import Growth, NewTopic
+from shoal.protocol.errors import ApiError, ErrorCode
+
+DIRECTORY = UUID(int=77)
+
+
+def ids() -> Callable[[], UUID]:
+    counter: Iterator[int] = iter(range(100, 1_000_000))
+    return lambda: UUID(int=next(counter))
+
+
+def follow(image: MetadataImage, decision: Decision) -> MetadataImage:
+    """The image after a decision's records."""
+    offset = image.offset + len(decision.records)
+    return delta.apply(image, decision.records, offset=offset, epoch=1)[0]
+
+
+def broker(broker_id: int, rack: str | None = None, *, fenced: bool = False) -> BrokerImage:
+    endpoints = (Endpoint("PLAINTEXT", "127.0.0.1", 9092 + broker_id),)
+    return BrokerImage(
+        broker_id,
+        UUID(int=broker_id),
+        -1,
+        endpoints,
+        controller.SUPPORTED_FEATURES,
+        rack,
+        fenced,
+        False,
+        (UUID(int=DIRECTORY.int + broker_id),),
+    )
+
+
+@pytest.fixture
+def image() -> MetadataImage:
+    """A new cluster of broker 1."""
+    fresh = follow(MetadataImage(), controller.bootstrap())
+    return follow(fresh, controller.register_broker(fresh, broker(1), clean=True))
+
+
+def create(image: MetadataImage, *new: NewTopic, validate_only: bool = False) -> Decision:
+    return topics.create_topics(image, new, new_id=ids(), validate_only=validate_only)
+
+
+def errors(decision: Decision) -> list[tuple[ErrorCode, str | None]]:
+    return [(row["error_code"], row["error_message"]) for row in decision.response]
+
+
+def test_a_new_cluster_has_kafkas_features(image: MetadataImage) -> None:
+    assert dict(image.features) == {
+        "metadata.version": 30,
+        "eligible.leader.replicas.version": 1,
+        "group.version": 1,
+        "share.version": 1,
+        "transaction.version": 2,
+    }
+
+
+def test_create_makes_topic_configs_and_partitions_in_kafkas_order(image: MetadataImage) -> None:
+    """ConfigRecords stand between the TopicRecord and its PartitionRecords."""
+    decision = create(image, NewTopic("t", 2, 1, configs=[("retention.ms", "5000")]))
+    assert [r.kind for r in decision.records] == [
+        "TopicRecord",
+        "ConfigRecord",
+        "PartitionRecord",
+        "PartitionRecord",
+    ]
+    after = follow(image, decision)
+    topic = after.topics["t"]
+    assert topic.topic_id == UUID(int=100) and after.topic_by_id(topic.topic_id) is topic
+    partition = topic.partitions[1]
+    assert (partition.replicas, partition.isr, partition.leader) == ((1,), (1,), 1)
+    assert (partition.leader_epoch, partition.partition_epoch) == (0, 0)
+    assert partition.directories == (UUID(int=DIRECTORY.int + 1),)
+    assert after.topic_config("t")["retention.ms"] == 5000
+    row = decision.response[0]
+    assert (row["num_partitions"], row["replication_factor"]) == (2, 1)
+    assert {c["name"]: c["config_source"] for c in row["configs"]}["retention.ms"] == 1
+
+
+def test_defaults_come_from_the_broker(image: MetadataImage) -> None:
+    change = Alteration(ResourceType.BROKER, "", [Change("min.insync.replicas", "1")])
+    image = follow(image, alterations.alter_configs(image, [change], incremental=True))
+    assert len(follow(image, create(image, NewTopic("t"))).topics["t"].partitions) == 1
+
+
+@pytest.mark.parametrize(
+    ("new", "code", "part"),
+    [
+        (NewTopic(""), ErrorCode.invalid_topic_exception, "empty"),
+        (NewTopic("."), ErrorCode.invalid_topic_exception, "not allowed"),
+        (NewTopic("a b"), ErrorCode.invalid_topic_exception, "ASCII"),
+        (NewTopic("ü"), ErrorCode.invalid_topic_exception, "ASCII"),
+        (NewTopic("a" * 250), ErrorCode.invalid_topic_exception, "249"),
+        (NewTopic("t", 1, 2), ErrorCode.invalid_replication_factor, "2 time(s)"),
+        (NewTopic("t", 1, 0), ErrorCode.invalid_replication_factor, "larger than 0"),
+        (NewTopic("t", 0, 1), ErrorCode.invalid_partitions, "non-positive"),
+        (NewTopic("t", 10_001, 1), ErrorCode.policy_violation, "10000"),
+        (NewTopic("t", -1, 1, [(0, [1])]), ErrorCode.invalid_request, "replication"),
+        (NewTopic("t", 1, -1, [(0, [1])]), ErrorCode.invalid_request, "count"),
+        (
+            NewTopic("t", assignments=[(0, [1]), (2, [1])]),
+            ErrorCode.invalid_replica_assignment,
+            "consecutive",
+        ),
+        (
+            NewTopic("t", assignments=[(0, [1]), (0, [1])]),
+            ErrorCode.invalid_replica_assignment,
+            "multiple",
+        ),
+        (NewTopic("t", assignments=[(0, [9])]), ErrorCode.invalid_replica_assignment, "broker 9"),
+        (NewTopic("t", assignments=[(0, [1, 1])]), ErrorCode.invalid_replica_assignment, "once"),
+        (NewTopic("t", assignments=[(0, [])]), ErrorCode.invalid_replica_assignment, "empty"),
+        (NewTopic("t", configs=[("retention.ms", None)]), ErrorCode.invalid_config, "Null"),
+        (NewTopic("t", configs=[("foo", "1")]), ErrorCode.invalid_config, "foo"),
+        (
+            NewTopic("t", configs=[("min.compaction.lag.ms", "9"), ("max.compaction.lag.ms", "8")]),
+            ErrorCode.invalid_config,
+            "min.compaction.lag.ms",
+        ),
+    ],
+)
+def test_refused_topics(image: MetadataImage, new: NewTopic, code: ErrorCode, part: str) -> None:
+    decision = create(image, new)
+    ((found, message),) = errors(decision)
+    assert found == code and part in (message or "")
+    assert not decision.records
+
+
+def test_existing_and_colliding_names(image: MetadataImage) -> None:
+    image = follow(image, create(image, NewTopic("a.b")))
+    (exists, collides, fine) = errors(create(image, *map(NewTopic, ("a.b", "a_b", "a-b"))))
+    assert exists[0] == ErrorCode.topic_already_exists
+    assert collides == (
+        ErrorCode.invalid_topic_exception,
+        "Topic 'a_b' collides with existing topic: a.b",
+    )
+    assert fine[0] == ErrorCode.none
+
+
+def test_names_collide_within_a_request(image: MetadataImage) -> None:
+    assert [code for code, _ in errors(create(image, NewTopic("c.d"), NewTopic("c_d")))] == [
+        ErrorCode.none,
+        ErrorCode.invalid_topic_exception,
+    ]
+
+
+def test_validate_only_makes_no_records(image: MetadataImage) -> None:
+    decision = create(image, NewTopic("t", 2, 1), validate_only=True)
+    assert not decision.records and decision.response[0]["num_partitions"] == 2
+
+
+def test_delete_takes_topic_and_configs(image: MetadataImage) -> None:
+    image = follow(image, create(image, NewTopic("t", configs=[("retention.ms", "1")])))
+    topic = image.topics["t"]
+    decision = topics.delete_topics(image, [topic])
+    after, change = delta.apply(image, decision.records, offset=99, epoch=1)
+    assert change.deleted == (topic,) and not change.created
+    assert "t" not in after.topics and after.topic_by_id(topic.topic_id) is None
+    assert (ResourceType.TOPIC, "t") not in after.configs
+    assert not topics.delete_topics(after, [topic]).records
+
+
+@pytest.mark.parametrize(
+    ("growth", "code"),
+    [
+        (Growth("t", 2), ErrorCode.invalid_partitions),
+        (Growth("t", 1), ErrorCode.invalid_partitions),
+        (Growth("t", -1), ErrorCode.invalid_partitions),
+        (Growth("none", 3), ErrorCode.unknown_topic_or_partition),
+        (Growth("t", 20_000), ErrorCode.policy_violation),
+        (Growth("t", 4, [[1]]), ErrorCode.invalid_replica_assignment),
+        (Growth("t", 3, [[9]]), ErrorCode.invalid_replica_assignment),
+        (Growth("t", 3, [[]]), ErrorCode.invalid_replica_assignment),
+    ],
+)
+def test_refused_growth(image: MetadataImage, growth: Growth, code: ErrorCode) -> None:
+    image = follow(image, create(image, NewTopic("t", 2, 1)))
+    decision = topics.create_partitions(image, [growth])
+    assert errors(decision)[0][0] == code and not decision.records
+
+
+def test_growth_appends_partitions(image: MetadataImage) -> None:
+    image = follow(image, create(image, NewTopic("t", 2, 1)))
+    before = image.topics["t"]
+    decision = topics.create_partitions(image, [Growth("t", 5)])
+    after, change = delta.apply(image, decision.records, offset=99, epoch=1)
+    assert change.changed == ((before, after.topics["t"]),)
+    assert after.topics["t"].partitions[:2] == before.partitions
+    assert len(after.topics["t"].partitions) == 5
+
+
+def alter(
+    image: MetadataImage, kind: int, name: str, *changes: Change, incremental: bool = True
+) -> tuple[ErrorCode, str, MetadataImage]:
+    asked = [Alteration(kind, name, changes)]
+    decision = alterations.alter_configs(image, asked, incremental=incremental)
+    ((code, message),) = errors(decision)
+    return code, message or "", follow(image, decision) if decision.records else image
+
+
+def test_operations_on_lists(image: MetadataImage) -> None:
+    """KIP-339: APPEND and SUBTRACT start from what is in force."""
+    image = follow(image, create(image, NewTopic("t")))
+    steps = [
+        (Change("cleanup.policy", "compact", Operation.APPEND), "delete,compact"),
+        (Change("cleanup.policy", "compact", Operation.APPEND), "delete,compact"),
+        (Change("cleanup.policy", "delete", Operation.SUBTRACT), "compact"),
+        (Change("cleanup.policy", None, Operation.DELETE), None),
+    ]
+    for change, text in steps:
+        code, _, image = alter(image, ResourceType.TOPIC, "t", change)
+        assert code == ErrorCode.none
+        assert image.configs.get((ResourceType.TOPIC, "t"), {}).get("cleanup.policy") == text
+
+
+def test_the_old_call_replaces_everything(image: MetadataImage) -> None:
+    new = NewTopic("t", configs=[("retention.ms", "1"), ("segment.ms", "2")])
+    image = follow(image, create(image, new))
+    change = Change("retention.ms", "3")
+    _, _, image = alter(image, ResourceType.TOPIC, "t", change, incremental=False)
+    assert image.configs[(ResourceType.TOPIC, "t")] == {"retention.ms": "3"}
+
+
+TOPIC, BROKER, GROUP, CLIENT = 2, 4, 32, 16
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "change", "code", "part"),
+    [
+        (TOPIC, "none", Change("retention.ms", "1"), ErrorCode.unknown_topic_or_partition, "none"),
+        (TOPIC, "", Change("retention.ms", "1"), ErrorCode.invalid_request, "Default topic"),
+        (TOPIC, "t", Change("retention.ms", None), ErrorCode.invalid_request, "Null"),
+        (TOPIC, "t", Change("retention.ms", "x"), ErrorCode.invalid_config, "LONG"),
+        (TOPIC, "t", Change("foo", "1"), ErrorCode.invalid_config, "foo"),
+        (TOPIC, "t", Change("retention.ms", "1", 2), ErrorCode.invalid_config, "LIST"),
+        (TOPIC, "t", Change("retention.ms", "1", 9), ErrorCode.invalid_request, "9"),
+        (TOPIC, "t", Change("remote.storage.enable", "true"), ErrorCode.invalid_config, "Tiered"),
+        (3, "t", Change("a", "1"), ErrorCode.invalid_request, "3"),
+        (BROKER, "1", Change("node.id", "5"), ErrorCode.invalid_request, "node.id"),
+        (BROKER, "9", Change("log.retention.ms", "5"), ErrorCode.invalid_request, "9"),
+        (BROKER, "x", Change("log.retention.ms", "5"), ErrorCode.invalid_request, "integer"),
+        (BROKER, "1", Change("log.retention.ms", "x"), ErrorCode.invalid_request, "LONG"),
+        (BROKER, "1", Change("foo", "1"), ErrorCode.invalid_request, "foo"),
+        (BROKER, "", Change("ssl.keystore.type", "PKCS12"), ErrorCode.invalid_request, "default"),
+        (GROUP, "", Change("share.isolation.level", "x"), ErrorCode.invalid_request, "group"),
+        (GROUP, "g", Change("share.isolation.level", "x"), ErrorCode.invalid_config, "one of"),
+        (GROUP, "g", Change("foo", "1"), ErrorCode.invalid_config, "foo"),
+        (
+            GROUP,
+            "g",
+            Change("share.record.lock.duration.ms", "14999"),
+            ErrorCode.invalid_config,
+            "group.share.min.record.lock.duration.ms",
+        ),
+        (
+            GROUP,
+            "g",
+            Change("share.delivery.count.limit", "11"),
+            ErrorCode.invalid_config,
+            "group.share.max.delivery.count.limit",
+        ),
+        (CLIENT, "", Change("interval.ms", "1000"), ErrorCode.invalid_request, "empty"),
+        (CLIENT, "s", Change("interval.ms", "1"), ErrorCode.invalid_request, "100"),
+        (CLIENT, "s", Change("match", "client_id=("), ErrorCode.invalid_config, "pattern"),
+    ],
+)
+def test_refused_alterations(
+    image: MetadataImage, kind: int, name: str, change: Change, code: ErrorCode, part: str
+) -> None:
+    image = follow(image, create(image, NewTopic("t")))
+    found, message, after = alter(image, kind, name, change)
+    assert found == code and part in message
+    assert after is image
+
+
+def test_a_resource_is_altered_whole_or_not_at_all(image: MetadataImage) -> None:
+    image = follow(image, create(image, NewTopic("t")))
+    changes = (Change("retention.ms", "1"), Change("segment.ms", "x"))
+    code, _, after = alter(image, TOPIC, "t", *changes)
+    assert code == ErrorCode.invalid_config and after is image
+
+
+def test_duplicates_are_refused(image: MetadataImage) -> None:
+    image = follow(image, create(image, NewTopic("t")))
+    change = Change("retention.ms", "1")
+    assert alter(image, TOPIC, "t", change, change)[0] == ErrorCode.invalid_request
+    twice = [Alteration(TOPIC, "t", [change])] * 2
+    decision = alterations.alter_configs(image, twice, incremental=True)
+    assert [code for code, _ in errors(decision)] == [ErrorCode.invalid_request] * 2
+
+
+def test_an_unclean_start_moves_leader_epochs(image: MetadataImage) -> None:
+    image = follow(image, create(image, NewTopic("t", 2, 1)))
+    clean = follow(image, controller.register_broker(image, broker(1), clean=True))
+    assert clean.topics["t"].partitions == image.topics["t"].partitions
+    unclean = follow(image, controller.register_broker(image, broker(1), clean=False))
+    for partition in unclean.topics["t"].partitions:
+        assert (partition.leader, partition.leader_epoch, partition.partition_epoch) == (1, 1, 1)
+
+
+def test_producer_id_blocks_do_not_overlap(image: MetadataImage) -> None:
+    first = controller.allocate_producer_ids(image, 1)
+    second = controller.allocate_producer_ids(follow(image, first), 1)
+    assert (first.response, second.response) == (range(1000), range(1000, 2000))
+
+
+def test_unregister(image: MetadataImage) -> None:
+    with pytest.raises(ApiError, match="not currently registered"):
+        controller.unregister_broker(image, 9)
+    with pytest.raises(ApiError, match="this one"):
+        controller.unregister_broker(image, 1)
+    two = follow(image, controller.register_broker(image, broker(2), clean=True))
+    assert list(follow(two, controller.unregister_broker(two, 2)).brokers) == [1]
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "kind", "part"),
+    [
+        ("foo.version", 1, 1, "does not know"),
+        ("share.version", 9, 1, "0 to 1"),
+        ("share.version", 0, 1, "downgrade"),
+        ("share.version", 0, 0, "upgrade type"),
+        ("metadata.version", 20, 2, "older level"),
+    ],
+)
+def test_refused_features(
+    image: MetadataImage, name: str, level: int, kind: int, part: str
+) -> None:
+    decision = controller.update_features(image, [(name, level, kind)], validate_only=False)
+    assert part in decision.response[name][1] and not decision.records
+
+
+def test_features_move(image: MetadataImage) -> None:
+    decision = controller.update_features(image, [("share.version", 0, 2)], validate_only=False)
+    assert "share.version" not in follow(image, decision).features
+
+
+def test_replicas_are_spread_over_racks_and_leaders_over_brokers() -> None:
+    brokers = [broker(i, f"rack{i % 3}") for i in range(6)]
+    assigned = list(placement.place(brokers, partitions=12, replicas=3, start=5))
+    for replicas in assigned:
+        assert len({b % 3 for b in replicas}) == 3
+    leaders = [replicas[0] for replicas in assigned]
+    assert all(leaders.count(b) == 2 for b in range(6))
+    with pytest.raises(placement.NotPlaceable):
+        list(
+            placement.place([broker(1), broker(2, fenced=True)], partitions=1, replicas=2, start=0)
+        )
+
+
+def test_elections() -> None:
+    image = follow(MetadataImage(), controller.bootstrap())
+    for i in (1, 2):
+        image = follow(image, controller.register_broker(image, broker(i), clean=True))
+    image = follow(image, create(image, NewTopic("t", assignments=[(0, [1, 2]), (1, [2, 1])])))
+    needless = elections.elect_leaders(image, elections.PREFERRED, [("t", 0), ("t", 9), ("x", 0)])
+    codes = [r["error_code"] for row in needless.response for r in row["partition_result"]]
+    assert codes == [
+        ErrorCode.election_not_needed,
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.unknown_topic_or_partition,
+    ]
+    topic_id = image.topics["t"].topic_id
+    fields = {"topic_id": topic_id, "partition_id": 0, "leader": 2}
+    moved = follow(image, Decision([controller.MetadataRecord("PartitionChangeRecord", fields)]))
+    assert moved.topics["t"].partitions[0].leader == 2
+    back = elections.elect_leaders(moved, elections.PREFERRED, None)
+    assert [row["topic"] for row in back.response] == ["t"]
+    partition = follow(moved, back).topics["t"].partitions[0]
+    assert (partition.leader, partition.leader_epoch) == (1, 2)

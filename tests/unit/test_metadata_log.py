@@ -1,0 +1,222 @@
+"""The metadata log on a disk that crashes, fills up and fails."""
+
+import asyncio
+import errno
+from collections.abc import Coroutine, Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+from shoal.log.directory import LogDirectory
+from shoal.log.errors import CorruptLog
+from shoal.log.memory import MemoryStorage
+from shoal.metadata import topics
+from shoal.metadata.controller import Decision
+from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage, Scope
+from shoal.metadata.topics import NewTopic
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.disk import Disk
+from shoal.server.metadata_log import Metadata, random_id
+from shoal.server.timers import Clock
+
+BROKER = BrokerImage(
+    1, UUID(int=5), -1, (Endpoint("PLAINTEXT", "127.0.0.1", 9092),), {}, fenced=False
+)
+
+
+class Node:
+    """A broker's metadata alone, on `storage`, within a running loop."""
+
+    def __init__(self, storage: MemoryStorage) -> None:
+        self.directory = LogDirectory(storage, "/data")
+        self.directory.open(cluster_id="c", node_id=1, directory_id=UUID(int=9))
+        self.disk = Disk(asyncio.get_running_loop(), lambda *_: None)
+        self.metadata = Metadata(self.directory, self.disk, Clock(), Scope(1))
+        self.metadata.register(BROKER)
+        self.directory.started()
+
+    def create(self, *names: str) -> asyncio.Future[Any]:
+        return self.metadata.submit(
+            lambda image: topics.create_topics(
+                image, [NewTopic(name, 2, 1) for name in names], new_id=random_id
+            )
+        )
+
+    def stop(self) -> MetadataImage:
+        self.directory.close()
+        self.disk.close()
+        return self.metadata.image
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(main, 20))
+
+
+def refuse(operation: str, code: int) -> Any:
+    def fault(found: str, path: str) -> None:
+        if found == operation and "__cluster_metadata" in path:
+            raise OSError(code, "refused", path)
+
+    return fault
+
+
+def test_what_was_answered_is_there_after_a_power_loss() -> None:
+    async def main() -> None:
+        storage = MemoryStorage()
+        node = Node(storage)
+        await node.create("a", "b")
+        await node.create("c")
+        image, epoch = node.metadata.image, node.metadata.epoch
+        storage.crash(lambda n: 0)
+        node.disk.close()
+        again = Node(storage)
+        assert again.metadata.image.topics.keys() == image.topics.keys()
+        assert again.metadata.epoch > epoch
+        for name, topic in image.topics.items():
+            found = again.metadata.image.topics[name]
+            assert found.topic_id == topic.topic_id
+            # The stop was unclean, so what this broker leads got a new epoch.
+            assert [p.leader_epoch for p in found.partitions] == [1, 1]
+        again.stop()
+
+    run(main())
+
+
+def test_a_clean_stop_keeps_leader_epochs() -> None:
+    async def main() -> None:
+        storage = MemoryStorage()
+        node = Node(storage)
+        await node.create("a")
+        before = node.stop()
+        again = Node(storage)
+        assert again.metadata.image.topics == before.topics
+        assert again.metadata.image.features == before.features
+        again.stop()
+
+    run(main())
+
+
+def test_decisions_see_those_before_them_and_publish_in_order() -> None:
+    async def main() -> None:
+        node = Node(MemoryStorage())
+        seen: list[list[str]] = []
+        node.metadata.on_change.append(lambda image, delta: seen.append(sorted(image.topics)))
+        answers = await asyncio.gather(
+            node.create("a"), node.create("a"), node.create("b"), node.create("a.b")
+        )
+        assert [rows[0]["error_code"] for rows in answers] == [
+            ErrorCode.none,
+            ErrorCode.topic_already_exists,
+            ErrorCode.none,
+            ErrorCode.none,
+        ]
+        assert seen == [["a"], ["a", "b"], ["a", "a.b", "b"]]
+        node.stop()
+
+    run(main())
+
+
+def test_a_refusal_does_not_overtake_what_it_is_about() -> None:
+    """That a topic exists is no answer before the topic is durable."""
+
+    async def main() -> None:
+        node = Node(MemoryStorage())
+        first = node.create("a")
+        await asyncio.sleep(0)  # Its sync is under way now.
+        second = node.create("a")
+        assert not first.done() and not second.done()
+        done: list[str] = []
+        first.add_done_callback(lambda _: done.append("first"))
+        second.add_done_callback(lambda _: done.append("second"))
+        await asyncio.gather(first, second)
+        assert done == ["first", "second"]
+        node.stop()
+
+    run(main())
+
+
+def test_a_full_disk_refuses_and_changes_nothing() -> None:
+    async def main() -> None:
+        storage = MemoryStorage()
+        node = Node(storage)
+        before = node.metadata.image
+        storage.fault = refuse("write", errno.ENOSPC)
+        with pytest.raises(ApiError) as caught:
+            await node.create("a")
+        assert caught.value.code == ErrorCode.kafka_storage_error
+        assert node.metadata.image is before
+        storage.fault = lambda operation, path: None
+        (row,) = await node.create("a")
+        assert row["error_code"] == ErrorCode.none
+        image = node.stop()
+        again = Node(storage)
+        assert again.metadata.image.topics == image.topics
+        again.stop()
+
+    run(main())
+
+
+def test_a_failed_sync_answers_nobody_and_ends_decisions() -> None:
+    async def main() -> None:
+        storage = MemoryStorage()
+        node = Node(storage)
+        before = node.metadata.image
+        storage.fault = refuse("sync", errno.EIO)
+        answers = [node.create("a"), node.create("b")]
+        for answer in answers:
+            with pytest.raises(ApiError, match="restarted"):
+                await answer
+        storage.fault = lambda operation, path: None
+        with pytest.raises(ApiError, match="restarted"):
+            await node.create("c")
+        assert node.metadata.image is before
+        node.disk.close()
+
+    run(main())
+
+
+def test_a_follower_that_fails_refuses_that_answer_alone() -> None:
+    async def main() -> None:
+        node = Node(MemoryStorage())
+        failures: Iterator[Exception | None] = iter([OSError(errno.ENOSPC, "full"), None])
+
+        def follow(*_: Any) -> None:
+            error = next(failures)
+            if error is not None:
+                raise error
+
+        node.metadata.on_change.append(follow)
+        first, second = node.create("a"), node.create("b")
+        with pytest.raises(ApiError, match="full"):
+            await first
+        assert (await second)[0]["error_code"] == ErrorCode.none
+        node.stop()
+
+    run(main())
+
+
+def test_a_log_of_a_newer_release_is_refused() -> None:
+    async def main() -> None:
+        storage = MemoryStorage()
+        node = Node(storage)
+        await node.create("a")
+        node.stop()
+        path = "/data/__cluster_metadata-0/00000000000000000000.log"
+        data = bytearray(storage.read_file(path))
+        at = data.index(b"\x01\x0c\x00\x11metadata.version")
+        data[at + 2] = 9  # A version of FeatureLevelRecord that nobody knows yet.
+        storage.open(path).write(0, [data])
+        with pytest.raises(CorruptLog, match="newer release"):
+            Node(storage)
+
+    run(main())
+
+
+def test_an_empty_decision_is_answered_at_once() -> None:
+    async def main() -> None:
+        node = Node(MemoryStorage())
+        answer = node.metadata.submit(lambda image: Decision((), "x"), lambda r: r + "y")
+        assert answer.done() and answer.result() == "xy"
+        node.stop()
+
+    run(main())

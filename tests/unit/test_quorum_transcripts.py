@@ -1,0 +1,329 @@
+"""Dialogues among the replicas of a quorum, without a disk and with a network in the test's hand.
+
+A transcript in `quorum_transcripts/` is a list of commands, each followed by what it led to: per
+replica what it asks to be persisted, in the order of `Ready`, and then what it sends. Messages wait
+until they are delivered. `SHOAL_REWRITE=1 pytest tests/unit/test_quorum_transcripts.py` writes the
+transcripts anew; read the difference before it is committed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from shoal.protocol.errors import ErrorCode
+from shoal.quorum.control_records import read_control_batch
+from shoal.quorum.log_index import LogIndex, OffsetAndEpoch
+from shoal.quorum.messages import (
+    AddRaftVoterRequest,
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    EpochResponse,
+    FetchRequest,
+    FetchResponse,
+    Message,
+    RaftVoterResponse,
+    RemoveRaftVoterRequest,
+    Request,
+    Response,
+    Slice,
+    VoteRequest,
+    VoteResponse,
+)
+from shoal.quorum.quorum_state import QuorumState
+from shoal.quorum.raft import QuorumSettings, Raft
+from shoal.quorum.ready import Event, Propose, Ready, Received, Resign, Synced, Tick
+from shoal.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet
+from shoal.record.batch import headers
+from shoal.record.control import ControlType
+from shoal.record.records import build_batch
+
+TRANSCRIPTS = sorted((Path(__file__).parent / "quorum_transcripts").glob("*.txt"))
+ADMIN = -1
+
+
+class Replica:
+    """A replica and what stands for its disk: batches, and the quorum-state."""
+
+    def __init__(self, id: int, voters: VoterSet) -> None:
+        self.id = id
+        self.configured = voters
+        self.batches: list[bytes] = []
+        self.durable: list[bytes] = []
+        self.state = QuorumState()
+        self.syncing: list[bytes] | None = None
+        self.start(0)
+
+    def start(self, now_ms: int) -> None:
+        voters = VoterHistory(self.configured)
+        epochs: list[tuple[int, int]] = []
+        end = 0
+        for data in self.batches:
+            (_, header), *_ = headers(data)
+            if not epochs or header.leader_epoch > epochs[-1][0]:
+                epochs.append((header.leader_epoch, header.base_offset))
+            end = header.next_offset
+            for record in read_control_batch(data) if header.is_control else ():
+                if record.kind is ControlType.KRAFT_VOTERS:
+                    voters.appended(record.offset, VoterSet.from_fields(record.fields))
+        self.raft = Raft(
+            ReplicaKey(self.id),
+            QuorumSettings(),
+            state=self.state,
+            index=LogIndex(end_offset=end, epochs=epochs),
+            voters=voters,
+            # Node 1 is the most impatient one.
+            choose=lambda n: min(self.id * 100, n - 1),
+            now_ms=now_ms,
+        )
+
+    def bytes_from(self, offset: int) -> bytes:
+        return b"".join(b for b in self.batches if next(headers(b))[1].base_offset >= offset)
+
+
+class Dialogue:
+    """Runs the commands of one transcript."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.replicas: dict[int, Replica] = {}
+        self.wire: list[Message] = []
+        self.cut: set[int] = set()
+        self.slow: set[int] = set()
+        self.out: list[str] = []
+
+    def run(self, command: str) -> Iterator[str]:
+        verb, *words = command.split()
+        self.out = []
+        getattr(self, verb)(*words)
+        yield from self.out
+
+    # Commands.
+
+    def voters(self, *ids: str) -> None:
+        chosen = VoterSet.of(Voter(ReplicaKey(int(id))) for id in ids)
+        self.replicas = {int(id): Replica(int(id), chosen) for id in ids}
+
+    def observer(self, id: str) -> None:
+        configured = next(iter(self.replicas.values())).configured
+        self.replicas[int(id)] = Replica(int(id), configured)
+
+    def holds(self, id: str, *epochs: str) -> None:
+        """The replica's log has a record of each of these epochs, and is durable."""
+        replica = self.replicas[int(id)]
+        replica.batches = [
+            bytes(build_batch([(0, None, b"x", ())], base_offset=offset, leader_epoch=int(epoch)))
+            for offset, epoch in enumerate(epochs)
+        ]
+        replica.durable = list(replica.batches)
+        replica.state = QuorumState(max(map(int, epochs)))
+        replica.start(self.now_ms)
+        self._show(replica.id)
+
+    def has_voted(self, id: str, candidate: str, epoch: str) -> None:
+        replica = self.replicas[int(id)]
+        replica.state = QuorumState(int(epoch), None, ReplicaKey(int(candidate)))
+        replica.start(self.now_ms)
+        self._show(replica.id)
+
+    def time_out(self, id: str) -> None:
+        """The time of the replica's role is up, for it alone."""
+        raft = self.replicas[int(id)].raft
+        assert raft.deadline_ms is not None
+        raft.deadline_ms = self.now_ms
+        self._step(int(id), Tick())
+
+    def wait(self, duration: str) -> None:
+        self.now_ms += int(duration.removesuffix("ms"))
+        for id in sorted(self.replicas):
+            self._step(id, Tick())
+
+    def write(self, id: str, value: str) -> None:
+        batch = build_batch([(self.now_ms, None, value.encode(), ())])
+        self._step(int(id), Propose(batch))
+
+    def deliver(self, count: str = "1") -> None:
+        for _ in range(int(count)):
+            self._deliver_one()
+
+    def stabilize(self) -> None:
+        """Deliver until nothing but waiting fetches is under way."""
+        for _ in range(200):
+            if not self.wire:
+                return
+            self._deliver_one()
+        raise AssertionError("the replicas do not come to rest")
+
+    def isolate(self, id: str) -> None:
+        self.cut.add(int(id))
+
+    def rejoin(self, id: str) -> None:
+        self.cut.discard(int(id))
+
+    def disk_waits(self, id: str) -> None:
+        self.slow.add(int(id))
+
+    def disk_syncs(self, id: str) -> None:
+        self.slow.discard(int(id))
+        self._finish_sync(self.replicas[int(id)])
+
+    def restart(self, id: str, *words: str) -> None:
+        """The process ends; with `power_loss` what was not synced is gone."""
+        replica = self.replicas[int(id)]
+        if "power_loss" in words:
+            replica.batches = list(replica.durable)
+        replica.syncing = None
+        self.wire = [m for m in self.wire if m.to != replica.id]
+        replica.start(self.now_ms)
+        self._show(replica.id)
+        self._step(replica.id, Tick())
+
+    def resign(self, id: str) -> None:
+        self._step(int(id), Resign())
+
+    def add(self, leader: str, id: str) -> None:
+        body = AddRaftVoterRequest(Voter(ReplicaKey(int(id))))
+        self._step(int(leader), Received(Message(ADMIN, int(leader), None, body)))
+
+    def remove(self, leader: str, id: str) -> None:
+        body = RemoveRaftVoterRequest(ReplicaKey(int(id)))
+        self._step(int(leader), Received(Message(ADMIN, int(leader), None, body)))
+
+    # What goes on.
+
+    def _deliver_one(self) -> None:
+        if not self.wire:
+            return
+        message = self.wire.pop(0)
+        if message.to in self.cut or message.source in self.cut:
+            self.out.append(f"  lost: {_named(message)}")
+            return
+        self._step(message.to, Received(message))
+
+    def _step(self, id: int, event: Event) -> None:
+        replica = self.replicas[id]
+        before = self._position(replica.raft)
+        ready = replica.raft.step(event, self.now_ms)
+        if isinstance(event, Received):
+            self.out.append(f"  {_named(event.message)}")
+        self._carry_out(replica, ready)
+        after = self._position(replica.raft)
+        if after != before:
+            self.out.append(f"      {after}")
+        if ready.sync:
+            replica.syncing = list(replica.batches)
+            if id not in self.slow:
+                self._finish_sync(replica)
+
+    def _carry_out(self, replica: Replica, ready: Ready) -> None:
+        if ready.state is not None:
+            replica.state = ready.state
+            voted = "" if ready.state.voted is None else f" voted {ready.state.voted.id}"
+            leader = "" if ready.state.leader_id is None else f" leader {ready.state.leader_id}"
+            self._say(
+                replica, f"writes quorum-state: epoch {ready.state.leader_epoch}{leader}{voted}"
+            )
+        if ready.truncate_to is not None:
+            replica.batches = [
+                b for b in replica.batches if next(headers(b))[1].base_offset < ready.truncate_to
+            ]
+            self._say(replica, f"cuts its log at {ready.truncate_to}")
+        for data in ready.appends:
+            header = next(headers(data))[1]
+            replica.batches.append(bytes(data))
+            kind = "control" if header.is_control else "data"
+            last = header.next_offset - 1
+            span = (
+                f"{header.base_offset}"
+                if last == header.base_offset
+                else (f"{header.base_offset} to {last}")
+            )
+            self._say(replica, f"appends {kind} {span} of epoch {header.leader_epoch}")
+        for message in ready.messages:
+            if message.to == ADMIN:
+                self._say(replica, f"answers the administrator: {_body(message.body)}")
+                continue
+            body = message.body
+            if isinstance(body, FetchResponse) and isinstance(body.records, Slice):
+                body = replace(body, records=replica.bytes_from(body.records.offset))
+            self.wire.append(message._replace(body=body))
+
+    def _finish_sync(self, replica: Replica) -> None:
+        if replica.syncing is not None:
+            replica.durable, replica.syncing = replica.syncing, None
+            end = next(headers(replica.durable[-1]))[1].next_offset if replica.durable else 0
+            self._step(replica.id, Synced(end))
+
+    def _say(self, replica: Replica, what: str) -> None:
+        self.out.append(f"      n{replica.id} {what}")
+
+    def _show(self, id: int) -> None:
+        self.out.append(f"  {self._position(self.replicas[id].raft)}")
+
+    def _position(self, raft: Raft) -> str:
+        leader = "" if raft.known_leader is None else f" of {raft.known_leader}"
+        role = raft.role.value + (leader if raft.role.value == "follower" else "")
+        voters = " ".join(map(str, raft.voters.latest.ids))
+        return (
+            f"n{raft.local.id} is {role}, epoch {raft.epoch}, log to {raft.index.end_offset},"
+            f" committed to {raft.high_watermark}, voters {voters}"
+        )
+
+
+def _named(message: Message) -> str:
+    return f"n{message.source} -> n{message.to} {_body(message.body)}"
+
+
+def _body(body: Request | Response) -> str:
+    error = getattr(body, "error", ErrorCode.none)
+    if error is not ErrorCode.none:
+        return error.name.upper()
+    match body:
+        case VoteRequest():
+            kind = "PreVote" if body.pre_vote else "Vote"
+            end = f"{body.last_offset} of epoch {body.last_offset_epoch}"
+            return f"{kind} in epoch {body.replica_epoch}, log to {end}"
+        case VoteResponse():
+            return "granted" if body.vote_granted else "refused"
+        case BeginQuorumEpochRequest():
+            return f"BeginQuorumEpoch {body.leader_epoch}"
+        case EndQuorumEpochRequest():
+            return f"EndQuorumEpoch {body.leader_epoch}"
+        case FetchRequest():
+            return f"Fetch from {body.fetch_offset} of epoch {body.last_fetched_epoch}"
+        case FetchResponse() if body.diverging_epoch is not None:
+            parted: OffsetAndEpoch = body.diverging_epoch
+            return f"diverging: epoch {parted.epoch} ends at {parted.offset}"
+        case FetchResponse():
+            assert not isinstance(body.records, Slice)
+            found = [header for _, header in headers(body.records)]
+            text = f"records to {found[-1].next_offset}" if found else "no records"
+            return f"{text}, high watermark {body.high_watermark}"
+        case EpochResponse() | RaftVoterResponse():
+            return "ok"
+    return type(body).__name__
+
+
+def replayed(text: str) -> str:
+    """The transcript as it comes out now; comments and empty lines stay."""
+    dialogue = Dialogue()
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("> "):
+            lines.append(line)
+            lines += dialogue.run(line[2:])
+        elif not line.startswith("  "):
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
+def test_transcript(path: Path) -> None:
+    text = path.read_text()
+    now = replayed(text)
+    if os.environ.get("SHOAL_REWRITE"):
+        path.write_text(now)
+    assert now == text

@@ -1,0 +1,102 @@
+"""Dead letters: which records get one, what it holds, and that its record waits for it."""
+
+from __future__ import annotations
+
+import pytest
+from shoal.coordinator.share.acquisition import Wanted, acquire
+from shoal.coordinator.share.batches import scan
+from shoal.coordinator.share.dead_letters import Source, cause_of, letters, take
+from shoal.coordinator.share.fate import Cause, Doomed, Fate
+from shoal.coordinator.share.settings import ShareSettings
+from shoal.coordinator.share.share_partition import SharePartition
+from shoal.coordinator.share.states import RecordState
+from shoal.record.records import Record, build_batch
+
+FATE = Fate(0, lambda: 0.5, dead_letters=True)
+SETTINGS = ShareSettings(delivery_count_limit=2, dead_letters=True)
+GAP, ACCEPT, RELEASE, REJECT = (bytes([kind]) for kind in range(4))
+
+
+def fetched(data: bytes | None = None) -> SharePartition:
+    share = SharePartition(0)
+    again(share, data)
+    return share
+
+
+def again(share: SharePartition, data: bytes | None = None) -> None:
+    data = data or bytes(build_batch([(0, None, b"x", ())] * 4, base_offset=0))
+    begin = share.next_fetch_offset()
+    acquire(share, 0, Wanted("m", 10, 10), scan(data, begin), SETTINGS, begin)
+
+
+def test_a_rejected_record_holds_the_window_until_its_letter_is_written() -> None:
+    share = fetched()
+    changes = share.acknowledge(0, "m", [(0, 0, REJECT), (1, 3, ACCEPT)], SETTINGS, FATE).changes
+    assert changes[0] == (0, 0, RecordState.ARCHIVING, 1)
+    assert share.doomed == [Doomed(0, 0, 1, Cause.REJECTED, "m")]
+    assert (share.start_offset, share.in_flight, share.complete) == (0, 4, 3)
+    assert share.archived(0, 0) == [(0, 0, RecordState.ARCHIVED, 1)]
+    assert (share.start_offset, share.complete) == (4, 0)
+
+
+def test_a_record_at_its_limit_is_doomed_when_it_comes_back() -> None:
+    share = fetched()
+    share.acknowledge(0, "m", [(0, 3, RELEASE)], SETTINGS, FATE)
+    assert not share.doomed
+    again(share)
+    share.expire(30_000, 2, FATE)
+    assert share.doomed == [Doomed(0, 3, 2, Cause.LIMIT, "m")]
+
+
+def test_a_gap_is_no_record_and_gets_no_letter() -> None:
+    share = fetched()
+    share.acknowledge(0, "m", [(0, 3, GAP)], SETTINGS, FATE)
+    assert (share.doomed, share.start_offset) == ([], 4)
+
+
+def test_a_corrupt_batch_that_comes_back_is_doomed() -> None:
+    data = bytes(build_batch([(0, None, b"x", ())] * 4, base_offset=0))
+    share = fetched(data)
+    settings = ShareSettings(dead_letters=True)
+    share.release("m", 5, fate=FATE)
+    acquire(share, 0, Wanted("m", 9, 9), scan(data[:-1] + b"?", 0), settings, 0)
+    assert share.doomed == [Doomed(0, 3, 1, Cause.CORRUPT, "")]
+
+
+def test_a_new_leader_finds_what_waits_for_its_letter() -> None:
+    loaded = SharePartition.load(
+        0, [(0, 1, 3, 5), (2, 3, 2, 1)],
+        state_epoch=0, leader_epoch=0, log_start_offset=0, log_end_offset=4,
+    )  # fmt: skip
+    assert list(loaded.archiving()) == [(0, 1, 5)]
+    assert (loaded.start_offset, loaded.complete) == (0, 2)
+
+
+@pytest.mark.parametrize(("count", "cause"), [(4, Cause.REJECTED), (5, Cause.LIMIT)])
+def test_the_cause_is_inferred_from_the_count(count: int, cause: Cause) -> None:
+    assert cause_of(count, 5) is cause
+
+
+def test_a_letter_keeps_the_record_and_its_headers_before_those_that_tell_why() -> None:
+    doomed = Doomed(7, 8, 3, Cause.LIMIT, "m")
+    found = {7: Record(7, 99, b"k", b"v", (("h", b"1"),))}
+    whole, bare = letters(Source("g", "t", 2), [doomed], found, now_ms=500)
+    why = [
+        ("__dlq.errors.topic", b"t"),
+        ("__dlq.errors.partition", b"2"),
+        ("__dlq.errors.offset", b"7"),
+        ("__dlq.errors.group", b"g"),
+        ("__dlq.errors.delivery.count", b"3"),
+        ("__dlq.errors.message", b"Delivery count limit reached."),
+        ("__dlq.errors.member", b"m"),
+    ]
+    assert whole == (99, b"k", b"v", [("h", b"1"), *why])
+    assert bare[:3] == (500, None, None)
+    assert dict(bare[3])["__dlq.errors.offset"] == b"8"
+
+
+def test_a_batch_of_letters_ends_within_a_range() -> None:
+    one, two = Doomed(0, 3, 1, Cause.LIMIT, ""), Doomed(8, 9, 1, Cause.LIMIT, "")
+    assert take([one, two], 5) == [one, two._replace(last=8)]
+    assert take([one, two], 4) == [one]
+    assert take([one, two], 2) == [one._replace(last=1)]

@@ -1,0 +1,259 @@
+"""Share-group membership, one promise at a time (KIP-932, and the two that are Shoal's own)."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+from coordinator_sim import Simulation
+from shoal.coordinator.contract import Reply, Result
+from shoal.coordinator.group.settings import GroupSettings
+from shoal.coordinator.group.shard import GroupShard
+from shoal.coordinator.group.share_membership import (
+    HOLD_MS,
+    WAITING_HEARTBEAT_INTERVAL_MS,
+    HeartbeatRequest,
+    InitializeShareState,
+    MemberReassigned,
+)
+from shoal.metadata.image import MetadataImage, PartitionImage, ResourceType, TopicImage
+from shoal.protocol.errors import ErrorCode
+
+TOPIC_ID = UUID(int=7)
+GROUP = "g"
+
+
+def image(partitions: int = 2, **group_configs: str) -> MetadataImage:
+    topic = TopicImage("jobs", TOPIC_ID, (PartitionImage((0,), (0,), 0, 0, 0),) * partitions)
+    return MetadataImage(
+        topics={"jobs": topic},
+        topics_by_id={TOPIC_ID: topic},
+        configs={(ResourceType.GROUP, GROUP): group_configs},
+    )
+
+
+class Share:
+    """A group, its members' heartbeats, and the share coordinator's answers."""
+
+    def __init__(self, metadata: MetadataImage | None = None, **settings: Any) -> None:
+        metadata = metadata or image()
+        self.sim: Simulation[GroupShard] = Simulation(
+            lambda: GroupShard(GroupSettings(**settings), metadata)
+        )
+        self.count = 0
+
+    def heartbeat(self, member: str, epoch: int = 0, connection: str = "") -> Any:
+        """The answer, None while it is held, or the code that it was refused with."""
+        self.count += 1
+        token = f"{member}-{self.count}"
+        topics = frozenset(["jobs"]) if epoch == 0 else None
+        request = HeartbeatRequest(
+            GROUP, member, epoch, subscribed_topic_names=topics, connection_id=connection or member
+        )
+        self.sim.submit(token, lambda s, now_ms, t: s.share.heartbeat(request, now_ms, t))
+        return self.answer(token)
+
+    def answer(self, token: str) -> Any:
+        return self.sim.failed.get(token, self.sim.delivered.get(token))
+
+    def tell(self, decide: Any) -> None:
+        def acknowledged(shard: GroupShard, now_ms: int, token: Any) -> Result:
+            result = decide(shard.share, now_ms)
+            return Result(result.records, (*result.replies, Reply(token, {})), result.effects)
+
+        self.count += 1
+        self.sim.submit(f"told-{self.count}", acknowledged)
+        self.sim.advance(0)
+
+    def initialize(self) -> None:
+        """Answer what was asked of the share coordinator."""
+        asked = [e for e in self.sim.performed if isinstance(e, InitializeShareState)]
+        self.sim.performed.clear()
+        for effect in asked:
+            self.tell(lambda s, now, e=effect: s.initialized(e.group_id, e.partitions, now))
+
+    def join(self, member: str) -> Any:
+        """Join a group, perhaps one that has to be initialized."""
+        answer = self.heartbeat(member)
+        token = f"{member}-{self.count}"
+        self.initialize()
+        return answer or self.answer(token)
+
+    def lose(self, member: str, connection: str = "") -> None:
+        lost = connection or member
+        self.tell(lambda s, now: s.connection_lost(GROUP, member, lost, now))
+
+    @property
+    def group(self) -> Any:
+        return self.sim.shard.context.groups.get(GROUP)
+
+    def assigned(self, member: str) -> set[int]:
+        return set(self.group.target[member].get(TOPIC_ID, ()))
+
+
+def partitions(answer: Any) -> set[int]:
+    return {p for t in answer["assignment"]["topic_partitions"] for p in t["partitions"]}
+
+
+def test_the_first_answer_of_a_new_group_waits_for_the_initialization_and_has_the_assignment():
+    share = Share()
+    assert share.heartbeat("a") is None
+    (effect,) = share.sim.performed
+    assert effect == InitializeShareState(GROUP, 2, {TOPIC_ID: frozenset({0, 1})})
+    share.initialize()
+    assert partitions(share.answer("a-1")) == {0, 1}
+
+
+def test_the_first_answer_does_not_wait_for_ever():
+    share = Share()
+    share.heartbeat("a")
+    share.sim.advance(HOLD_MS - 1)
+    assert share.answer("a-1") is None
+    share.sim.advance(1)
+    answer = share.answer("a-1")
+    assert partitions(answer) == set()
+    assert answer["heartbeat_interval_ms"] == WAITING_HEARTBEAT_INTERVAL_MS
+    share.initialize()
+    assert partitions(share.heartbeat("a", answer["member_epoch"])) == {0, 1}
+
+
+def test_an_initialization_that_failed_is_asked_for_again():
+    share = Share()
+    share.heartbeat("a")
+    (effect,) = share.sim.performed
+    share.sim.performed.clear()
+    share.tell(lambda s, now: s.not_initialized(GROUP, effect.partitions, now))
+    assert partitions(share.answer("a-1")) == set()
+    assert [e.partitions for e in share.sim.performed] == [effect.partitions]
+
+
+def test_a_heartbeat_that_is_held_is_answered_when_its_member_sends_another():
+    share = Share()
+    share.heartbeat("a")
+    assert share.heartbeat("a", -1)["member_epoch"] == -1
+    assert share.answer("a-1")["error_code"] is ErrorCode.coordinator_load_in_progress
+
+
+def test_a_member_that_joins_within_the_assignment_interval_has_work_at_once():
+    """KIP-1263 spaces full assignments; what is there is shared out, and moved later."""
+    share = Share()
+    share.join("a")
+    assert partitions(share.join("b")) == {0}
+    assert share.assigned("a") == {0, 1}
+    share.sim.advance(1_000)
+    assert share.assigned("a") == {1}
+    assert share.assigned("b") == {0}
+
+
+def test_what_a_leaver_read_alone_is_read_on_within_the_assignment_interval():
+    share = Share()
+    share.join("a")
+    share.join("b")
+    share.sim.advance(1_000)
+    share.heartbeat("b", -1)
+    assert share.assigned("a") == {0, 1}
+
+
+def test_a_lost_connection_ends_a_membership_after_the_grace():
+    share = Share(shoal_group_share_connection_lost_grace_ms=300)
+    share.join("a")
+    share.join("b")
+    share.sim.advance(1_000)
+    share.lose("b")
+    share.sim.advance(299)
+    assert sorted(share.group.members) == ["a", "b"]
+    share.sim.advance(1)
+    assert sorted(share.group.members) == ["a"]
+    assert share.assigned("a") == {0, 1}
+    assert share.heartbeat("b", 4) is ErrorCode.unknown_member_id
+
+
+def test_a_member_that_is_heard_of_over_another_connection_stays():
+    share = Share()
+    epoch = share.join("a")["member_epoch"]
+    share.lose("a")
+    share.heartbeat("a", epoch, connection="another")
+    share.lose("a")  # The old connection again: it tells nothing any more.
+    share.sim.advance(10_000)
+    assert sorted(share.group.members) == ["a"]
+
+
+def test_the_fewer_readers_a_partition_has_the_sooner_members_are_asked_again():
+    share = Share(image(partitions=1))
+    assert share.join("a")["heartbeat_interval_ms"] == 400
+    assert share.join("b")["heartbeat_interval_ms"] == WAITING_HEARTBEAT_INTERVAL_MS
+    share.sim.advance(1_000)
+    epoch = share.group.members["b"].member_epoch
+    assert share.heartbeat("b", epoch)["heartbeat_interval_ms"] == 800
+
+
+def test_the_takeover_interval_can_be_switched_off():
+    share = Share(shoal_group_share_takeover_heartbeat_interval_ms=0)
+    assert share.join("a")["heartbeat_interval_ms"] == 5_000
+
+
+def test_a_member_that_takes_up_another_assignment_is_told_of_to_the_broker():
+    """Its fetch may wait for partitions that it had before."""
+    share = Share()
+    share.join("a")
+    epoch = share.group.members["a"].member_epoch
+    share.heartbeat("a", epoch)
+    assert MemberReassigned(GROUP, "a") in share.sim.performed
+    share.sim.performed.clear()
+    share.heartbeat("a", epoch)
+    assert share.sim.performed == []
+
+
+def test_a_session_ends_and_a_heartbeat_extends_it():
+    share = Share(image(**{"share.session.timeout.ms": "50000"}))
+    epoch = share.join("a")["member_epoch"]
+    share.sim.advance(49_000)
+    share.heartbeat("a", epoch)
+    share.sim.advance(49_000)
+    assert not share.group.is_empty
+    share.sim.advance(1_000)
+    assert share.group.is_empty
+    assert share.group.state_name == "Empty"
+
+
+def test_a_group_takes_no_more_members_than_it_may():
+    share = Share(group_share_max_size=1)
+    share.join("a")
+    assert share.heartbeat("b") is ErrorCode.group_max_size_reached
+    assert partitions(share.heartbeat("a")) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("epoch", "code"),
+    [(3, None), (0, None), (4, ErrorCode.fenced_member_epoch), (-2, ErrorCode.invalid_request)],
+)
+def test_member_epochs(epoch: int, code: ErrorCode | None):
+    share = Share()
+    assert share.join("a")["member_epoch"] == 3
+    answer = share.heartbeat("a", epoch)
+    assert answer is code if code is not None else answer["member_epoch"] == 3
+
+
+def test_the_state_of_its_partitions_is_deleted_before_the_group():
+    share = Share()
+    share.join("a")
+    share.heartbeat("a", -1)
+    share.sim.submit("d", lambda s, now_ms, t: s.share.start_deletion(GROUP, None, t))
+    assert share.sim.delivered["d"]["partitions"] == {TOPIC_ID: frozenset({0, 1})}
+    assert share.group.initialization.deleting == {TOPIC_ID: "jobs"}
+    share.tell(lambda s, _now: s.deleted(GROUP, [TOPIC_ID]))
+    assert not share.group.initialization.deleting
+    share.sim.submit("x", lambda s, now_ms, t: s.delete_group(GROUP, t))
+    assert share.group is None
+
+
+def test_a_reset_needs_an_empty_group():
+    share = Share()
+    share.join("a")
+    wanted = {TOPIC_ID: frozenset({0})}
+    share.sim.submit("r", lambda s, now_ms, t: s.share.start_reset(GROUP, wanted, t))
+    assert share.sim.failed["r"] is ErrorCode.non_empty_group
+    share.heartbeat("a", -1)
+    share.sim.submit("s", lambda s, now_ms, t: s.share.start_reset(GROUP, wanted, t))
+    assert share.sim.delivered["s"]["state_epoch"] == share.group.epoch

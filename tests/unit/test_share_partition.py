@@ -1,0 +1,291 @@
+"""A share partition's window by example, with the sentences of KIP-932 and its followers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from shoal.coordinator.share.acquisition import Acquired, Wanted, acquire
+from shoal.coordinator.share.batches import AbortedTransaction, scan
+from shoal.coordinator.share.locks import Lock, Locks
+from shoal.coordinator.share.runs import ROW_SIZE
+from shoal.coordinator.share.settings import ShareSettings
+from shoal.coordinator.share.share_partition import SharePartition
+from shoal.coordinator.share.states import MOVES, TERMINAL, AcknowledgeType, RecordState, may_move
+from shoal.protocol.errors import ErrorCode
+from shoal.record.records import build_batch
+
+ACCEPT, RELEASE, REJECT, RENEW = (bytes([kind]) for kind in (1, 2, 3, 4))
+
+
+def log(*sizes: int, base: int = 0, **options: object) -> bytes:
+    """Batches of so many records, one behind the other."""
+    data = b""
+    for size in sizes:
+        records = [(0, None, b"x", ())] * size
+        data += bytes(build_batch(records, base_offset=base, **options))  # type: ignore[arg-type]
+        base += size
+    return data
+
+
+class Window:
+    """A share partition with the log it reads."""
+
+    def __init__(self, data: bytes = b"", **settings: int) -> None:
+        self.data = data
+        self.settings = ShareSettings(**settings)  # type: ignore[arg-type]
+        self.share = SharePartition(0)
+        self.now_ms = 0
+
+    def fetch(
+        self,
+        member: str = "m",
+        *,
+        max_records: int = 500,
+        strict: bool = False,
+        aborted: Sequence[AbortedTransaction] = (),
+    ) -> Acquired:
+        begin = self.share.next_fetch_offset()
+        at, data = 0, self.data
+        while at < len(data) and _last(data, at) < begin:
+            at += _size(data, at)
+        wanted = Wanted(member, max_records, max_records, strict)
+        batches = scan(data[at:], begin, aborted)
+        return acquire(self.share, self.now_ms, wanted, batches, self.settings, begin)
+
+    def acknowledge(self, first: int, last: int, types: bytes, member: str = "m") -> ErrorCode:
+        acks = [(first, last, types)]
+        return self.share.acknowledge(self.now_ms, member, acks, self.settings).error
+
+
+def _size(data: bytes, at: int) -> int:
+    return 12 + int.from_bytes(data[at + 8 : at + 12], "big")
+
+
+def _last(data: bytes, at: int) -> int:
+    base = int.from_bytes(data[at : at + 8], "big")
+    return base + int.from_bytes(data[at + 23 : at + 27], "big")
+
+
+def test_the_moves_are_those_of_the_kip() -> None:
+    """KIP-932, "In-flight records": Available → Acquired → Acknowledged or Archived."""
+    assert {state for state in RecordState if state in TERMINAL} == {
+        RecordState.ACKNOWLEDGED,
+        RecordState.ARCHIVED,
+    }
+    for state, moves in MOVES.items():
+        assert {to for to in RecordState if may_move(state, to)} == moves
+    assert not may_move(RecordState.AVAILABLE, RecordState.ACKNOWLEDGED)
+
+
+def test_the_start_offset_moves_past_complete_records_only() -> None:
+    window = Window(log(10))
+    window.fetch()
+    assert window.acknowledge(3, 9, ACCEPT) is ErrorCode.none
+    assert (window.share.start_offset, window.share.complete) == (0, 7)
+    assert window.acknowledge(0, 1, ACCEPT) is ErrorCode.none
+    assert (window.share.start_offset, window.share.complete) == (2, 7)
+    assert window.acknowledge(2, 2, REJECT) is ErrorCode.none
+    assert (window.share.start_offset, window.share.complete, len(window.share.runs)) == (10, 0, 0)
+
+
+def test_a_batch_is_delivered_in_ever_smaller_pieces_near_the_limit() -> None:
+    """KAFKA-17541: with a limit of 5 whole batches up to the third delivery, halves at the fourth,
+    and single records at the last, so that one poison record does not take its batch along."""
+    window = Window(log(8))
+    sizes = []
+    for _ in range(3):
+        sizes.append(window.fetch().total)
+        window.acknowledge(0, 7, RELEASE)
+    fourth = window.fetch()
+    assert (sizes, fourth.records) == ([8, 8, 8], [(0, 3, 4)])
+    assert window.fetch().records == [(4, 7, 4)]
+    window.acknowledge(0, 7, RELEASE)
+    last = [window.fetch().records for _ in range(8)]
+    assert last == [[(offset, offset, 5)] for offset in range(8)]
+
+
+def test_pieces_halve_with_each_delivery_under_a_high_limit() -> None:
+    window = Window(log(64), delivery_count_limit=10)
+    totals = []
+    for _ in range(10):
+        totals.append(window.fetch().total)
+        window.share.release("m", 10)
+    assert totals == [64, 64, 64, 64, 64, 32, 16, 8, 4, 1]
+
+
+def test_what_comes_back_at_the_limit_is_archived() -> None:
+    window = Window(log(1), delivery_count_limit=2)
+    for count in (1, 2):
+        assert window.fetch().records == [(0, 0, count)]
+        window.now_ms += window.settings.lock_duration_ms
+        freed, changes = window.share.expire(window.now_ms, 2)
+        assert freed == 1
+    assert changes == [(0, 0, RecordState.ARCHIVED, 2)]
+    assert window.share.start_offset == 1
+
+
+def test_a_limit_that_was_lowered_holds_for_what_is_already_in_flight() -> None:
+    window = Window(log(1))
+    for _ in range(3):
+        window.fetch()
+        window.acknowledge(0, 0, RELEASE)
+    window.settings = ShareSettings(delivery_count_limit=2)
+    got = window.fetch()
+    assert (got.total, got.changes) == (0, [(0, 0, RecordState.ARCHIVED, 3)])
+
+
+def test_the_cap_holds_for_new_records_and_whole_batches_may_pass_it() -> None:
+    """KIP-932: share.partition.max.record.locks; KAFKA-19555: also once records come back."""
+    window = Window(log(6, 6, 6), max_record_locks=10)
+    assert window.fetch("a").records == [(0, 11, 1)]
+    assert window.fetch("b").total == 0
+    assert window.acknowledge(4, 11, RELEASE, "a") is ErrorCode.none
+    assert window.fetch("b").records == [(4, 11, 2)]
+    assert window.share.end_offset == 12
+
+
+def test_record_limit_splits_batches_and_the_rest_is_free() -> None:
+    """KIP-1206: never more than max.poll.records."""
+    window = Window(log(10))
+    assert window.fetch("a", max_records=3, strict=True).records == [(0, 2, 1)]
+    assert window.fetch("b", max_records=3).records == [(3, 9, 1)]
+
+
+def test_an_ended_lock_cannot_be_settled_even_before_its_timer_fires() -> None:
+    window = Window(log(2))
+    window.fetch()
+    window.now_ms = window.settings.lock_duration_ms
+    assert window.acknowledge(0, 1, ACCEPT) is ErrorCode.invalid_record_state
+    assert window.acknowledge(0, 1, RENEW) is ErrorCode.invalid_record_state
+    window.share.expire(window.now_ms, 5)
+    assert window.fetch("other").records == [(0, 1, 2)]
+    assert window.acknowledge(0, 1, ACCEPT) is ErrorCode.invalid_record_state
+
+
+def test_renewal_moves_the_deadline_of_what_it_names() -> None:
+    """KIP-1222."""
+    window = Window(log(4))
+    window.fetch()
+    window.now_ms = 10_000
+    assert window.acknowledge(1, 2, RENEW) is ErrorCode.none
+    window.now_ms = 30_000
+    freed, _ = window.share.expire(window.now_ms, 5)
+    assert (freed, window.share.next_deadline_ms) == (2, 40_000)
+    assert window.acknowledge(1, 2, ACCEPT) is ErrorCode.none
+
+
+def test_records_that_never_left_the_broker_keep_their_count() -> None:
+    window = Window(log(2))
+    got = window.fetch()
+    window.share.take_back(got.lock, 5)
+    assert window.fetch().records == [(0, 1, 1)]
+    window.share.release("m", 5)
+    assert window.fetch().records == [(0, 1, 2)]
+
+
+def test_control_batches_are_never_delivered() -> None:
+    window = Window(log(2) + log(1, base=2, control=True) + log(2, base=3))
+    got = window.fetch()
+    assert got.records == [(0, 1, 1), (3, 4, 1)]
+    assert window.share.in_flight == 4
+    window.acknowledge(0, 1, ACCEPT)
+    assert window.share.start_offset == 3
+
+
+def test_read_committed_passes_by_aborted_records() -> None:
+    data = log(2, transactional=True, producer_id=9) + log(2, base=2)
+    window = Window(data)
+    aborted = [AbortedTransaction(9, 0, 4)]
+    assert window.fetch(aborted=aborted).records == [(2, 3, 1)]
+    assert Window(data).fetch().records == [(0, 3, 1)]
+
+
+def test_a_corrupt_batch_that_comes_back_is_archived_and_passed_by() -> None:
+    good, bad = log(2), bytearray(log(2, base=2))
+    bad[-1] ^= 1
+    window = Window(good + bytes(bad) + log(2, base=4))
+    assert window.fetch().records == [(0, 5, 1)]
+    window.acknowledge(0, 5, RELEASE)
+    got = window.fetch()
+    assert got.records == [(0, 1, 2), (4, 5, 2)]
+    assert got.changes == [(2, 3, RecordState.ARCHIVED, 1)]
+
+
+def test_holes_that_compaction_left_cost_nothing() -> None:
+    window = Window(log(2) + log(2, base=1_000_000), max_record_locks=100)
+    assert window.fetch().records == [(0, 1, 1), (1_000_000, 1_000_001, 1)]
+    assert (window.share.in_flight, len(window.share.runs)) == (4, 3)
+
+
+def test_a_log_start_that_moves_takes_its_records_along() -> None:
+    window = Window(log(5, 5))
+    window.fetch()
+    window.share.advance_log_start(7)
+    assert (window.share.start_offset, window.share.end_offset) == (7, 10)
+    assert window.acknowledge(0, 6, ACCEPT) is ErrorCode.none, "what is gone is passed over"
+    assert window.acknowledge(5, 9, ACCEPT) is ErrorCode.none
+    window.share.advance_log_start(20)
+    assert (window.share.start_offset, window.share.end_offset) == (20, 20)
+    assert not window.share.locks.live
+
+
+def test_a_window_is_built_from_what_is_persisted() -> None:
+    share = SharePartition.load(
+        10,
+        [(12, 13, 2, 1), (15, 16, 0, 3), (18, 18, 4, 5)],
+        state_epoch=1,
+        leader_epoch=2,
+        log_start_offset=0,
+        log_end_offset=100,
+    )
+    assert (share.start_offset, share.end_offset, share.complete) == (10, 19, 3)
+    assert list(share.state_batches()) == [
+        (10, 11, 0, 0),
+        (12, 13, 2, 1),
+        (14, 14, 0, 0),
+        (15, 16, 0, 3),
+        (17, 17, 0, 0),
+        (18, 18, 4, 5),
+    ]
+
+
+def test_state_that_tells_of_records_the_log_has_lost_ends_with_the_log() -> None:
+    def load(log_end_offset: int) -> SharePartition:
+        return SharePartition.load(
+            10,
+            [(10, 19, 2, 1), (20, 29, 0, 1)],
+            state_epoch=0,
+            leader_epoch=0,
+            log_start_offset=0,
+            log_end_offset=log_end_offset,
+        )
+
+    assert (load(25).start_offset, load(25).end_offset) == (20, 25)
+    assert (load(15).start_offset, load(15).end_offset) == (15, 15)
+    assert (load(5).start_offset, load(5).end_offset) == (5, 5)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_a_record_in_flight_costs_little(mixed: bool) -> None:
+    window = Window(log(*[10] * 200))
+    window.fetch(max_records=2000)
+    if mixed:
+        types = bytes([AcknowledgeType.RENEW, AcknowledgeType.ACCEPT] * 1000)
+        assert window.acknowledge(0, 1999, types) is ErrorCode.none
+    rows = 2000 if mixed else 1
+    assert len(window.share.runs) == rows
+    assert window.share.runs.size_bytes() <= 1000 + 1.3 * ROW_SIZE * rows
+
+
+def test_leftover_deadlines_stay_within_twice_the_locks() -> None:
+    locks = Locks()
+    for deadline_ms in range(10_000):
+        number = locks.next_number()
+        locks.open(number, Lock("m", deadline_ms, first=0, last=0, held=1))
+        if deadline_ms % 10:
+            locks.give_back(number, 1)
+    assert len(locks.live) == 1000
+    assert len(locks._deadlines) <= 2 * 1000 + 65
+    assert locks.next_deadline_ms() == 0
+    assert len(locks.due(5000)) == 501

@@ -1,0 +1,96 @@
+"""The source's own record reader, against the general one, and whatever bytes come along."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shoal.client.batches import CorruptRecords
+from shoal.record.batch import CorruptBatch, assign, read_header
+from shoal.record.records import build_batch, read_records
+from shoal_spark.columns import Columns, schema
+from shoal_spark.ranges import Range
+
+BYTES = st.none() | st.binary(max_size=300) | st.just(b"x" * 20_000)
+RECORDS = st.lists(
+    st.tuples(
+        st.integers(0, 2**42), BYTES, BYTES,
+        st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=5)), max_size=2),
+    ),
+    min_size=1, max_size=80,
+)  # fmt: skip
+
+
+@given(
+    RECORDS, st.integers(0, 2**40), st.integers(0, 90), st.integers(0, 90),
+    st.sampled_from(["none", "zstd"]), st.booleans(), st.booleans(),
+)  # fmt: skip
+def test_columns_are_the_records(
+    records: list, base: int, first: int, count: int, codec: str, headers: bool, appended: bool
+) -> None:
+    data = build_batch(records, compression=codec)
+    assign(data, 0, base, 3, 777 if appended else None)
+    r = Range("t", 5, base + first, base + first + count, 2)
+    columns = Columns("t", 5, with_headers=headers)
+    columns.add(bytes(data), 0, read_header(data), r)
+    wanted = [record for record in read_records(data) if r.first <= record.offset <= r.last]
+    assert columns.offsets == [record.offset for record in wanted]
+    if not wanted:
+        return
+    rows = columns.take().to_pylist()
+    assert [(row["key"], row["value"]) for row in rows] == [(w.key, w.value) for w in wanted]
+    assert [row["timestamp"].timestamp() for row in rows] == pytest.approx(
+        [w.timestamp_ms / 1000 for w in wanted], abs=1e-4
+    )
+    same = {(row["topic"], row["partition"], row["timestampType"], row["deliveryCount"])
+            for row in rows}  # fmt: skip
+    assert same == {("t", 5, int(appended), 2)}
+    if headers:
+        assert [[(h["key"], h["value"]) for h in row["headers"]] for row in rows] == [
+            list(w.headers) for w in wanted
+        ]
+    assert columns.offsets == []
+
+
+def test_batches_gather_until_they_make_a_good_one() -> None:
+    columns = Columns("t", 0, with_headers=False)
+    for base in range(0, 12_000, 10):
+        data = build_batch([(0, None, b"v", ())] * 10, base_offset=base)
+        columns.add(bytes(data), 0, read_header(data), Range("t", 0, 0, 20_000))
+        assert columns.full == (base >= 9_990)
+    batch = columns.take()
+    assert isinstance(batch, pa.RecordBatch)
+    assert (batch.num_rows, batch.schema) == (12_000, schema(False))
+
+
+@given(RECORDS, st.data())
+def test_damaged_bytes_are_an_error_and_never_a_row(records: list, data: st.DataObject) -> None:
+    whole = build_batch(records)
+    at = data.draw(st.integers(61, len(whole) - 1))
+    whole[at] ^= data.draw(st.integers(1, 255))
+    columns = Columns("t", 0, with_headers=False)
+    with pytest.raises(CorruptRecords):
+        columns.add(bytes(whole), 0, read_header(whole), Range("t", 0, 0, 100))
+
+
+@given(st.binary(max_size=200), st.integers(1, 20))
+def test_records_of_any_bytes_end(body: bytes, count: int) -> None:
+    """Behind a right CRC there may still be nonsense: it is refused, or read within its bounds."""
+    header = read_header(build_batch([(0, None, None, ())] * count))
+    columns = Columns("t", 0, with_headers=False)
+    try:
+        columns._read(body, header, Range("t", 0, 0, 2**62))
+    except CorruptBatch:
+        return
+    assert len(columns.offsets) <= count
+
+
+def test_a_value_that_passes_its_record_is_refused() -> None:
+    whole = build_batch([(0, None, b"abc", ()), (0, None, b"def", ())])
+    header, body = read_header(whole), bytearray(whole[61:])
+    assert body[5:9] == b"\x06abc", "the length of the value, and the value"
+    body[5] = 2 * 9
+    columns = Columns("t", 0, with_headers=False)
+    with pytest.raises(CorruptBatch, match="offset 0 passes its end"):
+        columns._read(bytes(body), header, Range("t", 0, 0, 9))

@@ -1,0 +1,230 @@
+"""Sets of ranges, tasks, offsets and the books of the Spark source, against plain sets of numbers.
+
+Records are checked one by one, so a dumb twin is easy: an offset is a (topic, partition, number).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shoal_spark import ranges as sets
+from shoal_spark.ledger import Ledger
+from shoal_spark.offsets import BadOffset, Offset, from_json, still_owed, to_json
+from shoal_spark.ranges import Range
+
+Offsets = set[tuple[str, int, int]]
+
+
+def offsets(ranges: Iterable[Range]) -> Offsets:
+    return {(r.topic, r.partition, o) for r in ranges for o in range(r.first, r.last + 1)}
+
+
+@st.composite
+def range_sets(draw: st.DrawFn, count_max: int = 6) -> list[Range]:
+    """Disjoint ranges in order, some with sizes."""
+    found = []
+    for topic in ("a", "b"):
+        for partition in (0, 1):
+            at = 0
+            for _ in range(draw(st.integers(0, count_max // 2))):
+                at += draw(st.integers(0, 4))
+                length = draw(st.integers(1, 12))
+                size = draw(st.sampled_from([0, length * 10, length * 1000]))
+                found.append(Range(topic, partition, at, at + length - 1, 1, size))
+                at += length
+    return found
+
+
+@given(range_sets(), range_sets())
+def test_split_is_intersection_and_difference(some: list[Range], other: list[Range]) -> None:
+    inside, outside = sets.split(some, other)
+    assert offsets(inside) == offsets(some) & offsets(other)
+    assert offsets(outside) == offsets(some) - offsets(other)
+    assert sets.count(inside) + sets.count(outside) == sets.count(some)
+
+
+@given(range_sets(), range_sets())
+def test_plus_is_union_and_stays_disjoint(some: list[Range], other: list[Range]) -> None:
+    found = sets.plus(some, other)
+    assert offsets(found) == offsets(some) | offsets(other)
+    assert sets.count(found) == len(offsets(found)), "an offset is there twice"
+    assert found == sorted(found)
+
+
+@given(range_sets(count_max=10), st.integers(1, 12))
+def test_tasks_hold_every_offset_once_and_in_order(ranges: list[Range], wanted: int) -> None:
+    tasks = sets.tasks(ranges, wanted)
+    assert len(tasks) <= wanted
+    assert all(tasks)
+    pieces = [piece for task in tasks for piece in task]
+    assert [*offsets(pieces)] and pieces == sorted(pieces) if ranges else not tasks
+    assert sets.count(pieces) == sets.count(ranges)
+    assert offsets(pieces) == offsets(ranges)
+
+
+@given(range_sets(count_max=10), st.integers(1, 12))
+def test_tasks_are_even_but_for_a_record(ranges: list[Range], wanted: int) -> None:
+    """A task's weight passes an even share by less than its heaviest record."""
+    total = sum(r.weight for r in ranges)
+    heaviest = max((-(-r.weight // r.length) for r in ranges), default=0)
+    wanted = min(wanted, max(sets.count(ranges), 1))
+    for task in sets.tasks(ranges, wanted):
+        # The parts of a cut range are rounded down, so a piece may weigh less than it should.
+        assert sum(r.weight for r in task) <= total / wanted + heaviest + len(task)
+
+
+def test_more_tasks_than_partitions() -> None:
+    two = [Range("t", 0, 0, 499, 1, 5000), Range("t", 1, 0, 499, 1, 5000)]
+    assert [sets.count(task) for task in sets.tasks(two, 6)] == [167, 167, 166, 167, 167, 166]
+
+
+def test_a_heavy_record_has_a_task_of_its_own() -> None:
+    mixed = [Range("t", 0, 0, 0, 1, 9000), Range("t", 0, 1, 10, 1, 1000)]
+    assert [sets.count(task) for task in sets.tasks(mixed, 4)] == [1, 10]
+
+
+def test_neighbours_of_unlike_sizes_stay_apart() -> None:
+    small, large = Range("t", 0, 0, 9, 1, 100), Range("t", 0, 10, 19, 1, 9000)
+    assert sets.normal([small, large]) == [small, large]
+    assert sets.normal([small, Range("t", 0, 10, 19, 1, 150)]) == [Range("t", 0, 0, 19, 1, 250)]
+
+
+@given(range_sets(), range_sets(), st.integers(0, 2**40))
+def test_offsets_survive_json(batch: list[Range], owed: list[Range], seq: int) -> None:
+    owed = [Range(*r[:4]) for r in owed]
+    starts = {("a", 0): 7, ("b", 1): 0}
+    offset = Offset(seq, "g", ("a", "b"), tuple(batch), tuple(owed), starts, "member")
+    stored = json.loads(json.dumps(to_json(offset)))
+    assert from_json(stored, "g", ("a", "b")) == offset
+    assert all(isinstance(value, str | int) for value in stored.values()), "Spark keeps primitives"
+
+
+@pytest.mark.parametrize(
+    ("stored", "words"),
+    [
+        ({"seq": 1}, "not write"),
+        (to_json(Offset(1, "other", ("t",))), "'other'.*'g'"),
+        (to_json(Offset(1, "g", ("t", "u"))), "topics t, u.*subscribes to t;"),
+    ],
+)
+def test_a_foreign_checkpoint_is_refused(stored: dict, words: str) -> None:
+    with pytest.raises(BadOffset, match=words):
+        from_json(stored, "g", ("t",))
+
+
+def test_owed_ranges_end_with_the_start_offset_and_with_a_reset() -> None:
+    owed = [Range("t", 0, 10, 19), Range("t", 1, 10, 19), Range("t", 2, 10, 19)]
+    now = {("t", 0): 15, ("t", 1): 20, ("t", 2): 5}
+    assert still_owed(owed, {("t", 2): 5}, now) == [Range("t", 0, 15, 19), Range("t", 2, 10, 19)]
+    assert still_owed(owed, {("t", 2): 6}, now) == [Range("t", 0, 15, 19)]
+
+
+# -- the ledger
+
+
+def test_a_batch_is_settled_once_it_is_complete() -> None:
+    books, found = Ledger(), [Range("t", 0, 0, 9)]
+    books.resume(Offset(0, "g", ("t",)))
+    assert books.acquired(found) == []
+    assert books.fresh() == found
+    books.give(1, books.fresh())
+    assert books.fresh() == []
+    assert books.completed(0) == []
+    assert books.completed(1) == found
+    books.settled(found)
+    assert (books.held, books.owed) == ([], [])
+
+
+def test_what_lost_its_lock_is_owed_and_not_delivered_twice() -> None:
+    books = Ledger()
+    books.acquired([Range("t", 0, 0, 9)])
+    books.give(1, books.fresh())
+    books.lost([Range("t", 0, 0, 4)])
+    assert books.completed(1) == [Range("t", 0, 5, 9)]
+    books.settled([Range("t", 0, 5, 9)])
+    assert books.owed == [Range("t", 0, 0, 4)]
+    assert books.acquired([Range("t", 0, 2, 12, 2)]) == [Range("t", 0, 2, 4, 2)]
+    assert books.fresh() == [Range("t", 0, 5, 12, 2)], "what was settled comes back as new"
+
+
+def test_a_new_driver_owes_what_the_checkpoint_says() -> None:
+    books = Ledger()
+    last = Offset(7, "g", ("t",), (Range("t", 0, 10, 19),), (Range("t", 0, 0, 4),))
+    books.resume(last)
+    assert offsets(books.owed) == offsets([Range("t", 0, 0, 4), Range("t", 0, 10, 19)])
+    books.resume(last._replace(ranges=(Range("t", 0, 90, 99),)))
+    assert offsets(books.owed) == offsets([Range("t", 0, 0, 4), Range("t", 0, 10, 19)])
+
+
+def test_a_replayed_batch_is_not_delivered_again_while_it_runs() -> None:
+    books = Ledger()
+    end = Offset(7, "g", ("t",), (Range("t", 0, 10, 19),), (Range("t", 0, 0, 4),))
+    assert books.replay(end)
+    assert not books.replay(end)
+    assert books.acquired([Range("t", 0, 0, 29, 2)]) == [Range("t", 0, 0, 4, 2)]
+    assert offsets(books.fresh()) == offsets([Range("t", 0, 5, 9), Range("t", 0, 20, 29)])
+    assert books.completed(7) == [Range("t", 0, 0, 4, 2), Range("t", 0, 10, 19, 2)]
+
+
+def test_what_is_kept_is_neither_delivered_nor_owed() -> None:
+    books = Ledger()
+    books.acquired([Range("t", 0, 0, 9)])
+    books.keep([Range("t", 0, 5, 9)])
+    assert books.fresh() == [Range("t", 0, 0, 4)]
+    books.settled([Range("t", 0, 5, 9)])
+    assert books.held == [Range("t", 0, 0, 4)]
+
+
+@given(st.data())
+def test_every_record_is_delivered_until_it_is_settled(data: st.DataObject) -> None:
+    """A group of one partition hands out what is free; locks get lost, drivers die and return.
+
+    Each record is in one batch only, and at the end every one was settled.
+    """
+    books, log = Ledger(), set(range(40))
+    free, settled, batches = set(log), set(), dict[int, Offsets]()
+    checkpoint, complete = Offset(0, "g", ("t",)), True
+
+    def numbers(ranges: Iterable[Range]) -> set[int]:
+        return {o for _, _, o in offsets(ranges)}
+
+    def settle(ranges: list[Range]) -> None:
+        settled.update(numbers(ranges))
+        books.settled(ranges)
+
+    for _ in range(data.draw(st.integers(10, 40))):
+        step = data.draw(st.sampled_from(["batch", "batch", "lose", "crash"]))
+        if step == "lose" and books.held:
+            lost = data.draw(st.sampled_from(books.held))
+            free |= numbers([lost])
+            books.lost([lost])
+        elif step == "crash":
+            free |= numbers(books.held)
+            books = Ledger()
+            if not complete:
+                books.replay(checkpoint)
+        else:
+            settle(books.completed(checkpoint.seq))
+            books.resume(checkpoint)
+            complete = True
+            first = data.draw(st.integers(0, 39))
+            taken = sorted(free & set(range(first, first + 10)))
+            free -= set(taken)
+            settle(books.acquired([Range("t", 0, o, o) for o in taken]))
+            if fresh := books.fresh():
+                seq = checkpoint.seq + 1
+                batches[seq] = offsets(books.give(seq, fresh))
+                checkpoint = Offset(seq, "g", ("t",), tuple(fresh), tuple(books.owed))
+                complete = data.draw(st.booleans())
+    settle(books.completed(checkpoint.seq))
+    books.resume(checkpoint)
+    settle(books.acquired([Range("t", 0, o, o) for o in sorted(free)]))
+    left = numbers(books.fresh())
+    delivered = [o for batch in batches.values() for _, _, o in batch]
+    assert len(delivered) == len(set(delivered)), "a record was in two batches"
+    assert set(delivered) | left == log
+    assert settled | left == log

@@ -1,0 +1,141 @@
+"""The broker's timers and its purgatory, on a real event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+from shoal.server.api import Body
+from shoal.server.purgatory import Purgatory
+from shoal.server.timers import Clock, Timers
+
+
+def run(test: Callable[[Timers], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        timers = Timers(asyncio.get_running_loop(), Clock())
+        await asyncio.wait_for(test(timers), 20)
+        timers.stop()
+
+    uvloop.run(main())
+
+
+def now_ms() -> int:
+    return Clock.now_ms()
+
+
+def test_timers_fire_in_the_order_of_their_deadlines() -> None:
+    async def test(timers: Timers) -> None:
+        fired: list[int] = []
+        done = asyncio.Event()
+        start = now_ms()
+        timers.at(start + 60, done.set)
+        for delay in (40, 10, 0, 20, 30):
+            timers.at(start + delay, lambda delay=delay: fired.append(delay))
+        timers.at(start + 15, lambda: fired.append(-1)).cancel()
+        await done.wait()
+        assert fired == [0, 10, 20, 30, 40]
+        assert now_ms() - start >= 59
+
+    run(test)
+
+
+def test_a_timer_that_raises_stops_no_other() -> None:
+    async def test(timers: Timers) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
+        done = asyncio.Event()
+        start = now_ms()
+        timers.at(start, lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+        timers.at(start, done.set)
+        await done.wait()
+
+    run(test)
+
+
+def test_cancelled_timers_do_not_pile_up() -> None:
+    async def test(timers: Timers) -> None:
+        kept = [timers.at(now_ms() + 60_000, lambda: None) for _ in range(10)]
+        for _ in range(100_000):
+            timers.at(now_ms() + 60_000, lambda: None).cancel()
+        assert len(timers._heap) < 2000
+        assert sum(t.call is not None for t in timers._heap) == len(kept)
+
+    run(test)
+
+
+def test_every_repeats_until_stop() -> None:
+    async def test(timers: Timers) -> None:
+        calls: list[int] = []
+        done = asyncio.Event()
+
+        def call() -> None:
+            calls.append(now_ms())
+            if len(calls) == 3:
+                done.set()
+
+        timers.every(10, call)
+        await done.wait()
+        assert calls[2] - calls[0] >= 18
+
+    run(test)
+
+
+def test_parked_requests_are_answered_once() -> None:
+    async def test(timers: Timers) -> None:
+        purgatory = Purgatory(asyncio.get_running_loop(), timers)
+        ready: dict[str, Body] = {}
+        attempts: list[str] = []
+
+        def attempt() -> Body | None:
+            attempts.append("")
+            return ready.get("answer")
+
+        def expire() -> Body:
+            return {"expired": True}
+
+        parked = purgatory.park(["a", "b"], attempt, expire, now_ms() + 60_000)
+        purgatory.wake("other")
+        purgatory.wake("a")
+        purgatory.wake("a")
+        await asyncio.sleep(0)
+        assert len(attempts) == 1 and not parked.done()  # two wakes of one turn, one attempt
+        ready["answer"] = {"found": 1}
+        purgatory.wake("a")
+        purgatory.wake("b")
+        assert await parked == {"found": 1}
+        assert purgatory.size == 0 and not purgatory._by_key
+
+    run(test)
+
+
+def test_parked_requests_expire_and_can_be_given_up() -> None:
+    async def test(timers: Timers) -> None:
+        purgatory = Purgatory(asyncio.get_running_loop(), timers)
+        expired = purgatory.park(["a"], lambda: None, lambda: {"e": 1}, now_ms() + 10)
+        given_up = purgatory.park(["a"], lambda: None, lambda: {"e": 2}, now_ms() + 60_000)
+        assert await expired == {"e": 1}
+        given_up.cancel()
+        await asyncio.sleep(0)
+        assert purgatory.size == 0 and not purgatory._by_key
+
+    run(test)
+
+
+def test_an_attempt_that_fails_fails_its_request_alone() -> None:
+    async def test(timers: Timers) -> None:
+        purgatory = Purgatory(asyncio.get_running_loop(), timers)
+
+        def broken() -> Body:
+            raise ValueError("broken")
+
+        bad = purgatory.park(["a"], broken, dict, now_ms() + 60_000)
+        good = purgatory.park(["a"], lambda: {"ok": 1}, dict, now_ms() + 60_000)
+        purgatory.wake("a")
+        assert await good == {"ok": 1}
+        with pytest.raises(ValueError, match="broken"):
+            await bad
+        assert purgatory.size == 0
+
+    run(test)

@@ -1,0 +1,65 @@
+"""A disk that takes no more: producers are told, nothing half-written is served, and the broker
+goes on when there is room again. A limit on file sizes stands in for a full disk: the kernel cuts
+a write short or refuses it, as it does there."""
+
+from __future__ import annotations
+
+import resource
+
+import pytest
+from servers import ShoalProcess
+from shoal.protocol.errors import ErrorCode
+from shoal.record.batch import headers
+from shoal.record.records import read_records
+from wireclient import WireClient
+
+FAILED = 'kafka_server_BrokerTopicMetrics_FailedProduceRequestsPerSec_total{topic="t"}'
+
+
+def limit_files(broker: ShoalProcess, size_bytes: int) -> None:
+    _, hard = resource.prlimit(broker.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (size_bytes, hard))
+
+
+def read_all(client: WireClient, topic: str) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    while True:
+        answer = client.fetch(topic, len(found), partition_max_bytes=1 << 24)
+        assert answer.error_code == 0
+        if not answer.records:
+            return found
+        data = answer.records
+        found += [r.value for at, _ in headers(data) for r in read_records(data, at)]
+
+
+@pytest.mark.parametrize("then", ["go on", "kill -9", "restart"])
+def test_the_disk_is_full_for_a_while(broker: ShoalProcess, then: str) -> None:
+    with WireClient(broker.bootstrap) as client:
+        client.create_topic("t")
+        written = [b"%d " % i * 1000 for i in range(20)]
+        for value in written:
+            assert client.produce("t", value).error_code == 0
+        limit_files(broker, 100_000)
+        refused = 0
+        for number in range(100):
+            value = b"later %d " % number * 1000
+            answer = client.produce("t", value)
+            if answer.error_code == 0:
+                assert answer.base_offset == len(written)
+                written.append(value)
+            else:
+                assert answer.error_code == ErrorCode.kafka_storage_error, answer
+                assert answer.error_message
+                refused += 1
+        assert refused > 80
+        assert read_all(client, "t") == written
+        assert broker.metric(FAILED) == refused
+        limit_files(broker, resource.RLIM_INFINITY)
+    if then == "kill -9":
+        broker.kill9()
+        broker.start()
+    elif then == "restart":
+        broker.restart()
+    with WireClient(broker.bootstrap) as client:
+        assert client.produce("t", b"room again").base_offset == len(written)
+        assert read_all(client, "t") == [*written, b"room again"]

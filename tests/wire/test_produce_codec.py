@@ -1,0 +1,98 @@
+"""The hand-written codec of Produce against the general one: same fields, same bytes."""
+
+import random
+import uuid
+
+import pytest
+from shoal.protocol import codec, produce
+from shoal.protocol.errors import WireError
+
+VERSIONS = range(3, 14)
+
+
+def body(rng: random.Random) -> dict[str, object]:
+    return {
+        "transactional_id": rng.choice([None, "", "tx", "x" * 200]),
+        "acks": rng.choice([-1, 0, 1]),
+        "timeout_ms": rng.randrange(1 << 31),
+        "topic_data": [
+            {
+                "name": rng.choice(["a", "naïve", "t" * 249]),
+                "topic_id": uuid.UUID(int=rng.getrandbits(128) | 1),
+                "partition_data": [
+                    {
+                        "index": rng.randrange(1 << 31),
+                        "records": rng.choice(
+                            [None, b"", rng.randbytes(200), rng.randbytes(70000)]
+                        ),
+                    }
+                    for _ in range(rng.randrange(4))
+                ],
+            }
+            for _ in range(rng.randrange(4))
+        ],
+    }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("seed", range(20))
+def test_reads_what_kio_reads(version: int, seed: int) -> None:
+    data = codec.write_request(0, version, body(random.Random(f"{version}.{seed}")))
+    frame = bytearray(b"head") + data
+    ours = produce.read(version, memoryview(frame), 4)
+    theirs = codec.read_request(0, version, bytes(data))
+    assert ours.transactional_id == theirs.transactional_id
+    assert (ours.acks, ours.timeout_ms) == (theirs.acks, codec.ms(theirs.timeout))
+    assert len(ours.topics) == len(theirs.topic_data)
+    for topic, other in zip(ours.topics, theirs.topic_data, strict=True):
+        assert topic.name == getattr(other, "name", "")
+        assert topic.topic_id == getattr(other, "topic_id", None)
+        records = [(i, None if r is None else bytes(r)) for i, r in topic.partitions]
+        assert records == [(p.index, p.records) for p in other.partition_data]
+        for _, view in topic.partitions:
+            assert view is None or view.obj is frame
+
+
+@pytest.mark.parametrize("version", (3, 9, 13))
+def test_every_cut_is_refused(version: int) -> None:
+    rng = random.Random(7)
+    data = codec.write_request(
+        0, version, body(rng) | {"topic_data": body(random.Random(3))["topic_data"]}
+    )
+    assert len(data) > 200
+    for end in range(min(len(data), 600)):
+        with pytest.raises(WireError):
+            produce.read(version, memoryview(data)[:end], 0)
+
+
+def test_announced_millions_cost_nothing() -> None:
+    head = b"\xff\xff" + b"\x00\x01" + b"\x00\x00\x00\x01"
+    with pytest.raises(WireError, match="2000000000 entries in"):
+        produce.read(3, memoryview(head + (2_000_000_000).to_bytes(4, "big")), 0)
+    with pytest.raises(WireError, match="entries in 0 bytes"):
+        produce.read(9, memoryview(b"\x00" + head[2:] + b"\xff\xff\xff\xff\x07"), 0)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("seed", range(10))
+def test_writes_what_the_general_writer_writes(version: int, seed: int) -> None:
+    rng = random.Random(f"{version}.{seed}")
+    topics = [
+        {
+            "name": rng.choice(["a", "naïve", "t" * 249]),
+            "topic_id": uuid.UUID(int=rng.getrandbits(128) | 1),
+            "partition_responses": [
+                {
+                    "index": rng.randrange(1 << 31),
+                    "error_code": 0,
+                    "base_offset": rng.randrange(1 << 62),
+                    "log_append_time_ms": rng.choice([-1, 1_700_000_000_000]),
+                    "log_start_offset": rng.randrange(1 << 40),
+                }
+                for _ in range(rng.choice([0, 1, 3, 200]))
+            ],
+        }
+        for _ in range(rng.randrange(4))
+    ]
+    general = codec.write_response(0, version, {"responses": topics})
+    assert produce.write_taken(version, topics) == general

@@ -1,0 +1,125 @@
+"""Hostile requests: whatever the bytes, a parser gives a body or raises `WireError`, in bounded
+memory. Every API and version that is served, from mutated requests and from noise."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kio.static.constants import EntityType
+from shoal.protocol import codec, frames, produce
+from shoal.protocol.errors import WireError
+from shoal.protocol.schema import Struct
+from shoal.server.handlers import HANDLERS
+
+SERVED = [(key, version) for key, row in sorted(HANDLERS.items()) for version in row.versions]
+
+
+def example(rng: random.Random, struct: Struct, depth: int = 0) -> dict[str, object]:
+    """Some body of that layout."""
+
+    def one(kind: str | Struct) -> object:
+        if isinstance(kind, Struct):
+            return example(rng, kind, depth + 1)
+        if kind == "string":
+            return rng.choice(["", "topic", "x" * 130])
+        if kind in ("bytes", "records"):
+            return rng.randbytes(rng.choice([0, 5, 200]))
+        if kind == "uuid":
+            return None
+        return False if kind == "bool" else rng.choice([0, 1, 100])
+
+    body = {}
+    for field in struct.fields:
+        if field.array:
+            body[field.name] = [one(field.type) for _ in range(rng.choice([0, 1, 2]))]
+        else:
+            body[field.name] = one(field.type)
+    return body
+
+
+def parse(key: int, version: int, frame: bytearray) -> None:
+    """Header and body, as dispatch does."""
+    row = HANDLERS[key]
+    view = memoryview(frame)
+    try:
+        header = frames.read_request_header(view, row.versions)
+        if header.api_version not in row.versions or header.api_key != key:
+            return
+        if row.read is not None:
+            row.read(header.api_version, view, header.body_at)
+        else:
+            codec.read_request(key, header.api_version, view.toreadonly(), header.body_at)
+    except WireError:
+        pass
+
+
+@pytest.mark.parametrize("key", sorted(HANDLERS), ids=lambda key: HANDLERS[key].key.name)
+def test_mutated_requests(key: int) -> None:
+    for version in HANDLERS[key].versions:
+        struct = codec.struct_of(codec.entity(key, version, EntityType.request))
+        for seed in range(60):
+            rng = random.Random(f"{key}.{version}.{seed}")
+            body = codec.write_request(key, version, example(rng, struct))
+            frame = bytearray(frames.request_head(key, version, 1, "c") + body)
+            parse(key, version, frame)
+            for _ in range(rng.choice([1, 2, 8])):
+                at = rng.randrange(4, len(frame))
+                frame[at] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)])
+            parse(key, version, frame)
+            parse(key, version, frame[: rng.randrange(len(frame))])
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(SERVED), st.binary(max_size=300))
+def test_noise(served: tuple[int, int], noise: bytes) -> None:
+    key, version = served
+    parse(key, version, bytearray(frames.request_head(key, version, 1, "c") + noise))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(list(range(3, 14))), st.binary(max_size=300))
+def test_noise_as_produce(version: int, noise: bytes) -> None:
+    try:
+        produce.read(version, memoryview(noise), 0)
+    except WireError:
+        pass
+
+
+@pytest.mark.parametrize("count", [b"\xff\xff\xff\xff\x07", b"\x7f\xff\xff\xff"])
+def test_announced_arrays_cost_no_memory(count: bytes) -> None:
+    """A count of millions wherever a count may stand, with nothing behind it."""
+    tracemalloc.start()
+    try:
+        for key, version in SERVED:
+            head = frames.request_head(key, version, 1, "c")
+            for before in range(40):
+                parse(key, version, bytearray(head + bytes(before) + count))
+                parse(key, version, bytearray(head + b"\x01" * before + count))
+        assert tracemalloc.get_traced_memory()[1] < 20_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("key", sorted(HANDLERS), ids=lambda key: HANDLERS[key].key.name)
+def test_unknown_tagged_fields_are_passed_over(key: int) -> None:
+    """KIP-482: what a newer client adds as a tag is nothing to an older broker."""
+    for version in HANDLERS[key].versions:
+        if not codec.flexible(key, version):
+            continue
+        struct = codec.struct_of(codec.entity(key, version, EntityType.request))
+        # Fields without a null are given, tagged ones left out: the last byte is the tag count.
+        fields = {f.name: f.default for f in struct.fields if f.tag is None}
+        body = codec.write_request(key, version, fields)
+        assert body[-1] == 0
+        tagged = bytes(body[:-1]) + b"\x01\x8f\x4e\x03abc"
+        row = HANDLERS[key]
+        if row.read is not None:
+            read = row.read
+            assert read(version, memoryview(tagged), 0) == read(version, memoryview(body), 0)
+        else:
+            plain = codec.read_request(key, version, bytes(body))
+            assert codec.read_request(key, version, tagged) == plain

@@ -1,0 +1,281 @@
+"""The codec of ShareFetch and ShareAcknowledge against kio: same fields, same bytes."""
+
+import random
+import uuid
+from typing import Any
+
+import pytest
+from shoal.protocol import codec, share
+from shoal.protocol.errors import WireError
+from shoal.protocol.share import PartitionError, PartitionRecords
+
+FETCH, ACKNOWLEDGE = 78, 79
+VERSIONS = (1, 2)
+
+
+def topics(rng: random.Random) -> list[dict[str, Any]]:
+    return [
+        {
+            "topic_id": uuid.UUID(int=rng.getrandbits(128) | 1),
+            "partitions": [
+                {
+                    "partition_index": rng.randrange(1 << 31),
+                    "acknowledgement_batches": [
+                        {
+                            "first_offset": rng.getrandbits(60),
+                            "last_offset": rng.getrandbits(60),
+                            "acknowledge_types": [
+                                rng.randrange(5) for _ in range(rng.choice([0, 1, 9]))
+                            ],
+                        }
+                        for _ in range(rng.randrange(4))
+                    ],
+                }
+                for _ in range(rng.randrange(4))
+            ],
+        }
+        for _ in range(rng.randrange(4))
+    ]
+
+
+def request(rng: random.Random) -> dict[str, Any]:
+    return {
+        "group_id": rng.choice([None, "", "g", "naïve" * 40]),
+        "member_id": rng.choice([None, "m" * 22]),
+        "share_session_epoch": rng.choice([-1, 0, 5, (1 << 31) - 1]),
+        "max_wait_ms": rng.randrange(1 << 31),
+        "min_bytes": rng.randrange(1 << 31),
+        "max_bytes": rng.randrange(1 << 31),
+        "max_records": rng.randrange(1 << 31),
+        "batch_size": rng.randrange(1 << 31),
+        "share_acquire_mode": rng.choice([0, 1]),
+        "is_renew_ack": rng.choice([True, False]),
+        "topics": topics(rng),
+        "forgotten_topics_data": [
+            {"topic_id": uuid.UUID(int=7), "partitions": [1, 2, rng.randrange(1 << 31)]}
+            for _ in range(rng.randrange(3))
+        ],
+    }
+
+
+def plain(entities: Any) -> list[Any]:
+    return [
+        (
+            t.topic_id,
+            [
+                (
+                    p.partition_index,
+                    [
+                        (b.first_offset, b.last_offset, bytes(b.acknowledge_types))
+                        for b in p.acknowledgement_batches
+                    ],
+                )
+                for p in t.partitions
+            ],
+        )
+        for t in entities
+    ]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("seed", range(25))
+def test_a_fetch_is_read_as_kio_reads_it(version: int, seed: int) -> None:
+    data = codec.write_request(FETCH, version, request(random.Random(f"{version}.{seed}")))
+    ours = share.read_fetch(version, memoryview(bytearray(b"head") + data), 4)
+    theirs = codec.read_request(FETCH, version, bytes(data))
+    for name in ("group_id", "member_id", "share_session_epoch", "min_bytes", "max_bytes",
+                 "max_records", "batch_size"):  # fmt: skip
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.max_wait_ms == codec.ms(theirs.max_wait)
+    assert ours.share_acquire_mode == getattr(theirs, "share_acquire_mode", 0)
+    assert ours.is_renew_ack == getattr(theirs, "is_renew_ack", False)
+    assert ours.topics == plain(theirs.topics)
+    assert ours.forgotten == [
+        (f.topic_id, list(f.partitions)) for f in theirs.forgotten_topics_data
+    ]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("seed", range(25))
+def test_an_acknowledgement_is_read_as_kio_reads_it(version: int, seed: int) -> None:
+    data = codec.write_request(ACKNOWLEDGE, version, request(random.Random(f"{version}.{seed}")))
+    ours = share.read_acknowledge(version, memoryview(bytearray(b"head") + data), 4)
+    theirs = codec.read_request(ACKNOWLEDGE, version, bytes(data))
+    assert (ours.group_id, ours.member_id) == (theirs.group_id, theirs.member_id)
+    assert ours.share_session_epoch == theirs.share_session_epoch
+    assert ours.is_renew_ack == getattr(theirs, "is_renew_ack", False)
+    assert ours.topics == plain(theirs.topics)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("read", (share.read_fetch, share.read_acknowledge))
+def test_every_cut_is_refused(version: int, read: Any) -> None:
+    key = FETCH if read is share.read_fetch else ACKNOWLEDGE
+    rng = random.Random(3)
+    body = request(rng)
+    while not any(t["partitions"] for t in body["topics"]):
+        body = request(rng)
+    data = codec.write_request(key, version, body)
+    read(version, memoryview(data), 0)
+    for size in range(len(data)):
+        with pytest.raises(WireError):
+            read(version, memoryview(data)[:size], 0)
+
+
+def test_announced_entries_without_bytes_are_refused() -> None:
+    data = codec.write_request(ACKNOWLEDGE, 1, {"group_id": "g", "member_id": "m", "topics": []})
+    hostile = bytes(data[:-2]) + b"\xff\xff\xff\xff\x07" + b"\x00" * 100
+    with pytest.raises(WireError, match="entries"):
+        share.read_acknowledge(1, memoryview(hostile), 0)
+
+
+def partition(rng: random.Random) -> PartitionRecords:
+    failed = rng.random() < 0.3
+    return PartitionRecords(
+        rng.randrange(1 << 31),
+        rng.choice([6, 100]) if failed else 0,
+        rng.choice([None, "why", "x" * 300]) if failed else None,
+        rng.choice([0, 121]),
+        rng.choice([None, "because"]),
+        (rng.randrange(9), rng.randrange(9)),
+        [memoryview(rng.randbytes(rng.choice([70, 9000]))) for _ in range(rng.randrange(3))],
+        [
+            (rng.getrandbits(60), rng.getrandbits(60), rng.randrange(9))
+            for _ in range(rng.randrange(4))
+        ],
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("seed", range(25))
+def test_a_fetch_response_is_the_bytes_that_the_compiled_writer_gives(
+    version: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    told = {
+        uuid.UUID(int=rng.getrandbits(128)): [partition(rng) for _ in range(rng.randrange(3))]
+        for _ in range(rng.randrange(3))
+    }
+    endpoints = [(1, "host", 9092, None), (2, "b", 1, "rack")][: rng.randrange(3)]
+    ours = b"".join(
+        share.write_fetch(
+            told,
+            error_code=seed % 2,
+            error_message=None if seed % 3 else "m",
+            acquisition_lock_timeout_ms=seed,
+            endpoints=endpoints,
+        )
+    )
+    body = {
+        "error_code": seed % 2,
+        "error_message": None if seed % 3 else "m",
+        "acquisition_lock_timeout_ms": seed,
+        "responses": [
+            {
+                "topic_id": topic_id,
+                "partitions": [
+                    {
+                        "partition_index": p.partition,
+                        "error_code": p.error_code,
+                        "error_message": p.error_message,
+                        "acknowledge_error_code": p.acknowledge_error_code,
+                        "acknowledge_error_message": p.acknowledge_error_message,
+                        "current_leader": {
+                            "leader_id": p.current_leader[0],
+                            "leader_epoch": p.current_leader[1],
+                        },
+                        "records": b"".join(p.records),
+                        "acquired_records": [
+                            {"first_offset": a, "last_offset": b, "delivery_count": c}
+                            for a, b, c in p.acquired
+                        ],
+                    }
+                    for p in partitions
+                ],
+            }
+            for topic_id, partitions in told.items()
+        ],
+        "node_endpoints": [
+            {"node_id": n, "host": h, "port": p, "rack": r} for n, h, p, r in endpoints
+        ],
+    }
+    assert ours == codec.write_response(FETCH, version, body)
+    codec.read_response(FETCH, version, ours)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("seed", range(10))
+def test_an_acknowledge_response_is_the_bytes_that_the_compiled_writer_gives(
+    version: int, seed: int
+) -> None:
+    rng = random.Random(seed)
+    told = {
+        uuid.UUID(int=rng.getrandbits(128)): [
+            PartitionError(
+                rng.randrange(99), rng.choice([0, 121]), rng.choice([None, "why"]), (1, 2)
+            )
+            for _ in range(rng.randrange(3))
+        ]
+        for _ in range(rng.randrange(3))
+    }
+    ours = b"".join(
+        share.write_acknowledge(
+            version, list(told.items()), error_code=seed, acquisition_lock_timeout_ms=9
+        )
+    )
+    body = {
+        "error_code": seed,
+        "acquisition_lock_timeout_ms": 9,
+        "responses": [
+            {
+                "topic_id": topic_id,
+                "partitions": [
+                    {
+                        "partition_index": p.partition,
+                        "error_code": p.error_code,
+                        "error_message": p.error_message,
+                        "current_leader": {"leader_id": 1, "leader_epoch": 2},
+                    }
+                    for p in partitions
+                ],
+            }
+            for topic_id, partitions in told.items()
+        ],
+    }
+    assert ours == codec.write_response(ACKNOWLEDGE, version, body)
+
+
+def alone(kind: int, **changed: Any) -> dict[str, Any]:
+    """One record acknowledged by itself, which has a way of its own through the codec."""
+    batch = {"first_offset": 7, "last_offset": 7, "acknowledge_types": [kind], **changed}
+    partition = {"partition_index": 5, "acknowledgement_batches": [batch]}
+    return {
+        "group_id": "g",
+        "member_id": "m" * 22,
+        "share_session_epoch": 9,
+        "topics": [{"topic_id": uuid.UUID(int=3), "partitions": [partition]}],
+    }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("types", ([1], [0], [4], [1, 2], []))
+def test_a_record_acknowledged_by_itself(version: int, types: list[int]) -> None:
+    data = codec.write_request(ACKNOWLEDGE, version, alone(0, acknowledge_types=types))
+    ours = share.read_acknowledge(version, memoryview(data), 0)
+    assert ours.topics == [(uuid.UUID(int=3), [(5, [(7, 7, bytes(types))])])]
+    for size in range(len(data)):
+        with pytest.raises(WireError):
+            share.read_acknowledge(version, memoryview(data)[:size], 0)
+    tagged = bytes(data[:-1]) + b"\x01\x63\x00"
+    assert share.read_acknowledge(version, memoryview(tagged), 0).topics == ours.topics
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("partitions", (0, 1, 2))
+def test_the_response_without_a_refusal(version: int, partitions: int) -> None:
+    asked = [(uuid.UUID(int=3), [(5 + i, [(7, 7, b"\x01")]) for i in range(partitions)])]
+    told = [(uuid.UUID(int=3), [PartitionError(5 + i) for i in range(partitions)])]
+    ours = share.write_acknowledged(version, asked, 30_000)
+    assert b"".join(ours) == b"".join(
+        share.write_acknowledge(version, told, acquisition_lock_timeout_ms=30_000)
+    )

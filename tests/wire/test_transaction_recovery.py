@@ -1,0 +1,156 @@
+"""What a broker finds in `__transaction_state` after a crash: a decided transaction gets the
+markers that it is owed, in every partition, and its offsets count or are forgotten."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conditions import eventually
+from servers import ShoalProcess
+from shoal.coordinator.contract import Record
+from shoal.log.config import LogConfig
+from shoal.log.log import Log, Origin
+from shoal.log.storage import DiskStorage
+from shoal.protocol.api import ApiKey
+from shoal.record.batch import headers
+from shoal.record.control import build_marker
+from shoal.record.records import build_batch, read_records
+from shoal.server.coordinators import partition_of
+from shoal.transaction.records import decode, record
+from wireclient import WireClient
+
+ID = GROUP = "x"
+
+
+def begin(client: WireClient) -> tuple[int, int]:
+    """An open transaction with a record in both partitions of `t` and an offset of the group."""
+    given = client.call(
+        ApiKey.INIT_PRODUCER_ID, 5, {"transactional_id": ID, "transaction_timeout_ms": 60_000}
+    )
+    who = {"producer_id": given.producer_id, "producer_epoch": given.producer_epoch}
+    rows = [(int(time.time() * 1000), None, b"v", ())]
+    batch = bytes(build_batch(rows, base_sequence=0, transactional=True, **who))
+    data = [{"index": index, "records": batch} for index in range(2)]
+    body = {
+        "transactional_id": ID,
+        "acks": -1,
+        "timeout_ms": 1_000,
+        "topic_data": [{"name": "t", "partition_data": data}],
+    }
+    (topic,) = client.call(ApiKey.PRODUCE, 12, body).responses
+    assert [p.error_code for p in topic.partition_responses] == [0, 0]
+    client.call(ApiKey.FIND_COORDINATOR, 4, {"key_type": 0, "coordinator_keys": [GROUP]})
+    offsets = [{"partition_index": 0, "committed_offset": 5, "committed_metadata": ""}]
+    commit = {
+        "transactional_id": ID,
+        "group_id": GROUP,
+        **who,
+        "topics": [{"name": "t", "partitions": offsets}],
+    }
+    (topic,) = client.call(ApiKey.TXN_OFFSET_COMMIT, 5, commit).topics
+    assert topic.partitions[0].error_code == 0
+    return given.producer_id, given.producer_epoch
+
+
+def committed_offset(client: WireClient) -> tuple[int, int]:
+    """The group's offset in `t`-0, and the error of who asks for a stable one."""
+    body = {
+        "groups": [{"group_id": GROUP, "topics": [{"name": "t", "partition_indexes": [0]}]}],
+        "require_stable": True,
+    }
+    (group,) = client.call(ApiKey.OFFSET_FETCH, 8, body).groups
+    found = group.topics[0].partitions[0]
+    return found.committed_offset, found.error_code
+
+
+def decide(data_dir: Path, *, committed: bool, marked: bool) -> None:
+    """Write to a dead broker's logs what it would have written next: the decision, and perhaps the
+    marker of one of the partitions."""
+    now_ms = int(time.time() * 1000)
+    directory = data_dir / f"__transaction_state-{partition_of(ID, 50)}"
+    log = Log.open(DiskStorage(), str(directory), LogConfig(), now_ms=now_ms, clean=False)
+    data = log.read(0, 1 << 20).data
+    found = [r for at, _ in headers(data) for r in read_records(data, at)]
+    _, transaction = decode(Record(found[-1].key or b"", found[-1].value)) or ("", None)
+    assert transaction is not None and len(transaction.partitions) == 3
+    decided = transaction.prepared(
+        committed=committed, version=2, next_producer_id=-1, now_ms=now_ms
+    )
+    key, value = record(ID, decided)
+    log.append(
+        build_batch([(now_ms, key, value, ())]),
+        now_ms=now_ms,
+        leader_epoch=log.latest_epoch,
+        origin=Origin.COORDINATOR,
+    )
+    log.sync()
+    if marked:
+        log = Log.open(
+            DiskStorage(), str(data_dir / "t-0"), LogConfig(), now_ms=now_ms, clean=False
+        )
+        marker = build_marker(
+            committed=committed,
+            producer_id=decided.producer_id,
+            producer_epoch=decided.producer_epoch,
+            coordinator_epoch=0,
+            timestamp_ms=now_ms,
+        )
+        log.append(marker, now_ms=now_ms, leader_epoch=log.latest_epoch, origin=Origin.COORDINATOR)
+        log.sync()
+
+
+@pytest.mark.parametrize("marked", [False, True], ids=["no marker yet", "one marker"])
+@pytest.mark.parametrize("committed", [True, False], ids=["commit", "abort"])
+def test_a_decided_transaction_is_completed(
+    start_broker: Callable[..., ShoalProcess], committed: bool, marked: bool
+) -> None:
+    broker = start_broker()
+    with WireClient(broker.bootstrap) as client:
+        client.create_topic("t", 2)
+        producer_id, _ = begin(client)
+        assert committed_offset(client)[1] != 0, "the offset is pending"
+    broker.kill9()
+    decide(broker.data_dir, committed=committed, marked=marked)
+    broker.start()
+    with WireClient(broker.bootstrap) as client:
+        body = {"transactional_ids": [ID]}
+        done = "CompleteCommit" if committed else "CompleteAbort"
+
+        def state() -> str:
+            (row,) = client.call(ApiKey.DESCRIBE_TRANSACTIONS, 0, body).transaction_states
+            return row.transaction_state
+
+        eventually(lambda: state() == done)
+        for index in range(2):
+            found = client.fetch("t", 0, partition=index, isolation_level=1)
+            assert found.last_stable_offset == found.high_watermark
+            aborted = [(a.producer_id, a.first_offset) for a in found.aborted_transactions]
+            assert aborted == ([] if committed else [(producer_id, 0)])
+        assert committed_offset(client) == ((5, 0) if committed else (-1, 0))
+
+
+def test_an_open_transaction_goes_on(start_broker: Callable[..., ShoalProcess]) -> None:
+    broker = start_broker()
+    with WireClient(broker.bootstrap) as client:
+        client.create_topic("t", 2)
+        producer_id, epoch = begin(client)
+    broker.kill9()
+    broker.start()
+    with WireClient(broker.bootstrap) as client:
+        assert committed_offset(client)[1] != 0, "the offset is pending still"
+        body = {
+            "transactional_id": ID,
+            "producer_id": producer_id,
+            "producer_epoch": epoch,
+            "committed": True,
+        }
+        answer = eventually(
+            lambda: a if (a := client.call(ApiKey.END_TXN, 5, body)).error_code == 0 else None
+        )
+        assert (answer.producer_id, answer.producer_epoch) == (producer_id, epoch + 1)
+        eventually(lambda: committed_offset(client) == (5, 0))
+        found = client.fetch("t", 0, isolation_level=1)
+        assert found.last_stable_offset == found.high_watermark == 2
