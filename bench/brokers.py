@@ -1,0 +1,159 @@
+"""The two brokers that are compared, each a process of its own on loopback, with what it costs.
+
+Kafka's jars come from `make java` (tests/compat/lib) or the folder in KAFKA_LIB. Both run with
+their stock settings; Kafka has the heap of its start script, 4 GiB unless BENCH_HEAP says less.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBRARY = Path(os.environ.get("KAFKA_LIB", ROOT / "tests/compat/lib"))
+HEAP = os.environ.get("BENCH_HEAP", "4g")
+START_TIMEOUT_S = 90
+TICKS = os.sysconf("SC_CLK_TCK")
+#: ApiVersions v0 and Metadata v1 of no topic: the first metadata answer ends the start.
+METADATA = bytes.fromhex("0000000e0003000100000001000000000000")
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+class Broker:
+    """A broker process. `start_s` is the time to its first metadata answer."""
+
+    name = ""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = free_port()
+        self.start_s = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def command(self) -> list[str]:
+        raise TypeError("a broker of a kind has a command")
+
+    def prepare(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+
+    def start(self) -> None:
+        self.prepare()
+        began = time.perf_counter()
+        with (self.directory / "out").open("ab") as out:
+            self._process = subprocess.Popen(self.command(), stdout=out, stderr=out)
+        while not self._answers():
+            if self._process.poll() is not None or time.perf_counter() - began > START_TIMEOUT_S:
+                raise SystemExit((self.directory / "out").read_text()[-3000:])
+            time.sleep(0.005)
+        self.start_s = time.perf_counter() - began
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as one:
+                one.sendall(METADATA)
+                head = one.recv(4)
+                size = int.from_bytes(head, "big")
+                body = b""
+                while len(body) < size:
+                    got = one.recv(size - len(body))
+                    if not got:
+                        return False
+                    body += got
+                return int.from_bytes(body[4:8], "big") > 0  # brokers
+        except OSError:
+            return False
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def kill9(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def _end(self, how: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait(60)
+            self._process = None
+
+    def cpu_s(self) -> float:
+        """CPU seconds that the process has used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def rss_mb(self) -> float:
+        """Memory that the process holds now, in MB."""
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS"):
+                return int(line.split()[1]) / 1024
+        return 0.0
+
+
+class Shoal(Broker):
+    name = "shoal"
+
+    def command(self) -> list[str]:
+        return [
+            sys.executable, "-m", "shoal.cli", "server", f"--listener={self.bootstrap}",
+            f"--data-dir={self.directory / 'data'}", "--log-level=warning",
+            "--set=group.share.min.record.lock.duration.ms=1000",
+        ]  # fmt: skip
+
+
+class Kafka(Broker):
+    name = "kafka"
+
+    def _java(self, *words: str) -> list[str]:
+        jvm = ["-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", f"-Xmx{HEAP}", f"-Xms{HEAP}"]
+        return ["java", *jvm, "-cp", f"{LIBRARY}/*", *words]
+
+    def prepare(self) -> None:
+        super().prepare()
+        if not LIBRARY.is_dir():
+            raise SystemExit(f"No Kafka in {LIBRARY}: run `make java`, or set KAFKA_LIB.")
+        path = self.directory / "server.properties"
+        if path.exists():
+            return
+        controller = free_port()
+        lines = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://127.0.0.1:{controller}",
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller}",
+            "log.dirs": str(self.directory / "data"),
+            "offsets.topic.replication.factor": "1",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+            "group.initial.rebalance.delay.ms": "0",
+            "group.share.min.record.lock.duration.ms": "1000",
+        }
+        path.write_text("".join(f"{k}={v}\n" for k, v in lines.items()))
+        subprocess.run(
+            [*self._java("kafka.tools.StorageTool"), "format", "--standalone",
+             "-t", "benchmark-of-shoal-00000", "-c", str(path), "--feature", "share.version=1"],
+            check=True, capture_output=True,
+        )  # fmt: skip
+
+    def command(self) -> list[str]:
+        return self._java("kafka.Kafka", str(self.directory / "server.properties"))

@@ -1,0 +1,71 @@
+"""The table of a run: on the terminal, as JSON, as Markdown and as a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+UNITS = {
+    "rate": "records/s", "p50_ms": "p50 ms", "p99_ms": "p99 ms", "cpu_s": "broker CPU s",
+    "rss_mb": "broker MB", "idle_mb": "idle MB", "loaded_mb": "loaded MB",
+    "idle_cpu": "cores idle", "start_s": "seconds",
+}  # fmt: skip
+
+
+def number(value: float) -> str:
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row as text: load, figure, Shoal, Kafka, ratio, goal, verdict."""
+    spread = {b: f"{number(v)} ({number(row['spread'][b][0])}-{number(row['spread'][b][1])})"
+              for b, v in (("shoal", row["shoal"]), ("kafka", row["kafka"]))}  # fmt: skip
+    goal = "" if row["goal"] is None else f"{'≥' if row['more'] else '≤'} {row['goal']:g}"
+    verdict = {True: "met", False: "missed", None: ""}[row["met"]]
+    return [row["load"], UNITS[row["figure"]], spread["shoal"], spread["kafka"],
+            f"{row['ratio']:.2f}", goal, verdict]  # fmt: skip
+
+
+HEAD = ["load", "figure", "Shoal (min-max)", "Kafka (min-max)", "ratio", "goal", ""]
+
+
+def show(rows: list[dict[str, Any]], folder: Path) -> None:
+    """Print the table and write latest.json, latest.md and latest.png into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table = Table(*HEAD)
+    lines = ["| " + " | ".join(HEAD) + " |", "|" + " --- |" * len(HEAD)]
+    for row in rows:
+        table.add_row(*cells(row))
+        lines.append("| " + " | ".join(cells(row)) + " |")
+    Console(width=150).print(table)
+    (folder / "latest.json").write_text(json.dumps(rows, indent=1))
+    (folder / "latest.md").write_text("\n".join(lines) + "\n")
+    picture(rows, folder / "latest.png")
+    print(f"Written to {folder}/latest.json, .md and .png")
+
+
+def picture(rows: list[dict[str, Any]], path: Path) -> None:
+    """Bars of the ratios with a goal, on a logarithmic axis; green where the goal is met."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    found = [r for r in rows if r["goal"] is not None][::-1]
+    figure, axes = pyplot.subplots(figsize=(10, 0.32 * len(found) + 1.2))
+    colours = ["#2a9d3a" if r["met"] else "#c0392b" for r in found]
+    axes.barh([f"{r['load']}: {UNITS[r['figure']]}" for r in found],
+              [max(r["ratio"], 0.01) for r in found], color=colours)  # fmt: skip
+    for place, row in enumerate(found):
+        axes.plot([row["goal"]] * 2, [place - 0.4, place + 0.4], color="black", linewidth=2)
+    axes.set_xscale("log")
+    axes.axvline(1, color="grey", linewidth=0.8)
+    axes.set_xlabel("Shoal / Apache Kafka (black: the goal)")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
