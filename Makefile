@@ -1,0 +1,67 @@
+# One command a need. Every target installs what it lacks into .venv; nothing else is touched
+# except by `e2e`, `demo` and `image`, which bring up a Kubernetes cluster (see docs/local-kubernetes.md).
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help venv check lint types imports unit model sim wire java compat spark kube cluster image e2e demo bench test test-all docs lock clean
+
+help:            ## this list
+	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
+
+venv: $(VENV)/.stamp   ## the virtual environment, from requirements.lock
+$(VENV)/.stamp: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Shoal needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $@
+
+lint: venv       ## style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+types: venv      ## static types
+	$(BIN)/mypy broker_image/shoal operator/shoal_operator spark_operator_jobs/shoal_spark
+imports: venv    ## layers and forbidden imports
+	$(BIN)/lint-imports
+check: lint types imports   ## seconds: style, types, layers, unit and wire tests
+	$(PYTEST) -q tests/unit tests/wire
+
+unit wire model: venv       ## one kind of test
+	$(PYTEST) -q tests/$@
+sim: venv                   ## whole quorums under named faults; make sim SEED=n repeats one
+	$(PYTEST) -q tests/sim $(if $(SEED),-k one_seed)
+java:            ## Apache Kafka's clients and tools for the compat tests, from tests/compat/pom.xml
+	@command -v mvn >/dev/null && command -v java >/dev/null || { echo "The Java clients need java (17 or newer) and mvn: apt-get install openjdk-17-jre-headless maven"; exit 1; }
+	@test tests/compat/lib/.stamp -nt tests/compat/pom.xml || { mvn -q -f tests/compat/pom.xml dependency:copy-dependencies -DoutputDirectory=lib && touch tests/compat/lib/.stamp; }
+compat: venv java           ## real clients against a real broker process
+	$(PYTEST) -q tests/compat
+
+spark: venv java            ## the Spark source and its jobs in local mode
+	$(PYTEST) -q tests/spark
+kube: venv                  ## the operator's deciders, without a cluster
+	$(PYTEST) -q tests/kube
+cluster: venv               ## a Kubernetes cluster for the tests: kind where Docker is, a local one else
+	$(BIN)/python tests/e2e/cluster/cli.py up
+image: venv                 ## the images of broker, operator and Spark
+	$(BIN)/python tests/e2e/cluster/cli.py build broker operator spark
+e2e: venv cluster           ## promises to users on that cluster, with kubectl, helm and clients in pods
+	$(PYTEST) -q tests/e2e
+demo: venv                  ## the whole pipeline on a real Kubernetes, watched
+	PYTHONPATH=tests $(BIN)/python examples/demo/demo.py $(DEMO)
+bench: venv java            ## the same loads against Shoal and Apache Kafka: a table, JSON and a picture
+	$(BIN)/python bench/run.py $(BENCH)
+test: venv                  ## what CI runs: every kind that needs no other program on the machine
+	$(PYTEST) -q tests/unit tests/wire tests/model tests/sim tests/kube
+test-all: test compat spark e2e   ## all of it: Java's and C's clients, Spark, a real Kubernetes
+
+docs: venv                  ## the pages that are generated from tables
+	$(BIN)/python -m shoal.metadata.config_page > docs/configs.md
+	$(BIN)/python -m shoal.server.compat_page > docs/compat.md
+lock: venv       ## pin all dependencies anew
+	$(BIN)/python -m pip install -q uv
+	$(BIN)/uv pip compile -q --all-extras --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate pyproject.toml lock-extra.in -o requirements.lock
+clean:           ## remove what the targets made in the tree
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/compat/lib bench/lib
