@@ -26,7 +26,7 @@ from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 from kio.static.constants import EntityType
 
-from shoal.protocol import compiler
+from shoal.protocol import compiler, skim
 from shoal.protocol.errors import WireError
 from shoal.protocol.schema import Field, Struct, zero
 
@@ -101,48 +101,24 @@ def _without_unknown_tags(
 
 def read_request(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
     """`read` for a request body, of bounded size and with `ENTRIES_MAX` entries in all its arrays
-    at most. No array is null that may not be, which kio does not check."""
+    at most, none of them null that may not be.
+
+    The body is skimmed first, since kio sets memory aside for as many entries as an array claims
+    to have: four bytes of a hostile request would end the process.
+    """
+    name = api_key_map.get(api_key)
     if len(buf) - at > BODY_SIZE_MAX:
-        raise WireError(f"a {api_key_map.get(api_key)} request of {len(buf)} bytes")
-    body = read(api_key, version, EntityType.request, buf, at)
-    count = _entry_count(api_key, version)
-    if count is not None and count(body) > ENTRIES_MAX:
-        name = api_key_map[api_key]
-        raise WireError(f"{name} v{version}: arrays of more than {ENTRIES_MAX} entries")
-    return body
+        raise WireError(f"a {name} request of {len(buf)} bytes")
+    try:
+        _skimmer(api_key, version)(buf, at, ENTRIES_MAX)
+    except WireError as error:
+        raise WireError(f"{name} v{version}: {error}") from None
+    return read(api_key, version, EntityType.request, buf, at)
 
 
 @cache
-def _entry_count(api_key: int, version: int) -> Callable[[Any], int] | None:
-    return _count_of(struct_of(entity(api_key, version, EntityType.request)))
-
-
-def _count_of(struct: Struct) -> Callable[[Any], int] | None:
-    """Counts the entries of all arrays; raises `WireError` for a null one. None: it has none."""
-    arrays = [(f.name, f.nullable) for f in struct.fields if f.array]
-    inner = [
-        (f.name, f.array, count)
-        for f in struct.fields
-        if isinstance(f.type, Struct) and (count := _count_of(f.type)) is not None
-    ]
-    if not arrays and not inner:
-        return None
-
-    def count_struct(body: Any) -> int:
-        total = 0
-        for name, nullable in arrays:
-            value = getattr(body, name)
-            if value is not None:
-                total += len(value)
-            elif not nullable:
-                raise WireError(f"{struct.name}: {name} is null")
-        for name, array, count in inner:
-            value = getattr(body, name)
-            if value is not None:
-                total += sum(map(count, value)) if array else count(value)
-        return total
-
-    return count_struct
+def _skimmer(api_key: int, version: int) -> skim.Skimmer:
+    return skim.skimmer(struct_of(entity(api_key, version, EntityType.request)))
 
 
 def read_response(api_key: int, version: int, buf: Any, at: int = 0) -> Any:

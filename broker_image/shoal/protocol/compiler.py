@@ -106,7 +106,7 @@ def _put_count(out: bytearray, items: Any, compact: bool) -> None:
         out += (-1 if items is None else len(items)).to_bytes(4, "big", signed=True)
 
 
-def _get_size(buf: memoryview, at: int, compact: bool, short: bool) -> tuple[int, int]:
+def get_size(buf: memoryview, at: int, compact: bool, short: bool) -> tuple[int, int]:
     """The length at `at`, -1 for null, and the offset behind it."""
     if compact:
         size, at = get_uvarint(buf, at)
@@ -116,7 +116,7 @@ def _get_size(buf: memoryview, at: int, compact: bool, short: bool) -> tuple[int
 
 
 def _get_sized(buf: memoryview, at: int, compact: bool, short: bool) -> tuple[bytes | None, int]:
-    size, at = _get_size(buf, at, compact, short)
+    size, at = get_size(buf, at, compact, short)
     if size < 0:
         return None, at
     if at + size > len(buf):
@@ -132,7 +132,7 @@ def _uuid(value: bytes) -> UUID | None:
     return None if value == NO_UUID else UUID(bytes=value)
 
 
-class _Source:
+class Source:
     """The text of one function while it is built, and the objects that the text names."""
 
     def __init__(self, head: str) -> None:
@@ -144,7 +144,7 @@ class _Source:
             "put_records": _put_records,
             "put_count": _put_count,
             "get_sized": _get_sized,
-            "get_size": _get_size,
+            "get_size": get_size,
             "uuid_bytes": _uuid_bytes,
             "uuid": _uuid,
             "WireError": WireError,
@@ -181,27 +181,27 @@ def reader(struct: Struct) -> Reader:
     return found[0]
 
 
-def _fixed_runs(fields: list[Field]) -> list[list[Field]]:
+def fixed_runs(fields: list[Field]) -> list[list[Field]]:
     """Neighbouring fixed-size scalars together, every other field by itself."""
     runs: list[list[Field]] = []
     for field in fields:
-        if runs and _is_fixed(field) and _is_fixed(runs[-1][0]):
+        if runs and is_fixed(field) and is_fixed(runs[-1][0]):
             runs[-1].append(field)
         else:
             runs.append([field])
     return runs
 
 
-def _is_fixed(field: Field) -> bool:
+def is_fixed(field: Field) -> bool:
     return isinstance(field.type, str) and field.type in FIXED and not field.array
 
 
 def _compile_writer(struct: Struct) -> Writer:
-    src = _Source("def f(out, v):")
+    src = Source("def f(out, v):")
     src.add("get = v.get")
     plain = [f for f in struct.fields if f.tag is None]
-    for run in _fixed_runs(plain):
-        if _is_fixed(run[0]):
+    for run in fixed_runs(plain):
+        if is_fixed(run[0]):
             pack = src.constant(_struct.Struct(">" + "".join(FIXED[str(f.type)] for f in run)).pack)
             args = ", ".join(_scalar(src, f) for f in run)
             src.add(f"out += {pack}({args})")
@@ -214,12 +214,12 @@ def _compile_writer(struct: Struct) -> Writer:
     return src.function()
 
 
-def _scalar(src: _Source, field: Field) -> str:
+def _scalar(src: Source, field: Field) -> str:
     value = f"get({field.name!r}, {src.constant(field.default)})"
     return f"uuid_bytes({value})" if field.type == "uuid" else value
 
 
-def _write_value(src: _Source, field: Field, flexible: bool, depth: int) -> None:
+def _write_value(src: Source, field: Field, flexible: bool, depth: int) -> None:
     """Code that writes `x`, a value of the field's type."""
     if field.array:
         src.add(f"put_count(out, x, {flexible})", depth)
@@ -243,7 +243,7 @@ def _write_value(src: _Source, field: Field, flexible: bool, depth: int) -> None
         _write_one(src, str(field.type), flexible, depth)
 
 
-def _write_one(src: _Source, kind: str, flexible: bool, depth: int) -> None:
+def _write_one(src: Source, kind: str, flexible: bool, depth: int) -> None:
     if kind in FIXED:
         pack = src.constant(_struct.Struct(">" + FIXED[kind]).pack)
         src.add(f"out += {pack}({'uuid_bytes(x)' if kind == 'uuid' else 'x'})", depth)
@@ -253,7 +253,7 @@ def _write_one(src: _Source, kind: str, flexible: bool, depth: int) -> None:
         src.add(f"put_sized(out, x, {flexible}, {kind == 'string'})", depth)
 
 
-def _write_tagged(src: _Source, tagged: list[Field]) -> None:
+def _write_tagged(src: Source, tagged: list[Field]) -> None:
     if not tagged:
         src.add("out.append(0)")
         return
@@ -272,11 +272,11 @@ def _write_tagged(src: _Source, tagged: list[Field]) -> None:
 
 
 def _compile_reader(struct: Struct) -> Reader:
-    src = _Source("def f(buf, at):")
+    src = Source("def f(buf, at):")
     plain = [f for f in struct.fields if f.tag is None]
     src.add("v = {}")
-    for run in _fixed_runs(plain):
-        if _is_fixed(run[0]):
+    for run in fixed_runs(plain):
+        if is_fixed(run[0]):
             code = _struct.Struct(">" + "".join(FIXED[str(f.type)] for f in run))
             names = ", ".join(f"v[{f.name!r}]" for f in run)
             src.add(f"if at + {code.size} > len(buf): raise WireError('the message ends early')")
@@ -306,7 +306,7 @@ def _bounded(function: Reader) -> Reader:
     return read
 
 
-def _read_value(src: _Source, field: Field, flexible: bool, depth: int) -> None:
+def _read_value(src: Source, field: Field, flexible: bool, depth: int) -> None:
     name = f"v[{field.name!r}]"
     if field.array:
         src.add(f"n, at = get_size(buf, at, {flexible}, False)", depth)
@@ -328,7 +328,7 @@ def _read_value(src: _Source, field: Field, flexible: bool, depth: int) -> None:
         src.add(f"{name} = x", depth)
 
 
-def _read_one(src: _Source, kind: str | Struct, flexible: bool, depth: int) -> None:
+def _read_one(src: Source, kind: str | Struct, flexible: bool, depth: int) -> None:
     if isinstance(kind, Struct):
         src.add(f"x, at = {src.constant(reader(kind))}(buf, at)", depth)
     elif kind in FIXED:
@@ -342,7 +342,7 @@ def _read_one(src: _Source, kind: str | Struct, flexible: bool, depth: int) -> N
             src.add("if x is not None: x = x.decode()", depth)
 
 
-def _read_tagged(src: _Source, tagged: list[Field]) -> None:
+def _read_tagged(src: Source, tagged: list[Field]) -> None:
     src.add("n, at = get_uvarint(buf, at)")
     src.add("for _ in range(n):")
     src.add("tag, at = get_uvarint(buf, at); size, at = get_uvarint(buf, at); end = at + size", 2)
