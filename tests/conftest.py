@@ -7,6 +7,7 @@ home each run draws new ones, which is how bugs are found. A found one becomes a
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +24,15 @@ _PATIENT = {
 hypothesis.settings.register_profile("ci", derandomize=True, **_PATIENT)
 hypothesis.settings.register_profile("home", **_PATIENT)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "home")
+
+
+@pytest.fixture
+def seed() -> int:
+    """What a random test draws from, printed so that `SEED=n` repeats it; one number in CI."""
+    drawn = "1" if os.environ.get("CI") else str(random.randrange(1 << 32))
+    found = int(os.environ.get("SEED", drawn))
+    print(f"SEED={found}")
+    return found
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections.abc import Callable
@@ -58,10 +57,8 @@ class Committer:
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_confirmed_offsets_survive(
-    start_broker: Callable[..., ShoalProcess], protocol: str
+    start_broker: Callable[..., ShoalProcess], protocol: str, seed: int
 ) -> None:
-    seed = int(os.environ.get("SEED", random.randrange(1 << 32)))
-    print(f"SEED={seed}")
     rng = random.Random(seed)
     broker = start_broker(configs={"group.initial.rebalance.delay.ms": "0"})
     topic = "offsets"

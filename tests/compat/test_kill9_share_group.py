@@ -13,7 +13,6 @@ Members are librdkafka's, each a process of its own (`share_worker`). After the 
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -143,9 +142,7 @@ def settled(members: list[Member]) -> int:
 
 
 @pytest.mark.timeout(240)
-def test_a_share_group_through_kills(start_broker: Callable[..., ShoalProcess]) -> None:
-    seed = int(os.environ.get("SEED", random.randrange(1 << 32)))
-    print(f"SEED={seed}")
+def test_a_share_group_through_kills(start_broker: Callable[..., ShoalProcess], seed: int) -> None:
     rng = random.Random(seed)
     broker = start_broker(configs=CONFIGS)
     downs: list[Span] = []
