@@ -108,7 +108,7 @@ class Controller:
                         self._leave(at, broker, lost=False)
 
     def alter(self, asked: AlterPartition) -> tuple[ErrorCode, Registered]:
-        at = asked.index
+        at = asked.partition_index
         p = self.partitions[at]
         if asked.leader_epoch != p.leader_epoch or asked.leader_id != p.leader:
             return ErrorCode.fenced_leader_epoch, p

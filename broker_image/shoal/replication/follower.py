@@ -15,7 +15,7 @@ The session (KIP-227) tells a leader only what has changed since the last fetch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -98,6 +98,8 @@ class Fetcher:
         self._in_session: dict[Key, None] = {}
         #: What was asked for, by the request under way.
         self._asked: dict[Key, ReplicaFetch] | None = None
+        #: Called when a partition that waited for its disk may fetch on.
+        self.on_synced: Callable[[], None] = _nobody_waits
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -129,11 +131,15 @@ class Fetcher:
         """The next request; None while one is under way, or nothing may be asked for."""
         if self._asked is not None:
             return None
-        ready = {
-            key: followed
-            for key, followed in self._followed.items()
-            if followed.step is Step.FETCHING and followed.not_before_ms <= now_ms
-        }
+        ready = {}
+        for key, followed in self._followed.items():
+            if followed.partition.log.offline:
+                continue
+            if followed.step is Step.SYNCING:
+                # What waits for its disk would miss a fetch that then waits at the leader.
+                return None
+            if followed.step is Step.FETCHING and followed.not_before_ms <= now_ms:
+                ready[key] = followed
         if not ready:
             return None
         new = []
@@ -229,6 +235,7 @@ class Fetcher:
         followed = self._followed.get(partition.key)
         if followed is not None and followed.step is Step.SYNCING and offset >= followed.sync_to:
             followed.step = Step.FETCHING
+            self.on_synced()
 
     def offsets(
         self,
@@ -263,3 +270,7 @@ class Fetcher:
             out.failed.append((partition, error))
             self._pause(followed, now_ms)
         return out
+
+
+def _nobody_waits() -> None:
+    """The loop asks by itself."""

@@ -53,7 +53,7 @@ class AlterPartition(NamedTuple):
     """An ISR that the leader asks the controller for, (broker id, broker epoch) of each member."""
 
     topic_id: UUID
-    index: int
+    partition_index: int
     leader_id: int
     leader_epoch: int
     partition_epoch: int
