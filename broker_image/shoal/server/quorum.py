@@ -6,8 +6,9 @@ is read from the wire comes by `receive`, whose future is the answer; what leave
 
 A voter that is alone needs nobody: it is elected while it starts, its first syncs run in place.
 
-A disk that fails leaves unknown what the log holds: the replica stops, `fault` says why, and what
-it had promised to nobody is found out by whoever starts next.
+A disk that refuses a write, as a full one does, ends this life of the replica, for it believes what
+did not happen: it is opened anew from what is on disk, as after a crash. A disk that fails under a
+sync leaves unknown what is on it: the replica stops for good, and `fault` says why.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ _CONFIG = LogConfig(
     cleanup_policy=(), retention_ms=-1, retention_bytes=-1, max_message_bytes=128 << 20
 )
 _READ_BYTES = 4 << 20
+#: After a write that the disk refused.
+_REOPEN_S = 1.0
 
 
 class Batch(NamedTuple):
@@ -83,32 +86,23 @@ class Quorum:
         self._loop = asyncio.get_running_loop()
         self._disk = disk
         self._clock = clock
+        # The replica's clock is a monotonic one that begins at the wall clock's time.
+        self._offset_ms = clock.now_ms() - int(self._loop.time() * 1000)
         self._make_peers = make_peers
         self._peers: Peers | None = None
         self.local = ReplicaKey(directory.node_id, directory.directory_id)
         self.fault: str | None = None
+        #: Why the replica waits to be opened anew; None while it works.
+        self.trouble: str | None = None
         #: Called after every step: the high watermark, the leader or the epoch may have moved.
         self.on_step: list[Callable[[], None]] = []
-        log = directory.open_log(
+        self._log = directory.open_log(
             METADATA_TOPIC, 0, _CONFIG, now_ms=clock.now_ms(), topic_id=wire.TOPIC_ID
         )
-        voters = configured or VoterSet.of([Voter(ReplicaKey(self.local.id))])
-        try:
-            self.store = QuorumStore(directory.storage, log, voters)
-        except CorruptState as error:
-            raise CorruptLog(
-                f"{log.directory}: {error}. Voting without it could elect two leaders: restore"
-                " the file, or start this node with an empty data directory."
-            ) from None
-        self.raft = Raft(
-            self.local,
-            settings or QuorumSettings(),
-            state=self.store.state,
-            index=self.store.index,
-            voters=self.store.voters,
-            choose=randrange,
-            now_ms=self._now_ms(),
-        )
+        self._storage = directory.storage
+        self._configured = configured or VoterSet.of([Voter(ReplicaKey(self.local.id))])
+        self._settings = settings or QuorumSettings()
+        self._open()
         self._events: deque[Event] = deque()
         self._stepping = False
         self._inline = False
@@ -116,8 +110,28 @@ class Quorum:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: int | None = None
 
+    def _open(self) -> None:
+        """A replica that begins with what is on disk."""
+        log = self._log
+        try:
+            self.store = QuorumStore(self._storage, log, self._configured)
+        except CorruptState as error:
+            raise CorruptLog(
+                f"{log.directory}: {error}. Voting without it could elect two leaders: restore"
+                " the file, or start this node with an empty data directory."
+            ) from None
+        self.raft = Raft(
+            self.local,
+            self._settings,
+            state=self.store.state,
+            index=self.store.index,
+            voters=self.store.voters,
+            choose=randrange,
+            now_ms=self._now_ms(),
+        )
+
     def _now_ms(self) -> int:
-        return int(self._loop.time() * 1000)
+        return int(self._loop.time() * 1000) + self._offset_ms
 
     # What others ask.
 
@@ -129,7 +143,7 @@ class Quorum:
 
     @property
     def is_leader(self) -> bool:
-        return self.fault is None and self.raft.is_leader
+        return self.fault is None and self.trouble is None and self.raft.is_leader
 
     @property
     def leader_id(self) -> int | None:
@@ -193,7 +207,7 @@ class Quorum:
         first: Ready | None = None
         self._stepping = True
         try:
-            while self._events and self.fault is None and not self._stopped:
+            while self._events and self._works:
                 ready = self._step(self._events.popleft())
                 first = first or ready
         finally:
@@ -203,6 +217,10 @@ class Quorum:
         for call in self.on_step:
             call()
         return first
+
+    @property
+    def _works(self) -> bool:
+        return self.fault is None and self.trouble is None and not self._stopped
 
     def _step(self, event: Event) -> Ready | None:
         ready = self.raft.step(event, self._now_ms())
@@ -221,7 +239,23 @@ class Quorum:
         return ready
 
     def _failed(self, error: Exception) -> None:
-        self.fault = f"The metadata log failed, and the broker has to be restarted: {error}"
+        if self._log.offline or isinstance(error, LogOffline):
+            self.fault = f"The metadata log failed, and the broker has to be restarted: {error}"
+        elif self.trouble is None:
+            self.trouble = f"The metadata log cannot be written: {error}"
+            self._loop.call_later(_REOPEN_S, self.recover)
+
+    def recover(self) -> None:
+        """After a write that the disk refused: begin again, if the disk lets us."""
+        if self.trouble is None or self.fault is not None or self._stopped:
+            return
+        self.trouble = None
+        try:
+            self._open()
+        except (OSError, LogOffline) as error:
+            self._failed(error)
+            return
+        self.start()
 
     def _sync(self) -> None:
         sync = self.store.begin_sync()
@@ -230,12 +264,15 @@ class Quorum:
                 sync.run()
             self._events.append(Synced(self.store.finish_sync(sync)))
             return
-        self._disk.run(sync.run).add_done_callback(lambda work: self._synced(sync, work))
+        raft = self.raft
+        self._disk.run(sync.run).add_done_callback(lambda work: self._synced(raft, sync, work))
 
-    def _synced(self, sync: Sync, work: asyncio.Future[None]) -> None:
+    def _synced(self, raft: Raft, sync: Sync, work: asyncio.Future[None]) -> None:
         error = work.exception()
         assert error is None or isinstance(error, OSError), error
         end_offset = self.store.finish_sync(sync, error)
+        if self.raft is not raft and error is None:
+            return  # of an earlier life of the replica
         if error is not None:
             self._failed(error)
             for call in self.on_step:
@@ -245,13 +282,13 @@ class Quorum:
 
     def _arm(self) -> None:
         at = self.raft.next_deadline_ms
-        if at == self._timer_at or self._stopped or self.fault is not None:
+        if at == self._timer_at or not self._works:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at, self._timer = at, None
         if at is not None:
-            self._timer = self._loop.call_at(at / 1000 + 0.0005, self._tick)
+            self._timer = self._loop.call_at((at - self._offset_ms) / 1000 + 0.0005, self._tick)
 
     def _tick(self) -> None:
         self._timer_at = None
