@@ -17,6 +17,7 @@ from shoal.metadata.topics import NewTopic
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.disk import Disk
 from shoal.server.metadata_log import Metadata, random_id
+from shoal.server.quorum import Quorum
 from shoal.server.timers import Clock
 
 BROKER = BrokerImage(
@@ -31,8 +32,10 @@ class Node:
         self.directory = LogDirectory(storage, "/data")
         self.directory.open(cluster_id="c", node_id=1, directory_id=UUID(int=9))
         self.disk = Disk(asyncio.get_running_loop(), lambda *_: None)
-        self.metadata = Metadata(self.directory, self.disk, Clock(), Scope(1))
-        self.metadata.register(BROKER)
+        self.quorum = Quorum(self.directory, self.disk, Clock())
+        self.metadata = Metadata(self.quorum, Clock(), Scope(1))
+        self.quorum.start()
+        self.metadata.register(BROKER, clean=self.directory.clean)
         self.directory.started()
 
     def create(self, *names: str) -> asyncio.Future[Any]:

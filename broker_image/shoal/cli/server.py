@@ -40,6 +40,21 @@ def server(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="A broker config, by Kafka's name."),
     ] = None,
+    node_id: Annotated[
+        int | None,
+        typer.Option("--node-id", help="Number of this node in its cluster (node.id)."),
+    ] = None,
+    quorum: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID@HOST:PORT,…",
+            help="Voters of the metadata quorum, the same on all nodes (controller.quorum.voters).",
+        ),
+    ] = None,
+    cluster_id: Annotated[
+        str | None,
+        typer.Option("--cluster-id", help="Id of the cluster, the same on all nodes."),
+    ] = None,
     metrics: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="HTTP with /metrics, /healthz and /readyz."),
@@ -59,6 +74,12 @@ def server(
     from shoal.server import logs
 
     flags = _flags(listener, data_dir, set_ or [], metrics)
+    named = {
+        "node.id": None if node_id is None else str(node_id),
+        "controller.quorum.voters": quorum,
+        "shoal.cluster.id": cluster_id,
+    }
+    flags |= {name: value for name, value in named.items() if value is not None}
     file_text, file_name = _file(config)
     try:
         resolved = settings.resolve(flags, os.environ, file_text, file_name)

@@ -63,10 +63,13 @@ class LogDirectory:
         self._cleaned: dict[Partition, int] = {}
         self._deleted = 0
 
-    def open(self, *, cluster_id: str, node_id: int, directory_id: UUID) -> None:
+    def open(
+        self, *, cluster_id: str, node_id: int, directory_id: UUID, its_cluster: bool = False
+    ) -> None:
         """Lock the directory and read what it says of itself; a fresh one is given these ids.
 
-        Raises `DirectoryInUse`, before anything is written to a directory of another broker.
+        With `its_cluster` a directory of another cluster is refused. Raises `DirectoryInUse`,
+        before anything is written to a directory of another broker.
         """
         self.storage.make_directory(self.path)
         try:
@@ -84,7 +87,7 @@ class LogDirectory:
                 "directory.id": uuid_text(directory_id),
             }
             write_properties(self.storage, self._file(META), known)
-        self._adopt(known, node_id)
+        self._adopt(known, node_id, cluster_id if its_cluster else None)
         self.clean = self.storage.exists(self._file(CLEAN_SHUTDOWN))
         self._recovery_points = read_offsets(self.storage, self._file(RECOVERY_POINTS))
         self._checkpointed = dict(self._recovery_points)
@@ -92,7 +95,18 @@ class LogDirectory:
         self.high_watermarks = read_offsets(self.storage, self._file(HIGH_WATERMARKS))
         self._cleaned = read_offsets(self.storage, self._file(CLEANED_OFFSETS))
 
-    def _adopt(self, known: Mapping[str, str], node_id: int) -> None:
+    def identity(self) -> Mapping[str, str] | None:
+        """What `meta.properties` says, before the directory is opened; None where it is not."""
+        return read_properties(self.storage, self._file(META))
+
+    def _adopt(self, known: Mapping[str, str], node_id: int, cluster_id: str | None) -> None:
+        if cluster_id is not None and known.get("cluster.id") != cluster_id:
+            self.unlock()
+            raise DirectoryInUse(
+                f"{self.path} has data of cluster {known.get('cluster.id')}, and this node is to be"
+                f" part of cluster {cluster_id}: give it the directory that is its own by"
+                " --data-dir, or the other cluster's id by --cluster-id"
+            )
         if known.get("version") != "1" or known.get("node.id") != str(node_id):
             self.unlock()
             raise DirectoryInUse(

@@ -38,9 +38,6 @@ group.coordinator.rebalance.protocols list classic,consumer consumer|classic|sha
     Group protocols in use; here classic, consumer and share always are.
 group.share.assignors list simple simple
     Assignor of share groups; here it is simple.
-unclean.leader.election.enable boolean false - cluster-wide
-    Whether a replica out of sync may become leader, losing records, when no other is left;
-    with one replica there is none.
 num.network.threads int 3 1.. cluster-wide
     Threads that read and write the network; here one event loop does.
 num.io.threads int 8 1.. cluster-wide
@@ -116,10 +113,6 @@ unstable.feature.versions.enable boolean false - internal
 # accepted: Replication and the metadata quorum
 share.coordinator.state.topic.min.isr short 2 1..
     In-sync replicas that a write to __share_group_state needs, as far as there are brokers.
-controller.listener.names list - -
-    Names of the listeners that controllers use among themselves.
-inter.broker.listener.name string - -
-    Name of the listener that brokers use among themselves.
 num.replica.fetchers int 1 1.. cluster-wide
     Fetch loops for each broker that is followed.
 num.replica.alter.log.dirs.threads int - -
@@ -142,48 +135,16 @@ replica.socket.receive.buffer.bytes int 65536 -
     Bytes of a follower's receive buffer.
 replica.socket.timeout.ms int 30000 -
     Milliseconds that a follower waits for an answer.
-auto.leader.rebalance.enable boolean true -
-    Whether leadership goes back to preferred replicas by itself.
-leader.imbalance.check.interval.seconds long 300 1..
-    Seconds between two searches for leaders that are not the preferred ones.
 unclean.leader.election.interval.ms long 300000 1.. internal
     Milliseconds between two searches for partitions that need an unclean election.
-controlled.shutdown.enable boolean true -
-    Whether a stopping broker hands its leaderships over first.
 controller.socket.timeout.ms int 30000 -
     Milliseconds that a broker waits for the controller's answer.
-controller.quorum.voters list "" -
-    Voters of the metadata quorum, as id@host:port.
-controller.quorum.bootstrap.servers list "" -
-    Addresses at which the metadata quorum is found.
-controller.quorum.auto.join.enable boolean false -
-    Whether a new controller joins the voters by itself.
 controller.quorum.append.linger.ms int 25 0..
     Milliseconds that metadata writes wait for more.
-controller.quorum.election.backoff.max.ms int 1000 0..
-    Milliseconds, at most, between two elections.
-controller.quorum.election.timeout.ms int 1000 0..
-    Milliseconds without a leader after which an election starts.
-controller.quorum.fetch.max.bytes int 1048576 1..
-    Bytes of metadata that a follower asks for at a time.
-controller.quorum.fetch.snapshot.max.bytes int 1048576 1..
-    Bytes of a metadata snapshot that are asked for at a time.
-controller.quorum.fetch.timeout.ms int 2000 0..
-    Milliseconds without a fetch after which a leader steps down.
-controller.quorum.request.timeout.ms int 2000 0..
-    Milliseconds that a quorum request may take.
-controller.quorum.retry.backoff.ms int 20 0..
-    Milliseconds before a failed quorum request is sent again.
 controller.performance.always.log.threshold.ms long 2000 0.. internal
     Milliseconds above which a controller event is logged.
 controller.performance.sample.period.ms long 60000 100.. internal
     Milliseconds between two reports of slow controller events.
-broker.heartbeat.interval.ms int 2000 -
-    Milliseconds between a broker's heartbeats to the controller.
-broker.session.timeout.ms int 9000 -
-    Milliseconds without heartbeat after which a broker is fenced.
-initial.broker.registration.timeout.ms int 60000 -
-    Milliseconds that a broker tries to register before it stops.
 early.start.listeners list - -
     Listeners that are opened before the broker is unfenced.
 metadata.log.dir string - -
@@ -192,10 +153,6 @@ metadata.log.segment.bytes int 1073741824 8388608..
     Bytes of a segment of the metadata log.
 metadata.log.segment.ms long 604800000 -
     Milliseconds after which a segment of the metadata log is closed.
-metadata.log.max.record.bytes.between.snapshots long 20971520 1..
-    Bytes of metadata records after which a snapshot is written.
-metadata.log.max.snapshot.interval.ms long 3600000 0..
-    Milliseconds after which a metadata snapshot is written.
 metadata.max.idle.interval.ms int 500 0..
     Milliseconds between the empty records that an idle controller writes.
 metadata.max.retention.bytes long 104857600 -
@@ -333,8 +290,6 @@ remote.log.storage.manager.class.path string - -
 remote.log.storage.manager.impl.prefix string rsm.config. -
     Prefix of the configs given to remote.log.storage.manager.class.name.
 # refused: What would promise a part that is not here
-process.roles list broker,controller broker|controller
-    Every broker is its own controller.
 security.inter.broker.protocol string PLAINTEXT PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL
     TLS and SASL are not part of this broker.
 remote.log.storage.system.enable boolean false -

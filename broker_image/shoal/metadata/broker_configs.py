@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from shoal.metadata.accepted_configs import ACCEPTED
+from shoal.metadata.cluster_configs import CLUSTER
 from shoal.metadata.config_keys import table
 
 BROKER = table(
@@ -280,5 +281,6 @@ share.coordinator.write.timeout.ms int 5000 1..
 telemetry.max.bytes int 1048576 1..
     Bytes of metrics that a client may push in one request (KIP-714).
 """,
+    CLUSTER,
     ACCEPTED,
 )

@@ -72,31 +72,30 @@ def register_broker(image: MetadataImage, broker: BrokerImage, *, clean: bool) -
             f"node.id {broker.broker_id} is registered with another data directory",
         )
     epoch = image.offset + 1
-    records = [
-        MetadataRecord(
-            "RegisterBrokerRecord",
-            {
-                "broker_id": broker.broker_id,
-                "incarnation_id": broker.incarnation_id,
-                "broker_epoch": epoch,
-                "end_points": [e._asdict() for e in broker.endpoints],
-                "features": [
-                    {
-                        "name": name,
-                        "min_supported_version": levels[0],
-                        "max_supported_version": levels[1],
-                    }
-                    for name, levels in sorted(broker.features.items())
-                ],
-                "rack": broker.rack,
-                "fenced": broker.fenced,
-                "log_dirs": broker.log_dirs,
-            },
-        )
-    ]
+    records = [registration(broker, epoch)]
     if not clean:
         records += _new_epochs(image, broker.broker_id)
     return Decision(records, epoch)
+
+
+def registration(broker: BrokerImage, epoch: int) -> MetadataRecord:
+    """A broker's RegisterBrokerRecord at `epoch`."""
+    return MetadataRecord(
+        "RegisterBrokerRecord",
+        {
+            "broker_id": broker.broker_id,
+            "incarnation_id": broker.incarnation_id,
+            "broker_epoch": epoch,
+            "end_points": [e._asdict() for e in broker.endpoints],
+            "features": [
+                {"name": name, "min_supported_version": low, "max_supported_version": high}
+                for name, (low, high) in sorted(broker.features.items())
+            ],
+            "rack": broker.rack,
+            "fenced": broker.fenced,
+            "log_dirs": broker.log_dirs,
+        },
+    )
 
 
 def _new_epochs(image: MetadataImage, broker_id: int) -> list[MetadataRecord]:

@@ -120,6 +120,13 @@ class MetadataImage:
         """Brokers that are not fenced, in the order of their ids."""
         return {b: self.brokers[b] for b in sorted(self.brokers) if not self.brokers[b].fenced}
 
+    @cached_property
+    def active(self) -> frozenset[int]:
+        """Brokers that may lead: neither fenced nor about to stop."""
+        return frozenset(
+            id for id, b in self.brokers.items() if not b.fenced and not b.in_controlled_shutdown
+        )
+
     def partition(self, topic: str, index: int) -> PartitionImage | None:
         """The partition of that name and index, if there is one."""
         found = self.topics.get(topic)

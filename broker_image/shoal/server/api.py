@@ -87,3 +87,5 @@ class Api:
     refuse: Callable[[Request, ErrorCode, str | None], Body] | None = None
     #: Reads the body in place of kio where a benchmark asked for it: (version, frame, at) -> body.
     read: Callable[[int, memoryview, int], Any] | None = None
+    #: Answered by the active controller alone: another node passes the request on to it.
+    by_controller: bool = False

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.log.directory import LogDirectory
 from shoal.log.storage import DiskStorage
@@ -20,27 +21,40 @@ from shoal.metadata.delta import MetadataDelta
 from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage, Scope
 from shoal.metadata.names import INTERNAL_TOPICS
 from shoal.metadata.topics import NewTopic, create_topics
+from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.quorum.voters import Endpoint as QuorumEndpoint
+from shoal.quorum.voters import ReplicaKey, Voter, VoterSet
 from shoal.replication.partition import Partition
 from shoal.server import broker_metrics, logs
 from shoal.server.background import Background
+from shoal.server.cluster_config import cluster_config
 from shoal.server.config import BrokerConfig
+from shoal.server.controller import Controller
+from shoal.server.controller_channel import ControllerChannel
 from shoal.server.coordinators import CoordinatorService, InternalTopic
 from shoal.server.disk import Disk
 from shoal.server.dispatch import Dispatcher
 from shoal.server.fetch_sessions import FetchSessions
 from shoal.server.groups import GroupService
-from shoal.server.handlers import HANDLERS
+from shoal.server.handlers import EARLY, HANDLERS
 from shoal.server.health import HealthListener
+from shoal.server.lifecycle import CannotJoin, Lifecycle
 from shoal.server.listener import Listener
 from shoal.server.metadata_log import Metadata, random_id
 from shoal.server.metrics import Metrics
 from shoal.server.partitions import Partitions
+from shoal.server.peers import Peers as BrokerPeers
 from shoal.server.producer_ids import ProducerIds
 from shoal.server.purgatory import Purgatory
+from shoal.server.quorum import Quorum
+from shoal.server.replicas import Replicas
 from shoal.server.share import ShareService
 from shoal.server.timers import Clock, Timers
 from shoal.server.transactions import TransactionService
+
+if TYPE_CHECKING:
+    from shoal.server.quorum_peers import Peers
 
 #: After which a client's fetch session may give way to another's
 #: (min.incremental.fetch.session.eviction.ms in Kafka, which has no setting for it either).
@@ -66,6 +80,7 @@ class Broker:
 
     def __init__(self, config: BrokerConfig, loop: asyncio.AbstractEventLoop) -> None:
         self.config = config
+        self.cluster = cluster_config(config)
         self.loop = loop
         self.node_id = config.node_id
         self.log = logs.get(broker=self.node_id)
@@ -92,13 +107,23 @@ class Broker:
             clock=self.clock,
         )
         self.partitions.on_removed.append(lambda p: self.metrics.forget_topic(p.topic))
+        self.peers = BrokerPeers(self)
+        self.replicas = Replicas(self)
+        self.partitions.alter = self.replicas.alter
+        self.partitions.broker_epoch_of = self.replicas.broker_epoch_of
+        self.partitions.on_registered.append(self.replicas.registered)
+        self.partitions.on_removed.append(self.replicas.removed)
         self.producer_ids = ProducerIds(self)
         self.coordinators: list[CoordinatorService[Any]] = []
         self.background = Background(self)
+        self.channel = ControllerChannel(self)
+        self.controller = Controller(self)
+        self.lifecycle = Lifecycle(self)
         self._ready = self._opened = False
         broker_metrics.register(self)
 
     # Parts that the data directory has to be open for; `start` makes them.
+    quorum: Quorum
     metadata: Metadata
     groups: GroupService
     transactions: TransactionService
@@ -114,18 +139,33 @@ class Broker:
         return self.directory.cluster_id
 
     async def start(self) -> None:
-        """Serve. Raises `ListenError`, `DirectoryInUse`, `CorruptLog`, `ApiError`, `OSError`; then
-        `stop` gives back what was taken."""
+        """Serve. Raises `ListenError`, `DirectoryInUse`, `CorruptLog`, `ApiError`, `OSError`,
+        `CannotJoin`; then `stop` gives back what was taken."""
         for endpoint in self.config.listeners:
             listener = Listener(self, self.dispatch, endpoint.name)
             listener.bind(endpoint.host, endpoint.port)
             self.listeners.append(listener)
-        self.directory.open(
-            cluster_id=uuid_text(random_id()), node_id=self.node_id, directory_id=random_id()
+        self._open_directory()
+        self.quorum = Quorum(
+            self.directory,
+            self.disk,
+            self.clock,
+            configured=self._first_voters(),
+            settings=self.cluster.settings,
+            make_peers=self._peers,
         )
         scope = Scope(self.node_id, self.config.given)
-        self.metadata = Metadata(self.directory, self.disk, self.clock, scope)
-        self.metadata.register(self._registration())
+        self.metadata = Metadata(self.quorum, self.clock, scope)
+        self.controller.start()
+        self.quorum.start()
+        alone = not self.cluster.clustered and self.quorum.alone
+        if alone:
+            self.metadata.register(self.registration(), clean=self.directory.clean)
+        else:
+            self.dispatch.served = {key: self.table[key] for key in EARLY}
+            for listener in self.listeners:
+                await listener.accept()
+            await self.lifecycle.join()
         self.partitions.load(self.image)
         self.directory.started()
         self._opened = True
@@ -139,22 +179,33 @@ class Broker:
         for coordinator in self.coordinators:
             coordinator.metadata_changed(self.image, None)
         self.background.start()
+        self.replicas.start()
         metrics_listener = self.config.metrics_listener
         if metrics_listener is not None:
             self.health = HealthListener(self)
             await self.health.listen(metrics_listener.host, metrics_listener.port)
-        for listener in self.listeners:
-            await listener.accept()
+        if alone:
+            for listener in self.listeners:
+                await listener.accept()
+        else:
+            self.dispatch.served = self.table
+            await self.lifecycle.enter()
         self._ready = True
 
     async def stop(self) -> None:
         """Close the connections, sync and close the logs, and mark the stop as a clean one."""
         self._ready = False
+        await self.lifecycle.leave()
         for listener in self.listeners:
             await listener.close()
         if self.health is not None:
             self.health.close()
         self.timers.stop()
+        self.replicas.stop()
+        self.peers.close()
+        self.channel.close()
+        if hasattr(self, "quorum"):
+            self.quorum.stop()
         if self._opened:
             await self.disk.drained()
             self.background.stop()
@@ -175,15 +226,96 @@ class Broker:
             min(topic.replication_factor, max(1, len(self.image.brokers))),
             configs=tuple(topic.configs.items()),
         )
-        (row,) = await self.metadata.submit(
-            lambda image: create_topics(image, [new], new_id=random_id)
-        )
+        (row,) = await self.create_topics([new])
         if row["error_code"] not in (ErrorCode.none, ErrorCode.topic_already_exists):
             self.log.error("an internal topic was not made", topic=topic.name, **row)
             raise ApiError(ErrorCode.coordinator_not_available, row["error_message"])
 
-    def _registration(self) -> BrokerImage:
-        """How this broker is known to its cluster and told to its clients."""
+    def create_topics(self, topics: Sequence[NewTopic]) -> asyncio.Future[list[dict[str, Any]]]:
+        """Have topics made by the controller: CreateTopics' rows, once this broker's image has
+        what was made. The future fails with `ApiError`."""
+        if self.metadata.is_active:
+            return self.metadata.submit(
+                lambda image: create_topics(image, topics, new_id=random_id)
+            )
+        return asyncio.ensure_future(self._ask_for_topics(topics))
+
+    async def _ask_for_topics(self, topics: Sequence[NewTopic]) -> list[dict[str, Any]]:
+        fields = {
+            "topics": [
+                {
+                    "name": topic.name,
+                    "num_partitions": topic.partitions,
+                    "replication_factor": topic.replication_factor,
+                    "assignments": (),
+                    "configs": [{"name": n, "value": v} for n, v in topic.configs],
+                }
+                for topic in topics
+            ],
+            "timeout_ms": self.config["request.timeout.ms"],
+            "validate_only": False,
+        }
+        answer = await self.channel.request(ApiKey.CREATE_TOPICS, fields)
+        rows = [
+            {
+                "name": row.name,
+                "error_code": ErrorCode(row.error_code),
+                "error_message": row.error_message,
+            }
+            for row in answer.topics
+        ]
+        made = {row["name"] for row in rows if row["error_code"] is ErrorCode.none}
+        await self.metadata.until(lambda image: made <= image.topics.keys())
+        return rows
+
+    def _open_directory(self) -> None:
+        """Open the data directory, or format it. Raises `DirectoryInUse`, `CannotJoin`."""
+        cluster_id, known = self.cluster.cluster_id, self.directory.identity()
+        if cluster_id is None and known is None and self.cluster.clustered:
+            raise CannotJoin(
+                "A node of a cluster needs the cluster's id for its new data directory: give all"
+                f" nodes the same one, for instance --cluster-id {uuid_text(random_id())}."
+            )
+        self.directory.open(
+            cluster_id=cluster_id or uuid_text(random_id()),
+            node_id=self.node_id,
+            directory_id=random_id(),
+            its_cluster=cluster_id is not None,
+        )
+
+    def _first_voters(self) -> VoterSet | None:
+        """The voters of a quorum that has none yet."""
+        if self.cluster.voters is not None:
+            return self.cluster.voters
+        return VoterSet.of([Voter(ReplicaKey(self.node_id), self.quorum_endpoints())])
+
+    def quorum_endpoints(self) -> tuple[QuorumEndpoint, ...]:
+        """Where this node listens for the quorum."""
+        return tuple(
+            QuorumEndpoint(e.name, e.host, e.port)
+            for e in self.endpoints()
+            if e.name == self.cluster.listener
+        )
+
+    def _peers(self) -> Peers:
+        from shoal.server.quorum_peers import Peers
+
+        peers = Peers(
+            self.node_id,
+            self.cluster.settings,
+            cluster_id=self.directory.cluster_id,
+            endpoints=self.quorum_endpoints(),
+        )
+        for voter in self.cluster.voters or ():
+            peers.learn(voter.key.id, (voter.endpoints[0].host, voter.endpoints[0].port))
+        return peers
+
+    def previous_epoch(self) -> int:
+        """The broker epoch before a clean stop; -1 after another one."""
+        return -1
+
+    def endpoints(self) -> list[Endpoint]:
+        """Where this node is told to listen, by listener."""
         advertised = self.config.advertised
         endpoints = []
         for listener in self.listeners:
@@ -193,11 +325,18 @@ class Broker:
                 host = socket.getfqdn()
             port = told.port if told and told.port else listener.port
             endpoints.append(Endpoint(listener.name, host, port))
+        return endpoints
+
+    def registration(self) -> BrokerImage:
+        """How this broker is known to its cluster and told to its clients."""
+        of_controllers = self.config["controller.listener.names"] or ()
+        endpoints = self.endpoints()
+        shown = [e for e in endpoints if e.name not in of_controllers] or endpoints
         return BrokerImage(
             self.node_id,
-            random_id(),
+            self.lifecycle.incarnation_id,
             -1,
-            tuple(endpoints),
+            tuple(shown),
             controller.SUPPORTED_FEATURES,
             self.config["broker.rack"],
             fenced=False,

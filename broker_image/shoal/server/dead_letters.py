@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from shoal.coordinator.share.dead_letters import Source, cause_of, letters, take
 from shoal.coordinator.share.fate import Cause, Doomed
 from shoal.log.errors import AppendRefused, LogOffline, OffsetOutOfRange
-from shoal.metadata.topics import NewTopic, create_topics
+from shoal.metadata.topics import NewTopic
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch, headers
 from shoal.record.records import Record, build_batch, read_records
 from shoal.replication.partition import Partition
-from shoal.server.metadata_log import random_id
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -160,10 +159,7 @@ class DeadLetters:
             else:
                 self.write()
 
-        submitted = self._broker.metadata.submit(
-            lambda image: create_topics(image, [topic], new_id=random_id)
-        )
-        submitted.add_done_callback(created)
+        self._broker.create_topics([topic]).add_done_callback(created)
 
     def _append(self, target: Partition, *, copied: bool) -> None:
         leader, now_ms = self._leader, self._broker.clock.now_ms()

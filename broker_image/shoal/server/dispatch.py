@@ -75,6 +75,8 @@ class Dispatcher:
     def __init__(self, broker: Broker, table: Mapping[int, Api]) -> None:
         self._broker = broker
         self._table = dict(table)
+        #: What is served now: less than the table while the broker starts.
+        self.served: Mapping[int, Api] = self._table
         self._metrics = broker.metrics
 
     def answer(self, frame: bytearray, peer: Peer) -> Buffers | Pending | None:
@@ -85,7 +87,7 @@ class Dispatcher:
         received_ns = time.perf_counter_ns()
         if len(frame) < 10:
             raise WireError(f"a request of {len(frame)} bytes has no header")
-        row = self._table.get(frame[0] << 8 | frame[1])
+        row = self.served.get(frame[0] << 8 | frame[1])
         if row is None:
             raise WireError(f"API key {frame[0] << 8 | frame[1]} is not served")
         header = frames.read_request_header(frame, row.versions)
@@ -99,7 +101,10 @@ class Dispatcher:
             body = codec.read_request(header.api_key, version, view.toreadonly(), header.body_at)
         request = Request(header, body, peer, received_ns)
         try:
-            answer = row.handle(self._broker, request)
+            if row.by_controller and not self._broker.metadata.is_active:
+                answer: Any = self._broker.channel.passed_on(frame, request)
+            else:
+                answer = row.handle(self._broker, request)
         except WireError:
             raise
         except Exception as error:
@@ -113,6 +118,34 @@ class Dispatcher:
         if not answer.done():
             return Pending(self, request, answer)
         return self.finished(request, answer)
+
+    async def embedded(self, frame: bytes, peer: Peer) -> bytes:
+        """Handle a request that came in another one, as the active controller: the body of its
+        response. Raises `ApiError` with NOT_CONTROLLER when this node is none, or stops being it,
+        and `WireError`."""
+        row = self._table.get(frame[0] << 8 | frame[1])
+        if row is None or not row.by_controller:
+            raise WireError(f"API key {frame[0] << 8 | frame[1]} is not passed on")
+        header = frames.read_request_header(frame, row.versions)
+        if header.api_version not in row.versions:
+            raise WireError(f"{row.key.name} v{header.api_version} is not served")
+        body = codec.read_request(
+            header.api_key, header.api_version, memoryview(frame), header.body_at
+        )
+        request = Request(header, body, peer, time.perf_counter_ns())
+        if not self._broker.metadata.is_active:
+            raise ApiError(ErrorCode.not_controller)
+        try:
+            found: Any = row.handle(self._broker, request)
+            if not isinstance(found, (list, Mapping)):
+                found = await found
+        except WireError:
+            raise
+        except Exception as error:
+            if isinstance(error, ApiError) and error.code is ErrorCode.not_controller:
+                raise
+            found = self._refusal(request, error)
+        return b"".join(self._body(request, found))
 
     def done(self, buffers: Buffers) -> Pending:
         """An answer that waits for those before it only."""
@@ -136,18 +169,19 @@ class Dispatcher:
             return self._refused(request, error)
 
     def _encode(self, request: Request, body: Body) -> Buffers:
-        header = request.header
-        if isinstance(body, list):
-            parts = body
-        elif isinstance(body, Mapping):
-            out = Gather()
-            codec.writer(header.api_key, header.api_version, EntityType.response)(out, body)
-            parts = out.parts()
-        else:
-            parts = list(body)
+        parts = self._body(request, body)
         size = sum(map(len, parts))
         self._observe(request)
-        return [frames.sized_response_head(header, size), *parts]
+        return [frames.sized_response_head(request.header, size), *parts]
+
+    def _body(self, request: Request, body: Body) -> Buffers:
+        if isinstance(body, list):
+            return body
+        if isinstance(body, Mapping):
+            header, out = request.header, Gather()
+            codec.writer(header.api_key, header.api_version, EntityType.response)(out, body)
+            return out.parts()
+        return list(body)
 
     def _observe(self, request: Request) -> None:
         header = request.header
@@ -155,6 +189,9 @@ class Dispatcher:
         self._metrics.request(header.api_key, header.api_version, elapsed_ns)
 
     def _refused(self, request: Request, error: BaseException) -> Buffers:
+        return self._encode(request, self._refusal(request, error))
+
+    def _refusal(self, request: Request, error: BaseException) -> Body:
         """The error response of a whole request."""
         row = self._table[request.header.api_key]
         if isinstance(error, ApiError):
@@ -165,11 +202,11 @@ class Dispatcher:
             code, message = ErrorCode.unknown_server_error, None
         self._metrics.error(request.header.api_key, code)
         if row.refuse is not None:
-            return self._encode(request, row.refuse(request, code, message))
+            return row.refuse(request, code, message)
         entity = codec.entity(row.key, request.version, EntityType.response)
         if not any(f.name == "error_code" for f in codec.struct_of(entity).fields):
             raise WireError(f"{row.key.name} was refused: {message or code.name}")
-        return self._encode(request, {"error_code": code, "error_message": message})
+        return {"error_code": code, "error_message": message}
 
     def _unsupported(self, row: Api, header: frames.RequestHeader) -> Buffers:
         if row.key is not ApiKey.API_VERSIONS:

@@ -1,49 +1,40 @@
-"""The metadata log `__cluster_metadata-0`: loaded at start, appended to by decisions, synced.
+"""The cluster's metadata on this node: the image that it serves, and decisions on it.
 
-One broker's own controller: a decision is taken on the newest image, its records are appended as
-one batch and replayed at once, so that the next decision sees them. The image that the broker
-serves follows when the batch is durable; then the delta is published and the answer leaves. What is
-decided while a sync runs goes with the next one.
+The image follows the committed records of `__cluster_metadata-0`, which the quorum replicates. The
+node that leads the quorum is the active controller: a decision is taken on the newest image, its
+records are appended as one batch and replayed at once, so that the next decision sees them. The
+image that the broker serves follows when the batch is committed; then the delta is published and
+the answer leaves.
 
-An append that fails refuses its decision and changes nothing. A sync that fails leaves it unknown
-what is on disk: the image stays, and no decision is taken until the broker starts again.
+A node that stops leading refuses what waits (NOT_CONTROLLER): a batch that it wrote may still be
+committed by the next leader, or be gone. A disk that fails stops the node's part in the quorum.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID, uuid4
 
-from shoal.log.config import LogConfig
-from shoal.log.errors import AppendRefused, CorruptLog, LogOffline
-from shoal.log.log import Log, Origin
+from shoal.log.errors import CorruptLog
 from shoal.log.uuids import uuid_text
 from shoal.metadata import controller
 from shoal.metadata.controller import Decision
 from shoal.metadata.delta import Draft, MetadataDelta, apply
 from shoal.metadata.image import BrokerImage, MetadataImage, Scope
-from shoal.metadata.names import METADATA_TOPIC
 from shoal.metadata.records import MetadataRecord, decode, encode
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
-from shoal.record.batch import CorruptBatch, headers
-from shoal.record.records import build_batch, read_records
+from shoal.quorum.ready import Propose
+from shoal.record.batch import CorruptBatch
+from shoal.record.records import build_batch
 
 if TYPE_CHECKING:
-    from shoal.log.directory import LogDirectory
-    from shoal.server.disk import Disk
+    from shoal.server.quorum import Quorum
     from shoal.server.timers import Clock
 
 Decide = Callable[[MetadataImage], Decision]
-
-#: The topic id that every Kafka cluster gives its metadata topic.
-METADATA_TOPIC_ID = UUID(int=1)
-#: Nothing is ever dropped from the log, and a decision's records go in as one batch.
-_CONFIG = LogConfig(
-    cleanup_policy=(), retention_ms=-1, retention_bytes=-1, max_message_bytes=128 << 20
-)
-_READ_BYTES = 4 << 20
 
 
 def random_id() -> UUID:
@@ -55,181 +46,231 @@ def random_id() -> UUID:
 
 
 class _Pending(NamedTuple):
-    """A decision that waits for its sync."""
+    """A batch behind the committed image: the image after it, what it changed, and who waits."""
 
+    offset: int
     image: MetadataImage
     delta: MetadataDelta | None
-    answer: asyncio.Future[Any]
-    respond: Callable[[], Any]
+    answer: asyncio.Future[Any] | None = None
+    respond: Callable[[], Any] = lambda: None
 
 
 class Metadata:
-    """The controller of one broker. Owns the log and the images; `image` is the committed one."""
+    """The state machine on the quorum's log. `image` is the committed one."""
 
-    def __init__(self, directory: LogDirectory, disk: Disk, clock: Clock, scope: Scope) -> None:
-        self._disk = disk
+    def __init__(self, quorum: Quorum, clock: Clock, scope: Scope) -> None:
+        self.quorum = quorum
         self._clock = clock
-        self._log = _open(directory, clock.now_ms())
-        self.image = self._head = _load(self._log, MetadataImage(scope=scope))
-        self.epoch = self.image.epoch + 1
-        self._clean = directory.clean
-        self._pending: list[_Pending] = []
-        self._syncing = False
-        self._fault: str | None = None
-        #: Called with the new image and the delta to it, once it is durable.
+        self.image = MetadataImage(scope=scope)
+        #: Below it the log's records are in the image.
+        self.applied = 0
+        #: What lies behind the image, while this node leads in `_epoch`; None while it does not.
+        self._pending: deque[_Pending] | None = None
+        self._epoch = -1
+        #: Called with the new image and the delta to it, once it is committed.
         self.on_change: list[Callable[[MetadataImage, MetadataDelta], None]] = []
+        self._watchers: list[asyncio.Future[None]] = []
+        self._following = self._again = False
+        quorum.on_step.append(self._stepped)
 
     @property
     def log_end_offset(self) -> int:
-        return self._log.log_end_offset
+        return self.quorum.end_offset
 
-    def register(self, broker: BrokerImage) -> None:
-        """Write what a starting broker owes, durably: a new cluster's features, its registration.
+    @property
+    def epoch(self) -> int:
+        return self.quorum.epoch
 
-        Called once, before the broker serves. Raises `ApiError`, `OSError`.
-        """
-        if not self._head.features:
-            self._append(controller.bootstrap().records)
-        decision = controller.register_broker(self._head, broker, clean=self._clean)
-        self._append(decision.records)
-        self._log.sync()
-        self.image = self._head
+    @property
+    def is_active(self) -> bool:
+        """Whether this node is the active controller."""
+        return self._pending is not None and self.quorum.is_leader
+
+    @property
+    def newest(self) -> MetadataImage:
+        """The image after all records of the log, committed or not; the active controller's."""
+        return self._pending[-1].image if self._pending else self.image
+
+    def register(self, broker: BrokerImage, *, clean: bool) -> None:
+        """Write what the starting broker of a quorum of one owes, durably. Raises `ApiError`."""
+        quorum = self.quorum
+        for decide in (
+            lambda image: controller.Decision() if image.features else controller.bootstrap(),
+            lambda image: controller.register_broker(image, broker, clean=clean),
+        ):
+            with quorum.in_place():
+                answer = self.submit(decide)
+            answer.result()
+
+    async def until(self, holds: Callable[[MetadataImage], bool]) -> None:
+        """Wait for an image of which that is true."""
+        while not holds(self.image):
+            changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._watchers.append(changed)
+            await changed
 
     def submit(
         self, decide: Decide, respond: Callable[[Any], Any] = lambda response: response
     ) -> asyncio.Future[Any]:
-        """Decide and, once that is durable, answer with `respond` of the decision's response.
+        """Decide as the active controller and, once that is committed, answer with `respond` of
+        the decision's response.
 
         `respond` runs when the broker's image has the records. The future fails with `ApiError`
-        when the decision refuses, or when its records cannot be written.
+        when the decision refuses, when its records cannot be written, and with NOT_CONTROLLER
+        when this node does not lead, or not until the records are committed.
         """
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
-            if self._fault is not None:
-                raise ApiError(ErrorCode.kafka_storage_error, self._fault)
-            decision = decide(self._head)
-            delta = self._append(decision.records) if decision.records else None
+            self.quorum.recover()
+            trouble = self.quorum.fault or self.quorum.trouble
+            if trouble is not None:
+                raise ApiError(ErrorCode.kafka_storage_error, trouble)
+            pending = self._pending
+            if pending is None or not self.quorum.is_leader:
+                raise ApiError(ErrorCode.not_controller, "This node is not the active controller.")
+            decision = decide(self.newest)
+            if decision.records:
+                self._propose(pending, decision, answer, respond)
+                return answer
         except ApiError as error:
             answer.set_exception(error)
             return answer
-        one = _Pending(self._head, delta, answer, lambda: respond(decision.response))
-        if delta is None and not self._syncing:
+        last = pending[-1].offset if pending else -1
+        one = _Pending(last, self.newest, None, answer, lambda: respond(decision.response))
+        if pending:
+            pending.append(one)
+        else:
             self._answer(one)
-            return answer
-        self._pending.append(one)
-        if not self._syncing:
-            self._syncing = True
-            asyncio.get_running_loop().call_soon(self._sync)
         return answer
 
-    def _append(self, records: Any) -> MetadataDelta:
+    def _propose(
+        self,
+        pending: deque[_Pending],
+        decision: Decision,
+        answer: asyncio.Future[Any],
+        respond: Callable[[Any], Any],
+    ) -> None:
         """Append and replay. Raises `ApiError`."""
         now_ms = self._clock.now_ms()
+        records: Sequence[MetadataRecord] = decision.records
+        offset = self.quorum.end_offset + len(records) - 1
+        image, delta = apply(self.newest, records, offset=offset, epoch=self.quorum.epoch)
+        # What is committed at once, as by a voter that is alone, finds it there.
+        pending.append(_Pending(offset, image, delta, answer, lambda: respond(decision.response)))
         batch = build_batch([(now_ms, None, encode(record), ()) for record in records])
+        self.quorum.step(Propose(batch))
+
+    # Following the log.
+
+    def _stepped(self) -> None:
+        """The quorum has taken a step. Whoever is told of a change may cause the next one."""
+        self._again = True
+        if self._following:
+            return
+        self._following = True
         try:
-            appended = self._log.append(
-                batch, now_ms=now_ms, leader_epoch=self.epoch, origin=Origin.COORDINATOR
+            while self._again:
+                self._again = False
+                self._follow()
+        finally:
+            self._following = False
+
+    def _follow(self) -> None:
+        quorum = self.quorum
+        trouble = quorum.fault or quorum.trouble
+        if trouble is not None:
+            self._refuse_all(ApiError(ErrorCode.kafka_storage_error, trouble))
+            return
+        if self._pending is not None and (not quorum.is_leader or quorum.epoch != self._epoch):
+            self._refuse_all(
+                ApiError(ErrorCode.not_controller, "Another node became the active controller.")
             )
-        except (AppendRefused, LogOffline, OSError) as error:
-            raise ApiError(
-                ErrorCode.kafka_storage_error, f"The metadata log cannot be written: {error}"
-            ) from None
-        self._head, delta = apply(
-            self._head, records, offset=appended.last_offset, epoch=self.epoch
-        )
-        return delta
+        if self._pending is None and quorum.is_leader:
+            self._catch_up(quorum.high_watermark)
+            self._lead()
+        if self._pending is not None:
+            self._commit(self._pending, quorum.high_watermark)
+        else:
+            self._catch_up(quorum.high_watermark)
 
-    def _sync(self) -> None:
-        """Make what is pending durable, in the disk's worker."""
-        pending, self._pending = self._pending, []
+    def _catch_up(self, high_watermark: int) -> None:
+        """Apply what is committed and was read from the log."""
+        if self.applied >= high_watermark:
+            return
+        draft, any_record, epoch = Draft(self.image), False, self.image.epoch
+        for records, _, found in self._decoded(self.applied, high_watermark):
+            for record in records:
+                draft.replay(record)
+                any_record = True
+            epoch = found
+        self.applied = high_watermark
+        self.image, delta = draft.finish(offset=high_watermark - 1, epoch=epoch)
+        if any_record:
+            self._publish(self.image, delta)
+
+    def _lead(self) -> None:
+        """Begin as the active controller, with what the log has."""
+        self._epoch = self.quorum.epoch
+        self._pending = deque()
+        for records, offset, epoch in self._decoded(self.applied, self.quorum.end_offset):
+            image, delta = apply(self.newest, records, offset=offset, epoch=epoch)
+            self._pending.append(_Pending(offset, image, delta if records else None))
+
+    def _decoded(self, start: int, end: int) -> Any:
+        """(records, last offset, epoch) of each batch. Raises `CorruptLog` for a newer format."""
         try:
-            sync = self._log.begin_sync()
-        except (OSError, LogOffline) as error:
-            self._failed(pending, error)
-            return
-        if sync is None:
-            self._synced(pending)
-            return
+            for batch in self.quorum.batches(start, end):
+                yield [decode(value) for value in batch.values], batch.last_offset, batch.epoch
+        except (CorruptBatch, WireError) as error:
+            raise CorruptLog(
+                f"The cluster's metadata in {self.quorum.store.log.directory} cannot be read:"
+                f" {error}. Was it written by a newer release?"
+            ) from None
 
-        def done(work: asyncio.Future[None]) -> None:
-            error = work.exception()
-            assert error is None or isinstance(error, OSError), error
-            self._log.finish_sync(sync, error)
-            if error is None:
-                self._synced(pending)
-            else:
-                self._failed(pending, error)
-
-        self._disk.run(sync.run).add_done_callback(done)
-
-    def _synced(self, pending: list[_Pending]) -> None:
-        for one in pending:
-            if one.delta is not None:
-                self.image = one.image
+    def _commit(self, pending: deque[_Pending], high_watermark: int) -> None:
+        """Adopt, publish and answer what is below the high watermark."""
+        while pending and pending[0].offset < high_watermark:
+            one = pending.popleft()
+            self.image = one.image
+            self.applied = max(self.applied, one.offset + 1)
             self._answer(one)
-        self._syncing = bool(self._pending)
-        if self._pending:
-            asyncio.get_running_loop().call_soon(self._sync)
+
+    def _publish(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        try:
+            for call in self.on_change:
+                call(image, delta)
+        finally:
+            watchers, self._watchers = self._watchers, []
+            for watcher in watchers:
+                if not watcher.done():
+                    watcher.set_result(None)
 
     def _answer(self, one: _Pending) -> None:
         """Publish what was decided and give the answer, or why that failed."""
+        answer = one.answer
         try:
             if one.delta is not None:
-                for call in self.on_change:
-                    call(one.image, one.delta)
+                self._publish(one.image, one.delta)
+            if answer is None:
+                return
             response = one.respond()
         except OSError as error:
             what = f"What was decided is durable, and the disk refused to follow: {error}"
-            _refuse(one, ApiError(ErrorCode.kafka_storage_error, what))
+            _refuse(answer, ApiError(ErrorCode.kafka_storage_error, what))
         except Exception as error:
-            _refuse(one, error)
+            if answer is None:
+                raise
+            _refuse(answer, error)
         else:
-            if not one.answer.done():
-                one.answer.set_result(response)
+            if not answer.done():
+                answer.set_result(response)
 
-    def _failed(self, pending: list[_Pending], error: Exception) -> None:
-        """The disk failed under a sync: nobody is answered, and nothing is decided any more."""
-        self._fault = f"The metadata log failed, and the broker has to be restarted: {error}"
-        for one in pending + self._pending:
-            _refuse(one, ApiError(ErrorCode.kafka_storage_error, self._fault))
-        self._pending.clear()
-        self._syncing = False
+    def _refuse_all(self, error: ApiError) -> None:
+        pending, self._pending = self._pending, None
+        for one in pending or ():
+            _refuse(one.answer, error)
 
 
-def _refuse(one: _Pending, error: Exception) -> None:
-    if not one.answer.done():
-        one.answer.set_exception(error)
-
-
-def _open(directory: LogDirectory, now_ms: int) -> Log:
-    return directory.open_log(METADATA_TOPIC, 0, _CONFIG, now_ms=now_ms, topic_id=METADATA_TOPIC_ID)
-
-
-def _load(log: Log, image: MetadataImage) -> MetadataImage:
-    """The image after all records of the log. Raises `CorruptLog`, also for a newer format."""
-    draft = Draft(image)
-    epoch = 0
-    try:
-        for leader_epoch, record in _records(log):
-            draft.replay(record)
-            epoch = leader_epoch
-    except (CorruptBatch, WireError) as error:
-        raise CorruptLog(
-            f"The cluster's metadata in {log.directory} cannot be read: {error}. Was it written by"
-            " a newer release?"
-        ) from None
-    return draft.finish(offset=log.log_end_offset - 1, epoch=epoch)[0]
-
-
-def _records(log: Log) -> Iterator[tuple[int, MetadataRecord]]:
-    """(leader epoch, record) of all that is in the log but control records."""
-    offset = log.log_start_offset
-    while offset < log.log_end_offset:
-        found = log.read(offset, _READ_BYTES, max_offset=log.log_end_offset)
-        for position, header in headers(found.data):
-            if header.is_control:
-                continue
-            for record in read_records(found.data, position):
-                if record.value is not None:
-                    yield header.leader_epoch, decode(record.value)
-        offset = found.next_offset
+def _refuse(answer: asyncio.Future[Any] | None, error: Exception) -> None:
+    if answer is not None and not answer.done():
+        answer.set_exception(error)

@@ -19,7 +19,8 @@ from shoal import __version__
 from shoal.log.errors import CorruptLog, DirectoryInUse
 from shoal.protocol.errors import ApiError
 from shoal.server.broker import Broker
-from shoal.server.config import BrokerConfig
+from shoal.server.config import BrokerConfig, InvalidConfig
+from shoal.server.lifecycle import CannotJoin
 from shoal.server.listener import ListenError
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -50,10 +51,13 @@ async def _serve(config: BrokerConfig, started: float, say: Callable[[str], None
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    broker = Broker(config, loop)
+    try:
+        broker = Broker(config, loop)
+    except InvalidConfig as error:
+        raise CannotStart(str(error)) from None
     try:
         await broker.start()
-    except (ListenError, DirectoryInUse, CorruptLog, ApiError) as error:
+    except (ListenError, DirectoryInUse, CorruptLog, ApiError, CannotJoin) as error:
         await broker.stop()
         raise CannotStart(str(error)) from None
     except OSError as error:

@@ -11,6 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from shoal.metadata import controller
+from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -59,11 +60,25 @@ class ProducerIds:
         if self._asking:
             return
         self._asking = True
-        node_id = self._broker.node_id
-        block = self._broker.metadata.submit(
-            lambda image: controller.allocate_producer_ids(image, node_id)
-        )
+        broker = self._broker
+        block: asyncio.Future[range]
+        if broker.metadata.is_active:
+            block = broker.metadata.submit(
+                lambda image: controller.allocate_producer_ids(image, broker.node_id)
+            )
+        else:
+            block = asyncio.ensure_future(self._asked())
         block.add_done_callback(self._given)
+
+    async def _asked(self) -> range:
+        """A block from the controller, which is another node."""
+        broker = self._broker
+        fields = {"broker_id": broker.node_id, "broker_epoch": broker.lifecycle.broker_epoch}
+        answer = await broker.channel.request(ApiKey.ALLOCATE_PRODUCER_IDS, fields)
+        if answer.error_code:
+            raise ApiError(ErrorCode(answer.error_code))
+        start: int = answer.producer_id_start
+        return range(start, start + answer.producer_id_len)
 
     def _given(self, block: asyncio.Future[Any]) -> None:
         self._asking = False

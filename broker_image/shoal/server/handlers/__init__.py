@@ -6,6 +6,8 @@ the connection is closed, and ApiVersions alone is answered (`dispatch`).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shoal.protocol import produce as produce_request
 from shoal.protocol import share as share_messages
 from shoal.protocol.api import ApiKey
@@ -13,9 +15,11 @@ from shoal.server.api import Api
 from shoal.server.handlers import (
     add_offsets_to_txn,
     add_partitions_to_txn,
+    allocate_producer_ids,
     alter_configs,
     alter_share_group_offsets,
     api_versions,
+    broker_lifecycle,
     consumer_group_describe,
     consumer_group_heartbeat,
     create_partitions,
@@ -34,7 +38,7 @@ from shoal.server.handlers import (
     describe_topic_partitions,
     elect_leaders,
     end_txn,
-    fetch,
+    envelope,
     find_coordinator,
     heartbeat,
     init_producer_id,
@@ -49,6 +53,7 @@ from shoal.server.handlers import (
     offset_fetch,
     offset_for_leader_epoch,
     produce,
+    quorum,
     reassignments,
     sasl_handshake,
     share_acknowledge,
@@ -65,11 +70,47 @@ from shoal.server.handlers import (
     write_txn_markers,
 )
 
+#: Requests that the active controller alone answers; other nodes pass them on to it.
+BY_CONTROLLER = frozenset(
+    {
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DELETE_TOPICS,
+        ApiKey.ALTER_CONFIGS,
+        ApiKey.CREATE_PARTITIONS,
+        ApiKey.ELECT_LEADERS,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        ApiKey.LIST_PARTITION_REASSIGNMENTS,
+        ApiKey.DESCRIBE_QUORUM,
+        ApiKey.ALTER_PARTITION,
+        ApiKey.UPDATE_FEATURES,
+        ApiKey.BROKER_REGISTRATION,
+        ApiKey.BROKER_HEARTBEAT,
+        ApiKey.UNREGISTER_BROKER,
+        ApiKey.ALLOCATE_PRODUCER_IDS,
+        ApiKey.ADD_RAFT_VOTER,
+        ApiKey.REMOVE_RAFT_VOTER,
+    }
+)
+#: What a node serves while it joins its cluster: the quorum and the controller, no data.
+EARLY = frozenset(
+    {
+        ApiKey.API_VERSIONS,
+        ApiKey.FETCH,
+        ApiKey.VOTE,
+        ApiKey.BEGIN_QUORUM_EPOCH,
+        ApiKey.END_QUORUM_EPOCH,
+        ApiKey.FETCH_SNAPSHOT,
+        ApiKey.UPDATE_RAFT_VOTER,
+        ApiKey.ENVELOPE,
+    }
+)
+
 HANDLERS: dict[int, Api] = {
-    row.key: row
+    row.key: replace(row, by_controller=row.key in BY_CONTROLLER)
     for row in (
         Api(ApiKey.PRODUCE, range(3, 14), produce.handle, read=produce_request.read),
-        Api(ApiKey.FETCH, range(4, 19), fetch.handle),
+        Api(ApiKey.FETCH, range(4, 19), quorum.fetch),
         Api(ApiKey.LIST_OFFSETS, range(1, 12), list_offsets.handle),
         Api(ApiKey.METADATA, range(14), metadata.handle, metadata.refuse),
         Api(ApiKey.OFFSET_COMMIT, range(2, 11), offset_commit.handle, offset_commit.refuse),
@@ -133,13 +174,21 @@ HANDLERS: dict[int, Api] = {
         ),
         Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, range(1), reassignments.list_),
         Api(ApiKey.OFFSET_DELETE, range(1), offset_delete.handle),
+        Api(ApiKey.VOTE, range(3), quorum.handle),
+        Api(ApiKey.BEGIN_QUORUM_EPOCH, range(2), quorum.handle),
+        Api(ApiKey.END_QUORUM_EPOCH, range(2), quorum.handle),
         Api(ApiKey.DESCRIBE_QUORUM, range(3), describe_quorum.handle),
         Api(ApiKey.UPDATE_FEATURES, range(3), update_features.handle),
+        Api(ApiKey.ENVELOPE, range(1), envelope.handle),
+        Api(ApiKey.FETCH_SNAPSHOT, range(2), quorum.handle),
         Api(ApiKey.DESCRIBE_CLUSTER, range(3), describe_cluster.handle),
         Api(ApiKey.DESCRIBE_PRODUCERS, range(1), describe_producers.handle),
+        Api(ApiKey.BROKER_REGISTRATION, range(5), broker_lifecycle.register),
+        Api(ApiKey.BROKER_HEARTBEAT, range(2), broker_lifecycle.heartbeat),
         Api(ApiKey.UNREGISTER_BROKER, range(1), unregister_broker.handle),
         Api(ApiKey.DESCRIBE_TRANSACTIONS, range(1), transactions.describe),
         Api(ApiKey.LIST_TRANSACTIONS, range(3), transactions.list_),
+        Api(ApiKey.ALLOCATE_PRODUCER_IDS, range(1), allocate_producer_ids.handle),
         Api(ApiKey.CONSUMER_GROUP_HEARTBEAT, range(2), consumer_group_heartbeat.handle),
         Api(ApiKey.CONSUMER_GROUP_DESCRIBE, range(2), consumer_group_describe.handle),
         Api(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, range(1), telemetry.get),
@@ -167,6 +216,9 @@ HANDLERS: dict[int, Api] = {
             share_acknowledge.refuse,
             share_messages.read_acknowledge,
         ),
+        Api(ApiKey.ADD_RAFT_VOTER, range(2), quorum.handle),
+        Api(ApiKey.REMOVE_RAFT_VOTER, range(1), quorum.handle),
+        Api(ApiKey.UPDATE_RAFT_VOTER, range(1), quorum.handle),
         Api(ApiKey.INITIALIZE_SHARE_GROUP_STATE, range(1), share_group_state.initialize),
         Api(ApiKey.READ_SHARE_GROUP_STATE, range(1), share_group_state.read),
         Api(ApiKey.WRITE_SHARE_GROUP_STATE, range(2), share_group_state.write),

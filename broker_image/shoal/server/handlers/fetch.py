@@ -14,6 +14,7 @@ from shoal.protocol import codec
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch
 from shoal.replication.partition import Partition
+from shoal.server import replica_fetch
 from shoal.server.api import Answer, Body, Request
 from shoal.server.fetch_sessions import TOPIC_IDS_FROM, Cursor, Session
 
@@ -25,6 +26,9 @@ _Entry = dict[str, Any]
 
 
 def handle(broker: Broker, request: Request) -> Answer:
+    replica_id = replica_fetch.replica_of(request.body)
+    if replica_id >= 0:
+        return replica_fetch.handle(broker, request, replica_id)
     now_ms = broker.clock.now_ms()
     session, incremental, cursors = broker.fetch_sessions.begin(
         request.body, request.version, now_ms

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.metadata import names
 from shoal.metadata.image import NO_LEADER, MetadataImage, TopicImage
-from shoal.metadata.topics import NewTopic, create_topics, internal_topic
+from shoal.metadata.topics import NewTopic, internal_topic
 from shoal.protocol import codec
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server import operations
+from shoal.server.answers import mapped
 from shoal.server.api import Answer, Request
-from shoal.server.metadata_log import random_id
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -71,8 +71,8 @@ def _look(broker: Broker, request: Request) -> Answer:
     allowed = getattr(body, "allow_auto_topic_creation", True)
     if missing and allowed and image.broker_config["auto.create.topics.enable"]:
         new = [_new_topic(image, name) for name in missing]
-        return broker.metadata.submit(
-            lambda newest: create_topics(newest, new, new_id=random_id),
+        return mapped(
+            broker.create_topics(new),
             lambda rows: _answer(
                 broker, request, _by_names(broker.image, wanted, {r["name"]: r for r in rows})
             ),

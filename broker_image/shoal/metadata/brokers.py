@@ -1,0 +1,151 @@
+"""Decisions on brokers: registration, fencing, controlled shutdown (KIP-631, KIP-966).
+
+A broker registers fenced and is let in by its heartbeats once it has caught up with the metadata.
+Fencing takes it out of the ISR of its partitions, and others lead them; so does a controlled
+shutdown, before the broker goes. Pure; see `controller`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from shoal.metadata.controller import Decision, registration
+from shoal.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
+from shoal.metadata.partition_changes import Election, change, settled, view_of
+from shoal.metadata.records import MetadataRecord
+from shoal.protocol.errors import ApiError, ErrorCode
+
+#: BrokerRegistrationChangeRecord's words for a flag that is set, cleared, or left alone.
+_SET, _CLEARED, _LEFT = 1, -1, 0
+
+
+def register(image: MetadataImage, broker: BrokerImage, *, clean: bool, alive: bool) -> Decision:
+    """Register a starting broker, fenced. The response is its epoch, the offset of the record.
+
+    `clean` tells that its last stop was one, `alive` that a process of that id was heard of within
+    its session. Raises `ApiError`.
+    """
+    present = image.brokers.get(broker.broker_id)
+    if present is not None and alive and present.incarnation_id != broker.incarnation_id:
+        if present.log_dirs != broker.log_dirs:
+            raise ApiError(
+                ErrorCode.duplicate_broker_registration,
+                f"node.id {broker.broker_id} is registered with another data directory",
+            )
+    for name, level in sorted(image.features.items()):
+        low, high = broker.features.get(name, (0, 0))
+        if not low <= level <= high:
+            raise ApiError(
+                ErrorCode.unsupported_version,
+                f"the cluster has {name} at {level}, and broker {broker.broker_id} supports"
+                f" {low} to {high}",
+            )
+    epoch = image.offset + 1
+    records = [registration(broker, epoch)]
+    unclean = () if clean else (broker.broker_id,)
+    records += _without(image, broker.broker_id, unclean=unclean)
+    return Decision(records, epoch)
+
+
+def checked(image: MetadataImage, broker_id: int, broker_epoch: int) -> BrokerImage:
+    """The registration of a broker that asks. Raises `ApiError` with STALE_BROKER_EPOCH unless the
+    epoch is that of it."""
+    broker = image.brokers.get(broker_id)
+    if broker is None or broker.broker_epoch != broker_epoch:
+        raise ApiError(ErrorCode.stale_broker_epoch)
+    return broker
+
+
+def _flags(broker: BrokerImage, *, fenced: int = _LEFT, stopping: int = _LEFT) -> MetadataRecord:
+    fields: dict[str, Any] = {
+        "broker_id": broker.broker_id,
+        "broker_epoch": broker.broker_epoch,
+        "fenced": fenced,
+        "in_controlled_shutdown": stopping,
+    }
+    return MetadataRecord("BrokerRegistrationChangeRecord", fields)
+
+
+def fence(image: MetadataImage, broker_id: int) -> Decision:
+    """Take a broker out; others lead what it led. Nothing if it is out already."""
+    broker = image.brokers.get(broker_id)
+    if broker is None or broker.fenced:
+        return Decision()
+    return Decision([_flags(broker, fenced=_SET), *_without(image, broker_id)])
+
+
+def unfence(image: MetadataImage, broker_id: int) -> Decision:
+    """Let a broker in; it leads partitions that wait for it."""
+    broker = image.brokers.get(broker_id)
+    if broker is None or not broker.fenced:
+        return Decision()
+    records = [_flags(broker, fenced=_CLEARED)]
+    for topic, index, partition in partitions(image):
+        if partition.leader < 0 and broker_id in partition.replicas:
+            after = settled(
+                partition, view_of(image, topic.name, also=(broker_id,)), isr=partition.isr
+            )
+            record = change(topic.topic_id, index, partition, after)
+            if record is not None:
+                records.append(record)
+    return Decision(records)
+
+
+def shut_down(image: MetadataImage, broker_id: int) -> Decision:
+    """A broker is to stop: its partitions are led by others, where there are any."""
+    broker = image.brokers.get(broker_id)
+    if broker is None or broker.fenced or broker.in_controlled_shutdown:
+        return Decision()
+    return Decision([_flags(broker, stopping=_SET), *_handed_over(image, broker_id)])
+
+
+def _handed_over(image: MetadataImage, broker_id: int) -> Iterator[MetadataRecord]:
+    """Partitions leave the broker while another replica can lead; the last one stays."""
+    for topic, index, partition in partitions(image):
+        if broker_id not in partition.isr:
+            continue
+        isr = tuple(r for r in partition.isr if r != broker_id)
+        after = settled(partition, view_of(image, topic.name, but=(broker_id,)), isr=isr)
+        if after.leader < 0 or (after.leader != partition.leader and after.leader not in isr):
+            continue
+        record = change(topic.topic_id, index, partition, after)
+        if record is not None:
+            yield record
+
+
+def leads_anything(image: MetadataImage, broker_id: int) -> bool:
+    return any(p.leader == broker_id for _, _, p in partitions(image))
+
+
+def partitions(image: MetadataImage) -> Iterator[tuple[TopicImage, int, PartitionImage]]:
+    """All partitions, by topic name and index."""
+    for name in sorted(image.topics):
+        topic = image.topics[name]
+        for index, partition in enumerate(topic.partitions):
+            yield topic, index, partition
+
+
+def _without(
+    image: MetadataImage, broker_id: int, *, unclean: Iterable[int] = ()
+) -> Iterator[MetadataRecord]:
+    """What becomes of partitions when the broker is gone."""
+    lost = frozenset(unclean)
+    for topic, index, partition in partitions(image):
+        if broker_id not in partition.replicas:
+            continue
+        eligible = broker_id in partition.eligible_leader_replicas
+        if broker_id not in partition.isr and not (eligible and lost):
+            continue
+        isr = tuple(r for r in partition.isr if r != broker_id)
+        view = view_of(image, topic.name, but=(broker_id,), unclean=lost)
+        unclean_allowed = image.topic_config(topic.name)["unclean.leader.election.enable"]
+        after = settled(
+            partition,
+            view,
+            isr=isr,
+            election=Election.UNCLEAN if unclean_allowed else Election.STAY,
+        )
+        record = change(topic.topic_id, index, partition, after)
+        if record is not None:
+            yield record

@@ -1,0 +1,59 @@
+"""Broker configs of a cluster of several nodes: roles, the metadata quorum, brokers' sessions."""
+
+from __future__ import annotations
+
+from shoal.metadata.config_keys import table
+
+CLUSTER = table(
+    """
+# applied: The cluster and the metadata quorum
+shoal.cluster.id string - -
+    Id of the cluster, the same on all its nodes. A new data directory is formatted for it, one of
+    another cluster is refused; a broker of its own makes one up.
+process.roles list broker,controller broker|controller
+    What this node is: broker, controller, or both.
+controller.listener.names list - -
+    Names of the listeners that controllers use among themselves; brokers reach them by the first.
+    If unset, the quorum uses the inter-broker listener.
+inter.broker.listener.name string - -
+    Name of the listener that brokers use among themselves; the first of listeners if unset.
+controller.quorum.voters list "" -
+    First voters of the metadata quorum, as id@host:port, the same on all nodes.
+controller.quorum.bootstrap.servers list "" -
+    Addresses at which the metadata quorum is found by a node that is not among its first voters.
+controller.quorum.auto.join.enable boolean false -
+    Whether a new controller joins the voters by itself.
+controller.quorum.election.backoff.max.ms int 1000 0..
+    Milliseconds, at most, between two elections.
+controller.quorum.election.timeout.ms int 1000 0..
+    Milliseconds without a leader after which an election starts.
+controller.quorum.fetch.max.bytes int 1048576 1..
+    Bytes of metadata that a follower asks for at a time.
+controller.quorum.fetch.snapshot.max.bytes int 1048576 1..
+    Bytes of a metadata snapshot that are asked for at a time.
+controller.quorum.fetch.timeout.ms int 2000 0..
+    Milliseconds without a fetch after which a leader steps down.
+controller.quorum.request.timeout.ms int 2000 0..
+    Milliseconds that a quorum request may take.
+controller.quorum.retry.backoff.ms int 20 0..
+    Milliseconds before a failed quorum request is sent again.
+metadata.log.max.record.bytes.between.snapshots long 20971520 1..
+    Bytes of metadata records after which a snapshot is written.
+metadata.log.max.snapshot.interval.ms long 3600000 0..
+    Milliseconds after which a metadata snapshot is written.
+broker.heartbeat.interval.ms int 2000 -
+    Milliseconds between a broker's heartbeats to the controller.
+broker.session.timeout.ms int 9000 -
+    Milliseconds without heartbeat after which a broker is fenced.
+initial.broker.registration.timeout.ms int 60000 -
+    Milliseconds that a broker tries to register before it gives up.
+controlled.shutdown.enable boolean true -
+    Whether a stopping broker hands its leaderships over first.
+auto.leader.rebalance.enable boolean true -
+    Whether leadership goes back to preferred replicas by itself.
+leader.imbalance.check.interval.seconds long 300 1..
+    Seconds between two searches for leaders that are not the preferred ones.
+unclean.leader.election.enable boolean false - cluster-wide
+    Whether a replica out of sync may become leader, losing records, when no other is left.
+"""
+)

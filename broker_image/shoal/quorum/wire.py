@@ -1,0 +1,436 @@
+"""The quorum's messages on the wire: Kafka's layouts around the one `__cluster_metadata-0`.
+
+Pure translation between `messages` and the fields of Vote (52), BeginQuorumEpoch (53),
+EndQuorumEpoch (54), Fetch (1), FetchSnapshot (59), AddRaftVoter (80), RemoveRaftVoter (81) and
+UpdateRaftVoter (82). Requests go out with the sender's cluster id, responses with where the leader
+listens, so that who asks the wrong node need not search (KIP-853). What comes in is a kio entity of
+any version; what is missing in an old one stands at "unknown".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+from uuid import UUID
+
+from shoal.protocol import codec
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode, WireError
+from shoal.quorum.log_index import OffsetAndEpoch
+from shoal.quorum.messages import (
+    AddRaftVoterRequest,
+    BeginQuorumEpochRequest,
+    EndQuorumEpochRequest,
+    EpochResponse,
+    FetchRequest,
+    FetchResponse,
+    FetchSnapshotRequest,
+    FetchSnapshotResponse,
+    RaftVoterResponse,
+    RemoveRaftVoterRequest,
+    Request,
+    Response,
+    UpdateRaftVoterRequest,
+    VoteRequest,
+    VoteResponse,
+)
+from shoal.quorum.voters import Endpoint, ReplicaKey, Voter
+
+TOPIC = "__cluster_metadata"
+#: The topic id that every Kafka cluster gives its metadata topic.
+TOPIC_ID = UUID(int=1)
+NOBODY = -1
+#: Sources of requests that no replica sends: a reply finds its way by its correlation alone.
+CLIENT = -1
+
+Fields = dict[str, Any]
+
+API_KEYS: Mapping[type, ApiKey] = {
+    VoteRequest: ApiKey.VOTE,
+    BeginQuorumEpochRequest: ApiKey.BEGIN_QUORUM_EPOCH,
+    EndQuorumEpochRequest: ApiKey.END_QUORUM_EPOCH,
+    FetchRequest: ApiKey.FETCH,
+    FetchSnapshotRequest: ApiKey.FETCH_SNAPSHOT,
+    AddRaftVoterRequest: ApiKey.ADD_RAFT_VOTER,
+    RemoveRaftVoterRequest: ApiKey.REMOVE_RAFT_VOTER,
+    UpdateRaftVoterRequest: ApiKey.UPDATE_RAFT_VOTER,
+}
+
+
+# Requests that leave.
+
+
+def request_fields(
+    body: Request, *, cluster_id: str, endpoints: Iterable[Endpoint], max_bytes: int
+) -> Fields:
+    """The fields of a request. `endpoints` are the sender's own; `max_bytes` bounds a fetch."""
+    fields = _REQUEST_FIELDS[type(body)](body)
+    fields["cluster_id"] = cluster_id
+    if isinstance(body, BeginQuorumEpochRequest | EndQuorumEpochRequest):
+        fields["leader_endpoints"] = [e._asdict() for e in endpoints]
+    if isinstance(body, FetchRequest):
+        fields["max_bytes"] = max_bytes
+        fields["topics"][0]["partitions"][0]["partition_max_bytes"] = max_bytes
+    return fields
+
+
+def _one(partition: Fields) -> list[Fields]:
+    return [{"topic_name": TOPIC, "name": TOPIC, "topic_id": TOPIC_ID, "partitions": [partition]}]
+
+
+def _vote(body: VoteRequest) -> Fields:
+    partition = {
+        "partition_index": 0,
+        "replica_epoch": body.replica_epoch,
+        "replica_id": body.replica.id,
+        "replica_directory_id": body.replica.directory_id,
+        "voter_directory_id": body.voter.directory_id,
+        "last_offset_epoch": body.last_offset_epoch,
+        "last_offset": body.last_offset,
+        "pre_vote": body.pre_vote,
+    }
+    return {"voter_id": body.voter.id, "topics": _one(partition)}
+
+
+def _begin(body: BeginQuorumEpochRequest) -> Fields:
+    partition = {
+        "partition_index": 0,
+        "voter_directory_id": body.voter.directory_id,
+        "leader_id": body.leader_id,
+        "leader_epoch": body.leader_epoch,
+    }
+    return {"voter_id": body.voter.id, "topics": _one(partition)}
+
+
+def _end(body: EndQuorumEpochRequest) -> Fields:
+    partition = {
+        "partition_index": 0,
+        "leader_id": body.leader_id,
+        "leader_epoch": body.leader_epoch,
+        "preferred_candidates": [
+            {"candidate_id": key.id, "candidate_directory_id": key.directory_id}
+            for key in body.preferred_candidates
+        ],
+    }
+    return {"topics": _one(partition)}
+
+
+def _fetch(body: FetchRequest) -> Fields:
+    partition = {
+        "partition": 0,
+        "current_leader_epoch": body.current_leader_epoch,
+        "fetch_offset": body.fetch_offset,
+        "last_fetched_epoch": body.last_fetched_epoch,
+        "log_start_offset": -1,
+        "replica_directory_id": body.replica.directory_id,
+        "high_watermark": body.high_watermark,
+    }
+    return {
+        "replica_state": {"replica_id": body.replica.id, "replica_epoch": -1},
+        "max_wait_ms": body.max_wait_ms,
+        "min_bytes": 0,
+        "session_id": 0,
+        "session_epoch": -1,
+        "topics": _one(partition),
+        "forgotten_topics_data": (),
+    }
+
+
+def _fetch_snapshot(body: FetchSnapshotRequest) -> Fields:
+    partition = {
+        "partition": 0,
+        "current_leader_epoch": body.current_leader_epoch,
+        "snapshot_id": _snapshot_id(body.snapshot_id),
+        "position": body.position,
+        "replica_directory_id": body.replica.directory_id,
+    }
+    return {"replica_id": body.replica.id, "max_bytes": body.max_bytes, "topics": _one(partition)}
+
+
+def _add(body: AddRaftVoterRequest) -> Fields:
+    voter = body.voter
+    return _voter(voter.key) | {
+        "timeout_ms": 30_000,
+        "listeners": [e._asdict() for e in voter.endpoints],
+        "ack_when_committed": True,
+    }
+
+
+def _remove(body: RemoveRaftVoterRequest) -> Fields:
+    return _voter(body.voter)
+
+
+def _update(body: UpdateRaftVoterRequest) -> Fields:
+    voter = body.voter
+    return _voter(voter.key) | {
+        "current_leader_epoch": body.current_leader_epoch,
+        "listeners": [e._asdict() for e in voter.endpoints],
+        "k_raft_version_feature": {
+            "min_supported_version": voter.min_kraft_version,
+            "max_supported_version": voter.max_kraft_version,
+        },
+    }
+
+
+def _voter(key: ReplicaKey) -> Fields:
+    return {"voter_id": key.id, "voter_directory_id": key.directory_id}
+
+
+def _snapshot_id(found: OffsetAndEpoch) -> Fields:
+    return {"end_offset": found.offset, "epoch": found.epoch}
+
+
+_REQUEST_FIELDS: Mapping[type, Callable[[Any], Fields]] = {
+    VoteRequest: _vote,
+    BeginQuorumEpochRequest: _begin,
+    EndQuorumEpochRequest: _end,
+    FetchRequest: _fetch,
+    FetchSnapshotRequest: _fetch_snapshot,
+    AddRaftVoterRequest: _add,
+    RemoveRaftVoterRequest: _remove,
+    UpdateRaftVoterRequest: _update,
+}
+
+
+# Requests that arrive.
+
+
+def is_metadata(topic: Any) -> bool:
+    """Whether a topic of a Fetch is the quorum's."""
+    return getattr(topic, "topic_id", None) == TOPIC_ID or getattr(topic, "topic", "") == TOPIC
+
+
+def read_request(api_key: int, entity: Any) -> tuple[int, Request]:
+    """(who sends it, the request) of an entity. Raises `WireError` unless it is about the one
+    partition there is."""
+    return _READ[api_key](entity)
+
+
+def leader_endpoint(entity: Any) -> Endpoint | None:
+    """Where the leader that sends a BeginQuorumEpoch or EndQuorumEpoch listens."""
+    found = getattr(entity, "leader_endpoints", ())
+    return Endpoint(found[0].name, found[0].host, found[0].port) if found else None
+
+
+def _partition(entity: Any) -> Any:
+    topics = entity.topics
+    if len(topics) == 1 and len(topics[0].partitions) == 1:
+        topic, partition = topics[0], topics[0].partitions[0]
+        name = getattr(topic, "topic_name", None) or getattr(topic, "name", None)
+        index = getattr(partition, "partition_index", getattr(partition, "partition", 0))
+        if index == 0 and (name in (None, TOPIC)):
+            return partition
+    raise WireError(f"a quorum request that is not about {TOPIC}-0 alone")
+
+
+def _read_vote(entity: Any) -> tuple[int, Request]:
+    p = _partition(entity)
+    voter = ReplicaKey(getattr(entity, "voter_id", NOBODY), getattr(p, "voter_directory_id", None))
+    replica = ReplicaKey(p.replica_id, getattr(p, "replica_directory_id", None))
+    body = VoteRequest(
+        voter,
+        replica,
+        p.replica_epoch,
+        p.last_offset,
+        p.last_offset_epoch,
+        getattr(p, "pre_vote", False),
+    )
+    return replica.id, body
+
+
+def _read_begin(entity: Any) -> tuple[int, Request]:
+    p = _partition(entity)
+    voter = ReplicaKey(getattr(entity, "voter_id", NOBODY), getattr(p, "voter_directory_id", None))
+    return p.leader_id, BeginQuorumEpochRequest(voter, p.leader_id, p.leader_epoch)
+
+
+def _read_end(entity: Any) -> tuple[int, Request]:
+    p = _partition(entity)
+    found = getattr(p, "preferred_candidates", None)
+    if found is None:
+        candidates = tuple(ReplicaKey(id) for id in p.preferred_successors)
+    else:
+        candidates = tuple(ReplicaKey(c.candidate_id, c.candidate_directory_id) for c in found)
+    return p.leader_id, EndQuorumEpochRequest(p.leader_id, p.leader_epoch, candidates)
+
+
+def _read_fetch(entity: Any) -> tuple[int, Request]:
+    p = _partition(entity)
+    state = getattr(entity, "replica_state", None)
+    id = entity.replica_id if state is None else state.replica_id
+    body = FetchRequest(
+        ReplicaKey(id, getattr(p, "replica_directory_id", None)),
+        getattr(p, "current_leader_epoch", -1),
+        p.fetch_offset,
+        getattr(p, "last_fetched_epoch", -1),
+        getattr(p, "high_watermark", (1 << 63) - 1),
+        codec.ms(entity.max_wait),
+    )
+    return id, body
+
+
+def _read_fetch_snapshot(entity: Any) -> tuple[int, Request]:
+    p = _partition(entity)
+    snapshot_id = OffsetAndEpoch(p.snapshot_id.end_offset, p.snapshot_id.epoch)
+    key = ReplicaKey(entity.replica_id, getattr(p, "replica_directory_id", None))
+    body = FetchSnapshotRequest(
+        key, p.current_leader_epoch, snapshot_id, p.position, entity.max_bytes
+    )
+    return key.id, body
+
+
+def _read_add(entity: Any) -> tuple[int, Request]:
+    return CLIENT, AddRaftVoterRequest(Voter(_key(entity), _endpoints(entity)))
+
+
+def _read_remove(entity: Any) -> tuple[int, Request]:
+    return CLIENT, RemoveRaftVoterRequest(_key(entity))
+
+
+def _read_update(entity: Any) -> tuple[int, Request]:
+    levels = entity.k_raft_version_feature
+    voter = Voter(
+        _key(entity),
+        _endpoints(entity),
+        levels.min_supported_version,
+        levels.max_supported_version,
+    )
+    return CLIENT, UpdateRaftVoterRequest(entity.current_leader_epoch, voter)
+
+
+def _key(entity: Any) -> ReplicaKey:
+    return ReplicaKey(entity.voter_id, entity.voter_directory_id)
+
+
+def _endpoints(entity: Any) -> tuple[Endpoint, ...]:
+    return tuple(Endpoint(e.name, e.host, e.port) for e in entity.listeners)
+
+
+_READ: Mapping[int, Callable[[Any], tuple[int, Request]]] = {
+    ApiKey.VOTE: _read_vote,
+    ApiKey.BEGIN_QUORUM_EPOCH: _read_begin,
+    ApiKey.END_QUORUM_EPOCH: _read_end,
+    ApiKey.FETCH: _read_fetch,
+    ApiKey.FETCH_SNAPSHOT: _read_fetch_snapshot,
+    ApiKey.ADD_RAFT_VOTER: _read_add,
+    ApiKey.REMOVE_RAFT_VOTER: _read_remove,
+    ApiKey.UPDATE_RAFT_VOTER: _read_update,
+}
+
+
+# Responses that leave.
+
+
+def response_fields(body: Response, leader: Endpoint | None) -> Fields:
+    """The fields of a response; `leader` is where the node that it names as leader listens."""
+    leader_id = NOBODY if body.leader_id is None else body.leader_id
+    if isinstance(body, RaftVoterResponse):
+        current: Fields = {"leader_id": leader_id, "leader_epoch": body.leader_epoch}
+        if leader is not None:
+            current |= {"host": leader.host, "port": leader.port}
+        return {
+            "error_code": body.error,
+            "error_message": body.error_message,
+            "current_leader": current,
+        }
+    partition: Fields = {"partition_index": 0, "index": 0, "error_code": body.error}
+    known = {"leader_id": leader_id, "leader_epoch": body.leader_epoch}
+    if isinstance(body, VoteResponse | EpochResponse):
+        partition |= known
+        if isinstance(body, VoteResponse):
+            partition["vote_granted"] = body.vote_granted
+    elif isinstance(body, FetchResponse):
+        partition |= _fetched(body) | {"current_leader": known}
+    else:
+        partition |= {
+            "current_leader": known,
+            "snapshot_id": _snapshot_id(body.snapshot_id),
+            "size": body.size,
+            "position": body.position,
+            "unaligned_records": body.unaligned_records,
+        }
+    nodes = []
+    if leader is not None and leader_id != NOBODY:
+        nodes = [{"node_id": leader_id, "host": leader.host, "port": leader.port}]
+    topics = _one(partition)
+    return {
+        "error_code": ErrorCode.none,
+        "topics": topics,
+        "responses": topics,
+        "node_endpoints": nodes,
+    }
+
+
+def _fetched(body: FetchResponse) -> Fields:
+    fields: Fields = {
+        "high_watermark": body.high_watermark,
+        "log_start_offset": 0,
+        "aborted_transactions": (),
+        "records": body.records,
+    }
+    if body.diverging_epoch is not None:
+        end = body.diverging_epoch
+        fields["diverging_epoch"] = {"epoch": end.epoch, "end_offset": end.offset}
+    if body.snapshot_id is not None:
+        fields["snapshot_id"] = _snapshot_id(body.snapshot_id)
+    return fields
+
+
+# Responses that arrive.
+
+
+def read_response(
+    request: Request, entity: Any
+) -> tuple[Response | None, ErrorCode, dict[int, tuple[str, int]]]:
+    """(response, error, addresses of nodes) of an entity that answers `request`.
+
+    A response that is refused as a whole is None, and the error tells why.
+    """
+    error = ErrorCode(int(getattr(entity, "error_code", 0)))
+    nodes = {n.node_id: (n.host, n.port) for n in getattr(entity, "node_endpoints", ())}
+    if isinstance(request, AddRaftVoterRequest | RemoveRaftVoterRequest):
+        text = entity.error_message
+        return RaftVoterResponse(-1, None, error, text), ErrorCode.none, nodes
+    if isinstance(request, UpdateRaftVoterRequest):
+        leader = entity.current_leader
+        found = RaftVoterResponse(leader.leader_epoch, _leader(leader.leader_id), error)
+        return found, ErrorCode.none, nodes
+    if error is not ErrorCode.none:
+        return None, error, nodes
+    topics = entity.responses if isinstance(request, FetchRequest) else entity.topics
+    if not topics or not topics[0].partitions:
+        return None, ErrorCode.unknown_topic_or_partition, nodes
+    return _read_partition(request, topics[0].partitions[0]), ErrorCode.none, nodes
+
+
+def _read_partition(request: Request, p: Any) -> Response:
+    error = ErrorCode(int(p.error_code))
+    if isinstance(request, VoteRequest):
+        return VoteResponse(p.leader_epoch, _leader(p.leader_id), p.vote_granted, error)
+    if isinstance(request, BeginQuorumEpochRequest | EndQuorumEpochRequest):
+        return EpochResponse(p.leader_epoch, _leader(p.leader_id), error)
+    epoch, leader_id = p.current_leader.leader_epoch, _leader(p.current_leader.leader_id)
+    if isinstance(request, FetchRequest):
+        diverging, snapshot = p.diverging_epoch, p.snapshot_id
+        return FetchResponse(
+            epoch,
+            leader_id,
+            p.high_watermark,
+            OffsetAndEpoch(diverging.end_offset, diverging.epoch) if diverging.epoch >= 0 else None,
+            OffsetAndEpoch(snapshot.end_offset, snapshot.epoch) if snapshot.epoch >= 0 else None,
+            p.records or b"",
+            error,
+        )
+    return FetchSnapshotResponse(
+        epoch,
+        leader_id,
+        OffsetAndEpoch(p.snapshot_id.end_offset, p.snapshot_id.epoch),
+        p.size,
+        p.position,
+        p.unaligned_records or b"",
+        error,
+    )
+
+
+def _leader(id: int) -> int | None:
+    return None if id == NOBODY else id

@@ -1,0 +1,140 @@
+"""What a node's configs say of its cluster: its roles, the quorum's first voters, the listeners."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from shoal.quorum.raft import QuorumSettings
+from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
+from shoal.server.config import BrokerConfig, InvalidConfig
+
+_VOTER = re.compile(r"(\d+)@(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]@]+)):(\d+)")
+_ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]@]+)):(\d+)")
+BROKER, CONTROLLER = "broker", "controller"
+
+
+class ClusterConfig(NamedTuple):
+    """`voters` is None for a broker of its own; `listener` is the quorum's, `inter_broker` the one
+    that brokers use among themselves."""
+
+    roles: frozenset[str]
+    cluster_id: str | None
+    voters: VoterSet | None
+    listener: str
+    inter_broker: str
+    settings: QuorumSettings
+
+    @property
+    def clustered(self) -> bool:
+        return self.voters is not None
+
+    @property
+    def is_broker(self) -> bool:
+        return BROKER in self.roles
+
+    @property
+    def is_controller(self) -> bool:
+        return CONTROLLER in self.roles
+
+
+def cluster_config(config: BrokerConfig) -> ClusterConfig:
+    """The cluster's part of a node's configs. Raises `InvalidConfig`."""
+    names = [listener.name for listener in config.listeners]
+    of_controllers = [n.upper() for n in config["controller.listener.names"] or ()]
+    listener = next((n for n in of_controllers if n in names), None)
+    named = config["inter.broker.listener.name"]
+    inter_broker = named.upper() if named else _first(names, of_controllers)
+    if named and inter_broker not in names:
+        raise InvalidConfig(
+            f"inter.broker.listener.name is {inter_broker}, which listeners has not: name one of"
+            f" {', '.join(names)}."
+        )
+    roles = frozenset(config["process.roles"])
+    listener = listener or (of_controllers[0] if of_controllers else inter_broker)
+    voters = _voters(config, listener)
+    if voters is not None:
+        _check_node(config, roles, voters)
+    elif CONTROLLER not in roles:
+        raise InvalidConfig(
+            "process.roles is broker alone, and no controller is named: set"
+            " controller.quorum.voters or controller.quorum.bootstrap.servers, or let the broker"
+            " be its own controller (process.roles=broker,controller)."
+        )
+    return ClusterConfig(
+        roles, _cluster_id(config), voters, listener, inter_broker, _settings(config)
+    )
+
+
+def _first(names: list[str], of_controllers: list[str]) -> str:
+    return next((n for n in names if n not in of_controllers), names[0])
+
+
+def _voters(config: BrokerConfig, listener: str) -> VoterSet | None:
+    """The voters that are named; bootstrap servers stand as voters of negative ids, since nobody
+    has said yet who they are."""
+    found = []
+    for text in config["controller.quorum.voters"]:
+        match = _VOTER.fullmatch(text.strip())
+        if match is None or not 0 < int(match[4]) < 65536:
+            raise InvalidConfig(
+                f"controller.quorum.voters has {text!r}, which is not of the form id@host:port."
+            )
+        endpoint = Endpoint(listener, match[2] or match[3], int(match[4]))
+        found.append(Voter(ReplicaKey(int(match[1])), (endpoint,)))
+    if not found:
+        for at, text in enumerate(config["controller.quorum.bootstrap.servers"]):
+            match = _ADDRESS.fullmatch(text.strip())
+            if match is None or not 0 < int(match[3]) < 65536:
+                raise InvalidConfig(
+                    f"controller.quorum.bootstrap.servers has {text!r}, which is no host:port."
+                )
+            endpoint = Endpoint(listener, match[1] or match[2], int(match[3]))
+            found.append(Voter(ReplicaKey(-2 - at), (endpoint,)))
+    if not found:
+        return None
+    try:
+        return VoterSet.of(found)
+    except ValueError as error:
+        raise InvalidConfig(
+            f"controller.quorum.voters does not hold together: {error}. Give each node once."
+        ) from None
+
+
+def _check_node(config: BrokerConfig, roles: frozenset[str], voters: VoterSet) -> None:
+    """Whether this node and the voters fit. Raises `InvalidConfig`."""
+    listed = config.node_id in voters.voters
+    if listed and CONTROLLER not in roles:
+        raise InvalidConfig(
+            f"controller.quorum.voters has this node, {config.node_id}, and process.roles has no"
+            " controller: add controller to process.roles, or take the node out of the voters."
+        )
+    if not listed and roles == {CONTROLLER} and min(voters.ids) >= 0:
+        return  # a controller that is to be added to the voters
+    if "node.id" not in config.given and "broker.id" not in config.given:
+        raise InvalidConfig("A node of a cluster needs an id of its own: set node.id (--node-id).")
+
+
+def _cluster_id(config: BrokerConfig) -> str | None:
+    """The id that was given, checked."""
+    text: str | None = config["shoal.cluster.id"]
+    if text is None:
+        return None
+    if not re.fullmatch(r"[A-Za-z0-9_\-]{1,64}", text):
+        raise InvalidConfig(
+            f"shoal.cluster.id is {text!r}; it may have letters, digits, - and _, up to 64 of them."
+        )
+    return text
+
+
+def _settings(config: BrokerConfig) -> QuorumSettings:
+    prefix = "controller.quorum."
+    return QuorumSettings(
+        election_timeout_ms=max(1, config[prefix + "election.timeout.ms"]),
+        election_backoff_max_ms=max(1, config[prefix + "election.backoff.max.ms"]),
+        fetch_timeout_ms=max(1, config[prefix + "fetch.timeout.ms"]),
+        request_timeout_ms=max(1, config[prefix + "request.timeout.ms"]),
+        retry_backoff_ms=max(1, config[prefix + "retry.backoff.ms"]),
+        fetch_max_bytes=config[prefix + "fetch.max.bytes"],
+        fetch_snapshot_max_bytes=config[prefix + "fetch.snapshot.max.bytes"],
+    )

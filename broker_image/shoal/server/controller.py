@@ -1,0 +1,152 @@
+"""The active controller's soft state: which brokers are heard of, and what is done by the clock.
+
+A broker that is not heard of for broker.session.timeout.ms is fenced. A new active controller knows
+no heartbeats yet and gives every broker a whole session. Everything else about brokers is in the
+image; decisions are `metadata.brokers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from shoal.metadata import brokers, controller
+from shoal.metadata.controller import Decision
+from shoal.metadata.image import BrokerImage, MetadataImage
+from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+#: Between two looks at the sessions.
+_LOOK_MS = 100
+
+
+class Controller:
+    """Owns the sessions while this node is the active controller."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._heard_ms: dict[int, int] = {}
+        #: The epoch that this node led last.
+        self._epoch = -1
+        self._fencing: set[int] = set()
+
+    def start(self) -> None:
+        self._broker.quorum.on_step.append(self._stepped)
+        self._broker.timers.every(_LOOK_MS, self._look)
+
+    def _now_ms(self) -> int:
+        return int(self._broker.loop.time() * 1000)
+
+    def _stepped(self) -> None:
+        """Has this node become the active controller?"""
+        metadata = self._broker.metadata
+        if not metadata.is_active or metadata.epoch == self._epoch:
+            return
+        self._epoch = metadata.epoch
+        now_ms = self._now_ms()
+        self._heard_ms = dict.fromkeys(metadata.newest.brokers, now_ms)
+        self._fencing.clear()
+        self._broker.log.info("this node is the active controller", epoch=self._epoch)
+        if not metadata.newest.features:
+            self._submit(lambda image: Decision() if image.features else controller.bootstrap())
+
+    def _submit(self, decide: Callable[[MetadataImage], Decision]) -> asyncio.Future[Any]:
+        """A decision that nobody waits for."""
+        done = self._broker.metadata.submit(decide)
+        done.add_done_callback(self._seen)
+        return done
+
+    def _seen(self, done: asyncio.Future[Any]) -> None:
+        error = None if done.cancelled() else done.exception()
+        if error is not None and not isinstance(error, ApiError):
+            self._broker.log.error("a decision of the controller failed", exc_info=error)
+
+    # Brokers.
+
+    def register(self, broker: BrokerImage, *, previous_epoch: int) -> asyncio.Future[Any]:
+        """Let a broker's process in, fenced; the future is its epoch."""
+        id = broker.broker_id
+
+        def decide(image: MetadataImage) -> Decision:
+            present = image.brokers.get(id)
+            clean = present is not None and present.broker_epoch == previous_epoch
+            return brokers.register(image, broker, clean=clean, alive=self._alive(id))
+
+        done = self._broker.metadata.submit(decide)
+        if not done.done():
+            self._heard_ms[id] = self._now_ms()
+        return done
+
+    def _alive(self, id: int) -> bool:
+        timeout_ms = self._broker.config["broker.session.timeout.ms"]
+        present = self._broker.metadata.newest.brokers.get(id)
+        heard_ms = self._heard_ms.get(id)
+        return (
+            present is not None
+            and not present.fenced
+            and heard_ms is not None
+            and self._now_ms() - heard_ms < timeout_ms
+        )
+
+    def heartbeat(self, body: Any) -> asyncio.Future[Any]:
+        """A broker's heartbeat: the future is its answer. Raises `ApiError`."""
+        metadata, id = self._broker.metadata, body.broker_id
+        known = brokers.checked(metadata.newest, id, body.broker_epoch)
+        self._heard_ms[id] = self._now_ms()
+        caught_up = body.current_metadata_offset >= known.broker_epoch
+        if body.want_shut_down:
+            decide = self._shutting_down(id)
+        elif body.want_fence:
+            decide = lambda image: brokers.fence(image, id)  # noqa: E731
+        elif known.fenced and caught_up:
+            decide = lambda image: brokers.unfence(image, id)  # noqa: E731
+        else:
+            decide = lambda image: Decision()  # noqa: E731
+
+        def answer(_: Any) -> dict[str, Any]:
+            image = metadata.image
+            found = image.brokers.get(id)
+            stopping = body.want_shut_down and not brokers.leads_anything(image, id)
+            return {
+                "error_code": ErrorCode.none,
+                "is_caught_up": caught_up,
+                "is_fenced": found is None or found.fenced,
+                "should_shut_down": stopping,
+            }
+
+        return metadata.submit(decide, answer)
+
+    def _shutting_down(self, id: int) -> Callable[[MetadataImage], Decision]:
+        def decide(image: MetadataImage) -> Decision:
+            known = image.brokers[id]
+            if known.fenced:
+                return Decision()
+            if not known.in_controlled_shutdown:
+                return brokers.shut_down(image, id)
+            return Decision()
+
+        return decide
+
+    def _look(self) -> None:
+        """Fence who was not heard of."""
+        metadata = self._broker.metadata
+        if not metadata.is_active or not self._broker.cluster.clustered:
+            return
+        now_ms = self._now_ms()
+        timeout_ms = self._broker.config["broker.session.timeout.ms"]
+        for id, known in metadata.newest.brokers.items():
+            if known.fenced:
+                continue
+            if now_ms - self._heard_ms.setdefault(id, now_ms) >= timeout_ms:
+                self.fence(id, f"not heard of for {timeout_ms} ms")
+
+    def fence(self, id: int, why: str) -> None:
+        if id in self._fencing:
+            return
+        self._fencing.add(id)
+        self._broker.log.warning("a broker is fenced", id=id, why=why)
+        done = self._submit(lambda image: brokers.fence(image, id))
+        done.add_done_callback(lambda _: self._fencing.discard(id))

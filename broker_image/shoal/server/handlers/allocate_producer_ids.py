@@ -1,0 +1,31 @@
+"""AllocateProducerIds: a block of producer ids for a broker (KIP-730)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.metadata import brokers, controller
+from shoal.metadata.controller import Decision
+from shoal.metadata.image import MetadataImage
+from shoal.protocol.errors import ErrorCode
+from shoal.server.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+
+    def decide(image: MetadataImage) -> Decision:
+        brokers.checked(image, body.broker_id, body.broker_epoch)
+        return controller.allocate_producer_ids(image, body.broker_id)
+
+    return broker.metadata.submit(
+        decide,
+        lambda block: {
+            "error_code": ErrorCode.none,
+            "producer_id_start": block.start,
+            "producer_id_len": len(block),
+        },
+    )

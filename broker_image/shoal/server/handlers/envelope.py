@@ -1,0 +1,44 @@
+"""Envelope: a client's request that another broker passes on to the controller (KIP-590)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Any
+
+from shoal.protocol import frames
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.api import Answer, Peer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    if not broker.metadata.is_active:
+        raise ApiError(ErrorCode.not_controller)
+    return asyncio.ensure_future(_open(broker, request))
+
+
+async def _open(broker: Broker, request: Request) -> dict[str, Any]:
+    body = request.body
+    frame = bytes(body.request_data)
+    sender = request.peer
+    peer = Peer(
+        _host(body.client_host_address),
+        0,
+        sender.listener,
+        sender.principal,
+        sender.connection_id,
+        sender.on_close,
+    )
+    response = await broker.dispatch.embedded(frame, peer)
+    key, version = frame[0] << 8 | frame[1], frame[2] << 8 | frame[3]
+    correlation_id = int.from_bytes(frame[4:8], "big", signed=True)
+    head = frames.response_head(key, version, correlation_id)
+    return {"error_code": ErrorCode.none, "response_data": head + response}
+
+
+def _host(packed: bytes) -> str:
+    family = {4: socket.AF_INET, 16: socket.AF_INET6}.get(len(packed))
+    return "" if family is None else socket.inet_ntop(family, packed)

@@ -1,0 +1,198 @@
+"""This broker's place in its cluster: registration, heartbeats, and the way out (KIP-631).
+
+Join: wait for a controller, register (fenced), and wait until the image has the registration, which
+says that the metadata is as new as this start. Enter: once the logs are open, heartbeats tell that
+this broker is ready, and the controller lets it in. Leave: ask to hand over what it leads, for a
+bounded time, then go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from shoal.metadata import controller
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.metadata_log import random_id
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+#: How long a controlled shutdown may take before the broker just stops.
+CONTROLLED_SHUTDOWN_S = 20.0
+#: Between two tries to register.
+_RETRY_S = 0.1
+
+
+class CannotJoin(Exception):
+    """Why this node cannot be part of its cluster, as a sentence with its remedy."""
+
+
+class Lifecycle:
+    """Owns the broker's session with the controller."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.incarnation_id = random_id()
+        self.broker_epoch = -1
+        self._beat = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._heart: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._may_stop = asyncio.Event()
+        self._ready = False
+
+    # The way in.
+
+    async def join(self) -> None:
+        """Register, and catch up with the metadata. Raises `CannotJoin`."""
+        broker = self._broker
+        broker.metadata.on_change.append(self._changed)
+        limit_ms = broker.config["initial.broker.registration.timeout.ms"]
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                self.broker_epoch = await self._register()
+                while not self._registered():
+                    self._moved.clear()
+                    await self._moved.wait()
+        except TimeoutError:
+            voters = ", ".join(map(str, broker.quorum.raft.voters.latest.ids))
+            raise CannotJoin(
+                f"No controller has let broker {broker.node_id} in within {limit_ms} ms: see that"
+                f" a majority of the voters ({voters}) runs and can be reached, and that"
+                " controller.quorum.voters is the same on all nodes."
+            ) from None
+        self._heart = asyncio.ensure_future(self._heartbeats())
+
+    def _registered(self) -> bool:
+        """Whether the image has this start's registration."""
+        found = self._broker.image.brokers.get(self._broker.node_id)
+        return found is not None and found.incarnation_id == self.incarnation_id
+
+    def _changed(self, image: Any, delta: Any) -> None:
+        if self._broker.node_id in delta.brokers:
+            self._moved.set()
+
+    async def _register(self) -> int:
+        broker = self._broker
+        image = broker.registration()
+        fields = {
+            "broker_id": broker.node_id,
+            "cluster_id": broker.cluster_id,
+            "incarnation_id": self.incarnation_id,
+            "listeners": [e._asdict() for e in image.endpoints],
+            "features": [
+                {"name": name, "min_supported_version": low, "max_supported_version": high}
+                for name, (low, high) in sorted(controller.SUPPORTED_FEATURES.items())
+            ],
+            "rack": image.rack,
+            "log_dirs": list(image.log_dirs),
+            "previous_broker_epoch": broker.previous_epoch(),
+        }
+        while True:
+            try:
+                answer = await broker.channel.request(
+                    ApiKey.BROKER_REGISTRATION, fields, timeout_ms=60_000
+                )
+            except ApiError:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            match ErrorCode(answer.error_code):
+                case ErrorCode.none:
+                    return answer.broker_epoch
+                case ErrorCode.duplicate_broker_registration:
+                    raise CannotJoin(
+                        f"node.id {broker.node_id} is taken: another process of that id, with"
+                        " another data directory, is part of the cluster. Give this one an id of"
+                        " its own (--node-id), or stop the other one first."
+                    )
+                case ErrorCode.inconsistent_cluster_id:
+                    raise CannotJoin(
+                        f"The controller is one of another cluster than {broker.cluster_id}: see"
+                        " controller.quorum.voters, or give this node the other cluster's id by"
+                        " --cluster-id and a data directory of its own."
+                    )
+                case ErrorCode.unsupported_version:
+                    raise CannotJoin(
+                        "The cluster's features are at levels that this release does not support:"
+                        " run the release that the other brokers run."
+                    )
+            await asyncio.sleep(_RETRY_S)
+
+    async def enter(self) -> None:
+        """The logs are open: be let in."""
+        self._ready = True
+        self._beat.set()
+        while self.fenced:
+            self._moved.clear()
+            await self._moved.wait()
+
+    @property
+    def fenced(self) -> bool:
+        found = self._broker.image.brokers.get(self._broker.node_id)
+        return found is None or found.fenced
+
+    # Heartbeats.
+
+    async def _heartbeats(self) -> None:
+        broker = self._broker
+        interval_s = broker.config["broker.heartbeat.interval.ms"] / 1000
+        while True:
+            answer = await self._heartbeat()
+            delay_s = interval_s
+            if answer is None or (self._ready and answer.is_fenced):
+                delay_s = min(delay_s, _RETRY_S)
+            if answer is not None and self._stopping and answer.should_shut_down:
+                self._may_stop.set()
+            elif self._stopping:
+                delay_s = min(delay_s, _RETRY_S)
+            self._beat.clear()
+            try:
+                async with asyncio.timeout(delay_s):
+                    await self._beat.wait()
+            except TimeoutError:
+                pass
+
+    async def _heartbeat(self) -> Any:
+        """One heartbeat; None when it was refused, or nobody answered."""
+        broker = self._broker
+        fields = {
+            "broker_id": broker.node_id,
+            "broker_epoch": self.broker_epoch,
+            "current_metadata_offset": broker.image.offset,
+            "want_fence": not self._ready,
+            "want_shut_down": self._stopping,
+        }
+        timeout_ms = broker.config["broker.session.timeout.ms"]
+        try:
+            answer = await broker.channel.request(
+                ApiKey.BROKER_HEARTBEAT, fields, timeout_ms=timeout_ms
+            )
+        except ApiError:
+            return None
+        if answer.error_code == ErrorCode.none:
+            return answer
+        if answer.error_code == ErrorCode.stale_broker_epoch:
+            self.broker_epoch = await self._register()
+            self._beat.set()
+        return None
+
+    # The way out.
+
+    async def leave(self) -> None:
+        """Hand over, if this broker is part of a cluster; then no more heartbeats."""
+        if self._heart is None:
+            return
+        broker = self._broker
+        self._stopping = True
+        others = any(id != broker.node_id for id in broker.image.running)
+        if self._ready and others and broker.config["controlled.shutdown.enable"]:
+            self._beat.set()
+            try:
+                async with asyncio.timeout(CONTROLLED_SHUTDOWN_S):
+                    await self._may_stop.wait()
+            except TimeoutError:
+                broker.log.warning("the controlled shutdown took too long", s=CONTROLLED_SHUTDOWN_S)
+        self._heart.cancel()
+        self._heart = None

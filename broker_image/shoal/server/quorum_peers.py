@@ -1,0 +1,111 @@
+"""The quorum's requests to other nodes: who listens where, and a connection to each.
+
+A fetch waits at the leader until there is something to fetch, so fetches have a connection of their
+own; votes and the like go by another one. A request that gets no answer is `Unanswered`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from shoal.client.errors import ClientError, Unreachable
+from shoal.protocol.errors import ErrorCode
+from shoal.quorum import wire
+from shoal.quorum.messages import FetchRequest, FetchSnapshotRequest, Message, Request, Response
+from shoal.quorum.raft import QuorumSettings
+from shoal.quorum.ready import Event, Received, Unanswered
+from shoal.quorum.voters import Endpoint
+from shoal.server.links import Link
+
+if TYPE_CHECKING:
+    from shoal.client.settings import Address
+
+
+class Peers:
+    """Owns the connections; `step` of the quorum gets the answers."""
+
+    def __init__(
+        self,
+        node_id: int,
+        settings: QuorumSettings,
+        *,
+        cluster_id: str,
+        endpoints: tuple[Endpoint, ...],
+    ) -> None:
+        self._node_id = node_id
+        self._settings = settings
+        self._cluster_id = cluster_id
+        self._endpoints = endpoints
+        self._addresses: dict[int, Address] = {}
+        self._links: dict[tuple[int, bool], Link] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.step: Callable[[Event], object] = lambda event: None
+        #: Told of a node that refused a request as a whole.
+        self.on_refused: Callable[[int, Request, ErrorCode], None] = lambda *_: None
+
+    def address_of(self, id: int) -> Address | None:
+        return self._addresses.get(id)
+
+    def learn(self, id: int, address: Address) -> None:
+        """Where a node listens, by its own word or another's."""
+        if id == self._node_id or self._addresses.get(id) == address:
+            return
+        self._addresses[id] = address
+        for fetches in (False, True):
+            link = self._links.pop((id, fetches), None)
+            if link is not None:
+                link.close()
+
+    def send(self, message: Message) -> None:
+        task = asyncio.ensure_future(self._ask(message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        for link in self._links.values():
+            link.close()
+
+    async def _ask(self, message: Message) -> None:
+        request, to = message.body, message.to
+        assert not isinstance(request, Response)
+        settings = self._settings
+        timeout_ms = settings.request_timeout_ms
+        if isinstance(request, FetchRequest):
+            timeout_ms += request.max_wait_ms
+        fields = wire.request_fields(
+            request,
+            cluster_id=self._cluster_id,
+            endpoints=self._endpoints,
+            max_bytes=settings.fetch_max_bytes,
+        )
+        try:
+            link = self._link(to, isinstance(request, FetchRequest | FetchSnapshotRequest))
+            entity = await link.request(wire.API_KEYS[type(request)], fields, timeout_ms=timeout_ms)
+        except ClientError:
+            self.step(Unanswered(to, message.correlation))
+            return
+        response, error, nodes = wire.read_response(request, entity)
+        for id, address in nodes.items():
+            self.learn(id, address)
+        if response is None:
+            self.on_refused(to, request, error)
+            self.step(Unanswered(to, message.correlation))
+        else:
+            self.step(Received(Message(to, self._node_id, message.correlation, response)))
+
+    def _link(self, to: int, fetches: bool) -> Link:
+        link = self._links.get((to, fetches))
+        if link is None:
+            address = self._addresses.get(to)
+            if address is None:
+                raise Unreachable(f"it is not known where node {to} listens")
+            link = self._links[(to, fetches)] = Link(
+                address,
+                client_id=f"quorum-{self._node_id}",
+                request_timeout_ms=self._settings.request_timeout_ms,
+            )
+        return link
