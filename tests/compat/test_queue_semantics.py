@@ -31,6 +31,7 @@ def member(queue: Queue) -> Iterator[ShareConsumer]:
         {
             "bootstrap.servers": queue.bootstrap,
             "group.id": queue.group,
+            "client.id": "worker-1",
             "share.acknowledgement.mode": "explicit",
         }
     )
@@ -170,16 +171,17 @@ def test_dead_letters_keep_the_record_and_tell_why(
     headers = dict(bad.headers())
     assert headers.pop("trace") == b"1"
     assert headers.pop("__dlq.errors.member")
+    assert headers.pop("__dlq.errors.client.id") == b"worker-1"
     assert headers == {
         "__dlq.errors.topic": queue.topic.encode(),
         "__dlq.errors.partition": b"0",
         "__dlq.errors.offset": b"0",
         "__dlq.errors.group": queue.group.encode(),
         "__dlq.errors.delivery.count": b"1",
-        "__dlq.errors.message": b"Record rejected by client.",
+        "__dlq.errors.message": b"Offset rejected by client.",
     }
     headers = dict(unlucky.headers())
-    assert headers["__dlq.errors.message"] == b"Delivery count limit reached."
+    assert headers["__dlq.errors.message"] == b"Offset delivery count exceeded the threshold."
     assert headers["__dlq.errors.delivery.count"] == b"2"
     name = f'shoal_share_group_dead_letters_total{{group="{queue.group}"}}'
     assert broker.metric(name) == 2

@@ -160,7 +160,7 @@ def test_the_cluster(tools: KafkaTools, topic: str) -> None:
         )
     )
     assert levels["metadata.version"] == "4.3-IV0"
-    assert (levels["group.version"], levels["share.version"]) == ("1", "1")
+    assert (levels["group.version"], levels["share.version"]) == ("1", "2")
     every = ("--election-type", "preferred", "--all-topic-partitions")
     assert tools.run("leader-election", *every) == ""
     said = tools.run("leader-election", "--election-type", "unclean", "--topic", topic,

@@ -60,7 +60,7 @@ def test_a_new_cluster_has_kafkas_features(image: MetadataImage) -> None:
         "metadata.version": 30,
         "eligible.leader.replicas.version": 1,
         "group.version": 1,
-        "share.version": 1,
+        "share.version": 2,
         "transaction.version": 2,
     }
 
@@ -327,7 +327,7 @@ def test_unregister(image: MetadataImage) -> None:
     ("name", "level", "kind", "part"),
     [
         ("foo.version", 1, 1, "does not know"),
-        ("share.version", 9, 1, "0 to 1"),
+        ("share.version", 9, 1, "0 to 2"),
         ("share.version", 0, 1, "downgrade"),
         ("share.version", 0, 0, "upgrade type"),
         ("metadata.version", 20, 2, "older level"),

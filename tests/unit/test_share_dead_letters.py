@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from shoal.coordinator.share.acquisition import Wanted, acquire
 from shoal.coordinator.share.batches import scan
-from shoal.coordinator.share.dead_letters import Source, cause_of, letters, take
+from shoal.coordinator.share.dead_letters import Source, cause_of, letters, part, split
 from shoal.coordinator.share.fate import Cause, Doomed, Fate
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition
@@ -78,7 +78,7 @@ def test_the_cause_is_inferred_from_the_count(count: int, cause: Cause) -> None:
 
 
 def test_a_letter_keeps_the_record_and_its_headers_before_those_that_tell_why() -> None:
-    doomed = Doomed(7, 8, 3, Cause.LIMIT, "m")
+    doomed = Doomed(7, 8, 3, Cause.LIMIT, "m", "worker-1")
     found = {7: Record(7, 99, b"k", b"v", (("h", b"1"),))}
     whole, bare = letters(Source("g", "t", 2), [doomed], found, now_ms=500)
     why = [
@@ -87,8 +87,9 @@ def test_a_letter_keeps_the_record_and_its_headers_before_those_that_tell_why() 
         ("__dlq.errors.offset", b"7"),
         ("__dlq.errors.group", b"g"),
         ("__dlq.errors.delivery.count", b"3"),
-        ("__dlq.errors.message", b"Delivery count limit reached."),
+        ("__dlq.errors.message", b"Offset delivery count exceeded the threshold."),
         ("__dlq.errors.member", b"m"),
+        ("__dlq.errors.client.id", b"worker-1"),
     ]
     assert whole == (99, b"k", b"v", [("h", b"1"), *why])
     assert bare[:3] == (500, None, None)
@@ -97,6 +98,13 @@ def test_a_letter_keeps_the_record_and_its_headers_before_those_that_tell_why() 
 
 def test_a_batch_of_letters_ends_within_a_range() -> None:
     one, two = Doomed(0, 3, 1, Cause.LIMIT, ""), Doomed(8, 9, 1, Cause.LIMIT, "")
-    assert take([one, two], 5) == [one, two._replace(last=8)]
-    assert take([one, two], 4) == [one]
-    assert take([one, two], 2) == [one._replace(last=1)]
+    assert part([one, two], 5) == ([one, two._replace(last=8)], [two._replace(first=9)])
+    assert part([one, two], 4) == ([one], [two])
+    assert part([one, two], 2) == ([one._replace(last=1)], [one._replace(first=2), two])
+    assert part([one, two], 9) == ([one, two], [])
+
+
+def test_letters_are_split_at_an_offset() -> None:
+    one, two = Doomed(8, 9, 1, Cause.LIMIT, ""), Doomed(0, 3, 1, Cause.LIMIT, "")
+    assert split([one, two], 9) == ([one._replace(last=8), two], [one._replace(first=9)])
+    assert split([one, two], 2) == ([two._replace(last=1)], [one, two._replace(first=2)])

@@ -69,7 +69,7 @@ REQUESTS: dict[ApiKey, dict[str, Any]] = {
         "topics": [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]
     },
     ApiKey.UPDATE_FEATURES: {
-        "feature_updates": [{"feature": "share.version", "max_version_level": 1}]
+        "feature_updates": [{"feature": "share.version", "max_version_level": 2}]
     },
     ApiKey.DESCRIBE_CLUSTER: {"include_cluster_authorized_operations": True},
     ApiKey.DESCRIBE_PRODUCERS: {"topics": [{"name": "t", "partition_indexes": [0]}]},

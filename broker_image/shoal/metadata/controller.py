@@ -21,13 +21,14 @@ from shoal.protocol.errors import ApiError, ErrorCode
 METADATA_VERSION = 30
 #: Producer ids that a broker takes at a time (KIP-730).
 PRODUCER_ID_BLOCK_SIZE = 1000
-#: What this broker can do: feature -> (least, greatest) level, as Kafka 4.3.1 advertises them.
-#: Streams groups have no part here, so their feature stays at 0.
+#: What this broker can do: feature -> (least, greatest) level, as Kafka 4.3.1 advertises them, but
+#: for share.version 2, which is Kafka 4.4's: with it there are dead letters (KIP-1191). Streams
+#: groups have no part here, so their feature stays at 0.
 SUPPORTED_FEATURES: Mapping[str, tuple[int, int]] = {
     "eligible.leader.replicas.version": (0, 1),
     "group.version": (0, 1),
     "metadata.version": (7, METADATA_VERSION),
-    "share.version": (0, 1),
+    "share.version": (0, 2),
     "transaction.version": (0, 2),
 }
 #: Levels of a new cluster. Kafka's kraft.version is left out: it is about changing voters.
@@ -35,7 +36,7 @@ INITIAL_FEATURES: Mapping[str, int] = {
     "metadata.version": METADATA_VERSION,
     "eligible.leader.replicas.version": 1,
     "group.version": 1,
-    "share.version": 1,
+    "share.version": 2,
     "transaction.version": 2,
 }
 

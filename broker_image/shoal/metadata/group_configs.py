@@ -72,6 +72,9 @@ errors.deadletterqueue.copy.record.enable boolean false -
     headers, and not only these.
 shoal.errors.deadletterqueue.drop.after.ms long -1 -1..
     Milliseconds after which a record whose dead letter cannot be written is dropped; -1 for never.
+shoal.errors.deadletterqueue.flood.per.minute int 0 0..
+    Dead letters of the group in a minute, on one broker, at which delivery to its members is held
+    until there were fewer; 0 for no limit.
 # accepted: Streams groups: their protocol is not served
 streams.session.timeout.ms int 45000 1..
     < group.streams.session.timeout.ms

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from shoal.server.metrics import Samples
+from shoal.server.metrics import Samples, label
 
 if TYPE_CHECKING:
     from shoal.replication.partition import Partition
@@ -48,11 +48,13 @@ def _register_replicas(broker: Broker) -> None:
 
 def _register_requests(broker: Broker) -> None:
     gauge, sessions = broker.metrics.gauge, broker.fetch_sessions
-    gauge(
-        "kafka_server_DelayedOperationPurgatory_PurgatorySize",
-        "Requests that wait for records, for acknowledgement or for time.",
-        lambda: broker.purgatory.size,
-    )
+    for name in ("PurgatorySize", "NumDelayedOperations"):
+        broker.metrics.add(
+            f"kafka_server_DelayedOperationPurgatory_{name}",
+            "gauge",
+            "Requests that wait for records, for acknowledgement or for time.",
+            lambda: _waiting(broker),
+        )
     gauge(f"{_SESSIONS}NumIncrementalFetchSessions", "Fetch sessions.", lambda: len(sessions))
     gauge(
         f"{_SESSIONS}NumIncrementalFetchPartitionsCached",
@@ -65,6 +67,14 @@ def _register_requests(broker: Broker) -> None:
         "Fetch sessions that gave way to others.",
         lambda: [((), sessions.evictions_total)],
     )
+
+
+def _waiting(broker: Broker) -> Samples:
+    share = broker.share.waiting_fetches
+    return [
+        (label(delayedOperation="ShareFetch"), share),
+        (label(delayedOperation="Other"), broker.purgatory.size - share),
+    ]
 
 
 def _register_disk(broker: Broker) -> None:

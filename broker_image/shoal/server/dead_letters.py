@@ -9,12 +9,21 @@ where the group says after how long, or has no dead-letter topic any more.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.coordinator.share.dead_letters import Source, cause_of, letters, take
-from shoal.coordinator.share.fate import Cause, Doomed
+from shoal.coordinator.share.dead_letters import (
+    Source,
+    cause_of,
+    letters,
+    part,
+    readable,
+    size_bytes,
+    split,
+)
+from shoal.coordinator.share.fate import Doomed
 from shoal.log.errors import AppendRefused, LogOffline, OffsetOutOfRange
 from shoal.metadata.topics import NewTopic
 from shoal.protocol.errors import ErrorCode
@@ -27,8 +36,8 @@ if TYPE_CHECKING:
     from shoal.server.share_leader import ShareLeader
     from shoal.server.timers import Timer
 
-#: Letters of one batch at most; fewer where the topic refuses so large a batch.
-LETTERS_MAX = 200
+#: Letters of one batch at most; fewer where they are large, or the topic refuses them.
+LETTERS_MAX = 500
 READ_BYTES = 1 << 20
 RETRY_MS, RETRY_MS_MAX = 500, 30_000
 COMMIT_TIMEOUT_MS = 30_000
@@ -49,11 +58,13 @@ class Trouble(NamedTuple):
 
 
 class DeadLetterMeter:
-    """Counts of one broker, by group, and by group and reason."""
+    """Counts of one broker, by group, and by group and reason: letters written and dropped,
+    attempts to write some and those that failed."""
 
     def __init__(self) -> None:
         self.written: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
+        self.attempts: Counter[str] = Counter()
         self.failed: Counter[tuple[str, str]] = Counter()
 
 
@@ -67,6 +78,7 @@ class DeadLetters:
         "_letters_max",
         "_retries",
         "_timer",
+        "_under_way",
         "queue",
         "trouble",
     )
@@ -74,33 +86,45 @@ class DeadLetters:
     def __init__(self, broker: Broker, leader: ShareLeader) -> None:
         self._broker = broker
         self._leader = leader
-        #: What is ARCHIVING, with the time since when.
-        self.queue: deque[tuple[int, Doomed]] = deque()
+        #: What is ARCHIVING and waits; what is being written is `_under_way` in its stead.
+        self.queue: list[Doomed] = []
+        self._under_way: list[Doomed] = []
         self.trouble: Trouble | None = None
         self._busy = False
         self._letters_max = LETTERS_MAX
         self._retries = 0
         self._timer: Timer | None = None
 
+    @property
+    def pending(self) -> bool:
+        """Whether there are letters yet to be written."""
+        return bool(self.queue or self._under_way)
+
     def add(self, doomed: Sequence[Doomed]) -> None:
-        """Take what has become ARCHIVING; `write` follows when that is persisted."""
-        now_ms = self._broker.clock.now_ms()
-        self.queue.extend((now_ms, one) for one in doomed)
+        """Write the letters of what is persisted as ARCHIVING from now on."""
+        now_ms, group_id = self._broker.clock.now_ms(), self._leader.key.group_id
+        client_id = self._broker.share.sessions.client_id
+        count = 0
+        for one in doomed:
+            count += one.last - one.first + 1
+            named = client_id(group_id, one.member_id)
+            self.queue.append(one._replace(since_ms=now_ms, client_id=named))
+        self._broker.share.floods.note(group_id, count)
+        self.write()
 
     def load(self) -> None:
         """Take up what a former leader left ARCHIVING."""
         limit = self._leader.settings.delivery_count_limit
-        self.add(
-            [
-                Doomed(first, last, count, cause_of(count, limit), "")
-                for first, last, count in self._leader.share.archiving()
-            ]
-        )
+        now_ms = self._broker.clock.now_ms()
+        self.queue = [
+            Doomed(first, last, count, cause_of(count, limit), "", since_ms=now_ms)
+            for first, last, count in self._leader.share.archiving()
+        ]
         self.write()
 
     def stop(self) -> None:
         """The share partition is dropped."""
-        self.queue.clear()
+        self.queue, self._under_way = [], []
         if self._timer is not None:
             self._timer.cancel()
 
@@ -110,7 +134,7 @@ class DeadLetters:
             return
         config = self._broker.image.group_config(self._leader.key.group_id)
         if not config[_TOPIC_NAME]:
-            self._drop(len(self.queue), "the group has no dead-letter topic any more")
+            self._drop(self.queue, "the group has no dead-letter topic any more")
             return
         target = self._target(config[_TOPIC_NAME])
         if isinstance(target, Trouble):
@@ -163,13 +187,21 @@ class DeadLetters:
 
     def _append(self, target: Partition, *, copied: bool) -> None:
         leader, now_ms = self._leader, self._broker.clock.now_ms()
-        chunk = take((one for _, one in self.queue), self._letters_max)
-        source = Source(leader.key.group_id, leader.partition.topic, leader.partition.index)
-        try:
-            found = _records(leader.partition, chunk) if copied else {}
-        except (OSError, LogOffline) as error:
-            self._failed(Trouble("log-unreadable", str(error)))
-            return
+        meter, group_id = self._broker.share.dead_letters, leader.key.group_id
+        chunk, left = part(self.queue, self._letters_max)
+        source = Source(group_id, leader.partition.topic, leader.partition.index)
+        found: dict[int, Record] = {}
+        if copied:
+            bytes_max = self._broker.image.topic_config(target.topic)["max.message.bytes"]
+            try:
+                found, end = _records(leader.partition, readable(chunk), bytes_max)
+            except (OSError, LogOffline) as error:
+                self._failed(Trouble("log-unreadable", str(error)))
+                return
+            if end is not None:
+                chunk, above = split(chunk, end)
+                left = above + left
+        meter.attempts[group_id] += 1
         try:
             try:
                 batch = build_batch(letters(source, chunk, found, now_ms=now_ms))
@@ -177,12 +209,12 @@ class DeadLetters:
             except AppendRefused as refused:
                 if refused.code is not ErrorCode.message_too_large:
                     raise
-                if self._letters_max > 1:
-                    self._letters_max //= 2
+                if (size := _count(chunk)) > 1:
+                    self._letters_max = size // 2
                     self.write()
                     return
                 # Nothing but its headers fits: better a letter without the record than none.
-                self._broker.share.dead_letters.failed[(source.group_id, "record-too-large")] += 1
+                meter.failed[(group_id, "record-too-large")] += 1
                 batch = build_batch(letters(source, chunk, {}, now_ms=now_ms))
                 appended = target.append(batch, now_ms=now_ms)
         except AppendRefused as refused:
@@ -192,41 +224,38 @@ class DeadLetters:
             self._failed(Trouble("topic-offline", str(error)))
             return
         self._busy = True
-        end = appended.last_offset + 1
+        self._under_way, self.queue = chunk, left
+        end_offset = appended.last_offset + 1
         committed = self._broker.purgatory.park(
             keys=[target.key],
-            attempt=lambda: () if target.acknowledged(end) else None,
+            attempt=lambda: () if target.acknowledged(end_offset) else None,
             expire=lambda: (),
             deadline_ms=now_ms + COMMIT_TIMEOUT_MS,
         )
-        committed.add_done_callback(lambda _: self._committed(target, end, chunk))
+        committed.add_done_callback(lambda _: self._committed(target, end_offset))
         self._broker.purgatory.wake(target.key)
 
-    def _committed(self, target: Partition, end: int, chunk: Sequence[Doomed]) -> None:
+    def _committed(self, target: Partition, end_offset: int) -> None:
         self._busy = False
-        if not target.acknowledged(end):
+        chunk, self._under_way = self._under_way, []
+        if not target.acknowledged(end_offset):
+            self.queue = chunk + self.queue
             self._failed(Trouble("not-committed", f"{target.topic} did not commit in time"))
             return
-        self.trouble, self._retries, self._letters_max = None, 0, LETTERS_MAX
-        count = self._leave(chunk)
-        self._broker.share.dead_letters.written[self._leader.key.group_id] += count
+        self.trouble, self._retries = None, 0
+        self._letters_max = min(2 * self._letters_max, LETTERS_MAX)
+        self._leave(chunk)
+        self._broker.share.dead_letters.written[self._leader.key.group_id] += _count(chunk)
         self.write()
 
-    def _leave(self, chunk: Sequence[Doomed]) -> int:
-        """Let records leave the window; they are the first of the queue."""
-        changes, count = [], 0
+    def _leave(self, chunk: Sequence[Doomed]) -> None:
+        """Let records leave the window."""
+        changes = []
         for one in chunk:
-            count += one.last - one.first + 1
             changes += self._leader.share.archived(one.first, one.last)
-            if not self.queue:
-                continue  # Stopped meanwhile.
-            since_ms, head = self.queue.popleft()
-            if head.last > one.last:
-                self.queue.appendleft((since_ms, head._replace(first=one.last + 1)))
         if changes:
             self._leader.persist(changes)
             self._broker.share.wake(self._leader)
-        return count
 
     def _failed(self, trouble: Trouble) -> None:
         """Try again later, and drop what has been tried for longer than the group wants."""
@@ -241,10 +270,9 @@ class DeadLetters:
                 reason=trouble.message,
             )
         self.trouble = trouble
-        config = self._broker.image.group_config(group_id)
-        patience_ms = config[_DROP_AFTER]
+        patience_ms = self._broker.image.group_config(group_id)[_DROP_AFTER]
         if patience_ms >= 0:
-            late = sum(now_ms - since_ms >= patience_ms for since_ms, _ in self.queue)
+            late = [one for one in self.queue if now_ms - one.since_ms >= patience_ms]
             self._drop(late, trouble.message)
         if self.queue:
             delay_ms = min(RETRY_MS << min(self._retries, 10), RETRY_MS_MAX)
@@ -255,35 +283,60 @@ class DeadLetters:
         self._timer = None
         self.write()
 
-    def _drop(self, rows: int, why: str) -> None:
-        if rows:
-            dropped = self._leave([one for _, one in list(self.queue)[:rows]])
-            group_id = self._leader.key.group_id
-            self._broker.share.dead_letters.dropped[group_id] += dropped
-            self._broker.log.warning(
-                "records left their group without a dead letter",
-                group=group_id,
-                records=dropped,
-                reason=why,
-            )
+    def _drop(self, doomed: list[Doomed], why: str) -> None:
+        if not doomed:
+            return
+        self.queue = [one for one in self.queue if one not in doomed]
+        self._leave(doomed)
+        group_id, count = self._leader.key.group_id, _count(doomed)
+        self._broker.share.dead_letters.dropped[group_id] += count
+        self._broker.log.warning(
+            "records left their group without a dead letter",
+            group=group_id,
+            records=count,
+            reason=why,
+        )
 
 
-def _records(source: Partition, chunk: Sequence[Doomed]) -> dict[int, Record]:
-    """The records of some offsets, as far as the log still has them and can read them."""
+def _count(doomed: Sequence[Doomed]) -> int:
+    return sum(one.last - one.first + 1 for one in doomed)
+
+
+def _records(
+    source: Partition, wanted: Sequence[int], bytes_max: int
+) -> tuple[dict[int, Record], int | None]:
+    """The records of some offsets, which rise, as far as the log still has them and can read them.
+
+    Ends when they are larger than `bytes_max` together, and then tells the first offset that was
+    not looked for; but there is always one that was.
+    """
     found: dict[int, Record] = {}
-    for one in chunk:
-        offset = one.first
-        while offset <= one.last and one.cause is not Cause.CORRUPT:
+    log, at, size = source.log, 0, 0
+    while at < len(wanted):
+        offset = max(wanted[at], log.log_start_offset)
+        try:
+            data, next_offset = log.read(offset, READ_BYTES, max_offset=source.high_watermark)
+        except (OffsetOutOfRange, CorruptBatch):
+            break
+        if not data:
+            break
+        for position, header in headers(data):
+            at = bisect_left(wanted, header.base_offset, at)
+            past = bisect_left(wanted, header.last_offset + 1, at)
+            if at == past:
+                continue
             try:
-                data, offset = source.log.read(offset, READ_BYTES, max_offset=source.high_watermark)
-                for at, header in headers(data):
-                    if header.last_offset < one.first or header.base_offset > one.last:
-                        continue
-                    for record in read_records(data, at):
-                        if one.first <= record.offset <= one.last:
-                            found[record.offset] = record
-            except (OffsetOutOfRange, CorruptBatch):
-                break
-            if not data:
-                break
-    return found
+                records = {r.offset: r for r in read_records(data, position)}
+            except CorruptBatch:
+                records = {}
+            for one in wanted[at:past]:
+                record = records.get(one)
+                if record is None:
+                    continue
+                size += size_bytes(record)
+                if size > bytes_max and found:
+                    return found, one
+                found[one] = record
+            at = past
+        at = max(at, bisect_left(wanted, next_offset, at))
+    return found, None

@@ -22,9 +22,10 @@ from shoal.coordinator.share.states import AcknowledgeType
 from shoal.metadata.image import ResourceType
 from shoal.protocol.errors import ErrorCode
 from shoal.replication.partition import Partition
-from shoal.server import share_admin, share_metrics, share_policies
+from shoal.server import share_admin, share_meters, share_metrics, share_policies
 from shoal.server.api import Peer
 from shoal.server.dead_letters import DeadLetterMeter, DeadLetters
+from shoal.server.floods import Floods
 from shoal.server.share_leader import Failure, Phase, ShareLeader
 from shoal.server.share_states import ShareStates
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 
 #: How often share partitions are looked for that no member has a session for.
 IDLE_CHECK_MS = 60_000
+#: The level of the feature `share.version` with which there are dead letters (KIP-1191).
+DEAD_LETTERS_FROM = 2
 #: How long locks are ended before other work gets its turn.
 EXPIRY_STEP_S = 0.005
 
@@ -49,13 +52,18 @@ class ShareService:
         self.sessions = ShareSessions(broker.image.broker_config["group.share.max.share.sessions"])
         self.leaders: dict[str, dict[tuple[UUID, int], ShareLeader]] = {}
         self.acknowledged: Counter[int] = Counter()
-        self.topics: dict[str, share_metrics.ShareTopicMeter] = {}
+        self.topics: dict[str, share_meters.ShareTopicMeter] = {}
         #: By group: how long share partitions took to load, and fetches to acquire records, in
         #: milliseconds; and of how many of a fetch's partitions in a hundred something was got.
-        self.load_times = share_metrics.Mean()
-        self.acquire_times = share_metrics.Mean()
-        self.fetch_ratios = share_metrics.Mean()
+        self.load_times = share_meters.Mean()
+        self.acquire_times = share_meters.Mean()
+        self.fetch_ratios = share_meters.Mean()
+        #: How long writes of share-group state took, all under "".
+        self.write_times = share_meters.Mean()
+        #: Share fetches that wait now, and those that waited in vain.
+        self.waiting_fetches = self.expired_fetches = 0
         self.dead_letters = DeadLetterMeter()
+        self.floods = Floods(broker)
         self.random = Random().random
         self.now_ms: Callable[[], int] = broker.clock.now_ms
         self._loop = asyncio.get_running_loop()
@@ -88,7 +96,9 @@ class ShareService:
                 config["share.auto.offset.reset"],
                 share_policies.backoff(config),
                 config["share.delivery.paused"],
-                bool(config["errors.deadletterqueue.topic.name"]),
+                image.features.get("share.version", 0) >= DEAD_LETTERS_FROM
+                and bool(config["errors.deadletterqueue.topic.name"]),
+                config["shoal.errors.deadletterqueue.flood.per.minute"],
             )
         return found
 
@@ -197,12 +207,17 @@ class ShareService:
     # Sessions.
 
     def open_session(
-        self, peer: Peer, group_id: str, member_id: str, partitions: Iterable[tuple[UUID, int]]
+        self,
+        peer: Peer,
+        group_id: str,
+        member_id: str,
+        partitions: Iterable[tuple[UUID, int]],
+        client_id: str = "",
     ) -> ShareSession:
         """Open a member's session, which ends with its connection. Raises
         SHARE_SESSION_LIMIT_REACHED."""
         self._broker.purgatory.wake(("share member", group_id, member_id))
-        session = self.sessions.open(group_id, member_id, peer.connection_id, partitions)
+        session = self.sessions.open(group_id, member_id, peer.connection_id, partitions, client_id)
         peer.on_close[("share session", group_id, member_id)] = lambda: self._connection_lost(
             session
         )
@@ -224,16 +239,16 @@ class ShareService:
             self.sessions.evictions_total += 1
             self.close_session(session.group_id, session.member_id)
 
-    def topic(self, topic_id: UUID) -> share_metrics.ShareTopicMeter | None:
+    def topic(self, topic_id: UUID) -> share_meters.ShareTopicMeter | None:
         """The meter of a topic that exists."""
         topic = self._broker.image.topics_by_id.get(topic_id)
         return None if topic is None else self.meter(topic.name)
 
-    def meter(self, topic: str) -> share_metrics.ShareTopicMeter:
+    def meter(self, topic: str) -> share_meters.ShareTopicMeter:
         """The meter of a topic by name."""
         meter = self.topics.get(topic)
         if meter is None:
-            meter = self.topics[topic] = share_metrics.ShareTopicMeter()
+            meter = self.topics[topic] = share_meters.ShareTopicMeter()
         return meter
 
     def unknown(self, topic_id: UUID, index: int) -> Failure:

@@ -9,7 +9,7 @@ is gone before the answer could leave.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from shoal.coordinator.share.sessions import FINAL_EPOCH, INITIAL_EPOCH, ShareSe
 from shoal.log.errors import LogOffline, OffsetOutOfRange
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.share import PartitionRecords, ShareFetchRequest, write_fetch
+from shoal.record.batch import HEADER_SIZE, headers
 from shoal.server.api import Answer, Body, Request
 from shoal.server.prompt import Prompt
 from shoal.server.share_acks import Acks
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
 RECORD_LIMIT = 1
+#: In an acquire mode: answer with the headers of the acquired batches alone, 61 bytes each, one
+#: behind the other. Shoal's own client asks for it where it needs offsets and no payload, of
+#: brokers that name this feature, and only to that client do they name it.
+HEADERS_ONLY = 0x10
+HEADERS_ONLY_FEATURE = "shoal.share.headers.only"
+OWN_CLIENT = "shoal"
 #: Topic id and partition index.
 _Key = tuple[UUID, int]
 
@@ -40,6 +47,7 @@ class ShareFetch:
         "_begun_ms",
         "_broker",
         "_entries",
+        "_headers_only",
         "_is_first",
         "_keys",
         "_locks",
@@ -61,8 +69,9 @@ class ShareFetch:
             session.member_id,
             body.max_records,
             body.batch_size,
-            body.share_acquire_mode == RECORD_LIMIT,
+            body.share_acquire_mode & ~HEADERS_ONLY == RECORD_LIMIT,
         )
+        self._headers_only = bool(body.share_acquire_mode & HEADERS_ONLY)
         session.reassigned = False
         self._keys = self._rotated(list(session.partitions), body.share_session_epoch)
         #: What has been collected for the answer; None while the fetch waits.
@@ -91,6 +100,8 @@ class ShareFetch:
                 expire=self._expire,
                 deadline_ms=self._broker.clock.now_ms() + body.max_wait_ms,
             )
+            self._broker.share.waiting_fetches += 1
+            self._parked.add_done_callback(self._woken)
             if self._acks.settled:
                 return self._parked
             self._parked.add_done_callback(lambda _: self._finish())
@@ -122,7 +133,11 @@ class ShareFetch:
         # A member with another assignment is let go, to ask for its new partitions.
         return self._done() if self._collect(must=self._session.reassigned) else None
 
+    def _woken(self, _: asyncio.Future[Body]) -> None:
+        self._broker.share.waiting_fetches -= 1
+
     def _expire(self) -> Body:
+        self._broker.share.expired_fetches += 1
         self._collect(must=True)
         return self._done()
 
@@ -177,6 +192,8 @@ class ShareFetch:
                     continue
                 if got.total:
                     self._locks.append((leader, got.lock))
+                    if self._headers_only:
+                        records = headers_of(records)
                     entry = entry._replace(records=records, acquired=got.records)
                     left_records -= got.total
                     size = sum(map(len, records))
@@ -249,6 +266,20 @@ class ShareFetch:
                 )
         settings = self._broker.share.settings(self._session.group_id)
         return write_fetch(topics, acquisition_lock_timeout_ms=settings.lock_duration_ms)
+
+
+def check_acquire_mode(request: Request) -> None:
+    """Raises INVALID_REQUEST for an acquire mode that is none, as `HEADERS_ONLY` is to clients
+    that were not told of it."""
+    mode = request.body.share_acquire_mode
+    own = request.peer.client_software[0] == OWN_CLIENT
+    if mode & ~HEADERS_ONLY not in (0, RECORD_LIMIT) or (mode & HEADERS_ONLY and not own):
+        raise ApiError(ErrorCode.invalid_request, f"Unknown share acquire mode id: {mode}")
+
+
+def headers_of(records: Sequence[memoryview]) -> list[memoryview]:
+    """The batches' headers."""
+    return [data[at : at + HEADER_SIZE] for data in records for at, _ in headers(data)]
 
 
 def _with_result(entry: PartitionRecords, failure: Failure | None) -> PartitionRecords:

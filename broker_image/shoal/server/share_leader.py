@@ -8,6 +8,7 @@ whoever waits is refused; the next fetch loads it again as persisted (`coordinat
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +17,7 @@ from shoal.coordinator.contract import Record, Reply, Result, Token
 from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted, acquire
 from shoal.coordinator.share.backoff import still_due
 from shoal.coordinator.share.batches import AbortedTransaction, scan
-from shoal.coordinator.share.fate import Fate
+from shoal.coordinator.share.fate import Doomed, Fate
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import Acknowledgement, SharePartition, StateBatch
@@ -26,6 +27,7 @@ from shoal.metadata.config_keys import duration_ms
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.record.batch import CorruptBatch
 from shoal.replication.partition import Partition
+from shoal.server.share_meters import FetchMeter
 
 if TYPE_CHECKING:
     import asyncio
@@ -93,6 +95,7 @@ class ShareLeader:
         "dead_letters",
         "expired_total",
         "failure",
+        "fetches",
         "key",
         "partition",
         "phase",
@@ -113,6 +116,7 @@ class ShareLeader:
         #: What fetches wait for beside the partition's own key.
         self.wake_key = ("share", key.group_id, key.topic_id, key.partition)
         self.expired_total = self.acquired_total = self.redelivered_total = 0
+        self.fetches = FetchMeter()
         self._record_size = float(RECORD_SIZE_GUESS)
         self._changes: list[StateBatch] = []
         self._waiters: list[Waiter] = []
@@ -135,7 +139,7 @@ class ShareLeader:
             or self._changes
             or self._waiters
             or self._writes
-            or self.dead_letters.queue
+            or self.dead_letters.pending
         )
 
     # Loading and dropping.
@@ -226,8 +230,16 @@ class ShareLeader:
     def may_acquire(self) -> bool:
         """Whether a fetch may get something now."""
         settings = self.settings
-        return not settings.paused and self.share.can_acquire(
+        return not self.held(settings) and self.share.can_acquire(
             self.limit(settings), settings.max_record_locks
+        )
+
+    def held(self, settings: ShareSettings) -> bool:
+        """Whether nothing is delivered now: the group is paused, or floods its dead letters."""
+        if settings.paused:
+            return True
+        return settings.dead_letters and self.service.floods.holds(
+            self.key.group_id, settings.flood_per_minute
         )
 
     def available_bytes(self, wanted: int) -> int:
@@ -240,11 +252,18 @@ class ShareLeader:
 
     def fetch(self, wanted: Wanted, max_bytes: int) -> Fetched:
         """Acquire and read. Raises `ApiError` when the log cannot be read."""
+        begun_ns = time.perf_counter_ns()
+        try:
+            return self._fetch(wanted, max_bytes)
+        finally:
+            self.fetches.note(begun_ns, time.perf_counter_ns())
+
+    def _fetch(self, wanted: Wanted, max_bytes: int) -> Fetched:
         share, settings, partition = self.share, self.settings, self.partition
         limit = self.limit(settings)
         now_ms = self.service.now_ms()
         self.expire(now_ms)
-        if settings.paused:
+        if self.held(settings):
             return Fetched((), NOTHING)
         for _ in range(FRUITLESS_READS_MAX):
             if not share.can_acquire(limit, settings.max_record_locks):
@@ -266,6 +285,7 @@ class ShareLeader:
                 self.persist(got.changes)
             if got.total:
                 self.acquired_total += got.total
+                self.fetches.batches += len(got.records)
                 again = (last - first + 1 for first, last, count in got.records if count > 1)
                 self.redelivered_total += sum(again)
                 self._arm()
@@ -397,14 +417,12 @@ class ShareLeader:
         self._loop_dirty = False
         if self.phase is not Phase.ACTIVE or self._state_partition is None:
             return
-        write = _Write(self, self._waiters)
-        changes, self._changes, self._waiters = self._changes, [], []
+        changes, self._changes = self._changes, []
         self._writes += 1
         share = self.share
         delays, share.delays = share.delays, []
-        if share.doomed:
-            self.dead_letters.add(share.doomed)
-            share.doomed = []
+        write = _Write(self, self._waiters, share.doomed)
+        self._waiters, share.doomed = [], []
 
         def decide(shard: ShareStateShard, now_ms: int, token: Token) -> Result:
             change = shard.write(
@@ -420,39 +438,48 @@ class ShareLeader:
             records: Sequence[Record] = () if change.record is None else (change.record,)
             return Result(records, (Reply(token, {"refusal": change.refusal}),))
 
-        self.service.states.runtime.submit(
-            self._state_partition, write, decide, self.service.now_ms()
-        )
+        now_ms = self.service.now_ms()
+        write.begun_ms = now_ms
+        self.service.states.runtime.submit(self._state_partition, write, decide, now_ms)
 
-    def written(self, failure: Failure | None, waiters: Sequence[Waiter]) -> None:
-        """A write has been committed, or has failed."""
+    def written(
+        self, failure: Failure | None, waiters: Sequence[Waiter], doomed: Sequence[Doomed]
+    ) -> None:
+        """A write has been committed, or has failed. What it made ARCHIVING gets its letter."""
         self._writes -= 1
         for waiter in waiters:
             waiter(failure)
         if failure is not None:
             self.drop(failure)
-        elif self.dead_letters.queue:
-            self.dead_letters.write()
+        elif doomed and self.phase is Phase.ACTIVE:
+            self.dead_letters.add(doomed)
 
 
 class _Write:
     """A state write that is under way: the token of its decision, in place of a future."""
 
-    __slots__ = ("_leader", "_waiters")
+    __slots__ = ("_doomed", "_leader", "_waiters", "begun_ms")
 
-    def __init__(self, leader: ShareLeader, waiters: list[Waiter]) -> None:
+    def __init__(
+        self, leader: ShareLeader, waiters: list[Waiter], doomed: Sequence[Doomed]
+    ) -> None:
         self._leader = leader
         self._waiters = waiters
+        self._doomed = doomed
+        self.begun_ms = 0
 
     def done(self) -> bool:
         return False
 
     def set_result(self, response: dict[str, Any]) -> None:
         refusal = response["refusal"]
-        self._leader.written(None if refusal is None else _told(*refusal), self._waiters)
+        failure = None if refusal is None else _told(*refusal)
+        service = self._leader.service
+        service.write_times.note("", service.now_ms() - self.begun_ms)
+        self._leader.written(failure, self._waiters, self._doomed)
 
     def set_exception(self, error: ApiError) -> None:
-        self._leader.written(_told(error.code, error.message), self._waiters)
+        self._leader.written(_told(error.code, error.message), self._waiters, self._doomed)
 
 
 def _read(

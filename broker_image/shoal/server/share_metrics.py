@@ -3,12 +3,14 @@ share partition, which Kafka has only as an admin request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from shoal.coordinator.share.states import AcknowledgeType
-from shoal.server.metrics import Labels, Samples, label
+from shoal.server import queue_metrics
+from shoal.server.metrics import Samples, label
+from shoal.server.share_meters import Mean, of_leaders
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -19,32 +21,6 @@ _GROUP = "kafka_server_ShareGroupMetrics_"
 _PARTITION = "kafka_server_SharePartitionMetrics_"
 _SESSIONS = "kafka_server_ShareSessionCache_"
 _TOPICS = "kafka_server_BrokerTopicMetrics_"
-
-
-class ShareTopicMeter:
-    """Share requests for one topic since the start, counted by partition."""
-
-    __slots__ = ("acknowledgements", "failed_acknowledgements", "failed_fetches", "fetches")
-
-    def __init__(self) -> None:
-        self.fetches = self.failed_fetches = 0
-        self.acknowledgements = self.failed_acknowledgements = 0
-
-
-class Mean:
-    """Number and sum of observations by group."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, tuple[int, int]] = {}
-
-    def note(self, group_id: str, value: int) -> None:
-        """Count one observation."""
-        count, total = self.sums.get(group_id, (0, 0))
-        self.sums[group_id] = (count + 1, total + value)
-
-    def samples(self, at: int) -> Samples:
-        """By group: the count (0) or the sum (1)."""
-        return [(label(group=group), sums[at]) for group, sums in self.sums.items()]
 
 
 def register(broker: Broker, service: ShareService) -> None:
@@ -82,6 +58,8 @@ def register(broker: Broker, service: ShareService) -> None:
         metrics.add(f"{_GROUP}{name}_count", "counter", help, partial(mean.samples, 0))
         metrics.add(f"{_GROUP}{name}_sum", "counter", help, partial(mean.samples, 1))
     _register_partitions(broker, service)
+    _register_delayed(broker, service)
+    queue_metrics.register(broker, service)
     metrics.gauge(f"{_SESSIONS}ShareSessionsCount", "Share sessions.",
                   lambda: len(service.sessions))  # fmt: skip
     metrics.gauge(f"{_SESSIONS}SharePartitionsCount", "Partitions in share sessions.",
@@ -91,62 +69,88 @@ def register(broker: Broker, service: ShareService) -> None:
                 lambda: (((), service.sessions.evictions_total),))  # fmt: skip
 
 
-def _register_partitions(broker: Broker, service: ShareService) -> None:
-    def of(value: Callable[[ShareLeader], float]) -> Callable[[], Samples]:
-        return lambda: [(labels, value(leader)) for labels, leader in _leaders(service)]
+def _register_delayed(broker: Broker, service: ShareService) -> None:
+    broker.metrics.add(
+        "kafka_server_DelayedShareFetchMetrics_ExpiresPerSec_total",
+        "counter",
+        "Share fetches that waited in vain.",
+        lambda: (((), service.expired_fetches),),
+    )
+    mean = service.write_times
+    for at, suffix in enumerate(("count", "sum")):
+        broker.metrics.add(
+            f"kafka_server_share_coordinator_metrics_write_latency_ms_{suffix}",
+            "counter",
+            "Time until a write to __share_group_state was committed.",
+            partial(_all, mean, at),
+        )
 
-    add = broker.metrics.add
-    add(f"{_PARTITION}InFlightMessageCount", "gauge", "Records in a share partition's window.",
-        of(lambda x: x.share.in_flight))  # fmt: skip
-    add(f"{_PARTITION}InFlightBatchCount", "gauge", "Runs of offsets in the window that are alike.",
-        of(lambda x: len(x.share.runs)))  # fmt: skip
-    add(f"{_PARTITION}AcquisitionLockTimeoutPerSec_total", "counter", "Records whose lock ended.",
-        of(lambda x: x.expired_total))  # fmt: skip
-    add("shoal_share_partition_acquired_records_total", "counter", "Records acquired.",
-        of(lambda x: x.acquired_total))  # fmt: skip
-    add("shoal_share_partition_redelivered_records_total", "counter",
-        "Records acquired that had been delivered before.",
-        of(lambda x: x.redelivered_total))  # fmt: skip
-    add("shoal_share_partition_locks", "gauge", "Acquisition locks that run.",
-        of(lambda x: len(x.share.locks.live)))  # fmt: skip
-    add("shoal_share_partition_locked_records", "gauge", "Records that those locks hold.",
-        of(lambda x: sum(lock.held for lock in x.share.locks.live.values())))  # fmt: skip
-    add("shoal_share_partition_backing_off_records", "gauge",
-        "Records in retry back-off.", of(lambda x: x.share.backing_off))  # fmt: skip
-    add("shoal_share_partition_paused", "gauge",
-        "1 while the group's delivery is paused (share.delivery.paused).",
-        of(lambda x: int(x.settings.paused)))  # fmt: skip
-    add("shoal_share_partition_archiving_records", "gauge",
-        "Records that wait for their dead letter.",
-        of(lambda x: sum(last - first + 1 for first, last, _ in x.share.archiving())),
-        )  # fmt: skip
-    meter = service.dead_letters
-    add("shoal_share_group_dead_letters_total", "counter", "Dead letters written.",
-        lambda: [(label(group=group), n) for group, n in meter.written.items()])  # fmt: skip
-    add("shoal_share_group_dead_letters_dropped_total", "counter",
-        "Records that left their group without a dead letter.",
-        lambda: [(label(group=group), n) for group, n in meter.dropped.items()])  # fmt: skip
-    add("shoal_share_group_dead_letter_failures_total", "counter",
-        "Attempts to write dead letters that failed, by reason.",
-        lambda: [(label(group=g, reason=why), n) for (g, why), n in meter.failed.items()],
-        )  # fmt: skip
-    add("shoal_share_partition_lag", "gauge",
-        "Records whose delivery is not complete (KIP-1226).",
-        of(lambda x: x.partition.high_watermark - x.share.start_offset - x.share.complete),
-        )  # fmt: skip
+
+def _register_partitions(broker: Broker, service: ShareService) -> None:
+    families: tuple[tuple[str, str, str, Callable[[ShareLeader], float]], ...] = (
+        (
+            "InFlightMessageCount",
+            "gauge",
+            "Records in a share partition's window.",
+            lambda x: x.share.in_flight,
+        ),
+        (
+            "InFlightBatchCount",
+            "gauge",
+            "Runs of offsets in the window that are alike.",
+            lambda x: len(x.share.runs),
+        ),
+        (
+            "InFlightBatchMessageCount_count",
+            "counter",
+            "Ranges of records acquired.",
+            lambda x: x.fetches.batches,
+        ),
+        (
+            "InFlightBatchMessageCount_sum",
+            "counter",
+            "Records in those ranges.",
+            lambda x: x.acquired_total,
+        ),
+        (
+            "AcquisitionLockTimeoutPerSec_total",
+            "counter",
+            "Records whose lock ended.",
+            lambda x: x.expired_total,
+        ),
+        (
+            "FetchLockTimeMs_count",
+            "counter",
+            "Fetches that had the share partition to themselves.",
+            lambda x: x.fetches.count,
+        ),
+        (
+            "FetchLockTimeMs_sum",
+            "counter",
+            "How long they had it.",
+            lambda x: x.fetches.time_ns / 1e6,
+        ),
+        (
+            "FetchLockRatio_count",
+            "counter",
+            "As FetchLockTimeMs_count.",
+            lambda x: x.fetches.count,
+        ),
+        (
+            "FetchLockRatio_sum",
+            "counter",
+            "Of each in a hundred, its part of the time since the one before.",
+            lambda x: x.fetches.ratio_sum,
+        ),
+    )
+    for name, kind, help, value in families:
+        broker.metrics.add(f"{_PARTITION}{name}", kind, help, of_leaders(service, value))
+
+
+def _all(mean: Mean, at: int) -> Samples:
+    return [((), sums[at]) for sums in mean.sums.values()]
 
 
 def _of_topics(service: ShareService, attribute: str) -> Samples:
     meters = service.topics.items()
     return [(label(topic=topic), getattr(meter, attribute)) for topic, meter in meters]
-
-
-def _leaders(service: ShareService) -> Iterator[tuple[Labels, ShareLeader]]:
-    for group_id, group in service.leaders.items():
-        for leader in group.values():
-            labels = label(
-                group=group_id,
-                topic=leader.partition.topic,
-                partition=str(leader.partition.index),
-            )
-            yield labels, leader

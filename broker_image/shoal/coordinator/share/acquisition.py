@@ -104,7 +104,12 @@ def acquire(
     if held:
         deadline_ms = now_ms + settings.lock_duration_ms
         lock = Lock(
-            wanted.member_id, deadline_ms, first=records[0][0], last=records[-1][1], held=held
+            wanted.member_id,
+            deadline_ms,
+            first=records[0][0],
+            last=records[-1][1],
+            held=held,
+            since_ms=now_ms,
         )
         share.locks.open(number, lock)
     if changes:

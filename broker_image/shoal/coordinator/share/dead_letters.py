@@ -1,7 +1,8 @@
 """Dead letters (KIP-1191): a record whose delivery has failed for good, with headers that tell why.
 
-The headers are Kafka's `__dlq.errors.*`; values are text. Where the group copies records, key,
-value, timestamp and the original headers are kept before them, which Kafka drops. Pure; the shell
+The headers are Kafka's `__dlq.errors.*`, with two of our own (member, client.id); values are text.
+Where the group copies records, key, value and the original headers are kept before them, as Kafka
+does, and the timestamp, which Kafka makes that of the letter. Pure; the shell
 (`server.dead_letters`) reads the records and writes the letters.
 """
 
@@ -29,16 +30,46 @@ def cause_of(delivery_count: int, limit: int) -> Cause:
     return Cause.LIMIT if delivery_count >= limit else Cause.REJECTED
 
 
-def take(doomed: Iterable[Doomed], offsets_max: int) -> list[Doomed]:
-    """The first so many offsets of some."""
-    taken = []
+def part(doomed: Iterable[Doomed], offsets_max: int) -> tuple[list[Doomed], list[Doomed]]:
+    """The first so many offsets of some, and the others."""
+    taken: list[Doomed] = []
+    left: list[Doomed] = []
     for one in doomed:
         last = min(one.last, one.first + offsets_max - 1)
-        taken.append(one._replace(last=last))
-        offsets_max -= last - one.first + 1
-        if offsets_max == 0:
-            break
-    return taken
+        if last >= one.first:
+            taken.append(one._replace(last=last))
+            offsets_max -= last - one.first + 1
+        if last < one.last:
+            left.append(one._replace(first=max(one.first, last + 1)))
+    return taken, left
+
+
+def split(doomed: Iterable[Doomed], end: int) -> tuple[list[Doomed], list[Doomed]]:
+    """Some offsets below `end`, and those from there on."""
+    below: list[Doomed] = []
+    above: list[Doomed] = []
+    for one in doomed:
+        if one.first < end:
+            below.append(one._replace(last=min(one.last, end - 1)))
+        if one.last >= end:
+            above.append(one._replace(first=max(one.first, end)))
+    return below, above
+
+
+def readable(doomed: Iterable[Doomed]) -> list[int]:
+    """The offsets, in order, whose records may be read for their letters."""
+    return sorted(
+        offset
+        for one in doomed
+        if one.cause is not Cause.CORRUPT
+        for offset in range(one.first, one.last + 1)
+    )
+
+
+def size_bytes(record: Record) -> int:
+    """What a record adds to a letter, about."""
+    size = len(record.key or b"") + len(record.value or b"")
+    return size + sum(len(name) + len(value or b"") for name, value in record.headers)
 
 
 def letters(
@@ -66,4 +97,6 @@ def _headers(source: Source, doomed: Doomed, offset: int) -> list[tuple[str, byt
     }
     if doomed.member_id:
         told["member"] = doomed.member_id
+    if doomed.client_id:
+        told["client.id"] = doomed.client_id
     return [(PREFIX + name, str(value).encode()) for name, value in told.items()]

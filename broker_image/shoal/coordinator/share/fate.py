@@ -31,18 +31,22 @@ class Fate(NamedTuple):
 
 
 class Cause(Enum):
-    """Why delivery of a record has failed for good, as its dead letter tells."""
+    """Why delivery of a record has failed for good, as its dead letter tells: Kafka's sentences,
+    but for the corrupt batch, which Kafka archives without a letter."""
 
-    REJECTED = "Record rejected by client."
-    LIMIT = "Delivery count limit reached."
+    REJECTED = "Offset rejected by client."
+    LIMIT = "Offset delivery count exceeded the threshold."
     CORRUPT = "Record batch is corrupt."
 
 
 class Doomed(NamedTuple):
-    """Offsets that are ARCHIVING and alike. `member_id` is who held them last, "" if unknown."""
+    """Offsets that are ARCHIVING and alike, since when. `member_id` is who held them last and
+    `client_id` its client.id, "" where that is unknown."""
 
     first: int
     last: int
     delivery_count: int
     cause: Cause
     member_id: str
+    client_id: str = ""
+    since_ms: int = 0

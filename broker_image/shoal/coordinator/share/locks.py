@@ -16,18 +16,27 @@ _LEFTOVERS_MIN = 64
 
 
 class Lock:
-    """One acquisition lock: `held` records of `member_id` within `[first, last]`."""
+    """One acquisition lock: `held` records of `member_id` within `[first, last]`, which it has had
+    since `since_ms`, renewals included; 0 where nobody wants to know."""
 
-    __slots__ = ("deadline_ms", "first", "held", "last", "member_id")
+    __slots__ = ("deadline_ms", "first", "held", "last", "member_id", "since_ms")
 
     def __init__(
-        self, member_id: str, deadline_ms: int, *, first: int, last: int, held: int
+        self,
+        member_id: str,
+        deadline_ms: int,
+        *,
+        first: int,
+        last: int,
+        held: int,
+        since_ms: int = 0,
     ) -> None:
         self.member_id = member_id
         self.deadline_ms = deadline_ms
         self.first = first
         self.last = last
         self.held = held
+        self.since_ms = since_ms
 
 
 class Locks:

@@ -46,6 +46,8 @@ class ShareSessions:
         self.limit = limit
         self._sessions: dict[tuple[str, str], ShareSession] = {}
         self._members: dict[str, int] = {}
+        #: The client.id of members, by session and beyond its end, the newest last.
+        self._client_ids: dict[tuple[str, str], str] = {}
         #: Sessions ended because their connection was lost.
         self.evictions_total = 0
 
@@ -74,6 +76,7 @@ class ShareSessions:
         member_id: str,
         connection_id: str,
         partitions: Iterable[TopicPartition],
+        client_id: str = "",
     ) -> ShareSession:
         """Open a member's session, in place of the one it may have.
 
@@ -90,7 +93,15 @@ class ShareSessions:
         session.partitions = dict.fromkeys(partitions, True)
         self._sessions[(group_id, member_id)] = session
         self._members[group_id] = self._members.get(group_id, 0) + 1
+        self._client_ids.pop((group_id, member_id), None)
+        self._client_ids[(group_id, member_id)] = client_id
+        if len(self._client_ids) > 2 * self.limit:
+            del self._client_ids[next(iter(self._client_ids))]
         return session
+
+    def client_id(self, group_id: str, member_id: str) -> str:
+        """A member's client.id, also when its session has ended not long ago; "" if unknown."""
+        return self._client_ids.get((group_id, member_id), "")
 
     def next(self, group_id: str, member_id: str, epoch: int) -> ShareSession:
         """The session of a request that carries `epoch`, not 0; moves on to the next epoch unless

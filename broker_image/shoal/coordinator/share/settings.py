@@ -36,6 +36,8 @@ class ShareSettings:
     paused: bool = False
     #: `errors.deadletterqueue.topic.name` is set: what fails for good is ARCHIVING at first.
     dead_letters: bool = False
+    #: `shoal.errors.deadletterqueue.flood.per.minute`; 0 for no limit.
+    flood_per_minute: int = 0
 
     @property
     def splitting_count(self) -> int:

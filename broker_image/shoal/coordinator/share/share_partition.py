@@ -324,9 +324,11 @@ class SharePartition:
         held = sum(last - first + 1 for first, last in ranges)
         lock = Lock(member_id, deadline_ms, first=ranges[0][0], last=ranges[-1][1], held=held)
         self.locks.open(number, lock)
+        lock.since_ms = deadline_ms
         for first, last in ranges:
             row, past = runs.cut(first), runs.cut(last + 1)
             for at in range(row, past):
+                lock.since_ms = min(lock.since_ms, self.locks.live[runs.locks[at]].since_ms)
                 self.locks.give_back(runs.locks[at], runs.last(at) - runs.firsts[at] + 1)
                 runs.locks[at] = number
             runs.join(row, past)

@@ -15,7 +15,7 @@ Called by the runtime, in the shape of `coordinator.contract`. Source: KIP-932, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -103,6 +103,13 @@ class ShareStateShard:
         self._last_offset = -1
         #: The last update made, by its bytes: replaying it right away needs no decoding.
         self._written: tuple[bytes, Update | None] = (b"", None)
+
+    def standings(self) -> Iterator[tuple[ShareKey, int, int]]:
+        """Every share partition that has begun: its key, start offset, and delivery complete
+        count, -1 where that is not known."""
+        for state in self._states.values():
+            if state.start_offset != NONE:
+                yield state.key, state.start_offset, state.delivery_complete_count
 
     # Decisions, each for one share partition of a request.
 

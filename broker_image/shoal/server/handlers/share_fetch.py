@@ -11,7 +11,7 @@ from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.share import ShareFetchRequest, write_fetch
 from shoal.server.api import Answer, Body, Request
 from shoal.server.share_acks import Acks
-from shoal.server.share_fetch import ShareFetch
+from shoal.server.share_fetch import ShareFetch, check_acquire_mode
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -26,6 +26,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     group_id, member_id = checked_ids(body.group_id, body.member_id)
     if body.is_renew_ack:
         _check_renewal(body)
+    check_acquire_mode(request)
     told = [(topic_id, index) for topic_id, found in body.topics for index, _ in found]
     acks = Acks(service)
     if body.share_session_epoch == INITIAL_EPOCH:
@@ -35,7 +36,9 @@ def handle(broker: Broker, request: Request) -> Answer:
                 "a request that opens a share session acknowledges nothing",
             )
         try:
-            session = service.open_session(request.peer, group_id, member_id, told)
+            session = service.open_session(
+                request.peer, group_id, member_id, told, request.header.client_id or ""
+            )
         except ApiError as refused:
             return _later(broker, body.max_wait_ms, refused)
     else:

@@ -1,0 +1,177 @@
+"""Metrics of what share groups have beyond Kafka's, and the lag of each share partition, which
+Kafka tells only to an admin. Dead letters have Kafka's names (KIP-1191) beside ours."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from shoal.server.metrics import Samples, label
+from shoal.server.share_meters import of_leaders
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+    from shoal.server.share import ShareService
+    from shoal.server.share_leader import ShareLeader
+
+_GROUP = "kafka_server_ShareGroupMetrics_DeadLetterQueue"
+
+
+def register(broker: Broker, service: ShareService) -> None:
+    """Add the families."""
+    _register_partitions(broker, service)
+    _register_letters(broker, service)
+    add = broker.metrics.add
+    add(
+        "shoal_share_group_held",
+        "gauge",
+        "Share partitions of a group that are not delivered, or not in full, and why.",
+        lambda: held(service),
+    )
+    add(
+        "shoal_share_partition_lag",
+        "gauge",
+        "Records whose delivery is not complete (KIP-1226).",
+        lambda: lags(broker, service),
+    )
+
+
+def _register_partitions(broker: Broker, service: ShareService) -> None:
+    families: tuple[tuple[str, str, str, Callable[[ShareLeader], float]], ...] = (
+        ("acquired_records_total", "counter", "Records acquired.", lambda x: x.acquired_total),
+        (
+            "redelivered_records_total",
+            "counter",
+            "Records acquired that had been delivered before.",
+            lambda x: x.redelivered_total,
+        ),
+        ("locks", "gauge", "Acquisition locks that run.", lambda x: len(x.share.locks.live)),
+        (
+            "locked_records",
+            "gauge",
+            "Records that those locks hold.",
+            lambda x: sum(lock.held for lock in x.share.locks.live.values()),
+        ),
+        (
+            "oldest_lock_age_seconds",
+            "gauge",
+            "For how long the oldest of those locks has been held, renewals included.",
+            _oldest_lock_age_s,
+        ),
+        (
+            "backing_off_records",
+            "gauge",
+            "Records in retry back-off.",
+            lambda x: x.share.backing_off,
+        ),
+        (
+            "paused",
+            "gauge",
+            "1 while the group's delivery is paused (share.delivery.paused).",
+            lambda x: int(x.settings.paused),
+        ),
+        (
+            "archiving_records",
+            "gauge",
+            "Records that wait for their dead letter.",
+            lambda x: sum(last - first + 1 for first, last, _ in x.share.archiving()),
+        ),
+    )
+    for name, kind, help, value in families:
+        broker.metrics.add(f"shoal_share_partition_{name}", kind, help, of_leaders(service, value))
+
+
+def _register_letters(broker: Broker, service: ShareService) -> None:
+    meter, add = service.dead_letters, broker.metrics.add
+
+    def by_group(counts: Counter[str]) -> Callable[[], Samples]:
+        return lambda: [(label(group=group), n) for group, n in counts.items()]
+
+    def failed() -> Samples:
+        groups: Counter[str] = Counter()
+        for (group, _), n in meter.failed.items():
+            groups[group] += n
+        return [(label(group=group), n) for group, n in groups.items()]
+
+    add(f"{_GROUP}RecordCount", "counter", "Dead letters written.", by_group(meter.written))
+    add(
+        f"{_GROUP}TotalProduceRequestsPerSec_total",
+        "counter",
+        "Attempts to write dead letters.",
+        by_group(meter.attempts),
+    )
+    add(
+        f"{_GROUP}FailedProduceRequestsPerSec_total",
+        "counter",
+        "Attempts to write dead letters that failed.",
+        failed,
+    )
+    add("shoal_share_group_dead_letters_total", "counter", "Dead letters written.",
+        by_group(meter.written))  # fmt: skip
+    add(
+        "shoal_share_group_dead_letters_dropped_total",
+        "counter",
+        "Records that left their group without a dead letter.",
+        by_group(meter.dropped),
+    )
+    add(
+        "shoal_share_group_dead_letter_failures_total",
+        "counter",
+        "Attempts to write dead letters that failed, by reason.",
+        lambda: [(label(group=g, reason=why), n) for (g, why), n in meter.failed.items()],
+    )
+    add(
+        "shoal_share_group_dead_letters_last_minute",
+        "gauge",
+        "Dead letters of the last minute, which a flood limit is held against.",
+        lambda: [
+            (label(group=group), service.floods.last_minute(group))
+            for group in service.floods.groups()
+        ],
+    )
+
+
+def held(service: ShareService) -> Samples:
+    """By group and reason: how many share partitions are held."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for group_id, group in service.leaders.items():
+        settings = service.settings(group_id)
+        flood = service.floods.holds(group_id, settings.flood_per_minute)
+        for leader in group.values():
+            counts[group_id, "paused"] += settings.paused
+            counts[group_id, "flood"] += flood
+            if leader.dead_letters.trouble is not None and leader.dead_letters.pending:
+                counts[group_id, leader.dead_letters.trouble.reason] += 1
+    return [(label(group=group, why=why), n) for (group, why), n in counts.items() if n]
+
+
+def lags(broker: Broker, service: ShareService) -> Samples:
+    """Lag by share partition that is led here: of those loaded, and, as persisted, of others."""
+    found = []
+    for _, shard in service.states.shards():
+        for key, start_offset, complete in shard.standings():
+            partition = broker.partitions.get(key.topic_id, key.partition)
+            if partition is None or not partition.is_leader:
+                continue
+            if service.find(key.group_id, key.topic_id, key.partition) is None and complete >= 0:
+                lag = max(0, partition.high_watermark - start_offset - complete)
+                found.append((_where(key.group_id, partition.topic, partition.index), lag))
+    for group_id, group in service.leaders.items():
+        for leader in group.values():
+            where = _where(group_id, leader.partition.topic, leader.partition.index)
+            share = leader.share
+            lag = leader.partition.high_watermark - share.start_offset - share.complete
+            found.append((where, lag))
+    return found
+
+
+def _where(group_id: str, topic: str, index: int) -> tuple[tuple[str, str], ...]:
+    return label(group=group_id, topic=topic, partition=str(index))
+
+
+def _oldest_lock_age_s(leader: ShareLeader) -> float:
+    locks = leader.share.locks.live.values()
+    if not locks:
+        return 0.0
+    return (leader.service.now_ms() - min(lock.since_ms for lock in locks)) / 1000
