@@ -6,7 +6,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help venv check lint types imports unit model sim wire java compat spark kube cluster image e2e demo bench test test-all docs lock clean
+.PHONY: help venv check lint types imports unit model sim wire fuzz java kcat compat spark kube cluster image e2e demo bench test test-all docs lock clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -33,11 +33,16 @@ unit wire model: venv       ## one kind of test
 	$(PYTEST) -q tests/$@
 sim: venv                   ## whole quorums under named faults; make sim SEED=n repeats one
 	$(PYTEST) -q tests/sim $(if $(SEED),-k one_seed)
+fuzz: venv                  ## coverage-guided fuzzing of the parsers, a minute each; make fuzz FUZZ="--seconds 50" for all together
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install -q --disable-pip-version-check atheris==3.0.0
+	$(BIN)/python tests/wire/fuzz_parsers.py $(FUZZ)
 java:            ## Apache Kafka's clients and tools for the compat tests, from tests/compat/pom.xml
 	@command -v mvn >/dev/null && command -v java >/dev/null || { echo "The Java clients need java (17 or newer) and mvn: apt-get install openjdk-17-jre-headless maven"; exit 1; }
 	@test tests/compat/lib/.stamp -nt tests/compat/pom.xml || { mvn -q -f tests/compat/pom.xml dependency:copy-dependencies -DoutputDirectory=lib && touch tests/compat/lib/.stamp; }
-compat: venv java           ## real clients against a real broker process
-	$(PYTEST) -q tests/compat
+kcat:
+	@command -v kcat >/dev/null || { echo "The kcat tests need kcat: apt-get install kcat"; exit 1; }
+compat: venv java kcat      ## real clients against a real broker process
+	CI=true $(PYTEST) -q tests/compat
 
 spark: venv java            ## the Spark source and its jobs in local mode
 	$(PYTEST) -q tests/spark
@@ -53,13 +58,14 @@ demo: venv                  ## the whole pipeline on a real Kubernetes, watched
 	PYTHONPATH=tests $(BIN)/python examples/demo/demo.py $(DEMO)
 bench: venv java            ## the same loads against Shoal and Apache Kafka: a table, JSON and a picture
 	$(BIN)/python bench/run.py $(BENCH)
-test: venv                  ## what CI runs: every kind that needs no other program on the machine
+test: venv                  ## every kind of test that needs no other program on the machine; .ci/run adds compat and fuzz
 	$(PYTEST) -q tests/unit tests/wire tests/model tests/sim tests/kube
 test-all: test compat spark e2e   ## all of it: Java's and C's clients, Spark, a real Kubernetes
 
 docs: venv                  ## the pages that are generated from tables
 	$(BIN)/python -m shoal.metadata.config_page > docs/configs.md
 	$(BIN)/python -m shoal.server.compat_page > docs/compat.md
+	$(BIN)/python -m shoal_operator.reference crds docs/reference
 lock: venv       ## pin all dependencies anew
 	$(BIN)/python -m pip install -q uv
 	$(BIN)/uv pip compile -q --all-extras --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate pyproject.toml lock-extra.in -o requirements.lock

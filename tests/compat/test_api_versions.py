@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from kafka_tools import KafkaTools
@@ -12,7 +11,6 @@ from shoal.protocol.api import ApiKey
 from shoal.server import compat_page
 from wireclient import WireClient
 
-DOCS = Path(__file__).parents[2] / "docs" / "compat.md"
 #: What producers, consumers, share consumers and administrators of one broker call.
 SINGLE_NODE = [
     *range(4), *range(8, 24), 32, 33, 35, 37, *range(42, 48), 55, 57, 60, 61, *range(64, 67), 68,
@@ -48,10 +46,3 @@ def test_kafkas_own_client_uses_the_latest_of_each(tools: KafkaTools) -> None:
             assert usable[int(key)] == int(high or low), name
     unsupported = {int(key) for _, key, low, _ in rows if not low}
     assert unsupported.isdisjoint(SINGLE_NODE)
-
-
-def test_the_page_is_what_the_table_of_handlers_says() -> None:
-    assert DOCS.read_text() == compat_page.page(), (
-        "docs/compat.md is made of the table of handlers:"
-        " python -m shoal.server.compat_page > docs/compat.md"
-    )
