@@ -52,6 +52,16 @@ def test_variables_that_kubernetes_gives_are_no_settings() -> None:
     assert config.from_environment(links) == {}
 
 
+def test_a_file_may_name_environment_variables() -> None:
+    """KIP-887's `${env:NAME}`, so that one file serves brokers that differ in their address."""
+    text = "listeners=A://:1\nlistener.security.protocol.map=A:PLAINTEXT\n"
+    text += "advertised.listeners=A://${env:NODE_IP}:${env:PORT_OUTSIDE}\n"
+    found = resolve({}, {"NODE_IP": "10.0.0.7", "PORT_OUTSIDE": "31000"}, text, "x.properties")
+    assert found.advertised["A"] == ("A", "10.0.0.7", 31000)
+    with pytest.raises(InvalidConfig, match="variable PORT_OUTSIDE is not set"):
+        resolve({}, {"NODE_IP": "10.0.0.7"}, text, "x.properties")
+
+
 def test_properties_are_javas() -> None:
     text = "# no\n! no\n a=1\nb : 2\nc 3\nd=x\\\n   y\ne=\\u0041\\tz\nf\ng\\=h=i  \n\n"
     assert dict(config.properties(text)) == {

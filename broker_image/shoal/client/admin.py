@@ -100,11 +100,14 @@ class Admin:
         })  # fmt: skip
         return {f.name: f.max_version_level for f in answer.finalized_features}
 
-    async def log_dirs(self, nodes: Iterable[int]) -> dict[int, tuple[LogDir, ...]]:
-        """Data directories of brokers, with the bytes of every partition in them."""
+    async def log_dirs(
+        self, nodes: Iterable[int], *, partitions: bool = True
+    ) -> dict[int, tuple[LogDir, ...]]:
+        """Data directories of brokers; with `partitions` also the bytes of each in them."""
         found = {}
         for node in nodes:
-            answer = await self.cluster.request(node, ApiKey.DESCRIBE_LOG_DIRS, {"topics": None})
+            body = {"topics": None if partitions else []}
+            answer = await self.cluster.request(node, ApiKey.DESCRIBE_LOG_DIRS, body)
             check(getattr(answer, "error_code", 0), f"log dirs of broker {node}")
             found[node] = tuple(_log_dir(row) for row in answer.results)
         return found

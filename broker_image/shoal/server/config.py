@@ -27,6 +27,7 @@ _FLAG_VARIABLES = (
     "SHOAL_BOOTSTRAP", "SHOAL_COMMAND_CONFIG", "SHOAL_CONFIG", "SHOAL_DATA_DIR", "SHOAL_LISTENER",
 )  # fmt: skip
 _LISTENER = re.compile(r"(?:([A-Za-z0-9_\-]+)://)?(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]]*)):(\d+)")
+_VARIABLE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
@@ -89,7 +90,7 @@ def resolve(
     sources = [
         ("a flag", dict(flags)),
         ("the environment", from_environment(environment)),
-        (file_name, dict(properties(file_text or ""))),
+        (file_name, dict(_filled(properties(file_text or ""), environment, file_name))),
     ]
     given: dict[str, str] = {}
     for where, texts in reversed(sources):
@@ -145,6 +146,21 @@ def properties(text: str) -> Iterator[tuple[str, str]]:
         match = re.match(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=: \t\f]?[ \t\f]*(.*)", line, re.DOTALL)
         assert match is not None
         yield _unescaped(match[1]), _unescaped(match[2]).rstrip()
+
+
+def _filled(
+    lines: Iterator[tuple[str, str]], environment: Mapping[str, str], file_name: str
+) -> Iterator[tuple[str, str]]:
+    """A file's values with each `${env:NAME}` replaced by that variable, as Kafka's
+    EnvVarConfigProvider does (KIP-887). Raises `InvalidConfig` for a variable that is not set."""
+    for name, text in lines:
+        absent = [v for v in _VARIABLE.findall(text) if v not in environment]
+        if absent:
+            raise InvalidConfig(
+                f"{name} in {file_name} has ${{env:{absent[0]}}}, but the environment variable"
+                f" {absent[0]} is not set."
+            )
+        yield name, _VARIABLE.sub(lambda found: environment[found[1]], text)
 
 
 def _unescaped(text: str) -> str:

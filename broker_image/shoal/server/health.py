@@ -1,7 +1,8 @@
 """The optional HTTP listener: `/metrics` for Prometheus, `/healthz` and `/readyz` for Kubernetes.
 
 One small request, one answer, and the connection is closed. Healthy means that the event loop
-answers and the log directory is online; ready means that clients are served as well.
+answers and the log directory is online; ready means that clients are served as well. Each answer's
+`Server` header tells the broker's version.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, cast
 
+from shoal import __version__
 from shoal.server.listener import bound_socket
 
 if TYPE_CHECKING:
@@ -99,6 +101,7 @@ class _Http(asyncio.Protocol):
         data = body.encode()
         head = (
             f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\n"
-            f"Content-Length: {len(data)}\r\nConnection: close\r\n\r\n"
+            f"Content-Length: {len(data)}\r\nServer: shoal/{__version__}\r\n"
+            "Connection: close\r\n\r\n"
         )
         return head.encode() + (b"" if words[0] == "HEAD" else data)
