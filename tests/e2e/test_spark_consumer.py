@@ -90,7 +90,7 @@ def test_the_application_fits_the_published_schema(work: Resources, cluster: Clu
     made = work.get("sparkapplication/eaters")["spec"]
     assert made["suspend"] is True
     assert made["restartPolicy"]["type"] == "Always"
-    assert made["dynamicAllocation"]["maxExecutors"] == EXECUTORS_MAX
+    assert made["executor"]["instances"] == 1
     dry = ("apply", "--dry-run=server", "--server-side", "--validate=strict", "--force-conflicts")
     manifest = work.get("sparkapplication/eaters")
     bare = {k: manifest[k] for k in ("apiVersion", "kind", "spec")}
