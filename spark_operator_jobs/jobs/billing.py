@@ -20,7 +20,7 @@ from typing import Any
 
 import shoal_spark
 from pyspark.sql import DataFrame, SparkSession
-from shoal_spark import allocation, arguments, outcomes
+from shoal_spark import arguments, outcomes
 
 SCHEMA = "number string, account string, total_cents long, pdf binary"
 TABLE = """
@@ -115,7 +115,6 @@ def main() -> None:
     given = parser.parse_args()
     spark = SparkSession.builder.appName("billing").getOrCreate()
     shoal_spark.register(spark)
-    allocation.follow(spark)
     writer = arguments.load(spark, given).writeStream.foreachBatch(sink(given))
     arguments.started(writer, given).start().awaitTermination()
 

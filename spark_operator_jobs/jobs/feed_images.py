@@ -60,13 +60,15 @@ def pictures(size: int, count: int) -> Iterator[tuple[str, bytes]]:
         yield name, out.getvalue()
 
 
-def tasks(count: int, size: int, broken_every: int) -> Iterator[tuple[str, bytes, str]]:
+def tasks(
+    count: int, size: int, broken_every: int, name_of_all: str = "image"
+) -> Iterator[tuple[str, bytes, str]]:
     """Key, value and the picture's name; each `broken_every`th is cut off in the middle."""
     made = list(pictures(size, min(count, PICTURES)))
     for number in range(count):
         name, data = made[number % len(made)]
         broken = broken_every and number % broken_every == broken_every - 1
-        yield f"image-{number:06d}", data[: len(data) // 3] if broken else data, name
+        yield f"{name_of_all}-{number:06d}", data[: len(data) // 3] if broken else data, name
 
 
 async def prepare(client: Client, given: argparse.Namespace) -> None:
@@ -100,7 +102,7 @@ async def feed(given: argparse.Namespace) -> int:
         async with client.producer() as producer:
             waiting = []
             for number, (key, value, name) in enumerate(
-                tasks(given.count, given.size, given.broken_every)
+                tasks(given.count, given.size, given.broken_every, given.name)
             ):
                 waiting.append(await producer.send(
                     given.topic, value, key=key.encode(), headers=[("picture", name.encode())],
@@ -127,6 +129,7 @@ def main() -> None:
     parser.add_argument(
         "--broken-every", type=int, default=100, help="each so many is broken; 0 for none"
     )
+    parser.add_argument("--name", default="image", help="what the tasks' keys begin with")
     parser.add_argument("--group", default="", help="a share group to configure")
     parser.add_argument("--dead-letters", default="", help="the group's dead-letter topic")
     parser.add_argument("--results-topic", default="", help="a topic to make for results")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import shoal_spark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.state import GroupStateTimeout
-from shoal_spark import allocation, arguments, outcomes, topics
+from shoal_spark import arguments, outcomes, topics
 
 ORDER = (
     "order string, account string, country string, "
@@ -132,7 +132,6 @@ def main() -> None:
     given = parser.parse_args()
     spark = SparkSession.builder.appName("fraud-check").getOrCreate()
     shoal_spark.register(spark)
-    allocation.follow(spark)
     rows = amounts(arguments.load(spark, given)).groupBy("account")
     judged = rows.applyInPandasWithState(
         scored(given.threshold), OUTPUT, STATE, "append", GroupStateTimeout.NoTimeout

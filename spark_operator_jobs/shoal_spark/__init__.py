@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: Applications of this process that `register` has been called for.
+_applications: set[str] = set()
+
 
 def register(spark: SparkSession) -> None:
-    """Make the formats known to a session: `sharegroup` and its companions."""
+    """Make the formats known to a session: `sharegroup` and its companions.
+
+    Of an application it also publishes the counts of its queries as Spark metrics (`metrics`),
+    and, where somebody publishes how many executors are wanted, follows that (`allocation`).
+    """
     from shoal_spark.groups import DeadLetterSource, LagSource
     from shoal_spark.outcomes import OutcomeSink
     from shoal_spark.source import ShareGroupSource
@@ -24,3 +31,12 @@ def register(spark: SparkSession) -> None:
 
     for source in (ShareGroupSource, OutcomeSink, LagSource, DeadLetterSource, TopicSink):
         spark.dataSource.register(source)
+    # A session of Spark Connect has no driver of its own to steer or to ask.
+    context = getattr(spark, "_sc", None)
+    if context is None or context.applicationId in _applications:
+        return
+    from shoal_spark import allocation, metrics
+
+    _applications.add(context.applicationId)
+    metrics.publish(spark)
+    allocation.follow(spark)

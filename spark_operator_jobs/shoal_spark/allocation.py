@@ -1,8 +1,8 @@
 """Keeps a running application at the number of executors that is wanted, up and down.
 
-Called by a job as `allocation.follow(spark)`; without a published number (`scaling`) it does
-nothing. Up is `SparkContext.requestTotalExecutors`. Down is decommissioning: an executor gets no
-further tasks, ends those that it runs, and goes, so no record loses a delivery attempt.
+`shoal_spark.register` calls `follow`; without a published number (`scaling`) it does nothing. Up
+is `SparkContext.requestTotalExecutors`. Down is decommissioning: an executor gets no further tasks,
+ends those that it runs, and goes, so no record loses a delivery attempt.
 
 Spark's dynamic allocation must be off: it requests by its own count of waiting tasks, takes idle
 executors away between two micro-batches, and so undoes any number from outside.

@@ -103,7 +103,7 @@ class Columns:
     def _read(self, body: bytes, header: BatchHeader, r: Range) -> None:
         """All columns but headers; see `shoal.record.records` for a record's layout.
 
-        Written out, with the short forms of the numbers first: bench/spark/source_throughput.py.
+        Written out, with the short forms of the numbers first: bench/spark/run.py.
         """
         base_offset, base_timestamp = header.base_offset, header.base_timestamp
         first, last = r.first, r.last

@@ -44,8 +44,8 @@ def test_only_suspend_depends_on_the_number_of_executors() -> None:
     rests = spark.application(CONSUMER, PLACE, suspend=True)
     assert rests["spec"].pop("suspend") and not runs["spec"].pop("suspend")
     assert runs == rests
-    assert "instances" not in runs["spec"]["executor"]
-    assert runs["spec"]["dynamicAllocation"]["maxExecutors"] == 6
+    assert runs["spec"]["executor"]["instances"] == 1
+    assert "dynamicAllocation" not in runs["spec"]
     assert runs["spec"]["restartPolicy"]["type"] == "Always"
 
 
@@ -66,7 +66,7 @@ def test_settings_of_the_user_lie_over_ours() -> None:
     )["spec"]["sparkConf"]
     assert conf["spark.decommission.enabled"] == "false"
     assert conf["a"] == "b"
-    assert conf["spark.dynamicAllocation.executorIdleTimeout"] == "20000ms"
+    assert conf["spark.dynamicAllocation.enabled"] == "false"
     assert "NetworkPolicyFeatureStep" in conf["spark.kubernetes.driver.pod.excludedFeatureSteps"]
 
 

@@ -36,6 +36,7 @@ COMMANDS: dict[str, Command] = {
         "shoal.cli.configs", "Show and change configs of topics, groups and brokers."
     ),
     "top": Command("shoal.cli.top", "Watch throughput, lag, records in flight and redeliveries."),
+    "demo": Command("shoal.cli.demo", "Watch the pipeline with Spark on this machine."),
     "dump": Command("shoal.cli.dump", "Print log segments and internal topics as JSON."),
 }
 

@@ -1,9 +1,10 @@
 """A ShareConsumer's SparkApplication, as Kubeflow's Spark operator takes it (v1beta2).
 
 Kubeflow starts an application anew when anything but `suspend` changes in its spec, so nothing
-here depends on the number of executors that are wanted: the bounds stand in the spec, the number
-goes to the driver over HTTP. What a pod needs stands in pod templates, which Spark itself applies,
-and not in the fields that need Kubeflow's admission webhook.
+here depends on the number of executors that are wanted: the driver starts with few, asks the
+operator for the number over HTTP, and requests it of Spark itself (ADR 0026). What a pod needs
+stands in pod templates, which Spark itself applies, and not in the fields that need Kubeflow's
+admission webhook.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 
 from shoal_operator.model import names
 from shoal_operator.model.names import Manifest
-from shoal_operator.quantities import duration_ms
 
 #: The user of the project's Spark image, and of Spark's own.
 USER_ID = 185
@@ -35,8 +35,8 @@ DEFAULTS = {
     "spark.decommission.enabled": "true",
     "spark.storage.decommission.enabled": "true",
     "spark.storage.decommission.shuffleBlocks.enabled": "true",
-    "spark.dynamicAllocation.schedulerBacklogTimeout": "1s",
-    "spark.dynamicAllocation.sustainedSchedulerBacklogTimeout": "1s",
+    # Spark's own allocation counts waiting tasks and takes executors away between two batches.
+    "spark.dynamicAllocation.enabled": "false",
     "spark.ui.prometheus.enabled": "true",
     "spark.metrics.conf.*.sink.prometheusServlet.class": (
         "org.apache.spark.metrics.sink.PrometheusServlet"
@@ -79,8 +79,6 @@ def application(consumer: Mapping[str, Any], place: Place, *, suspend: bool) -> 
         "$(CHECKPOINT)": checkpoint_uri(consumer),
         "$(MAX_RECORDS_PER_TRIGGER)": str(spark["maxRecordsPerTrigger"]),
     }
-    minimum, maximum = spark["minExecutors"], spark["maxExecutors"]
-    cores = spark["coresPerExecutor"]
     return {
         **_object(consumer, place, names.SPARK_API, "SparkApplication", meta["name"]),
         "spec": {
@@ -92,28 +90,17 @@ def application(consumer: Mapping[str, Any], place: Place, *, suspend: bool) -> 
             "mainApplicationFile": spark["mainApplicationFile"],
             "arguments": [_filled(a, words) for a in spark.get("arguments", [])],
             "sparkVersion": spark["sparkVersion"],
-            "sparkConf": {
-                **DEFAULTS,
-                "spark.dynamicAllocation.executorIdleTimeout": f"{_cooldown_ms(consumer)}ms",
-                **spark.get("sparkConf", {}),
-            },
+            "sparkConf": {**DEFAULTS, **spark.get("sparkConf", {})},
             "restartPolicy": {
                 "type": "Always",
                 "onFailureRetryInterval": RETRY_SECONDS,
                 "onSubmissionFailureRetryInterval": RETRY_SECONDS,
             },
-            "dynamicAllocation": {
-                "enabled": True,
-                "minExecutors": minimum,
-                "initialExecutors": max(1, minimum),
-                "maxExecutors": maximum,
-                # An executor that goes hands its shuffle files over instead.
-                "shuffleTrackingEnabled": False,
-            },
             "suspend": suspend,
             "driver": _role(consumer, place, "driver", cores=1)
             | {"serviceAccount": spark.get("serviceAccountName") or driver_account(consumer)},
-            "executor": _role(consumer, place, "executor", cores=cores),
+            "executor": _role(consumer, place, "executor", cores=spark["coresPerExecutor"])
+            | {"instances": max(1, spark["minExecutors"])},
         },
     }
 
@@ -144,11 +131,6 @@ def _claim(consumer: Mapping[str, Any]) -> str:
     if given.get("uri"):
         return ""
     return str(given.get("persistentVolumeClaim") or checkpoint_name(consumer))
-
-
-def _cooldown_ms(consumer: Mapping[str, Any]) -> int:
-    """For how long an executor that has nothing to do is kept."""
-    return duration_ms(consumer["spec"].get("scaling", {}).get("cooldown", "60s"))
 
 
 def _filled(argument: str, words: Mapping[str, str]) -> str:

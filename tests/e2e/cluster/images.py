@@ -48,16 +48,16 @@ class Image:
 
     containerfile: str
     sources: tuple[str, ...]
-    extra: str
+    extras: tuple[str, ...]
     packages: tuple[str, ...] = BASE_PACKAGES
     #: Dependencies that PyPI has as a source archive only; all are plain Python.
     source_only: tuple[str, ...] = ()
 
 
 IMAGES = {
-    "broker": Image("broker_image/Containerfile", ("broker_image/shoal",), "broker"),
+    "broker": Image("broker_image/Containerfile", ("broker_image/shoal",), ("broker",)),
     "operator": Image(
-        "operator/Containerfile", ("broker_image/shoal", "operator/shoal_operator"), "operator"
+        "operator/Containerfile", ("broker_image/shoal", "operator/shoal_operator"), ("operator",)
     ),
     "spark": Image(
         "spark_operator_jobs/Containerfile",
@@ -67,7 +67,7 @@ IMAGES = {
             "spark_operator_jobs/jobs",
             "spark_operator_jobs/entrypoint.py",
         ),
-        "spark",
+        ("spark", "jobs"),
         (*BASE_PACKAGES, *JAVA_PACKAGES),
         source_only=("pyspark",),
     ),
@@ -182,10 +182,10 @@ def _base(packages: Iterable[str]) -> str:
 def _wheels(image: Image) -> Path:
     """A directory with the wheels of an image's dependencies, for the base's Python."""
     project = _project()
-    extra = project["optional-dependencies"][image.extra]
-    wanted = [*BUILD_REQUIREMENTS, *project["dependencies"], *extra]
+    extras = [r for extra in image.extras for r in project["optional-dependencies"][extra]]
+    wanted = [*BUILD_REQUIREMENTS, *project["dependencies"], *extras]
     key = hashlib.sha256("\n".join((PYTHON_VERSION, *wanted)).encode()).hexdigest()[:16]
-    directory = CACHE / "wheels" / f"{image.extra}-{key}"
+    directory = CACHE / "wheels" / f"{image.extras[0]}-{key}"
     if directory.exists():
         return directory
     partial = directory.with_suffix(f".{os.getpid()}")

@@ -1,0 +1,162 @@
+"""The demo's pipeline on its Kubernetes: set up, fed, and looked at."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from e2e.cluster import images, spark_operator
+from e2e.cluster.backend import Cluster, tool
+from e2e.cluster.layout import ClusterError
+from e2e.release import Release
+from rich.console import Console
+from shoal_spark.demo.watch import Sample, Watch
+
+HERE = Path(__file__).resolve().parent
+NAMESPACE = "shoal-demo"
+TASKS, RESULTS, DEAD_LETTERS = "images", "thumbnails", "dlq.images"
+GROUP, CONSUMER = "thumbnailers", "thumbnailer"
+PARTITIONS = 2
+BROKEN_EVERY = 100
+_LOG_OFFSET = re.compile(r"^kafka_log_Log_Log(Start|End)Offset\{(.*)\} (\S+)$", re.MULTILINE)
+_TOPIC = re.compile(r'topic="([^"]*)"')
+
+
+class Pipeline:
+    """The namespace of the demo. `proxy` is where the API server can be asked cheaply."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.proxy = ""
+        #: What keys of this run's tasks begin with: earlier runs leave results behind.
+        self.run = f"run-{uuid.uuid4().hex[:6]}"
+        self._before: Counter[str] = Counter()
+
+    def kubectl(self, *words: str, check: bool = True, **options: Any) -> str:
+        where = f"--namespace={NAMESPACE}"
+        return self.cluster.kubectl(words[0], where, *words[1:], check=check, **options).stdout
+
+    def set_up(self, console: Console) -> None:
+        """Cluster, images, operators and resources; what is there already stays."""
+        console.print("Bringing up a Kubernetes cluster; the first time it is compiled (minutes).")
+        self.cluster.up()
+        for image in ("broker", "operator", "spark"):
+            console.print(f"Building and loading the image of {image}.")
+            self.cluster.load(images.archive(image))
+        console.print("Installing Kubeflow's Spark operator and the chart of Shoal.")
+        manifest = f"{{apiVersion: v1, kind: Namespace, metadata: {{name: {NAMESPACE}}}}}"
+        self.cluster.kubectl("apply", "--filename=-", input=manifest)
+        spark_operator.install(self.cluster, [])
+        Release(self.cluster).install()
+        self.kubectl("apply", f"--filename={HERE / 'pipeline.yaml'}")
+        self.kubectl("wait", "--for=condition=Ready", "queuecluster/demo", "--timeout=120s")
+        for name in (f"queuetopic/{TASKS}", f"queuetopic/{RESULTS}", f"sharegroup/{GROUP}"):
+            self.kubectl("wait", "--for=condition=Ready", name, "--timeout=60s")
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """`sample` works as long as this runs: kubectl is too slow to be asked again and again."""
+        command = (str(tool("kubectl")), "proxy", "--port=0")
+        environment = self.cluster.environment()
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        ) as process:
+            try:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                if "127.0.0.1:" not in line:
+                    raise ClusterError(f"kubectl proxy does not start: {line.strip()}")
+                self.proxy = f"http://127.0.0.1:{line.strip().rpartition(':')[2]}"
+                self._before = self.counts()
+                yield
+            finally:
+                process.terminate()
+
+    def _get(self, path: str) -> str:
+        with urllib.request.urlopen(f"{self.proxy}{path}", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def counts(self) -> Counter[str]:
+        """Records that ever came to each topic."""
+        place = f"/api/v1/namespaces/{NAMESPACE}/pods/demo-broker-0:metrics/proxy/metrics"
+        found: Counter[str] = Counter()
+        for end, labels, value in _LOG_OFFSET.findall(self._get(place)):
+            topic = _TOPIC.search(labels)
+            if end == "End" and topic:
+                found[topic[1]] += int(float(value))
+        return found
+
+    def sample(self, watch: Watch, began: float) -> Sample:
+        """One look; what cannot be seen at the moment is as it was."""
+        last = watch.last
+        try:
+            consumers = f"/apis/shoal.dev/v1alpha1/namespaces/{NAMESPACE}/shareconsumers"
+            status = json.loads(self._get(f"{consumers}/{CONSUMER}")).get("status", {})
+            label = "labelSelector=spark-role%3Dexecutor"
+            pods = json.loads(self._get(f"/api/v1/namespaces/{NAMESPACE}/pods?{label}"))["items"]
+            counts = self.counts() - self._before
+        except (OSError, ValueError, urllib.error.HTTPError):
+            return Sample(time.monotonic() - began, *tuple(_fields(last))[1:])
+        ready = next((c for c in status.get("conditions", []) if c["type"] == "Ready"), {})
+        state = status.get("applicationState") or "not there yet"
+        watch.state = f"The SparkApplication is {state}. {ready.get('message', '')}"
+        running = sum(_runs(pod) for pod in pods)
+        return Sample(
+            time.monotonic() - began,
+            max(0, counts[TASKS] - counts[RESULTS] - counts[DEAD_LETTERS]),
+            int(status.get("desiredReplicas", 0)), running, counts[RESULTS], counts[DEAD_LETTERS],
+        )  # fmt: skip
+
+    def lag(self) -> int:
+        """What the operator says is not settled yet; -1 while it says nothing."""
+        found = self.kubectl("get", f"sharegroup/{GROUP}", "--output=json", check=False)
+        return int(json.loads(found).get("status", {}).get("lag", -1)) if found else -1
+
+    def feed(self, count: int) -> None:
+        """Start a pod that puts `count` image tasks into the queue."""
+        self.kubectl("delete", "pod/feeder", "--ignore-not-found", "--wait=true")
+        words = (
+            "python3", "/opt/spark/jobs/feed_images.py", "--bootstrap-servers",
+            "demo-bootstrap:9092", "--topic", TASKS, "--partitions", str(PARTITIONS),
+            "--count", str(count), "--size", "128", "--broken-every", str(BROKEN_EVERY),
+            "--group", GROUP, "--dead-letters", DEAD_LETTERS, "--name", self.run, "--spread",
+        )  # fmt: skip
+        container = {
+            "name": "feeder", "image": images.tag("spark"), "imagePullPolicy": "Never",
+            "command": list(words),
+        }  # fmt: skip
+        pod = {
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "feeder"},
+            "spec": {"restartPolicy": "Never", "containers": [container]},
+        }  # fmt: skip
+        self.kubectl("apply", "--filename=-", input=json.dumps(pod))
+
+    def feeder_failed(self) -> str:
+        """The last words of a feeder that failed; empty while it did not."""
+        phase = self.kubectl("get", "pod/feeder", "--output=jsonpath={.status.phase}", check=False)
+        return self.kubectl("logs", "pod/feeder", "--tail=5") if phase == "Failed" else ""
+
+    def distinct(self, topic: str) -> int:
+        """Tasks of this run that are in a topic, however often they are."""
+        words = ("consume", topic, "--from-beginning", "--exit-at-end", "--format", "{key}")
+        keys = self.kubectl("exec", "demo-broker-0", "--", "shoal", *words).split()
+        return len({key for key in keys if key.startswith(self.run)})
+
+
+def _fields(sample: Sample) -> Iterator[float]:
+    return (getattr(sample, name) for name in Sample.__slots__)
+
+
+def _runs(pod: dict[str, Any]) -> bool:
+    ending = "deletionTimestamp" in pod["metadata"]
+    return not ending and pod["status"].get("phase") == "Running"

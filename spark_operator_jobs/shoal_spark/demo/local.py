@@ -1,0 +1,251 @@
+"""The pipeline on one machine: `shoal demo`.
+
+A broker of its own, the feeder and the job `image_tasks` run as processes over a temporary folder,
+Spark in `local[*]`. The queue has one partition, so two cores are enough to see tasks outnumber
+partitions. What is missing on the machine is said in a sentence before anything starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from shoal_spark.demo.watch import Sample, Watch, failures
+
+TASKS, RESULTS, DEAD_LETTERS, GROUP = "images", "thumbnails", "dlq.images", "thumbnailers"
+PARTITIONS = 1
+BROKEN_EVERY = 50
+#: What each image takes at least, in milliseconds: long enough to be seen.
+WORK_MS = 20
+EVERY_S = 0.25
+STARTED_S, STOPPED_S = 30.0, 15.0
+#: Lines of a process that failed, shown to the user.
+LAST_LINES = 12
+_READY = re.compile(r"listens on (\S+:\d+)")
+_METRICS = re.compile(r"(http://\S+)/metrics")
+_END = re.compile(r'^kafka_log_Log_LogEndOffset\{[^}]*topic="([^"]+)"[^}]*\} (\S+)$', re.MULTILINE)
+#: Python packages by module, and what people install to have them.
+PACKAGES = {
+    "pyspark": "spark", "pyarrow": "spark", "pandas": "spark", "PIL": "jobs", "skimage": "jobs",
+}  # fmt: skip
+
+
+class CannotRun(Exception):
+    """What is missing, or what went wrong, and what to do about it: a sentence."""
+
+
+def missing(
+    environment: Mapping[str, str] = os.environ,
+    has: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None,
+) -> str:
+    """What this machine lacks for the demo, as a sentence; empty if nothing."""
+    lacks = sorted({extra for module, extra in PACKAGES.items() if not has(module)}, reverse=True)
+    if lacks:
+        names = [module for module in PACKAGES if not has(module)]
+        return (
+            f"The demo needs Python packages that are not here ({', '.join(names)}): "
+            f"pip install 'shoal[{','.join(lacks)}]', or in a checkout pip install -e "
+            f"'.[{','.join(lacks)}]'."
+        )
+    home = environment.get("JAVA_HOME", "")
+    if home and not Path(home, "bin", "java").exists():
+        return f"JAVA_HOME is {home}, and there is no bin/java in it; set it to a Java 17 or newer."
+    if not home and shutil.which("java", path=environment.get("PATH")) is None:
+        return (
+            "Spark needs Java 17 or newer, and there is none: apt-get install "
+            "openjdk-17-jre-headless, or set JAVA_HOME."
+        )
+    if jobs() is None:
+        return (
+            "The demo runs the jobs of Shoal's source tree, which are not in this installation: "
+            "clone the repository and pip install -e '.[spark,jobs]' there."
+        )
+    return ""
+
+
+def jobs() -> Path | None:
+    """The folder of the jobs, beside this package in a checkout."""
+    folder = Path(__file__).resolve().parents[2] / "jobs"
+    return folder if (folder / "image_tasks.py").exists() else None
+
+
+class Pipeline:
+    """The processes of the demo, over one folder; all of them end with it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bootstrap = self.metrics = ""
+        self.ui = f"http://127.0.0.1:{_free_port()}"
+        self._stack = contextlib.ExitStack()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Pipeline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def start(self, images: int) -> None:
+        """The broker, the tasks in the queue, and the job. Raises `CannotRun`."""
+        self._run("broker", sys.executable, "-m", "shoal.cli", "server", "--listener=127.0.0.1:0",
+                  f"--data-dir={self.folder / 'data'}", "--metrics=127.0.0.1:0")  # fmt: skip
+        self.bootstrap = self._said("broker", _READY)
+        self.metrics = self._said("broker", _METRICS)
+        where = ("--bootstrap-servers", self.bootstrap)
+        self._run(
+            "feeder", sys.executable, self._job("feed_images"), *where, "--topic", TASKS,
+            "--partitions", PARTITIONS, "--count", images, "--size", 128, "--replication-factor", 1,
+            "--broken-every", BROKEN_EVERY, "--group", GROUP, "--dead-letters", DEAD_LETTERS,
+            "--results-topic", RESULTS,
+        )  # fmt: skip
+        cores = max(2, os.cpu_count() or 2)
+        confs = {"spark.ui.port": self.ui.rpartition(":")[2], "spark.driver.host": "127.0.0.1",
+                 "spark.driver.bindAddress": "127.0.0.1", "spark.ui.showConsoleProgress": "false",
+                 "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}  # fmt: skip
+        words = [f"--master local[{cores}]", *(f"--conf {n}={v}" for n, v in confs.items())]
+        self._run(
+            "job", sys.executable, self._job("image_tasks"), *where, "--topics", TASKS,
+            "--group", GROUP, "--results-topic", RESULTS, "--work-ms", WORK_MS,
+            "--tasks", 2 * cores, "--max-records", 40 * cores,
+            "--output", self.folder / "thumbnails", "--checkpoint", self.folder / "checkpoint",
+            environment={"PYSPARK_SUBMIT_ARGS": " ".join([*words, "pyspark-shell"]),
+                         "PYSPARK_PYTHON": sys.executable},
+        )  # fmt: skip
+
+    def sample(self, last: Sample, began: float) -> Sample:
+        """One look; what cannot be seen at the moment is as it was."""
+        try:
+            ends: dict[str, int] = dict.fromkeys((TASKS, RESULTS, DEAD_LETTERS), 0)
+            for topic, value in _END.findall(_get(f"{self.metrics}/metrics")):
+                ends[topic] = ends.get(topic, 0) + int(float(value))
+        except OSError:
+            return Sample(time.monotonic() - began, *_counts(last))
+        done = ends[RESULTS] + ends[DEAD_LETTERS]
+        at_once = self._tasks_at_once()
+        return Sample(time.monotonic() - began, max(0, ends[TASKS] - done), at_once, at_once,
+                      ends[RESULTS], ends[DEAD_LETTERS])  # fmt: skip
+
+    def _tasks_at_once(self) -> int:
+        try:
+            (found,) = json.loads(_get(f"{self.ui}/api/v1/applications"))
+            url = f"{self.ui}/api/v1/applications/{found['id']}/executors"
+            return sum(int(one["activeTasks"]) for one in json.loads(_get(url)))
+        except (OSError, ValueError, KeyError):
+            return 0
+
+    def check(self) -> None:
+        """Raises `CannotRun` for a process that has failed."""
+        for name, process in self._processes.items():
+            ended = process.poll()
+            if ended is None or (name == "feeder" and ended == 0):
+                continue
+            words = self._log(name).read_text(errors="replace").splitlines()[-LAST_LINES:]
+            raise CannotRun(f"The {name} ended with status {ended}:\n" + "\n".join(words))
+
+    def distinct_results(self) -> int:
+        """Tasks with a result, however often they have one."""
+        words = ("consume", RESULTS, "--from-beginning", "--exit-at-end", "--format", "{key}")
+        said = subprocess.run(
+            [sys.executable, "-m", "shoal.cli", *words],
+            env={**os.environ, "SHOAL_BOOTSTRAP": self.bootstrap},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return len(set(said.stdout.split()))
+
+    def _job(self, name: str) -> Path:
+        folder = jobs()
+        assert folder is not None, "`missing` says so before anything starts"
+        return folder / f"{name}.py"
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def _run(self, name: str, *words: object, environment: Mapping[str, str] | None = None) -> None:
+        """Start a process that ends with the demo."""
+        with self._log(name).open("wb") as out:
+            process = subprocess.Popen(
+                [str(word) for word in words], stdout=out, stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+            )  # fmt: skip
+        self._processes[name] = process
+        self._stack.callback(_end, process)
+
+    def _said(self, name: str, pattern: re.Pattern[str]) -> str:
+        """What a process says, once it has said it."""
+        deadline = time.monotonic() + STARTED_S
+        while not (found := pattern.search(self._log(name).read_text())):
+            self.check()
+            if time.monotonic() > deadline:
+                raise CannotRun(f"The {name} did not start within {STARTED_S:.0f} s.")
+            time.sleep(0.02)
+        return found[1]
+
+
+def run(images: int, timeout_s: float, picture: Path | None) -> list[str]:
+    """Run and show the pipeline; promises that were not kept, as sentences. Raises `CannotRun`."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from shoal_spark.demo import view
+
+    console = Console()
+    watch = Watch(images, images // BROKEN_EVERY, PARTITIONS, workers="tasks at once")
+    watch.state = "Starting a broker, filling the queue, starting Spark."
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-demo-"))
+        pipeline = stack.enter_context(Pipeline(Path(folder)))
+        began = time.monotonic()
+        with Live(view.view(watch), console=console, refresh_per_second=4) as live:
+            pipeline.start(images)
+            while not watch.settled and time.monotonic() - began < timeout_s:
+                pipeline.check()
+                watch.samples.append(pipeline.sample(watch.last, began))
+                if watch.last.results:
+                    watch.state = f"Broker {pipeline.bootstrap}, Spark's pages {pipeline.ui}"
+                live.update(view.view(watch))
+                time.sleep(EVERY_S)
+        distinct = pipeline.distinct_results()
+    if picture:
+        view.picture(watch, picture)
+    good = watch.fed - watch.broken
+    console.print(f"{distinct} of {good} images have a thumbnail and a hash; "
+                  f"{watch.last.dead_letters} of {watch.broken} broken ones are dead letters; "
+                  f"{watch.last.at_s:.0f} s in all.", highlight=False)  # fmt: skip
+    return failures(watch, distinct)
+
+
+def _counts(sample: Sample) -> Iterator[int]:
+    return (getattr(sample, name) for name in Sample.__slots__[1:])
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return str(answer.read().decode())
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a process to end, and end it if it does not."""
+    process.terminate()
+    try:
+        process.wait(STOPPED_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

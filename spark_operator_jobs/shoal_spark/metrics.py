@@ -1,0 +1,88 @@
+"""What a query's source counts, as Spark metrics beside Spark's own.
+
+Spark hands a Python source's counts to the query's progress alone (`sources[].latestOffset` of a
+`StreamingQueryProgress`). A listener takes them from there into gauges of the driver's metrics
+system, so that whatever sink an application has configured, Prometheus among them, has them as
+
+    APPLICATION.driver.AccumulatorSource.sharegroup.GROUP.NAME
+
+with NAME one of `NAMES`. They change with the query's progress: at each batch, and every ten
+seconds while no data comes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("shoal_spark")
+#: Records: what the group has yet to settle, what this query holds, what it did since its start.
+NAMES = (
+    "lag", "inFlight", "owed", "acquired", "redelivered", "accepted", "released", "rejected",
+    "renewed", "lost",
+)  # fmt: skip
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def counts(sources: Iterable[Any]) -> Iterator[tuple[str, Mapping[str, int]]]:
+    """Group and counts of each share-group source in a query's progress."""
+    for source in sources:
+        try:
+            found = json.loads(source.latestOffset or "")
+            group = str(found["group"])
+            yield group, {name: int(found[name]) for name in NAMES}
+        except (ValueError, TypeError, KeyError):
+            continue  # another source's, or none yet
+
+
+class Gauges:
+    """The gauges of one application, made when a group is first seen."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._jvm: Any = spark._jvm
+        self._context: Any = spark._jsc.sc()
+        self._groups: dict[str, dict[str, Any]] = {}
+
+    def set(self, group: str, values: Mapping[str, int]) -> None:
+        gauges = self._groups.get(group) or self._made(group)
+        for name, value in values.items():
+            gauges[name].setValue(value)
+
+    def _made(self, group: str) -> dict[str, Any]:
+        gauges = {name: self._context.longAccumulator() for name in NAMES}
+        prefix = f"sharegroup.{_UNSAFE.sub('_', group)}"
+        named = {f"{prefix}.{name}": gauge for name, gauge in gauges.items()}
+        source = getattr(self._jvm.org.apache.spark.metrics.source, "LongAccumulatorSource$")
+        to_scala = self._jvm.org.apache.spark.api.python.PythonUtils.toScalaMap
+        java = self._jvm.java.util.HashMap()
+        for name, gauge in named.items():
+            java.put(name, gauge)
+        getattr(source, "MODULE$").register(self._context, to_scala(java))
+        self._groups[group] = gauges
+        return gauges
+
+
+def publish(spark: SparkSession) -> None:
+    """Keep the gauges of all queries of this session up to date."""
+    from pyspark.sql.streaming import StreamingQueryListener
+
+    gauges = Gauges(spark)
+
+    class Listener(StreamingQueryListener):  # type: ignore[misc]
+        def onQueryStarted(self, event: Any) -> None: ...
+
+        def onQueryIdle(self, event: Any) -> None: ...
+
+        def onQueryTerminated(self, event: Any) -> None: ...
+
+        def onQueryProgress(self, event: Any) -> None:
+            for group, values in counts(event.progress.sources):
+                gauges.set(group, values)
+
+    spark.streams.addListener(Listener())

@@ -1,0 +1,112 @@
+"""A ShareConsumer whose executors hold each record for 20 ms, and what can be seen of it."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from e2e.cluster import images
+from e2e.resources import Resources, queue_topic, share_group
+
+JOB = Path(__file__).with_name("spark_job.py")
+#: What the job holds a record for, and so what one consumer cannot exceed.
+WORK_S = 0.02
+EXECUTORS_MAX = 6
+PARTITIONS = 2
+RECORDS_PER_TRIGGER = 1200
+#: Small and quick to start, so that a driver and all executors fit on a laptop.
+POD = {"coreRequest": "50m", "memory": "512m", "memoryOverhead": "256m"}
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SCALING = {"targetLagPerReplica": 100, "cooldown": "10s", "scaleToZeroAfter": "10s"}
+_END = re.compile(r'^kafka_log_Log_LogEndOffset\{.*topic="([^"]+)".*\} (\S+)$', re.MULTILINE)
+
+
+def spark(**more: object) -> dict[str, object]:
+    """`spec.spark` with the job from its ConfigMap."""
+    return {
+        "image": images.tag("spark"),
+        "imagePullPolicy": "Never",
+        "mainApplicationFile": "local:///opt/job/spark_job.py",
+        "arguments": ["--results=done", "--topics=$(TOPICS)", "--group=$(GROUP_ID)"],
+        "minExecutors": 0,
+        "maxExecutors": EXECUTORS_MAX,
+        "maxRecordsPerTrigger": RECORDS_PER_TRIGGER,
+        "sparkConf": {
+            "spark.driver.extraJavaOptions": QUICK,
+            "spark.executor.extraJavaOptions": QUICK,
+        },
+        "driver": {**POD, "volumeMounts": [{"name": "job", "mountPath": "/opt/job"}]},
+        "executor": POD,
+        "volumes": [{"name": "job", "configMap": {"name": "job"}}],
+        **more,
+    }
+
+
+def prepare(queue: Resources) -> Resources:
+    """Topics, a group, and the job."""
+    config_map = {
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "job"},
+        "data": {JOB.name: JOB.read_text()},
+    }  # fmt: skip
+    queue.apply(config_map, queue_topic(), queue_topic("done"), share_group(maxRecordLocks=2000))
+    queue.wait("queuetopic/jobs", "queuetopic/done", "sharegroup/workers")
+    return queue
+
+
+def executors(queue: Resources) -> list[str]:
+    """The names of the executors' pods that run."""
+    pods = queue.list("pods", "shoal.dev/share-consumer=eaters,spark-role=executor")
+    return [
+        p["metadata"]["name"]
+        for p in pods
+        if p["status"].get("phase") == "Running" and "deletionTimestamp" not in p["metadata"]
+    ]
+
+
+def stored(queue: Resources, topic: str) -> int:
+    """Records that ever came to a topic, by the broker's own metrics; -1 while it is away."""
+    pod = f"/api/v1/namespaces/{queue.namespace}/pods/main-broker-0:metrics/proxy/metrics"
+    told = queue.kubectl("get", "--raw", pod, check=False)
+    ends = [int(float(n)) for name, n in _END.findall(told.stdout) if name == topic]
+    return sum(ends) if ends else -1
+
+
+def results(queue: Resources) -> list[int]:
+    """What the job has written so far."""
+    words = ("consume", "done", "--from-beginning", "--format={value}", "--exit-at-end")
+    return [int(value) for value in queue.shoal(*words).split()]
+
+
+def state(queue: Resources) -> str:
+    """The SparkApplication's, in Kubeflow's words."""
+    return queue.status("shareconsumer/eaters").get("applicationState", "")
+
+
+@dataclass
+class Samples:
+    """Executors that run, and records done, over time."""
+
+    seen: list[tuple[float, int, int]] = field(default_factory=list)
+
+    def look(self, queue: Resources) -> int:
+        """Records done so far."""
+        self.seen.append((time.monotonic(), len(executors(queue)), stored(queue, "done")))
+        return self.seen[-1][2]
+
+    @property
+    def most(self) -> int:
+        return max(count for _, count, _ in self.seen)
+
+    def best_rate(self, executors_min: int, window_s: float = 10.0) -> float:
+        """The most records a second over a window in which so many executors or more ran."""
+        best = 0.0
+        for at, (begin, _, before) in enumerate(self.seen):
+            for end, count, done in self.seen[at + 1 :]:
+                if count < executors_min:
+                    break
+                if end - begin >= window_s:
+                    best = max(best, (done - before) / (end - begin))
+                    break
+        return best

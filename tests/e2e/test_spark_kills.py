@@ -1,0 +1,65 @@
+"""An executor, the driver and the leader broker are killed in the middle: nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+from conditions import eventually
+from e2e.cluster import images, spark_operator
+from e2e.cluster.backend import Cluster
+from e2e.resources import Resources, share_consumer
+from e2e.spark_consumers import (
+    RECORDS_PER_TRIGGER,
+    SCALING,
+    executors,
+    prepare,
+    results,
+    spark,
+    stored,
+)
+
+RECORDS = 10_000
+
+
+def kill(queue: Resources, pod: str) -> None:
+    """End a pod as a crash would, and wait until it is gone."""
+    before = queue.uid(f"pod/{pod}")
+    queue.kubectl("delete", "pod", pod, "--grace-period=0", "--force")
+
+    def gone() -> bool:
+        found = queue.find(f"pod/{pod}")
+        return found is None or found["metadata"]["uid"] != before
+
+    eventually(gone, timeout_s=60)
+
+
+@pytest.mark.timeout(900)
+def test_nothing_is_lost(queue: Resources, cluster: Cluster) -> None:
+    cluster.load(images.archive("spark"))
+    spark_operator.install(cluster, [queue.namespace])
+    prepare(queue)
+    queue.produce("jobs", RECORDS)
+    queue.apply(share_consumer(spark=spark(), scaling=SCALING))
+
+    def progress(part: float, executors_min: int = 1) -> None:
+        """Until so many records are done, and so many executors at work."""
+
+        def reached() -> bool:
+            done, there = stored(queue, "done"), len(executors(queue))
+            assert done >= part * RECORDS and there >= executors_min, f"{done} done, {there} run"
+            return True
+
+        eventually(reached, timeout_s=240)
+
+    progress(0.1, executors_min=3)
+    kill(queue, executors(queue)[0])
+    progress(0.3, executors_min=3)
+    kill(queue, "eaters-driver")
+    progress(0.5, executors_min=3)
+    kill(queue, "main-broker-0")
+    progress(1.0, executors_min=0)
+    queue.wait_status("sharegroup/workers", lag=0, timeout_s=240)
+    values = results(queue)
+    assert set(values) == set(range(RECORDS)), "records are lost"
+    # The sink of the job is a topic: a batch that runs again writes its rows again. So much is
+    # documented, and no more: an executor or the driver that dies repeats one batch at most.
+    assert len(values) - RECORDS <= 3 * RECORDS_PER_TRIGGER

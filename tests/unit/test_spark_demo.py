@@ -1,0 +1,74 @@
+"""What a demo shows, and what it calls a failure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from shoal_spark.demo.view import WIDTH, chart, picture, view
+from shoal_spark.demo.watch import Sample, Watch, failures, shrunk
+
+
+def watched(*samples: Sample, fed: int = 100, broken: int = 10) -> Watch:
+    watch = Watch(fed, broken, 2)
+    watch.samples.extend(samples)
+    return watch
+
+
+GOOD = (Sample(0, 100, 0, 0, 0, 0), Sample(5, 50, 4, 3, 45, 5), Sample(10, 0, 0, 0, 90, 10))
+
+
+@pytest.mark.parametrize(
+    ("last", "distinct", "says"),
+    [
+        (Sample(10, 0, 0, 0, 90, 10), 90, []),
+        (Sample(10, 0, 0, 0, 90, 10), 89, ["1 results are missing"]),
+        (
+            Sample(10, 3, 0, 0, 87, 10), 87,
+            ["3 tasks are left in the queue", "3 results are missing"],
+        ),
+        (Sample(10, 0, 0, 0, 90, 9), 90, ["1 dead letters are missing"]),
+    ],
+)  # fmt: skip
+def test_a_lost_record_is_a_failure(last: Sample, distinct: int, says: list[str]) -> None:
+    assert failures(watched(*GOOD[:2], last), distinct) == says
+
+
+def test_executors_that_never_outnumber_partitions_are_a_failure() -> None:
+    few = [s.__class__(s.at_s, s.backlog, s.wanted, min(2, s.workers), s.results, s.dead_letters)
+           for s in GOOD]  # fmt: skip
+    (said,) = failures(watched(*few), 90)
+    assert said == "executors never outnumbered the 2 partitions: there were 2 at most"
+    assert failures(Watch(100, 10, 2), 90)[-1].endswith("there were 0 at most")
+
+
+def test_it_is_over_when_every_task_has_ended() -> None:
+    assert watched(*GOOD).settled
+    assert not watched(*GOOD[:2]).settled
+    assert not watched(Sample(1, 0, 0, 0, 0, 0)).settled, "nothing has been fed yet"
+
+
+def test_throughput_is_over_the_seconds_before() -> None:
+    assert watched(*GOOD).throughput() == [0.0, 10.0, 10.0]
+
+
+def test_charts_keep_their_width_and_peaks() -> None:
+    values = [0.0] * 500 + [8.0] + [1.0] * 500
+    assert max(shrunk(values, WIDTH)) == 8.0
+    lines = chart(values, 4, mark=2)
+    assert {len(line) for line in lines} == {WIDTH}
+    assert "█" in lines[0] and "╌" in lines[2]
+    assert chart([], 2) == [" " * WIDTH] * 2
+
+
+def test_the_view_and_the_picture(tmp_path: Path) -> None:
+    watch = watched(*GOOD)
+    console = Console(width=120, record=True, file=(tmp_path / "out").open("w"))
+    console.print(view(watch))
+    shown = console.export_text()
+    for word in ("backlog", "executors", "partitions", "throughput", "results", "dead letters"):
+        assert word in shown
+    picture(watch, tmp_path / "demo.png")
+    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+    picture(Watch(1, 0, 2), tmp_path / "empty.png")
