@@ -1,8 +1,8 @@
 """The active controller's soft state: which brokers are heard of, and what is done by the clock.
 
 A broker that is not heard of for broker.session.timeout.ms is fenced. A new active controller knows
-no heartbeats yet and gives every broker a whole session. A process that has ended need not be waited
-for: where a broker's connection breaks, or it is silent for longer than its heartbeats allow, the
+no heartbeats yet and gives every broker a whole session. Nobody waits for a process that has ended:
+where a broker's connection breaks, or it is silent for longer than its heartbeats allow, the
 controller looks whether anything still listens at its address, and fences it at once if not.
 Everything else about brokers is in the image; decisions are `metadata.brokers`.
 """
