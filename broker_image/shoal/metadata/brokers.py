@@ -114,6 +114,27 @@ def _handed_over(image: MetadataImage, broker_id: int) -> Iterator[MetadataRecor
             yield record
 
 
+def unregister(image: MetadataImage, broker_id: int) -> Decision:
+    """Forget a broker that is gone (KIP-631). Raises `ApiError`."""
+    broker = image.brokers.get(broker_id)
+    if broker is None:
+        raise ApiError(
+            ErrorCode.broker_id_not_registered, f"Broker ID {broker_id} is not currently registered"
+        )
+    if not broker.fenced:
+        raise ApiError(
+            ErrorCode.invalid_request,
+            f"Broker {broker_id} is running: stop it before it is unregistered",
+        )
+    fields = {"broker_id": broker_id, "broker_epoch": broker.broker_epoch}
+    return Decision(
+        [
+            MetadataRecord("UnregisterBrokerRecord", fields),
+            *_without(image, broker_id, unclean=(broker_id,)),
+        ]
+    )
+
+
 def leads_anything(image: MetadataImage, broker_id: int) -> bool:
     return any(p.leader == broker_id for _, _, p in partitions(image))
 

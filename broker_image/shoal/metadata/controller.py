@@ -111,22 +111,6 @@ def _new_epochs(image: MetadataImage, broker_id: int) -> list[MetadataRecord]:
     ]
 
 
-def unregister_broker(image: MetadataImage, broker_id: int) -> Decision:
-    """Forget a broker that is gone (KIP-631). Raises `ApiError`."""
-    broker = image.brokers.get(broker_id)
-    if broker is None:
-        raise ApiError(
-            ErrorCode.broker_id_not_registered, f"Broker ID {broker_id} is not currently registered"
-        )
-    if broker_id == image.scope.node_id:
-        raise ApiError(
-            ErrorCode.invalid_request,
-            f"Broker {broker_id} is this one, and running: stop it before it is unregistered",
-        )
-    fields = {"broker_id": broker_id, "broker_epoch": broker.broker_epoch}
-    return Decision([MetadataRecord("UnregisterBrokerRecord", fields)])
-
-
 def allocate_producer_ids(image: MetadataImage, broker_id: int) -> Decision:
     """A block of producer ids for a broker; the response is the range of them."""
     first = image.next_producer_id

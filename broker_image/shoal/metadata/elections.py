@@ -1,18 +1,25 @@
-"""Decisions on who leads a partition. Pure; see `controller`. Sources: KIP-460, KIP-966."""
+"""Decisions on who leads a partition when somebody asks for it, or by the clock (KIP-460, KIP-966).
+
+An unclean election may lose records, so it is held only for topics that allow it
+(unclean.leader.election.enable). Pure; see `controller`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from shoal.metadata import brokers
 from shoal.metadata.controller import Decision
-from shoal.metadata.image import NO_LEADER, MetadataImage, PartitionImage
-from shoal.metadata.records import MetadataRecord
+from shoal.metadata.image import NO_LEADER, MetadataImage
+from shoal.metadata.partition_changes import Election, change, settled, view_of
+from shoal.metadata.records import RECORDS_PER_DECISION_MAX, MetadataRecord
 from shoal.protocol.errors import ErrorCode
 
 #: ElectLeaders' election types.
 PREFERRED, UNCLEAN = 0, 1
-_RECOVERING = 1
+
+_Outcome = tuple[ErrorCode, str | None, MetadataRecord | None]
 
 
 def elect_leaders(
@@ -22,13 +29,13 @@ def elect_leaders(
 
     The response is ElectLeaders' rows by topic. For all, those that need nothing are left out.
     """
-    every = [(n, i) for n in sorted(image.topics) for i in range(len(image.topics[n].partitions))]
+    every = [(topic.name, index) for topic, index, _ in brokers.partitions(image)]
     records = []
     results: dict[str, list[dict[str, Any]]] = {}
     for topic, index in every if asked is None else asked:
-        code, message, change = _elect(image, election_type, topic, index)
-        if change is not None:
-            records.append(MetadataRecord("PartitionChangeRecord", change))
+        code, message, record = _elect(image, election_type, topic, index)
+        if record is not None:
+            records.append(record)
         if asked is None and code is ErrorCode.election_not_needed:
             continue
         results.setdefault(topic, []).append(
@@ -39,10 +46,8 @@ def elect_leaders(
     )
 
 
-def _elect(
-    image: MetadataImage, election_type: int, topic: str, index: int
-) -> tuple[ErrorCode, str | None, dict[str, Any] | None]:
-    """(error, message, change) of one partition."""
+def _elect(image: MetadataImage, election_type: int, topic: str, index: int) -> _Outcome:
+    """(error, message, record) of one partition."""
     if topic not in image.topics:
         return ErrorCode.unknown_topic_or_partition, f"No such topic as {topic}", None
     partition = image.partition(topic, index)
@@ -51,36 +56,61 @@ def _elect(
     led_well = partition.leader == partition.replicas[0]
     if led_well or (election_type == UNCLEAN and partition.leader != NO_LEADER):
         return ErrorCode.election_not_needed, "The partition has its leader already.", None
-    change: dict[str, Any] = {
-        "topic_id": image.topics[topic].topic_id,
-        "partition_id": index,
-    }
-    if election_type == PREFERRED:
-        preferred = partition.replicas[0]
-        if preferred not in partition.isr or preferred not in image.running:
+    election = Election.PREFERRED
+    if election_type == UNCLEAN:
+        if not image.topic_config(topic)["unclean.leader.election.enable"]:
             return (
-                ErrorCode.preferred_leader_not_available,
-                "The preferred replica is not in sync, or its broker is not running.",
+                ErrorCode.eligible_leaders_not_available,
+                f"Records of {topic} could be lost: its config unclean.leader.election.enable has"
+                " to be true first.",
                 None,
             )
-        return ErrorCode.none, None, change | {"leader": preferred}
-    chosen, clean = _anyone(image, partition)
-    if chosen is None:
+        election = Election.UNCLEAN
+    after = settled(partition, view_of(image, topic), isr=partition.isr, election=election)
+    if election is Election.PREFERRED and after.leader != partition.replicas[0]:
+        return (
+            ErrorCode.preferred_leader_not_available,
+            "The preferred replica is not in sync, or its broker is not running.",
+            None,
+        )
+    if after.leader == NO_LEADER:
         return (
             ErrorCode.eligible_leaders_not_available,
             "None of the partition's replicas is on a running broker.",
             None,
         )
-    change |= {"leader": chosen}
-    if not clean:
-        change |= {"isr": [chosen], "leader_recovery_state": _RECOVERING}
-    return ErrorCode.none, None, change
+    topic_id = image.topics[topic].topic_id
+    return ErrorCode.none, None, change(topic_id, index, partition, after)
 
 
-def _anyone(image: MetadataImage, partition: PartitionImage) -> tuple[int | None, bool]:
-    """The best running replica, and whether it has all committed records."""
-    running = [replica for replica in partition.replicas if replica in image.running]
-    whole = [r for r in running if r in partition.isr or r in partition.eligible_leader_replicas]
-    if whole:
-        return whole[0], True
-    return (running[0] if running else None), False
+def balance(image: MetadataImage) -> Decision:
+    """Leadership goes back to preferred replicas that are in sync and may lead."""
+    records: list[MetadataRecord] = []
+    for topic, index, partition in brokers.partitions(image):
+        preferred = partition.replicas[0]
+        if partition.leader == preferred or preferred not in partition.isr:
+            continue
+        if preferred not in image.active or len(records) >= RECORDS_PER_DECISION_MAX:
+            continue
+        after = settled(
+            partition,
+            view_of(image, topic.name),
+            isr=partition.isr,
+            election=Election.PREFERRED,
+        )
+        record = change(topic.topic_id, index, partition, after)
+        if record is not None:
+            records.append(record)
+    return Decision(records)
+
+
+def elect_unclean(image: MetadataImage) -> Decision:
+    """Leaders for partitions without one whose topics take any replica."""
+    records: list[MetadataRecord] = []
+    for topic, index, partition in brokers.partitions(image):
+        if partition.leader != NO_LEADER or len(records) >= RECORDS_PER_DECISION_MAX:
+            continue
+        code, _, record = _elect(image, UNCLEAN, topic.name, index)
+        if code is ErrorCode.none and record is not None:
+            records.append(record)
+    return Decision(records)

@@ -8,6 +8,7 @@ replicas outside of the ISR are eligible (KIP-966). Rules, in this order:
 * While the ISR is smaller than min.insync.replicas nothing new is committed, so who leaves it then
   still has all that is committed: it is *eligible*, and may lead if nobody in the ISR can.
 * A broker whose stop was unclean may have lost what it had not synced: it is not eligible.
+* A reassignment is complete when all replicas that it adds are in the ISR; then others go.
 * When nobody is left, the last leader may take over once it is back; and any replica, where an
   unclean election is allowed. Both mark the partition as recovering, since records may be lost.
 
@@ -21,7 +22,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from shoal.metadata.image import NO_LEADER, MetadataImage, PartitionImage
+from shoal.metadata.image import NO_LEADER, UNASSIGNED, MetadataImage, PartitionImage
 from shoal.metadata.records import MetadataRecord
 
 RECOVERED, RECOVERING = 0, 1
@@ -74,7 +75,7 @@ def settled(
     """The partition with that ISR, its leader elected; epochs are the replay's."""
     if not isr and not view.elr:
         isr = partition.isr
-    after = _eligible(partition, partition._replace(isr=isr), view)
+    after = _eligible(partition, _reassigned(partition._replace(isr=isr)), view)
     leader = _from_isr(after, view, election)
     if leader is not None:
         return after._replace(leader=leader)
@@ -94,6 +95,20 @@ def settled(
     if not after.isr and partition.leader != NO_LEADER:
         after = after._replace(last_known_elr=(partition.leader,))
     return after._replace(leader=NO_LEADER)
+
+
+def _reassigned(partition: PartitionImage) -> PartitionImage:
+    """The partition with its reassignment done, if it is (KIP-455)."""
+    adding, removing = partition.adding_replicas, partition.removing_replicas
+    isr = tuple(r for r in partition.isr if r not in removing)
+    if not (adding or removing) or not isr or not set(adding) <= set(isr):
+        return partition
+    return partition._replace(
+        replicas=tuple(r for r in partition.replicas if r not in removing),
+        isr=isr,
+        adding_replicas=(),
+        removing_replicas=(),
+    )
 
 
 def _may(replica: int, among: tuple[int, ...], view: View) -> bool:
@@ -145,28 +160,26 @@ _FIELDS = (
     "eligible_leader_replicas",
     "last_known_elr",
     "leader_recovery_state",
-    "directories",
 )
 
 
 def change(
-    topic_id: UUID,
-    index: int,
-    before: PartitionImage,
-    after: PartitionImage,
-    *,
-    new_epoch: bool = False,
+    topic_id: UUID, index: int, before: PartitionImage, after: PartitionImage
 ) -> MetadataRecord | None:
     """The record from one registration to the other; None when they are the same.
 
-    `new_epoch` begins a leader epoch also where the leader stays.
+    A replica that is taken away ends the leader epoch, also where the leader stays: it may not go
+    on as a follower of it.
     """
     fields: dict[str, Any] = {
         name: getattr(after, name)
         for name in _FIELDS
         if getattr(after, name) != getattr(before, name)
     }
-    if after.leader != before.leader or new_epoch:
+    if "replicas" in fields:
+        known = dict(zip(before.replicas, before.directories, strict=False))
+        fields["directories"] = [known.get(id, UNASSIGNED) for id in after.replicas]
+    if after.leader != before.leader or set(before.replicas) - set(after.replicas):
         fields["leader"] = after.leader
     if not fields:
         return None

@@ -90,11 +90,10 @@ compression.zstd.level int 3 -131072..22
 min.insync.replicas int 1 1..
     < min.insync.replicas
     In-sync replicas, leader included, that a write with acks=all needs.
-# accepted: Several replicas
 unclean.leader.election.enable boolean false -
     < unclean.leader.election.enable
-    Whether a replica out of sync may become leader, losing records, when no other is left;
-    with one replica there is none.
+    Whether a replica out of sync may become leader, losing records, when no other is left.
+# accepted: Several replicas
 leader.replication.throttled.replicas list "" @throttled
     Replicas throttled at their leader, as partition:broker, or * for all.
 follower.replication.throttled.replicas list "" @throttled

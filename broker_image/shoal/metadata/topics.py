@@ -305,16 +305,16 @@ def _partitions(
                     "leader": isr[0],
                     "leader_epoch": 0,
                     "partition_epoch": 0,
-                    "directories": [_directory(image, b) for b in replicas],
+                    "directories": [directory_of(image, b) for b in replicas],
                 },
             )
         )
     return records
 
 
-def _directory(image: MetadataImage, broker_id: int) -> UUID:
+def directory_of(image: MetadataImage, broker_id: int) -> UUID:
     """The broker's log directory, when it has just one."""
-    dirs = image.brokers[broker_id].log_dirs
+    dirs = image.brokers[broker_id].log_dirs if broker_id in image.brokers else ()
     return dirs[0] if len(dirs) == 1 else UNASSIGNED
 
 

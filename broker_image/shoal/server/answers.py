@@ -40,7 +40,7 @@ def combined(
     return answer
 
 
-def mapped(reply: asyncio.Future[Any], form: Callable[[Response], Body]) -> Answer:
+def mapped(reply: asyncio.Future[Any], form: Callable[[Any], Body]) -> Answer:
     """The reply in another form; a refusal stays one."""
 
     def one(outcomes: list[Outcome]) -> Body:

@@ -138,6 +138,13 @@ class Broker:
     def cluster_id(self) -> str:
         return self.directory.cluster_id
 
+    @property
+    def controller_id(self) -> int:
+        """Which broker clients are told to ask as the controller: the active one if it is a
+        broker, else this one, which passes on what it is asked."""
+        leader_id = self.quorum.leader_id
+        return leader_id if leader_id in self.image.running else self.node_id
+
     async def start(self) -> None:
         """Serve. Raises `ListenError`, `DirectoryInUse`, `CorruptLog`, `ApiError`, `OSError`,
         `CannotJoin`; then `stop` gives back what was taken."""

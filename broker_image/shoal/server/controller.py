@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from shoal.metadata import brokers, controller
+from shoal.metadata import brokers, controller, elections
 from shoal.metadata.controller import Decision
 from shoal.metadata.image import BrokerImage, MetadataImage
 from shoal.protocol.errors import ApiError, ErrorCode
@@ -34,8 +34,20 @@ class Controller:
         self._fencing: set[int] = set()
 
     def start(self) -> None:
-        self._broker.quorum.on_step.append(self._stepped)
-        self._broker.timers.every(_LOOK_MS, self._look)
+        broker = self._broker
+        broker.quorum.on_step.append(self._stepped)
+        broker.timers.every(_LOOK_MS, self._look)
+        config = broker.config
+        if config["auto.leader.rebalance.enable"]:
+            interval_ms = config["leader.imbalance.check.interval.seconds"] * 1000
+            broker.timers.every(interval_ms, lambda: self._now_and_then(elections.balance))
+        interval_ms = config["unclean.leader.election.interval.ms"]
+        broker.timers.every(interval_ms, lambda: self._now_and_then(elections.elect_unclean))
+
+    def _now_and_then(self, decide: Callable[[MetadataImage], Decision]) -> None:
+        metadata = self._broker.metadata
+        if metadata.is_active and len(metadata.newest.brokers) > 1:
+            self._submit(decide)
 
     def _now_ms(self) -> int:
         return int(self._broker.loop.time() * 1000)

@@ -26,6 +26,7 @@ from shoal.log.syncs import Sync
 from shoal.metadata.names import METADATA_TOPIC
 from shoal.quorum import wire
 from shoal.quorum.messages import Message, Request, Response
+from shoal.quorum.progress import Progress
 from shoal.quorum.quorum_state import CorruptState
 from shoal.quorum.raft import QuorumSettings, Raft
 from shoal.quorum.ready import (
@@ -64,6 +65,20 @@ class Batch(NamedTuple):
     last_offset: int
     epoch: int
     values: list[bytes]
+
+
+class ReplicaState(NamedTuple):
+    """How far a replica of the metadata log is; -1 for what is not known."""
+
+    key: ReplicaKey
+    log_end_offset: int
+    fetched_ms: int
+    caught_up_ms: int
+
+
+def _state(progress: Progress) -> ReplicaState:
+    caught_up_ms = -1 if progress.caught_up_ms is None else progress.caught_up_ms
+    return ReplicaState(progress.key, progress.end_offset, progress.fetched_ms, caught_up_ms)
 
 
 class Quorum:
@@ -165,6 +180,24 @@ class Quorum:
         """Where a voter listens for the quorum, if that is known."""
         voter = self.raft.voters.latest.voters.get(id)
         return voter.endpoints[0] if voter is not None and voter.endpoints else None
+
+    def replicas(self) -> tuple[list[ReplicaState], list[ReplicaState]]:
+        """The voters and the observers, as the leader knows them."""
+        raft, book = self.raft, self.raft.book
+        found = {} if book is None else dict(book.replicas)
+        voters = []
+        for voter in raft.voters.latest:
+            id = voter.key.id
+            if id == self.local.id:
+                now_ms = self._now_ms()
+                voters.append(ReplicaState(self.local, self.end_offset, now_ms, now_ms))
+                continue
+            progress = found.get(id)
+            if progress is None or not voter.is_of(progress.key):
+                voters.append(ReplicaState(voter.key, -1, -1, -1))
+            else:
+                voters.append(_state(found.pop(id)))
+        return voters, [_state(found[id]) for id in sorted(found)]
 
     # Life.
 

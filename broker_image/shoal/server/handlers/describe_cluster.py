@@ -40,7 +40,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         "error_code": ErrorCode.none,
         "endpoint_type": _BROKERS,
         "cluster_id": broker.cluster_id,
-        "controller_id": image.scope.node_id,
+        "controller_id": broker.controller_id,
         "brokers": rows,
         "cluster_authorized_operations": operations.allowed(
             operations.CLUSTER, body.include_cluster_authorized_operations

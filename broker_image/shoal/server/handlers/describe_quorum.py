@@ -1,6 +1,6 @@
 """DescribeQuorum: who votes on the metadata and how far each has come (KIP-595, KIP-836, KIP-853).
 
-The quorum is this broker alone, which leads it.
+The leader of the quorum answers: it alone knows how far the others are.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.metadata.names import METADATA_TOPIC
 from shoal.protocol.errors import ErrorCode
 from shoal.server.api import Answer, Request
+from shoal.server.quorum import Quorum, ReplicaState
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -20,7 +21,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         {
             "topic_name": topic.topic_name,
             "partitions": [
-                _row(broker, topic.topic_name, partition.partition_index)
+                _row(broker.quorum, topic.topic_name, partition.partition_index)
                 for partition in topic.partitions
             ],
         }
@@ -34,40 +35,46 @@ def handle(broker: Broker, request: Request) -> Answer:
     }
 
 
-def _row(broker: Broker, topic: str, index: int) -> dict[str, Any]:
+def _row(quorum: Quorum, topic: str, index: int) -> dict[str, Any]:
     if (topic, index) != (METADATA_TOPIC, 0):
         return {
             "partition_index": index,
             "error_code": ErrorCode.unknown_topic_or_partition,
             "error_message": f"{METADATA_TOPIC}-0 alone has a quorum",
         }
-    now_ms = broker.clock.now_ms()
-    end_offset = broker.metadata.log_end_offset
-    voter = {
-        "replica_id": broker.node_id,
-        "replica_directory_id": broker.directory.directory_id,
-        "log_end_offset": end_offset,
-        "last_fetch_timestamp": now_ms,
-        "last_caught_up_timestamp": now_ms,
-    }
+    voters, observers = quorum.replicas()
     return {
         "partition_index": index,
         "error_code": ErrorCode.none,
-        "leader_id": broker.node_id,
-        "leader_epoch": broker.metadata.epoch,
-        "high_watermark": end_offset,
-        "current_voters": [voter],
-        "observers": [],
+        "leader_id": quorum.local.id,
+        "leader_epoch": quorum.epoch,
+        "high_watermark": quorum.high_watermark,
+        "current_voters": [_replica(state) for state in voters],
+        "observers": [_replica(state) for state in observers],
+    }
+
+
+def _replica(state: ReplicaState) -> dict[str, Any]:
+    return {
+        "replica_id": state.key.id,
+        "replica_directory_id": state.key.directory_id,
+        "log_end_offset": state.log_end_offset,
+        "last_fetch_timestamp": state.fetched_ms,
+        "last_caught_up_timestamp": state.caught_up_ms,
     }
 
 
 def _nodes(broker: Broker) -> list[dict[str, Any]]:
-    known = broker.image.brokers[broker.node_id]
-    return [
-        {
-            "node_id": broker.node_id,
-            "listeners": [
-                {"name": e.name, "host": e.host, "port": e.port} for e in known.endpoints
-            ],
-        }
-    ]
+    """Where the voters listen."""
+    rows = []
+    for voter in broker.quorum.raft.voters.latest:
+        endpoints = voter.endpoints
+        if voter.key.id == broker.node_id:
+            endpoints = broker.quorum_endpoints()
+        rows.append(
+            {
+                "node_id": voter.key.id,
+                "listeners": [e._asdict() for e in endpoints],
+            }
+        )
+    return rows

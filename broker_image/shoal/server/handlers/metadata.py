@@ -32,6 +32,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     key = (
         request.version,
         request.peer.listener,
+        broker.controller_id,
         None
         if request.body.topics is None
         else tuple((t.name, getattr(t, "topic_id", None)) for t in request.body.topics),
@@ -152,7 +153,7 @@ def _answer(broker: Broker, request: Request, topics: list[Row]) -> Row:
     return {
         "brokers": brokers(image, request.peer.listener),
         "cluster_id": broker.cluster_id,
-        "controller_id": image.scope.node_id,
+        "controller_id": broker.controller_id,
         "topics": topics,
         "cluster_authorized_operations": operations.allowed(
             operations.CLUSTER, getattr(body, "include_cluster_authorized_operations", False)

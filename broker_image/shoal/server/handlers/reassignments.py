@@ -1,16 +1,12 @@
-"""AlterPartitionReassignments and ListPartitionReassignments, as one broker answers them (KIP-455).
-
-With one broker the replicas that a partition may be given are those that it has, so a reassignment
-is done when it is asked for, and none is ever under way.
-"""
+"""AlterPartitionReassignments and ListPartitionReassignments: moving partitions (KIP-455)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.metadata.image import MetadataImage
-from shoal.metadata.topics import Refused, checked_assignment
+from shoal.metadata.controller import Decision
+from shoal.metadata.reassignments import Move, under_way
+from shoal.metadata.reassignments import alter as decide
 from shoal.protocol.errors import ErrorCode
 from shoal.server.api import Answer, Request
 
@@ -20,42 +16,29 @@ if TYPE_CHECKING:
 
 def alter(broker: Broker, request: Request) -> Answer:
     body = request.body
-    return {
-        "allow_replication_factor_change": getattr(body, "allow_replication_factor_change", True),
-        "error_code": ErrorCode.none,
-        "responses": [
-            {
-                "name": topic.name,
-                "partitions": [
-                    _row(broker.image, topic.name, p.partition_index, p.replicas)
-                    for p in topic.partitions
-                ],
-            }
-            for topic in body.topics
-        ],
-    }
-
-
-def _row(
-    image: MetadataImage, topic: str, index: int, replicas: Sequence[int] | None
-) -> dict[str, Any]:
-    code, message = ErrorCode.none, None
-    partition = image.partition(topic, index)
-    if partition is None:
-        code = ErrorCode.unknown_topic_or_partition
-        message = f"There is no partition {topic}-{index}."
-    elif replicas is None:
-        code = ErrorCode.no_reassignment_in_progress
-    else:
-        try:
-            checked_assignment(image, replicas, len(partition.replicas), index)
-        except Refused as refused:
-            code, message = refused.code, refused.message
-    return {"partition_index": index, "error_code": code, "error_message": message}
+    other_factor = getattr(body, "allow_replication_factor_change", True)
+    moves = [
+        Move(topic.name, partition.partition_index, partition.replicas)
+        for topic in body.topics
+        for partition in topic.partitions
+    ]
+    return broker.metadata.submit(
+        lambda image: decide(image, moves, other_factor=other_factor),
+        lambda rows: {
+            "allow_replication_factor_change": other_factor,
+            "error_code": ErrorCode.none,
+            "responses": rows,
+        },
+    )
 
 
 def list_(broker: Broker, request: Request) -> Answer:
-    return {"error_code": ErrorCode.none, "topics": []}
+    asked = request.body.topics
+    wanted = None if asked is None else [(t.name, tuple(t.partition_indexes)) for t in asked]
+    return broker.metadata.submit(
+        lambda image: Decision((), under_way(image, wanted)),
+        lambda rows: {"error_code": ErrorCode.none, "topics": rows},
+    )
 
 
 def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.metadata.controller import unregister_broker
+from shoal.metadata.brokers import unregister
 from shoal.protocol.errors import ErrorCode
 from shoal.server.api import Answer, Request
 
@@ -14,6 +14,6 @@ if TYPE_CHECKING:
 
 def handle(broker: Broker, request: Request) -> Answer:
     return broker.metadata.submit(
-        lambda image: unregister_broker(image, request.body.broker_id),
+        lambda image: unregister(image, request.body.broker_id),
         lambda _: {"error_code": ErrorCode.none},
     )

@@ -1,0 +1,117 @@
+"""A leader's changes of its partitions' ISR: AlterPartition (KIP-497, KIP-841, KIP-903).
+
+A change is of one partition epoch: whoever knows an older one is told so, and learns the newer from
+the metadata. A replica is let in only with the epoch of its broker's present registration, so that
+a broker that has started anew is not let in for what it had before. Pure; see `controller`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from shoal.metadata import brokers
+from shoal.metadata.controller import Decision
+from shoal.metadata.delta import changed_partition
+from shoal.metadata.image import MetadataImage, PartitionImage
+from shoal.metadata.partition_changes import RECOVERED, RECOVERING, change, settled, view_of
+from shoal.protocol.errors import ErrorCode
+
+#: A request that knows no broker epochs (v2), or a replica of an unknown one.
+NO_EPOCH = -1
+
+
+class Wish(NamedTuple):
+    """A new ISR for one partition: (broker id, broker epoch) of its members, and the epochs of
+    leader and partition that it is based on."""
+
+    topic_id: UUID | None
+    partition_index: int
+    leader_epoch: int
+    partition_epoch: int
+    isr: tuple[tuple[int, int], ...]
+    leader_recovery_state: int = RECOVERED
+
+
+def alter_partition(
+    image: MetadataImage, broker_id: int, broker_epoch: int, wishes: Iterable[Wish]
+) -> Decision:
+    """The response is a row for each wish. Raises `ApiError` with STALE_BROKER_EPOCH."""
+    brokers.checked(image, broker_id, broker_epoch)
+    records, rows = [], []
+    for wish in wishes:
+        topic = image.topic_by_id(wish.topic_id)
+        partition = None
+        if topic is not None and 0 <= wish.partition_index < len(topic.partitions):
+            partition = topic.partitions[wish.partition_index]
+        error = _refusal(image, broker_id, wish, partition)
+        row: dict[str, Any] = {"topic_id": wish.topic_id, "partition_index": wish.partition_index}
+        if topic is None:
+            error = ErrorCode.unknown_topic_id
+        if error is not None or topic is None or partition is None:
+            rows.append(row | {"error_code": error, "leader_id": -1, "leader_epoch": -1})
+            continue
+        isr = tuple(id for id, _ in wish.isr)
+        wished = partition._replace(leader_recovery_state=wish.leader_recovery_state)
+        after = settled(wished, view_of(image, topic.name), isr=isr)
+        record = change(topic.topic_id, wish.partition_index, partition, after)
+        if record is not None:
+            records.append(record)
+            after = changed_partition(partition, record.fields)
+        rows.append(row | _row(broker_id, wish, after))
+    return Decision(records, rows)
+
+
+def _row(broker_id: int, wish: Wish, after: PartitionImage) -> dict[str, Any]:
+    if after.leader_epoch != wish.leader_epoch:
+        # The change made another leader, or a reassignment complete.
+        error = ErrorCode.fenced_leader_epoch
+        if after.leader != broker_id:
+            error = ErrorCode.new_leader_elected
+        return {"error_code": error, "leader_id": -1, "leader_epoch": -1}
+    return {
+        "error_code": ErrorCode.none,
+        "leader_id": after.leader,
+        "leader_epoch": after.leader_epoch,
+        "isr": after.isr,
+        "leader_recovery_state": after.leader_recovery_state,
+        "partition_epoch": after.partition_epoch,
+    }
+
+
+def _refusal(
+    image: MetadataImage, broker_id: int, wish: Wish, partition: PartitionImage | None
+) -> ErrorCode | None:
+    if partition is None:
+        return ErrorCode.unknown_topic_or_partition
+    if (
+        wish.leader_epoch > partition.leader_epoch
+        or wish.partition_epoch > partition.partition_epoch
+    ):
+        return ErrorCode.not_controller  # the sender has seen more of the metadata than this node
+    if wish.leader_epoch < partition.leader_epoch:
+        return ErrorCode.fenced_leader_epoch
+    ids = [id for id, _ in wish.isr]
+    if partition.leader != broker_id:
+        return ErrorCode.invalid_request
+    if wish.partition_epoch < partition.partition_epoch:
+        return ErrorCode.invalid_update_version
+    if (
+        broker_id not in ids
+        or len(set(ids)) < len(ids)
+        or not set(ids) <= set(partition.replicas)
+        or (wish.leader_recovery_state == RECOVERING and len(ids) > 1)
+        or (
+            wish.leader_recovery_state == RECOVERING
+            and partition.leader_recovery_state == RECOVERED
+        )
+    ):
+        return ErrorCode.invalid_request
+    for id, epoch in wish.isr:
+        known = image.brokers.get(id)
+        if id not in image.active or known is None:
+            return ErrorCode.ineligible_replica
+        if epoch not in (NO_EPOCH, known.broker_epoch):
+            return ErrorCode.ineligible_replica
+    return None

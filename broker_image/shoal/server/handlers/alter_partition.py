@@ -1,0 +1,47 @@
+"""AlterPartition: a leader's change of its partitions' in-sync replicas (KIP-497, KIP-903)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.metadata.alter_partition import NO_EPOCH, Wish, alter_partition
+from shoal.protocol.errors import ErrorCode
+from shoal.server.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    wishes = [
+        Wish(
+            topic.topic_id,
+            partition.partition_index,
+            partition.leader_epoch,
+            partition.partition_epoch,
+            _isr(partition),
+            partition.leader_recovery_state,
+        )
+        for topic in body.topics
+        for partition in topic.partitions
+    ]
+    return broker.metadata.submit(
+        lambda image: alter_partition(image, body.broker_id, body.broker_epoch, wishes), _answer
+    )
+
+
+def _isr(partition: Any) -> tuple[tuple[int, int], ...]:
+    if hasattr(partition, "new_isr"):  # v2
+        return tuple((id, NO_EPOCH) for id in partition.new_isr)
+    return tuple((state.broker_id, state.broker_epoch) for state in partition.new_isr_with_epochs)
+
+
+def _answer(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    topics: dict[Any, list[dict[str, Any]]] = {}
+    for row in rows:
+        topics.setdefault(row.pop("topic_id"), []).append(row)
+    return {
+        "error_code": ErrorCode.none,
+        "topics": [{"topic_id": id, "partitions": found} for id, found in topics.items()],
+    }
