@@ -518,10 +518,8 @@ def _read(
 def _state_batch(found: Any) -> StateBatch:
     """A batch as the shard has it, or as the RPC's answer does."""
     if isinstance(found, tuple):
-        return StateBatch(*found)
-    return StateBatch(
-        found.first_offset, found.last_offset, found.delivery_state, found.delivery_count
-    )
+        return found
+    return (found.first_offset, found.last_offset, found.delivery_state, found.delivery_count)
 
 
 def _told(code: ErrorCode, message: str | None) -> Failure:
