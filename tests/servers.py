@@ -15,7 +15,7 @@ from typing import IO
 
 _LISTENS = re.compile(r"listens on (\S+:\d+)")
 _METRICS = re.compile(r"(http://\S+)/metrics")
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 90
 STOP_TIMEOUT_S = 20
 
 

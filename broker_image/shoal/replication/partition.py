@@ -215,9 +215,10 @@ class Partition:
     # Who leads.
 
     def register(self, registered: Registration, now_ms: int) -> None:
-        """Follow the controller: lead, or follow who leads now. An older registration than the one
-        in force changes nothing."""
-        if registered.partition_epoch < self.partition_epoch:
+        """Follow the controller: lead, or follow who leads now. A registration that is not
+        newer than the one in force changes nothing."""
+        if registered.partition_epoch <= self.partition_epoch:
+            # Also told again what is in force: an ISR that is asked for stays asked for.
             return
         changed = registered.leader_epoch != self.leader_epoch
         self.leader_id = registered.leader
