@@ -64,12 +64,19 @@ class LogDirectory:
         self._deleted = 0
 
     def open(
-        self, *, cluster_id: str, node_id: int, directory_id: UUID, its_cluster: bool = False
+        self,
+        *,
+        cluster_id: str,
+        node_id: int,
+        directory_id: UUID,
+        its_cluster: bool = False,
+        notes: Mapping[str, str] | None = None,
     ) -> None:
         """Lock the directory and read what it says of itself; a fresh one is given these ids.
 
-        With `its_cluster` a directory of another cluster is refused. Raises `DirectoryInUse`,
-        before anything is written to a directory of another broker.
+        With `its_cluster` a directory of another cluster is refused. `notes` are kept with the ids
+        of a fresh directory. Raises `DirectoryInUse`, before anything is written to a directory of
+        another broker.
         """
         self.storage.make_directory(self.path)
         try:
@@ -85,6 +92,7 @@ class LogDirectory:
                 "cluster.id": cluster_id,
                 "node.id": str(node_id),
                 "directory.id": uuid_text(directory_id),
+                **(notes or {}),
             }
             write_properties(self.storage, self._file(META), known)
         self._adopt(known, node_id, cluster_id if its_cluster else None)
@@ -107,7 +115,14 @@ class LogDirectory:
                 f" part of cluster {cluster_id}: give it the directory that is its own by"
                 " --data-dir, or the other cluster's id by --cluster-id"
             )
-        if known.get("version") != "1" or known.get("node.id") != str(node_id):
+        version = known.get("version", "")
+        if version.isdigit() and int(version) > 1:
+            self.unlock()
+            raise DirectoryInUse(
+                f"{self.path} is of a newer format (meta.properties version {version}) than this"
+                " release reads: run the release that wrote it, or a later one"
+            )
+        if version != "1" or known.get("node.id") != str(node_id):
             self.unlock()
             raise DirectoryInUse(
                 f"{self.path} belongs to node {known.get('node.id')} (meta.properties version "

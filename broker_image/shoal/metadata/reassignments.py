@@ -47,10 +47,8 @@ def alter(image: MetadataImage, moves: Iterable[Move], *, other_factor: bool = T
 
 
 def _move(image: MetadataImage, move: Move, other_factor: bool) -> MetadataRecord | None:
-    topic, partition = (
-        image.topics.get(move.topic),
-        image.partition(move.topic, index),
-    )
+    index = move.partition_index
+    topic, partition = image.topics.get(move.topic), image.partition(move.topic, index)
     if topic is None or partition is None:
         raise Refused(
             ErrorCode.unknown_topic_or_partition,

@@ -49,6 +49,7 @@ class Lifecycle:
         """Register, and catch up with the metadata. Raises `CannotJoin`."""
         broker = self._broker
         broker.metadata.on_change.append(self._changed)
+        broker.channel.on_leader.append(self._beat.set)
         limit_ms = broker.config["initial.broker.registration.timeout.ms"]
         try:
             async with asyncio.timeout(limit_ms / 1000):
@@ -90,6 +91,8 @@ class Lifecycle:
             "log_dirs": list(image.log_dirs),
             "previous_broker_epoch": broker.previous_epoch(),
         }
+        loop = broker.loop
+        taken_at = loop.time() + 1.5 * broker.config["broker.session.timeout.ms"] / 1000
         while True:
             try:
                 answer = await broker.channel.request(
@@ -101,7 +104,8 @@ class Lifecycle:
             match ErrorCode(answer.error_code):
                 case ErrorCode.none:
                     return answer.broker_epoch
-                case ErrorCode.duplicate_broker_registration:
+                # Until its session is over, a process that died looks like one that lives.
+                case ErrorCode.duplicate_broker_registration if loop.time() > taken_at:
                     raise CannotJoin(
                         f"node.id {broker.node_id} is taken: another process of that id, with"
                         " another data directory, is part of the cluster. Give this one an id of"

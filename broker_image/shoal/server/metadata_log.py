@@ -224,7 +224,7 @@ class Metadata:
         except (CorruptBatch, WireError) as error:
             raise CorruptLog(
                 f"The cluster's metadata in {self.quorum.store.log.directory} cannot be read:"
-                f" {error}. Was it written by a newer release?"
+                f" {error}. Was it written by a newer release? Then run that one, or a later one."
             ) from None
 
     def _commit(self, pending: deque[_Pending], high_watermark: int) -> None:
