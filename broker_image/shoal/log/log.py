@@ -537,6 +537,8 @@ class Log:
         or a crash may bring back what was cut.
         """
         if offset >= self.log_end_offset:
+            # Who led for a moment has noted an epoch that begins here and has no record.
+            self.epochs.truncate_from_end(self.log_end_offset)
             return
         self._void()
         if offset < self.log_start_offset:

@@ -3,26 +3,38 @@
 The high watermark is the offset below which records are committed: consumers read below it, and
 produce requests with acks=all wait for it. With one replica it follows the log's end; where an
 acknowledged write must be on disk (`group_commit`) it follows the synced offset. With more replicas
-it is the least log end of the in-sync ones.
+it is the least log end of the in-sync ones, which the leader learns from fetches (`leadership`) and
+a follower from the answers to its own (`follower`). It never goes back while the partition is open.
 
 A partition knows no clock and no socket: who waits is told by `on_advance`, called with the
-partition whenever its high watermark or log start has moved.
+partition whenever its high watermark, log start or leader has moved, and by `on_append`, called
+when a leader with followers has appended.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from shoal.log.errors import OffsetOutOfRange
+from shoal.log.errors import AppendRefused, LogOffline, OffsetOutOfRange
 from shoal.log.log import Appended, Log, Origin, Read
 from shoal.protocol.errors import ErrorCode
+from shoal.record.batch import Buffer, CorruptBatch
 from shoal.record.records import build_batch
+from shoal.replication.leadership import (
+    LAG_TIME_MAX_MS,
+    NOT_ELIGIBLE,
+    AlterPartition,
+    Leadership,
+)
 
 NO_LEADER = -1
 #: `Fetch`'s and `ListOffsets`' word for a request that knows no leader epoch (KIP-320).
 NO_EPOCH = -1
+#: Appends whose sizes are kept apart until they are committed; past that they are lumped together.
+UNCOMMITTED_MAX = 1_000
 
 
 class Divergence(NamedTuple):
@@ -32,23 +44,67 @@ class Divergence(NamedTuple):
     end_offset: int
 
 
+class ReplicaFetch(NamedTuple):
+    """What a follower asks of one partition."""
+
+    fetch_offset: int
+    last_fetched_epoch: int
+    current_leader_epoch: int
+    log_start_offset: int
+
+
+class ReplicaFetched(NamedTuple):
+    """What its leader answers: records from the offset on, or where the logs part, or an error."""
+
+    error_code: ErrorCode
+    high_watermark: int = -1
+    log_start_offset: int = -1
+    diverging: Divergence | None = None
+    records: Buffer = b""
+
+
+class Registration(Protocol):
+    """A partition as the controller has it (`metadata.image.PartitionImage`)."""
+
+    @property
+    def leader(self) -> int: ...
+    @property
+    def leader_epoch(self) -> int: ...
+    @property
+    def partition_epoch(self) -> int: ...
+    @property
+    def isr(self) -> tuple[int, ...]: ...
+    @property
+    def replicas(self) -> tuple[int, ...]: ...
+
+
 class Partition:
     """Owns the commit state of one replica; the log owns the records."""
 
     __slots__ = (
+        "_uncommitted",
+        "alter_requested",
+        "append_key",
+        "broker_epoch_of",
+        "bytes_appended",
         "bytes_committed",
         "flush_messages",
+        "follows",
         "group_commit",
         "high_watermark",
         "index",
         "isr",
         "key",
+        "lag_time_max_ms",
         "leader_epoch",
         "leader_id",
+        "leadership",
         "log",
         "min_isr",
         "node_id",
         "on_advance",
+        "on_append",
+        "partition_epoch",
         "replicas",
         "sync_requested",
         "topic",
@@ -67,33 +123,75 @@ class Partition:
         leader_epoch: int,
         isr: tuple[int, ...],
         replicas: tuple[int, ...],
+        partition_epoch: int = 0,
+        high_watermark: int = 0,
+        now_ms: int = 0,
     ) -> None:
+        """`high_watermark` is the last one known of a replicated partition."""
         self.topic = topic
         self.topic_id = topic_id
         self.index = index
         #: What this partition is waited for by.
         self.key = (topic_id, index)
+        #: What followers wait for: records, committed or not.
+        self.append_key = ("append", topic_id, index)
         self.log = log
         self.node_id = node_id
         self.leader_id = leader_id
         self.leader_epoch = leader_epoch
         self.isr = isr
         self.replicas = replicas
+        self.partition_epoch = partition_epoch
         self.min_isr = 1
+        self.lag_time_max_ms = LAG_TIME_MAX_MS
         self.group_commit = False
         #: Records not yet on disk that ask for a sync (flush.messages).
         self.flush_messages = 1 << 63
         self.high_watermark = log.log_end_offset
-        #: Bytes appended so far: a difference tells a fetch how much more there is.
+        #: Bytes appended so far: a difference tells a fetch how much more there is. Those of a
+        #: replicated partition count here once they are committed.
         self.bytes_committed = 0
+        self.bytes_appended = 0
+        #: (offset behind, bytes) of a replicated partition's appends that are not committed.
+        self._uncommitted: deque[tuple[int, int]] = deque()
         #: Called with the partition when its high watermark or log start offset has moved.
         self.on_advance: list[Callable[[Partition], None]] = []
+        #: Called with the partition when there is more for its followers.
+        self.on_append: list[Callable[[Partition], None]] = []
         #: Asks the disk to sync this log soon; set by whoever owns the disk.
         self.sync_requested: Callable[[Partition], None] = _no_disk
+        #: Asks the controller for another ISR; `altered` or `alter_refused` answers.
+        self.alter_requested: Callable[[Partition, AlterPartition], None] = _no_controller
+        #: The epoch of a broker that may be in sync, or `NOT_ELIGIBLE`.
+        self.broker_epoch_of: Callable[[int], int] = _nobody
+        #: What is known of followers while this replica leads and has any.
+        self.leadership: Leadership | None = None
+        #: Called with the offset below which a follower's log is on disk.
+        self.follows: Callable[[Partition, int], None] | None = None
+        if len(replicas) > 1:
+            known = min(high_watermark, log.log_end_offset)
+            self.high_watermark = max(known, log.log_start_offset)
+            if self.is_leader:
+                self._lead(now_ms)
 
     @property
     def is_leader(self) -> bool:
         return self.leader_id == self.node_id
+
+    @property
+    def effective_min_isr(self) -> int:
+        """min.insync.replicas, as far as there are replicas."""
+        return min(self.min_isr, len(self.replicas))
+
+    def lost(self, leader_epoch: int) -> bool:
+        """Whether this replica has not led on since that epoch: what it appended then may be gone,
+        and its offsets may be others' records."""
+        return self.leader_epoch != leader_epoch or not self.is_leader
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a new leader does not know yet how far its records are committed (KIP-207)."""
+        return self.leadership is not None and self.high_watermark < self.leadership.start_offset
 
     @property
     def last_stable_offset(self) -> int:
@@ -104,11 +202,72 @@ class Partition:
         """Why a request that names the leader epoch it knows is refused (KIP-320), or None."""
         if not self.is_leader:
             return ErrorCode.not_leader_or_follower
+        return self.known_epoch_error(current_leader_epoch)
+
+    def known_epoch_error(self, current_leader_epoch: int) -> ErrorCode | None:
+        """`epoch_error` of a replica that need not lead."""
         if current_leader_epoch in (NO_EPOCH, self.leader_epoch):
             return None
         if current_leader_epoch < self.leader_epoch:
             return ErrorCode.fenced_leader_epoch
         return ErrorCode.unknown_leader_epoch
+
+    # Who leads.
+
+    def register(self, registered: Registration, now_ms: int) -> None:
+        """Follow the controller: lead, or follow who leads now. A registration that is not
+        newer than the one in force changes nothing."""
+        if registered.partition_epoch <= self.partition_epoch:
+            # Also told again what is in force: an ISR that is asked for stays asked for.
+            return
+        changed = registered.leader_epoch != self.leader_epoch
+        self.leader_id = registered.leader
+        self.leader_epoch = registered.leader_epoch
+        self.partition_epoch = registered.partition_epoch
+        self.isr = registered.isr
+        self.replicas = registered.replicas
+        if not self.is_leader:
+            self.leadership = None
+        elif changed or (self.leadership is None) != (len(self.replicas) == 1):
+            self._lead(now_ms)
+        elif self.leadership is not None:
+            self.leadership.registered(now_ms)
+            self._follow_replicas()
+
+    def _lead(self, now_ms: int) -> None:
+        """Begin to lead in a new epoch."""
+        self.leadership = None
+        if len(self.replicas) > 1:
+            self.leadership = Leadership(self, now_ms)
+            try:
+                self.log.begin_epoch(self.leader_epoch)
+            except AppendRefused:
+                pass  # Followers are refused until the epoch is noted.
+        self._follow_replicas()
+
+    def altered(self, isr: tuple[int, ...], partition_epoch: int) -> None:
+        """The controller has taken the ISR that was asked for."""
+        if self.leadership is None or partition_epoch <= self.partition_epoch:
+            return
+        self.isr, self.partition_epoch = isr, partition_epoch
+        self.leadership.registered(0)
+        self._follow_replicas()
+
+    def alter_refused(
+        self, asked: AlterPartition, code: ErrorCode, now_ms: int, retry_ms: int
+    ) -> None:
+        """The controller did not take the ISR that was asked for, or nobody knows."""
+        if self.leadership is not None:
+            self.leadership.refused(asked, code, now_ms, retry_ms)
+            self._follow_replicas()
+
+    def tick(self, now_ms: int) -> None:
+        """Look for followers that lag; called every so often on leaders."""
+        if self.leadership is not None:
+            self.leadership.tick(now_ms)
+            self._follow_replicas()
+
+    # Appending
 
     def append(
         self,
@@ -150,6 +309,9 @@ class Partition:
         return appended
 
     def _grown(self, size: int) -> None:
+        if self.leadership is not None:
+            self._grown_for_followers(size)
+            return
         self.bytes_committed += size
         if self.group_commit:
             self.sync_requested(self)
@@ -158,10 +320,149 @@ class Partition:
             if self.log.unsynced_messages >= self.flush_messages:
                 self.sync_requested(self)
 
+    def _grown_for_followers(self, size: int) -> None:
+        self.bytes_appended += size
+        self._note_uncommitted(size)
+        for call in self.on_append:
+            call(self)
+        if self.group_commit or self.log.unsynced_messages >= self.flush_messages:
+            self.sync_requested(self)
+        if len(self.isr) == 1:
+            self._follow_replicas()
+
+    def _note_uncommitted(self, size: int) -> None:
+        uncommitted = self._uncommitted
+        if len(uncommitted) >= UNCOMMITTED_MAX:
+            size += uncommitted.pop()[1]
+        uncommitted.append((self.log.log_end_offset, size))
+
+    def _follow_replicas(self) -> None:
+        """Move a leader's high watermark as far as its in-sync replicas are."""
+        if self.leadership is None:
+            end = self.log.recovery_point if self.group_commit else self.log.log_end_offset
+            if end > self.high_watermark:
+                self._commit(end)
+            return
+        own = self.log.recovery_point if self.group_commit else self.log.log_end_offset
+        least = self.leadership.high_watermark(own)
+        if least > self.high_watermark:
+            self._commit(least)
+
+    def _commit(self, offset: int) -> None:
+        """A replicated partition's records below `offset` are committed."""
+        uncommitted = self._uncommitted
+        while uncommitted and uncommitted[0][0] <= offset:
+            self.bytes_committed += uncommitted.popleft()[1]
+        self._advance(offset)
+
     def synced(self, offset: int) -> None:
         """Records below `offset` are on disk."""
-        if self.group_commit and offset > self.high_watermark:
+        if self.follows is not None:
+            self.follows(self, offset)
+        if not self.group_commit or not self.is_leader:
+            return
+        if self.leadership is not None:
+            self._follow_replicas()
+        elif offset > self.high_watermark:
             self._advance(offset)
+
+    # Followers
+
+    def fetched_by(
+        self,
+        replica_id: int,
+        broker_epoch: int,
+        fetch: ReplicaFetch,
+        *,
+        max_bytes: int,
+        min_one: bool,
+        now_ms: int,
+    ) -> ReplicaFetched:
+        """Answer a follower, and take note of how far it is."""
+        code = self.epoch_error(fetch.current_leader_epoch)
+        if code is not None:
+            return ReplicaFetched(code)
+        leadership, log = self.leadership, self.log
+        if leadership is None or replica_id not in leadership.followers:
+            # The image that makes it a replica has not come here yet.
+            return ReplicaFetched(ErrorCode.unknown_topic_or_partition)
+        try:
+            if log.latest_epoch < self.leader_epoch:
+                log.begin_epoch(self.leader_epoch)
+            divergence = None
+            if fetch.last_fetched_epoch >= 0:
+                divergence = self.divergence(
+                    fetch_offset=fetch.fetch_offset, last_fetched_epoch=fetch.last_fetched_epoch
+                )
+            if divergence is not None:
+                return ReplicaFetched(
+                    ErrorCode.none, self.high_watermark, log.log_start_offset, divergence
+                )
+            data = log.read(fetch.fetch_offset, max_bytes, min_one=min_one).data
+        except OffsetOutOfRange:
+            return ReplicaFetched(ErrorCode.offset_out_of_range)
+        except (AppendRefused, OSError, LogOffline, CorruptBatch):
+            return ReplicaFetched(ErrorCode.kafka_storage_error)
+        leadership.fetched(
+            replica_id, broker_epoch, fetch.fetch_offset, fetch.log_start_offset, now_ms
+        )
+        self._follow_replicas()
+        return ReplicaFetched(ErrorCode.none, self.high_watermark, log.log_start_offset, None, data)
+
+    def position(self) -> ReplicaFetch:
+        """Where a follower goes on."""
+        log = self.log
+        return ReplicaFetch(
+            log.log_end_offset, log.latest_epoch, self.leader_epoch, log.log_start_offset
+        )
+
+    def append_fetched(self, answer: ReplicaFetched, now_ms: int) -> None:
+        """Append what the leader sent, and take over its high watermark and log start.
+
+        Raises `AppendRefused`, `OSError`; batches before the refused one stay.
+        """
+        log = self.log
+        size, end = len(answer.records), log.log_end_offset
+        if size:
+            try:
+                log.append_as_follower(answer.records, now_ms=now_ms)
+            finally:
+                if log.log_end_offset > end:
+                    self._note_uncommitted(size)
+        if log.unsynced_messages >= self.flush_messages or self.group_commit:
+            self.sync_requested(self)
+        offset = min(answer.high_watermark, log.log_end_offset)
+        if offset > self.high_watermark:
+            self._commit(offset)
+        if log.log_start_offset < answer.log_start_offset <= self.high_watermark:
+            log.advance_log_start(answer.log_start_offset, "leader")
+            self.moved()
+
+    def truncation_offset(self, divergence: Divergence) -> int:
+        """Where a follower cuts its log that parts from its leader's as told (KIP-101)."""
+        log = self.log
+        epoch, end_offset = log.end_offset_for_epoch(divergence.epoch)
+        if epoch < 0:
+            return min(divergence.end_offset, log.log_end_offset)
+        if epoch != divergence.epoch:
+            return min(end_offset, log.log_end_offset)
+        return min(end_offset, divergence.end_offset, log.log_end_offset)
+
+    def truncate(self, offset: int) -> None:
+        """Cut a follower's log. Raises `OSError`."""
+        self.log.truncate(offset)
+        self._uncommitted.clear()
+        # Only an unclean election takes what was committed.
+        self.high_watermark = min(self.high_watermark, self.log.log_end_offset)
+
+    def start_at(self, offset: int) -> None:
+        """Drop a follower's log, which ends before its leader's begins. Raises `OSError`."""
+        self.log.truncate_fully_and_start_at(offset)
+        self._uncommitted.clear()
+        self.high_watermark = offset
+        self.moved()
+
+    # Reading
 
     def acknowledged(self, offset: int) -> bool:
         """Whether all records below `offset` may be acknowledged as committed."""
@@ -203,6 +504,14 @@ class Partition:
         self.high_watermark = offset
         for call in self.on_advance:
             call(self)
+
+
+def _no_controller(partition: Partition, asked: AlterPartition) -> None:
+    raise AssertionError(f"{partition.topic}-{partition.index} has no controller to ask")
+
+
+def _nobody(broker_id: int) -> int:
+    return NOT_ELIGIBLE
 
 
 def _no_disk(partition: Partition) -> None:

@@ -44,9 +44,11 @@ from shoal.server.listener import Listener
 from shoal.server.metadata_log import Metadata, random_id
 from shoal.server.metrics import Metrics
 from shoal.server.partitions import Partitions
+from shoal.server.peers import Peers as BrokerPeers
 from shoal.server.producer_ids import ProducerIds
 from shoal.server.purgatory import Purgatory
 from shoal.server.quorum import Quorum
+from shoal.server.replicas import Replicas
 from shoal.server.share import ShareService
 from shoal.server.timers import Clock, Timers
 from shoal.server.transactions import TransactionService
@@ -110,6 +112,12 @@ class Broker:
             clock=self.clock,
         )
         self.partitions.on_removed.append(lambda p: self.metrics.forget_topic(p.topic))
+        self.peers = BrokerPeers(self)
+        self.replicas = Replicas(self)
+        self.partitions.alter = self.replicas.alter
+        self.partitions.broker_epoch_of = self.replicas.broker_epoch_of
+        self.partitions.on_registered.append(self.replicas.registered)
+        self.partitions.on_removed.append(self.replicas.removed)
         self.producer_ids = ProducerIds(self)
         self.coordinators: list[CoordinatorService[Any]] = []
         self.background = Background(self)
@@ -196,6 +204,7 @@ class Broker:
         for coordinator in self.coordinators:
             coordinator.metadata_changed(self.image, None)
         self.background.start()
+        self.replicas.start()
         metrics_listener = self.config.metrics_listener
         if metrics_listener is not None:
             self.health = HealthListener(self)
@@ -219,6 +228,8 @@ class Broker:
         if self.health is not None:
             self.health.close()
         self.timers.stop()
+        self.replicas.stop()
+        self.peers.close()
         self.channel.close()
         if hasattr(self, "quorum"):
             self.quorum.stop()

@@ -33,6 +33,7 @@ class Cursor:
         "fetch_offset",
         "index",
         "last_fetched_epoch",
+        "log_start_offset",
         "max_bytes",
         "name",
         "told",
@@ -53,6 +54,8 @@ class Cursor:
         self.max_bytes: int = asked.partition_max_bytes
         self.current_leader_epoch: int = getattr(asked, "current_leader_epoch", -1)
         self.last_fetched_epoch: int = getattr(asked, "last_fetched_epoch", -1)
+        #: A follower's.
+        self.log_start_offset: int = getattr(asked, "log_start_offset", -1)
 
     @property
     def key(self) -> PartitionKey:
@@ -148,6 +151,7 @@ class FetchSessions:
                 known.max_bytes = cursor.max_bytes
                 known.current_leader_epoch = cursor.current_leader_epoch
                 known.last_fetched_epoch = cursor.last_fetched_epoch
+                known.log_start_offset = cursor.log_start_offset
         for topic in request.forgotten_topics_data:
             name = topic.topic_id if session.by_id else topic.topic
             for index in topic.partitions:

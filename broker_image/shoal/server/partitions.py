@@ -14,6 +14,7 @@ from shoal.log.config import LogConfig
 from shoal.log.log import Log
 from shoal.metadata.delta import MetadataDelta
 from shoal.metadata.image import MetadataImage, PartitionImage, ResourceType, TopicImage
+from shoal.replication.leadership import LAG_TIME_MAX_MS, AlterPartition
 from shoal.replication.partition import Partition
 
 if TYPE_CHECKING:
@@ -43,11 +44,17 @@ class Partitions:
         self._purgatory = purgatory
         self._disk = disk
         self._clock = clock
+        self._lag_time_max_ms = LAG_TIME_MAX_MS
         self._by_id: dict[tuple[UUID, int], Partition] = {}
         self._by_name: dict[tuple[str, int], Partition] = {}
         #: Called with partitions that have been opened, and that are gone.
         self.on_opened: list[Callable[[Partition], None]] = []
         self.on_removed: list[Callable[[Partition], None]] = []
+        #: Called with partitions whose leader, ISR or replicas have been told, also at opening.
+        self.on_registered: list[Callable[[Partition], None]] = []
+        #: A partition's ways to the controller; set before any is opened.
+        self.alter: Callable[[Partition, AlterPartition], None] = _unreplicated
+        self.broker_epoch_of: Callable[[int], int] = lambda broker_id: -1
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(self._by_name.values())
@@ -69,6 +76,7 @@ class Partitions:
 
     def load(self, image: MetadataImage) -> None:
         """Open what the image has, and remove directories of topics that are gone."""
+        self._lag_time_max_ms = image.broker_config["replica.lag.time.max.ms"]
         for topic in image.topics.values():
             self._open(topic, image)
         for (name, index), topic_id in list(self._directory.found()):
@@ -88,6 +96,7 @@ class Partitions:
         for _, topic in delta.changed:
             self._open(topic, image)
         if delta.broker_config_changed:
+            self._lag_time_max_ms = image.broker_config["replica.lag.time.max.ms"]
             self._configure(image, {p.topic for p in self})
         else:
             names = {name for kind, name in delta.configs if kind == ResourceType.TOPIC}
@@ -96,9 +105,11 @@ class Partitions:
     def _open(self, topic: TopicImage, image: MetadataImage) -> None:
         settings = image.topic_config(topic.name)
         for index, registered in enumerate(topic.partitions):
-            if self._node_id not in registered.replicas:
-                continue
             partition = self._by_id.get((topic.topic_id, index))
+            if self._node_id not in registered.replicas:
+                if partition is not None:
+                    self._remove(topic, index)  # It was reassigned to other brokers.
+                continue
             if partition is None:
                 log = self._directory.open_log(
                     topic.name,
@@ -109,7 +120,8 @@ class Partitions:
                 )
                 self._add(topic, index, log, registered, settings)
             else:
-                _register(partition, registered)
+                partition.register(registered, self._clock.now_ms())
+                self._registered(partition)
                 partition.moved()
 
     def _add(
@@ -130,13 +142,20 @@ class Partitions:
             leader_epoch=registered.leader_epoch,
             isr=registered.isr,
             replicas=registered.replicas,
+            partition_epoch=registered.partition_epoch,
+            high_watermark=self._directory.high_watermarks.get((topic.name, index), 0),
+            now_ms=self._clock.now_ms(),
         )
         partition.sync_requested = self._disk.sync_soon
+        partition.alter_requested = self.alter
+        partition.broker_epoch_of = self.broker_epoch_of
         partition.on_advance.append(self._advanced)
-        _adopt(partition, settings)
+        partition.on_append.append(self._appended)
+        _adopt(partition, settings, self._lag_time_max_ms)
         self._by_id[partition.key] = self._by_name[(topic.name, index)] = partition
         for call in self.on_opened:
             call(partition)
+        self._registered(partition)
 
     def _remove(self, topic: TopicImage, index: int) -> None:
         partition = self._by_id.pop((topic.topic_id, index), None)
@@ -162,22 +181,27 @@ class Partitions:
             if partition.topic in names:
                 settings = image.topic_config(partition.topic)
                 partition.log.config = LogConfig.of(settings)
-                _adopt(partition, settings)
+                _adopt(partition, settings, self._lag_time_max_ms)
+
+    def _registered(self, partition: Partition) -> None:
+        for call in self.on_registered:
+            call(partition)
 
     def _advanced(self, partition: Partition) -> None:
         self._purgatory.wake(partition.key)
 
-
-def _register(partition: Partition, registered: PartitionImage) -> None:
-    partition.leader_id = registered.leader
-    partition.leader_epoch = registered.leader_epoch
-    partition.isr = registered.isr
-    partition.replicas = registered.replicas
+    def _appended(self, partition: Partition) -> None:
+        self._purgatory.wake(partition.append_key)
 
 
-def _adopt(partition: Partition, settings: Mapping[str, Any]) -> None:
+def _unreplicated(partition: Partition, asked: AlterPartition) -> None:
+    raise AssertionError(f"{partition.topic}-{partition.index} has no replicas to keep in sync")
+
+
+def _adopt(partition: Partition, settings: Mapping[str, Any], lag_time_max_ms: int) -> None:
     """Topic configs that concern the partition and not its log."""
     partition.flush_messages = settings["flush.messages"]
     partition.min_isr = settings["min.insync.replicas"]
+    partition.lag_time_max_ms = lag_time_max_ms
     # Kafka syncs before it answers when every message is to be flushed, so that asks for it too.
     partition.group_commit = settings["shoal.flush.group.commit"] or settings["flush.messages"] <= 1

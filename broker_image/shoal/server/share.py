@@ -26,6 +26,7 @@ from shoal.server import share_admin, share_metrics, share_policies
 from shoal.server.api import Peer
 from shoal.server.dead_letters import DeadLetterMeter, DeadLetters
 from shoal.server.share_leader import Failure, Phase, ShareLeader
+from shoal.server.share_persister import Persister
 from shoal.server.share_states import ShareStates
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class ShareService:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.states = ShareStates(broker)
+        self.persister = Persister(broker, self.states)
         self.sessions = ShareSessions(broker.image.broker_config["group.share.max.share.sessions"])
         self.leaders: dict[str, dict[tuple[UUID, int], ShareLeader]] = {}
         self.acknowledged: Counter[int] = Counter()

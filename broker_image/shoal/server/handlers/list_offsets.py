@@ -27,6 +27,8 @@ EARLIEST_PENDING_UPLOAD = -6
 #: The first version that may ask for it.
 _SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
+_NOT_AVAILABLE_SINCE = 5
+
 READ_COMMITTED = 1
 NOTHING = (-1, -1, NO_EPOCH)
 #: A broker or tool that asks for the log's end, not the high watermark.
@@ -56,6 +58,10 @@ def _entry(
     code = partition.epoch_error(getattr(asked, "current_leader_epoch", NO_EPOCH))
     if code is not None and replica_id != _DEBUGGING_REPLICA:
         return _refusal(code)
+    if asked.timestamp == LATEST and replica_id == -1 and partition.is_behind:
+        # A new leader does not know yet how far its predecessors have committed (KIP-207).
+        old = version < _NOT_AVAILABLE_SINCE
+        return _refusal(ErrorCode.leader_not_available if old else ErrorCode.offset_not_available)
     if version < _SINCE.get(asked.timestamp, 0) or asked.timestamp < EARLIEST_PENDING_UPLOAD:
         return _refusal(ErrorCode.unsupported_version)
     limit = partition.last_stable_offset if committed else partition.high_watermark

@@ -20,6 +20,7 @@ from shoal.protocol.errors import ErrorCode, WireError
 from shoal.protocol.produce import TOPIC_IDS_FROM, ProduceRequest
 from shoal.record.batch import TRANSACTIONAL_BIT
 from shoal.replication.partition import Partition
+from shoal.server.answers import leader_endpoints
 from shoal.server.api import Answer, Body, Request
 from shoal.server.handlers import transactional_produce
 
@@ -30,6 +31,8 @@ _ACKS_ALL = -1
 #: The client id of Kafka's own tools that may write to internal topics.
 ADMIN_CLIENT_ID = "__admin_client"
 _Entry = dict[str, Any]
+#: What an answer waits for: a partition, the leader epoch of the append, the offset behind it.
+_Waiting = tuple[Partition, int, int, _Entry]
 #: By topic and partition: why a transaction's batch is not taken.
 Refused = Mapping[tuple[str, int], tuple[ErrorCode, str | None]]
 _NOTHING_REFUSED: Refused = {}
@@ -46,7 +49,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 def append(broker: Broker, request: Request, refused: Refused) -> Answer:
     """Append to every partition but those that are `refused`, and answer."""
     body: ProduceRequest = request.body
-    waiting: list[tuple[Partition, int, _Entry]] = []
+    waiting: list[_Waiting] = []
     by_id = request.version >= TOPIC_IDS_FROM
     topics: list[_Entry] = []
     failed = None
@@ -66,11 +69,20 @@ def append(broker: Broker, request: Request, refused: Refused) -> Answer:
         if failed is not None:
             raise WireError(f"a produce with acks=0 was refused: {failed['error_code'].name}")
         return None
-    response = {"responses": topics}
+    response: _Entry = {"responses": topics}
+    if failed is not None:
+        moved = [
+            e["current_leader"]["leader_id"]
+            for t in topics
+            for e in t["partition_responses"]
+            if "current_leader" in e
+        ]
+        if moved:
+            response["node_endpoints"] = leader_endpoints(broker, request, moved)
     if not waiting:
         return [produce.write_taken(request.version, topics)] if failed is None else response
     return broker.purgatory.park(
-        keys=[partition.key for partition, _, _ in waiting],
+        keys=[partition.key for partition, *_ in waiting],
         attempt=lambda: _acknowledged(response, waiting),
         expire=lambda: _timed_out(response, waiting),
         deadline_ms=broker.clock.now_ms() + body.timeout_ms,
@@ -82,7 +94,7 @@ def _append(
     request: Request,
     where: tuple[str, UUID | None, int],
     data: memoryview | None,
-    waiting: list[tuple[Partition, int, _Entry]],
+    waiting: list[_Waiting],
     refused: Refused,
 ) -> _Entry:
     """Append to one partition: its entry of the response, noted in `waiting` if it has to wait."""
@@ -123,24 +135,29 @@ def _append(
         "log_start_offset": appended.log_start_offset,
     }
     if acks and not partition.acknowledged(appended.last_offset + 1):
-        waiting.append((partition, appended.last_offset + 1, entry))
+        waiting.append((partition, partition.leader_epoch, appended.last_offset + 1, entry))
     return entry
 
 
 def _refused_before(partition: Partition, acks: int, data: memoryview | None) -> _Entry | None:
     """The refusal of a produce that does not reach the log."""
     if not partition.is_leader:
-        leader = {"leader_id": partition.leader_id, "leader_epoch": partition.leader_epoch}
-        return _refusal(ErrorCode.not_leader_or_follower, None) | {"current_leader": leader}
+        return _refusal(ErrorCode.not_leader_or_follower, None) | _not_leader(partition)
     if data is None:
         return _refusal(ErrorCode.invalid_record, "A produce without records.")
-    if acks == _ACKS_ALL and len(partition.isr) < partition.min_isr:
+    if acks == _ACKS_ALL and len(partition.isr) < partition.effective_min_isr:
         return _refusal(
             ErrorCode.not_enough_replicas,
             f"The in-sync replicas of {partition.topic}-{partition.index} are"
             f" {len(partition.isr)}, where min.insync.replicas is {partition.min_isr}.",
         )
     return None
+
+
+def _not_leader(partition: Partition) -> _Entry:
+    """What sends a client to the leader of now (KIP-951)."""
+    leader = {"leader_id": partition.leader_id, "leader_epoch": partition.leader_epoch}
+    return {"error_code": ErrorCode.not_leader_or_follower, "current_leader": leader}
 
 
 def _refused_in_transaction(
@@ -166,20 +183,22 @@ def _refusal(code: ErrorCode, message: str | None) -> _Entry:
     }
 
 
-def _acknowledged(response: Body, waiting: list[tuple[Partition, int, _Entry]]) -> Body | None:
+def _acknowledged(response: Body, waiting: list[_Waiting]) -> Body | None:
     """The response once every partition is safe up to the offset that it waits for."""
-    for partition, offset, entry in waiting:
+    for partition, epoch, offset, entry in waiting:
         if partition.log.offline:
             entry["error_code"] = ErrorCode.kafka_storage_error
-        elif not partition.is_leader:
-            entry["error_code"] = ErrorCode.not_leader_or_follower
+        elif partition.lost(epoch):
+            entry |= _not_leader(partition)
         elif not partition.acknowledged(offset):
             return None
+        elif len(partition.isr) < partition.effective_min_isr:
+            entry["error_code"] = ErrorCode.not_enough_replicas_after_append
     return response
 
 
-def _timed_out(response: Body, waiting: list[tuple[Partition, int, _Entry]]) -> Body:
-    for partition, offset, entry in waiting:
+def _timed_out(response: Body, waiting: list[_Waiting]) -> Body:
+    for partition, _, offset, entry in waiting:
         if not partition.acknowledged(offset):
             entry["error_code"] = ErrorCode.request_timed_out
     return response

@@ -1,0 +1,174 @@
+"""Fetch as followers ask it: records up to the log's end, and where the logs part (KIP-595).
+
+What a follower asks for tells how far it is: that moves the ISR and the high watermark, and with it
+those who wait for that. A fetch that finds nothing waits for an append to one of its partitions.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.protocol import codec
+from shoal.protocol.errors import ErrorCode
+from shoal.replication.partition import ReplicaFetch, ReplicaFetched
+from shoal.server.api import Answer, Body, Request
+from shoal.server.fetch_sessions import Cursor, Session
+from shoal.server.replicas import AWAITED_WAIT_MS
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+CONSUMER = -1
+_Entry = dict[str, Any]
+
+
+def replica_of(body: Any) -> int:
+    """The broker that fetches, or -1 for a consumer."""
+    state = getattr(body, "replica_state", None)
+    return body.replica_id if state is None else state.replica_id
+
+
+def handle(broker: Broker, request: Request, replica_id: int) -> Answer:
+    now_ms = broker.clock.now_ms()
+    session, incremental, cursors = broker.fetch_sessions.begin(
+        request.body, request.version, now_ms
+    )
+    fetch = _ReplicaFetch(broker, request, replica_id, session, incremental, cursors)
+    found = fetch.attempt()
+    if found is not None:
+        return found
+    max_wait_ms = codec.ms(request.body.max_wait)
+    if broker.replicas.awaits(replica_id, now_ms):
+        max_wait_ms = min(max_wait_ms, AWAITED_WAIT_MS)
+    return broker.purgatory.park(
+        keys=[("replica", replica_id), *fetch.keys],
+        attempt=fetch.attempt,
+        expire=fetch.expire,
+        deadline_ms=now_ms + max_wait_ms,
+    )
+
+
+class _ReplicaFetch:
+    """One request of a follower."""
+
+    __slots__ = (
+        "_broker",
+        "_broker_epoch",
+        "_cursors",
+        "_incremental",
+        "_max_bytes",
+        "_replica_id",
+        "_session",
+        "_waits",
+        "keys",
+    )
+
+    def __init__(
+        self,
+        broker: Broker,
+        request: Request,
+        replica_id: int,
+        session: Session | None,
+        incremental: bool,
+        cursors: list[Cursor],
+    ) -> None:
+        body = request.body
+        self._broker = broker
+        self._replica_id = replica_id
+        state = getattr(body, "replica_state", None)
+        self._broker_epoch = -1 if state is None else state.replica_epoch
+        self._session = session
+        self._incremental = incremental
+        self._cursors = cursors
+        self._max_bytes: int = body.max_bytes
+        self._waits = body.min_bytes > 0 and codec.ms(body.max_wait) > 0
+        #: What to wait for, when there is nothing.
+        self.keys: list[Any] = []
+
+    def attempt(self) -> Body | None:
+        """The response, unless there is nothing to tell yet. A fetch that was woken by its broker
+        (not by an append) is let go, to come with more partitions."""
+        rows, news = self._read()
+        if not news and self._waits and not self._is_awaited():
+            return None
+        return self._respond(rows)
+
+    def expire(self) -> Body:
+        return self._respond(self._read()[0])
+
+    def _is_awaited(self) -> bool:
+        """Whether it waits already and is to come again with what this broker leads by now."""
+        if not self.keys:
+            return False
+        return self._broker.replicas.awaits(self._replica_id, self._broker.clock.now_ms())
+
+    def _read(self) -> tuple[list[tuple[Cursor, ReplicaFetched]], bool]:
+        """What there is of every partition, and whether any of it is worth an answer."""
+        broker, now_ms = self._broker, self._broker.clock.now_ms()
+        left = self._max_bytes
+        rows: list[tuple[Cursor, ReplicaFetched]] = []
+        keys: list[Any] = []
+        news = False
+        for cursor in self._cursors:
+            partition = broker.partitions.find(cursor.name, cursor.topic_id, cursor.index)
+            if partition is None:
+                found = ReplicaFetched(
+                    ErrorCode.unknown_topic_id
+                    if cursor.topic_id is not None
+                    else ErrorCode.unknown_topic_or_partition
+                )
+            else:
+                keys.append(partition.append_key)
+                asked = ReplicaFetch(
+                    cursor.fetch_offset,
+                    cursor.last_fetched_epoch,
+                    cursor.current_leader_epoch,
+                    cursor.log_start_offset,
+                )
+                found = partition.fetched_by(
+                    self._replica_id,
+                    self._broker_epoch,
+                    asked,
+                    max_bytes=max(0, min(left, cursor.max_bytes)),
+                    min_one=left == self._max_bytes,
+                    now_ms=now_ms,
+                )
+            left -= len(found.records)
+            if found.error_code or found.diverging is not None or found.records:
+                news = True
+            rows.append((cursor, found))
+        self.keys = self.keys or keys
+        return rows, news
+
+    def _respond(self, rows: list[tuple[Cursor, ReplicaFetched]]) -> Body:
+        topics: dict[Any, _Entry] = {}
+        session = self._session
+        for cursor, found in rows:
+            told = (found.high_watermark, found.log_start_offset)
+            new = found.error_code or found.diverging is not None or found.records
+            if self._incremental and not new and cursor.told == told:
+                continue
+            cursor.told = None if found.error_code else told
+            if session is not None and found.records:
+                session.rotate(cursor)
+            entry: _Entry = {
+                "partition_index": cursor.index,
+                "error_code": found.error_code,
+                "high_watermark": found.high_watermark,
+                "last_stable_offset": -1,
+                "log_start_offset": found.log_start_offset,
+                "aborted_transactions": None,
+                "records": found.records,
+            }
+            if found.diverging is not None:
+                entry["diverging_epoch"] = found.diverging._asdict()
+            topic = topics.get(cursor.topic_id or cursor.name)
+            if topic is None:
+                topic = {"topic": cursor.name, "topic_id": cursor.topic_id, "partitions": []}
+                topics[cursor.topic_id or cursor.name] = topic
+            topic["partitions"].append(entry)
+        return {
+            "error_code": ErrorCode.none,
+            "session_id": 0 if session is None or not session.cursors else session.id,
+            "responses": list(topics.values()),
+        }

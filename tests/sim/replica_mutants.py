@@ -1,0 +1,177 @@
+"""Replication with one rule broken, each by name: what the simulation is worth is what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from shoal.protocol.errors import ErrorCode
+from shoal.replication import leadership
+from shoal.replication.follower import Fetcher, Step
+from shoal.replication.leadership import Leadership
+from shoal.replication.partition import Partition, ReplicaFetched
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+
+
+def commits_by_itself(patch: pytest.MonkeyPatch) -> None:
+    """A leader takes its own log for committed."""
+    patch.setattr(Leadership, "high_watermark", lambda self, own_end_offset: own_end_offset)
+
+
+def forgets_who_joins(patch: pytest.MonkeyPatch) -> None:
+    """A replica that the controller may have let in already does not hold the high watermark."""
+    real = Leadership.high_watermark
+
+    def high_watermark(self: Leadership, own_end_offset: int) -> int:
+        proposed, self.proposed = self.proposed, None
+        lag_ms, self._partition.lag_time_max_ms = self._partition.lag_time_max_ms, -1
+        try:
+            return real(self, own_end_offset)
+        finally:
+            self.proposed, self._partition.lag_time_max_ms = proposed, lag_ms
+
+    patch.setattr(Leadership, "high_watermark", high_watermark)
+
+
+def takes_silence_for_refusal(patch: pytest.MonkeyPatch) -> None:
+    """An AlterPartition without an answer counts as not taken."""
+    refused = {*leadership._REFUSED, ErrorCode.request_timed_out}
+    patch.setattr(leadership, "_REFUSED", refused)
+
+
+def shrinks_before_the_controller_does(patch: pytest.MonkeyPatch) -> None:
+    """Who is to leave the ISR holds nothing back from the moment that the leader wants it out."""
+    real = Leadership._propose
+
+    def propose(self: Leadership, isr: tuple[int, ...]) -> None:
+        real(self, isr)
+        if len(isr) < len(self._partition.isr):
+            self._partition.isr = isr
+
+    patch.setattr(Leadership, "_propose", propose)
+
+
+def joins_before_it_has_caught_up(patch: pytest.MonkeyPatch) -> None:
+    """A follower joins wherever it stands."""
+
+    def expand(self: Leadership, replica_id: int, follower: Any) -> None:
+        if self.proposed is None and self._may_join(replica_id, follower):
+            self._propose((*self._partition.isr, replica_id))
+
+    patch.setattr(Leadership, "_expand", expand)
+
+
+def joins_as_its_earlier_self(patch: pytest.MonkeyPatch) -> None:
+    """A fetch of a broker's earlier incarnation vouches for the one after it (KIP-903)."""
+
+    def may_join(self: Leadership, replica_id: int, follower: Any) -> bool:
+        return self._partition.broker_epoch_of(replica_id) >= 0
+
+    patch.setattr(Leadership, "_may_join", may_join)
+    patch.setattr(
+        Leadership, "_epoch_of", lambda self, member: self._partition.broker_epoch_of(member)
+    )
+
+
+def commits_below_min_isr(patch: pytest.MonkeyPatch) -> None:
+    """The high watermark moves while too few replicas are in sync."""
+    patch.setattr(Partition, "effective_min_isr", property(lambda self: 1))
+
+
+def keeps_a_divergent_tail(patch: pytest.MonkeyPatch) -> None:
+    """A leader does not tell a follower that their logs part."""
+    patch.setattr(Partition, "divergence", lambda self, **asked: None)
+
+
+def cuts_to_its_high_watermark(patch: pytest.MonkeyPatch) -> None:
+    """A follower cuts its log to its high watermark, as Kafka did before KIP-101."""
+    patch.setattr(Partition, "truncation_offset", lambda self, divergence: self.high_watermark)
+
+
+def notes_no_epoch(patch: pytest.MonkeyPatch) -> None:
+    """A new leader's epoch begins with its first record, not with its leading."""
+    from shoal.log.log import Log
+
+    patch.setattr(Log, "begin_epoch", lambda self, epoch: None)
+
+
+def takes_answers_of_another_epoch(patch: pytest.MonkeyPatch) -> None:
+    """A follower appends what an answer brings, whatever has come in between."""
+
+    def answered(self: Fetcher, response: Any, now_ms: int) -> Any:
+        from shoal.replication.follower import Answered
+
+        out, self._asked = Answered(), None
+        if response.error_code:
+            self._end_session()
+            return out
+        self._step_session(response.session_id)
+        for key, answer in response.partitions.items():
+            followed = self._followed.get(key)
+            if followed is not None and followed.step is Step.FETCHING:
+                self._take(followed, answer, now_ms, out)
+        return out
+
+    patch.setattr(Fetcher, "answered", answered)
+
+
+def answers_any_epoch(patch: pytest.MonkeyPatch) -> None:
+    """A leader serves whoever asks, in whatever epoch."""
+
+    def epoch_error(self: Partition, current_leader_epoch: int) -> ErrorCode | None:
+        return None if self.is_leader else ErrorCode.not_leader_or_follower
+
+    patch.setattr(Partition, "epoch_error", epoch_error)
+
+
+def tells_an_old_end(patch: pytest.MonkeyPatch) -> None:
+    """A new leader tells where the partition ends before it knows."""
+    patch.setattr(Partition, "is_behind", property(lambda self: False))
+
+
+def believes_the_leader_beyond_its_log(patch: pytest.MonkeyPatch) -> None:
+    """A follower's high watermark is its leader's, past its own log's end."""
+    real = Partition.append_fetched
+
+    def append_fetched(self: Partition, answer: ReplicaFetched, now_ms: int) -> None:
+        real(self, answer, now_ms)
+        if answer.high_watermark > self.high_watermark:
+            self._commit(answer.high_watermark)
+
+    patch.setattr(Partition, "append_fetched", append_fetched)
+
+
+def acknowledges_in_a_later_epoch(patch: pytest.MonkeyPatch) -> None:
+    """Who waits for an offset is told when another epoch's records have reached it."""
+    patch.setattr(Partition, "lost", lambda self, leader_epoch: not self.is_leader)
+
+
+def fetches_on_before_its_cut_is_durable(patch: pytest.MonkeyPatch) -> None:
+    """A follower appends behind a cut that a power loss may undo, and vouches for what the disk
+    does not have yet."""
+    patch.setattr(Fetcher, "_sync", lambda self, followed, out: None)
+
+
+MUTANTS: dict[str, Mutant] = {
+    m.__name__: m
+    for m in (
+        commits_by_itself,
+        forgets_who_joins,
+        takes_silence_for_refusal,
+        shrinks_before_the_controller_does,
+        joins_before_it_has_caught_up,
+        joins_as_its_earlier_self,
+        commits_below_min_isr,
+        keeps_a_divergent_tail,
+        cuts_to_its_high_watermark,
+        notes_no_epoch,
+        takes_answers_of_another_epoch,
+        answers_any_epoch,
+        tells_an_old_end,
+        believes_the_leader_beyond_its_log,
+        acknowledges_in_a_later_epoch,
+        fetches_on_before_its_cut_is_durable,
+    )
+}
