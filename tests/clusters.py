@@ -1,86 +1,155 @@
-"""Clusters of real broker processes on this machine, for tests: each broker a voter of the quorum.
-
-Ports are chosen beforehand, since the voters are named at the start, and kept over restarts.
-"""
+"""Clusters of real broker processes for tests: on free ports, killed, frozen, started again."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import os
+import signal
 import socket
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from conditions import eventually
 from servers import ShoalProcess
+from shoal.client.connection import Connection, connect
+from shoal.client.errors import ClientError
+from shoal.client.settings import Settings
+from shoal.protocol.api import ApiKey
 
-CLUSTER_ID = "c2hvYWwtdGVzdC1jbHVzdA"
-#: Short times, so that a test sees a failover in a second and not in ten.
-QUICK = {
-    "broker.heartbeat.interval.ms": "200",
-    "broker.session.timeout.ms": "1500",
-    "replica.lag.time.max.ms": "3000",
-    "controller.quorum.election.timeout.ms": "500",
-    "controller.quorum.fetch.timeout.ms": "800",
-    "group.initial.rebalance.delay.ms": "0",
-}
+#: A machine that does much else beside the test takes its time.
+START_TIMEOUT_S = 120.0
+CLUSTER_ID = "tests-cluster"
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
+    """Ports that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 class ShoalCluster:
-    """`brokers` processes with node ids from 1 on."""
+    """Nodes 1 to n, each a voter and a broker unless `roles` says otherwise."""
 
     def __init__(
-        self, directory: Path, *, brokers: int = 3, configs: Mapping[str, str] | None = None
+        self,
+        folder: Path,
+        nodes: int = 3,
+        *,
+        configs: Mapping[str, str] | None = None,
+        roles: Mapping[int, str] | None = None,
+        racks: Sequence[str] = (),
     ) -> None:
-        ports = free_ports(brokers)
-        voters = ",".join(f"{id}@127.0.0.1:{port}" for id, port in enumerate(ports, 1))
+        ports = free_ports(nodes)
+        self.addresses = {id: f"127.0.0.1:{port}" for id, port in enumerate(ports, 1)}
+        self.roles = {id: (roles or {}).get(id, "broker,controller") for id in self.addresses}
+        voters = [id for id, role in self.roles.items() if "controller" in role]
+        self.quorum = ",".join(f"{id}@{self.addresses[id]}" for id in voters)
         self.nodes: dict[int, ShoalProcess] = {}
-        for id, port in enumerate(ports, 1):
-            own = {
-                "node.id": str(id),
-                "shoal.cluster.id": CLUSTER_ID,
-                "controller.quorum.voters": voters,
-                "default.replication.factor": str(min(3, brokers)),
-                "min.insync.replicas": str(min(2, brokers)),
-                **QUICK,
-                **(configs or {}),
-            }
-            node = ShoalProcess(directory / f"broker-{id}", configs=own)
-            node.bootstrap = f"127.0.0.1:{port}"
-            self.nodes[id] = node
+        for id in self.addresses:
+            own = {"process.roles": self.roles[id]}
+            if racks:
+                own["broker.rack"] = racks[id - 1]
+            self.nodes[id] = self.node(id, folder / str(id), {**(configs or {}), **own})
 
-    @property
-    def bootstrap(self) -> str:
-        """All brokers' addresses, as clients take them."""
-        return ",".join(node.bootstrap for node in self.nodes.values())
+    def node(self, id: int, folder: Path, configs: Mapping[str, str], *flags: str) -> ShoalProcess:
+        """A node's process, not started; `flags` come last and win."""
+        process = ShoalProcess(
+            folder,
+            configs=configs,
+            start_timeout_s=START_TIMEOUT_S,
+            flags=[
+                f"--node-id={id}",
+                f"--quorum={self.quorum}",
+                f"--cluster-id={CLUSTER_ID}",
+                *flags,
+            ],
+        )
+        process.bootstrap = self.addresses.get(id, "127.0.0.1:0")
+        return process
 
     def start(self) -> ShoalCluster:
-        """Start all at once: a quorum needs a majority before any of them is ready."""
-        with ThreadPoolExecutor(len(self.nodes)) as pool:
-            list(pool.map(lambda node: node.start(), self.nodes.values()))
+        for node in self.nodes.values():
+            node.launch()
+        for node in self.nodes.values():
+            node.wait()
         return self
 
     def stop(self) -> None:
-        """End all of them, as a crash would: nothing of a test's cluster is used again."""
+        """End all; what is frozen is thawed first."""
         for node in self.nodes.values():
             node.kill9()
 
-    def __enter__(self) -> ShoalCluster:
-        try:
-            return self.start()
-        except BaseException:
-            self.stop()
-            raise
+    @property
+    def brokers(self) -> list[int]:
+        return [id for id, role in self.roles.items() if "broker" in role]
 
-    def __exit__(self, *error: object) -> None:
-        self.stop()
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(self.addresses[id] for id in self.brokers)
+
+    def freeze(self, id: int) -> None:
+        os.kill(self.nodes[id].pid, signal.SIGSTOP)
+
+    def thaw(self, id: int) -> None:
+        os.kill(self.nodes[id].pid, signal.SIGCONT)
+
+    # What the nodes say.
+
+    def ask(self, id: int, api_key: ApiKey, fields: Mapping[str, Any]) -> Any:
+        """One node's answer. Raises `ClientError`."""
+        host, _, port = self.addresses[id].rpartition(":")
+
+        async def main() -> Any:
+            settings = Settings(((host, int(port)),), request_timeout_ms=20_000)
+            connection: Connection = await connect(settings, (host, int(port)))
+            try:
+                return await connection.request(api_key, fields)
+            finally:
+                connection.close()
+
+        return asyncio.run(main())
+
+    def metadata(self, id: int) -> Any:
+        """A broker's Metadata answer about all topics."""
+        return self.ask(id, ApiKey.METADATA, {"topics": None})
+
+    def topic(self, id: int, name: str) -> list[Any]:
+        """The partitions of a topic as a broker tells of them, by index."""
+        (found,) = [t for t in self.metadata(id).topics if t.name == name] or [None]
+        assert found is not None, f"broker {id} does not know {name}"
+        return sorted(found.partitions, key=lambda p: p.partition_index)
+
+    def controller(self, *, asked: int | None = None, but: int | None = None) -> int:
+        """Who leads the quorum, by the word of a node; waits until somebody does."""
+        ids = [asked] if asked is not None else [i for i in self.brokers if i != but]
+
+        def look() -> int | None:
+            for id in ids:
+                with contextlib.suppress(ClientError):
+                    found = self.describe_quorum(id).leader_id
+                    if found not in (-1, but):
+                        return found
+            return None
+
+        return eventually(look, timeout_s=60, what="no controller")  # type: ignore[return-value]
+
+    def describe_quorum(self, id: int) -> Any:
+        """The one partition of DescribeQuorum's answer."""
+        topics = [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]
+        answer = self.ask(id, ApiKey.DESCRIBE_QUORUM, {"topics": topics})
+        if answer.error_code:
+            raise ClientError(str(answer.error_message))
+        return answer.topics[0].partitions[0]
+
+
+@contextlib.contextmanager
+def running(cluster: ShoalCluster) -> Iterator[ShoalCluster]:
+    try:
+        yield cluster.start()
+    finally:
+        cluster.stop()

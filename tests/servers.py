@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -29,11 +29,15 @@ class ShoalProcess:
         configs: Mapping[str, str] | None = None,
         environment: Mapping[str, str] | None = None,
         metrics: str = "127.0.0.1:0",
+        flags: Sequence[str] = (),
+        start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self.data_dir = data_dir
         self._metrics_listener = metrics
         self.configs = dict(configs or {})
         self.environment = dict(environment or {})
+        self.flags = tuple(flags)
+        self.start_timeout_s = start_timeout_s
         self.bootstrap = "127.0.0.1:0"
         self.metrics_url = ""
         self.log: list[str] = []
@@ -61,18 +65,24 @@ class ShoalProcess:
         return self.metric("process_resident_memory_bytes") / 1e6
 
     def start(self) -> ShoalProcess:
-        """Start it and wait until it listens."""
+        """Start it and wait until it is ready."""
+        self.launch()
+        return self.wait()
+
+    def launch(self) -> None:
+        """Start it, to be waited for by `wait`."""
         assert self._process is None
         pairs = [f"--set={name}={value}" for name, value in self.configs.items()]
         self._process = subprocess.Popen(
             [
                 sys.executable, "-m", "shoal.cli", "server", f"--listener={self.bootstrap}",
                 f"--data-dir={self.data_dir}", f"--metrics={self._metrics_listener}", *pairs,
+                *self.flags,
             ],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, **self.environment},
         )  # fmt: skip
-        ready = threading.Event()
+        self._ready = ready = threading.Event()
         streams = (self._process.stdout, self._process.stderr)
         self._readers = [
             threading.Thread(target=self._read, args=(stream, ready), daemon=True)
@@ -80,10 +90,29 @@ class ShoalProcess:
         ]
         for reader in self._readers:
             reader.start()
-        if not ready.wait(START_TIMEOUT_S) or self._process.poll() is not None:
+
+    def wait(self) -> ShoalProcess:
+        """Until it is ready."""
+        assert self._process is not None
+        if not self._ready.wait(self.start_timeout_s) or self._process.poll() is not None:
             self.kill9()
             raise AssertionError("the broker did not start:\n" + "\n".join(self.log[-40:]))
         return self
+
+    def refusal(self) -> str:
+        """What it says when it does not start, in the end; it is expected not to."""
+        self.launch()
+        assert self._process is not None
+        try:
+            self._process.wait(self.start_timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill9()
+            raise AssertionError("it goes on:\n" + "\n".join(self.log[-40:])) from None
+        status = self._ended()
+        said = [line for line in self.log if line.startswith("shoal server: ")]
+        assert status == 1 and len(said) == 1, (status, self.log)
+        assert not any("Traceback" in line for line in self.log), self.log
+        return said[0]
 
     def stop(self) -> int:
         """Stop it cleanly; its exit status."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from uuid import UUID
 
 import pytest
-from shoal.metadata import alterations, controller, delta, elections, placement, topics
+from shoal.metadata import alterations, brokers, controller, delta, elections, placement, topics
 from shoal.metadata.alterations import Alteration, Change, Operation
 from shoal.metadata.controller import Decision
 from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage, ResourceType
@@ -316,11 +316,11 @@ def test_producer_id_blocks_do_not_overlap(image: MetadataImage) -> None:
 
 def test_unregister(image: MetadataImage) -> None:
     with pytest.raises(ApiError, match="not currently registered"):
-        controller.unregister_broker(image, 9)
-    with pytest.raises(ApiError, match="this one"):
-        controller.unregister_broker(image, 1)
-    two = follow(image, controller.register_broker(image, broker(2), clean=True))
-    assert list(follow(two, controller.unregister_broker(two, 2)).brokers) == [1]
+        brokers.unregister(image, 9)
+    with pytest.raises(ApiError, match="running"):
+        brokers.unregister(image, 1)
+    two = follow(image, controller.register_broker(image, broker(2, fenced=True), clean=True))
+    assert list(follow(two, brokers.unregister(two, 2)).brokers) == [1]
 
 
 @pytest.mark.parametrize(

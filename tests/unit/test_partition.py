@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
 from uuid import UUID
 
 import pytest
@@ -11,7 +12,9 @@ from shoal.log.log import Log
 from shoal.log.memory import MemoryStorage
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
-from shoal.replication.partition import Divergence, Partition
+from shoal.replication.follower import Fetcher, FetchResponse
+from shoal.replication.leadership import AlterPartition
+from shoal.replication.partition import Divergence, Partition, ReplicaFetch, ReplicaFetched
 
 
 def open_log(storage: MemoryStorage) -> Log:
@@ -121,3 +124,246 @@ def test_records_are_deleted_up_to_the_high_watermark() -> None:
     for offset in (4, -2):
         with pytest.raises(OffsetOutOfRange):
             leader.delete_records(offset)
+
+
+# With followers.
+
+
+class Registered(NamedTuple):
+    """A partition as the controller has it."""
+
+    leader: int = 1
+    leader_epoch: int = 3
+    partition_epoch: int = 1
+    isr: tuple[int, ...] = (1, 2, 3)
+    replicas: tuple[int, ...] = (1, 2, 3)
+
+
+class Led:
+    """Broker 1 of three; time is a number, and what it asks of the controller a list."""
+
+    def __init__(self, *, isr: tuple[int, ...] = (1, 2, 3), min_isr: int = 2) -> None:
+        self.asked: list[AlterPartition] = []
+        self.partition = Partition(
+            "t",
+            UUID(int=1),
+            0,
+            open_log(MemoryStorage()),
+            node_id=1,
+            leader_id=1,
+            leader_epoch=3,
+            isr=isr,
+            replicas=(1, 2, 3),
+        )
+        self.partition.min_isr = min_isr
+        self.partition.lag_time_max_ms = 1_000
+        self.partition.alter_requested = lambda _, asked: self.asked.append(asked)
+        self.partition.broker_epoch_of = lambda broker_id: 10 + broker_id
+
+    def fetch(self, replica: int, offset: int, now_ms: int = 0, **changes: int) -> ReplicaFetched:
+        asked = {"fetch_offset": offset, "last_fetched_epoch": 3 if offset else -1}
+        asked |= {"current_leader_epoch": 3, "log_start_offset": 0} | changes
+        epoch = asked.pop("broker_epoch", 10 + replica)
+        return self.partition.fetched_by(
+            replica, epoch, ReplicaFetch(**asked), max_bytes=10_000, min_one=True, now_ms=now_ms
+        )
+
+
+def test_the_high_watermark_is_the_least_of_the_in_sync() -> None:
+    led = Led()
+    end = append(led.partition, b"a", b"b")
+    assert led.partition.high_watermark == 0
+    assert led.fetch(2, 0).records and led.fetch(3, 0).records
+    led.fetch(2, end)
+    assert not led.partition.acknowledged(end)
+    assert led.fetch(3, end) == (0, end, 0, None, b"")
+    assert led.partition.acknowledged(end)
+
+
+def test_bytes_count_once_they_are_committed() -> None:
+    led = Led()
+    append(led.partition, b"a")
+    assert led.partition.bytes_appended and not led.partition.bytes_committed
+    led.fetch(2, 1)
+    led.fetch(3, 1)
+    assert led.partition.bytes_committed == led.partition.bytes_appended
+
+
+def test_who_lags_leaves_once_the_controller_says_so() -> None:
+    led = Led()
+    end = append(led.partition, b"a")
+    led.fetch(2, end, now_ms=900)
+    led.partition.tick(1_000)
+    assert not led.asked
+    led.partition.tick(1_001)
+    (asked,) = led.asked
+    assert asked.isr == ((1, 11), (2, 12)) and asked.partition_epoch == 0
+    assert led.partition.high_watermark == 0
+    led.partition.altered((1, 2), 1)
+    assert led.partition.high_watermark == end
+
+
+def test_who_has_caught_up_joins_and_holds_the_high_watermark_from_then_on() -> None:
+    led = Led(isr=(1, 2))
+    end = append(led.partition, b"a")
+    led.fetch(2, end)
+    assert led.partition.high_watermark == end
+    led.fetch(3, 0)
+    assert not led.asked
+    led.fetch(3, end)
+    (asked,) = led.asked
+    assert asked.members == (1, 2, 3)
+    later = append(led.partition, b"b")
+    led.partition.lag_time_max_ms = -1
+    led.fetch(2, later)
+    assert led.partition.high_watermark == end
+
+    led.partition.alter_refused(asked, ErrorCode.request_timed_out, 0, 50)
+    led.fetch(2, later)
+    assert led.partition.high_watermark == end, "nobody knows whether it was taken"
+    led.partition.register(Registered(partition_epoch=0, isr=(1, 2)), 0)
+    led.fetch(2, later)
+    assert led.partition.high_watermark == end, "what is in force already tells nothing new"
+    led.partition.tick(50)
+    assert led.asked == [asked, asked]
+    led.partition.alter_refused(asked, ErrorCode.ineligible_replica, 50, 50)
+    assert led.partition.high_watermark == later
+
+
+def test_another_incarnation_or_a_fenced_broker_does_not_join() -> None:
+    led = Led(isr=(1, 2))
+    led.fetch(3, 0, broker_epoch=9)
+    led.partition.broker_epoch_of = lambda broker_id: -1
+    led.fetch(3, 0)
+    assert not led.asked
+
+
+def test_below_min_isr_nothing_is_committed() -> None:
+    led = Led(isr=(1,))
+    end = append(led.partition, b"a")
+    assert led.partition.high_watermark == 0
+    led.fetch(2, end)
+    led.partition.altered((1, 2), 1)
+    assert led.partition.high_watermark == end
+
+
+def test_min_isr_asks_no_more_than_there_are_replicas() -> None:
+    alone = partition(MemoryStorage())
+    alone.min_isr = 2
+    assert alone.effective_min_isr == 1
+
+
+def test_a_new_leader_is_behind_until_it_knows() -> None:
+    led = Led()
+    end = append(led.partition, b"a")
+    led.partition.register(Registered(leader=2, leader_epoch=4), 0)
+    assert not led.partition.is_leader and led.partition.lost(3)
+    led.partition.register(Registered(leader_epoch=5, partition_epoch=2), 0)
+    assert led.partition.is_behind and led.partition.lost(3)
+    assert led.partition.log.latest_epoch == 5
+    for replica in (2, 3):
+        led.fetch(replica, end, current_leader_epoch=5)
+    assert not led.partition.is_behind
+
+
+def test_an_older_registration_changes_nothing() -> None:
+    led = Led()
+    led.partition.register(Registered(partition_epoch=5, isr=(1, 2)), 0)
+    led.partition.register(Registered(partition_epoch=4, isr=(1, 2, 3)), 0)
+    assert led.partition.isr == (1, 2)
+
+
+def test_a_follower_of_another_epoch_is_refused() -> None:
+    led = Led()
+    assert led.fetch(2, 0, current_leader_epoch=2).error_code is ErrorCode.fenced_leader_epoch
+    assert led.fetch(2, 0, current_leader_epoch=4).error_code is ErrorCode.unknown_leader_epoch
+    assert led.fetch(2, 7).diverging == Divergence(3, 0)
+    assert led.fetch(2, 7, last_fetched_epoch=9).error_code is ErrorCode.offset_out_of_range
+    assert led.fetch(4, 0).error_code is ErrorCode.unknown_topic_or_partition
+
+
+# The follower.
+
+
+def follower(led: Led, *values: bytes) -> Partition:
+    """Broker 2, which has led in epoch 1 and written those values."""
+    found = Partition(
+        "t",
+        UUID(int=1),
+        0,
+        open_log(MemoryStorage()),
+        node_id=2,
+        leader_id=2,
+        leader_epoch=1,
+        isr=(2,),
+        replicas=(1, 2, 3),
+        partition_epoch=-1,
+    )
+    found.min_isr = 2
+    if values:
+        append(found, *values)
+    found.register(Registered(partition_epoch=0), 0)
+    return found
+
+
+def test_a_divergent_tail_is_cut_and_durable_before_the_next_fetch() -> None:
+    led = Led()
+    end = append(led.partition, b"a", b"b", b"c")
+    other = follower(led, b"x")
+    fetcher = Fetcher(1)
+    fetcher.follow(other)
+    request = fetcher.next_fetch(0)
+    assert request is not None
+    ((key, asked),) = request.partitions
+    assert asked == (1, 1, 3, 0)
+    answer = led.partition.fetched_by(2, 12, asked, max_bytes=99, min_one=True, now_ms=0)
+    assert answer.diverging is not None
+    found = fetcher.answered(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
+    assert found.sync == [other] and other.log.log_end_offset == 0
+    assert fetcher.next_fetch(0) is None
+    other.synced(0)
+    request = fetcher.next_fetch(0)
+    assert request is not None and request.session_id == 7
+    ((key, asked),) = request.partitions
+    answer = led.partition.fetched_by(2, 12, asked, max_bytes=999, min_one=True, now_ms=0)
+    fetcher.answered(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
+    assert other.log.log_end_offset == end
+
+
+def test_an_epoch_without_a_record_does_not_keep_a_follower_out_of_step() -> None:
+    """It was noted by who led for a moment; its leader has never heard of it."""
+    led = Led()
+    other = follower(led)
+    assert other.log.latest_epoch == 1
+    other.truncate(0)
+    assert other.log.latest_epoch == -1
+
+
+def test_a_refused_partition_pauses_and_others_go_on() -> None:
+    led = Led()
+    other = follower(led)
+    fetcher = Fetcher(1)
+    fetcher.follow(other)
+    request = fetcher.next_fetch(0)
+    assert request is not None
+    refused = {other.key: ReplicaFetched(ErrorCode.unknown_leader_epoch)}
+    fetcher.answered(FetchResponse(ErrorCode.none, 7, refused), 0)
+    assert fetcher.next_fetch(0) is None
+    due_ms = fetcher.next_due_ms()
+    assert due_ms is not None and fetcher.next_fetch(due_ms) is not None
+
+
+def test_an_answer_to_what_was_asked_in_an_earlier_epoch_is_passed_over() -> None:
+    led = Led()
+    append(led.partition, b"a")
+    other = follower(led)
+    fetcher = Fetcher(1)
+    fetcher.follow(other)
+    request = fetcher.next_fetch(0)
+    assert request is not None
+    ((key, asked),) = request.partitions
+    answer = led.partition.fetched_by(2, 12, asked, max_bytes=999, min_one=True, now_ms=0)
+    other.register(Registered(leader_epoch=4, partition_epoch=2), 0)
+    fetcher.follow(other)
+    fetcher.answered(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
+    assert other.log.log_end_offset == 0

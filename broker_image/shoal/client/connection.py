@@ -24,6 +24,7 @@ from shoal import __version__
 from shoal.client.errors import (
     ConnectionLost,
     KafkaError,
+    Refused,
     RequestTimeout,
     SecurityError,
     Unreachable,
@@ -245,7 +246,8 @@ async def connect(settings: Settings, address: tuple[str, int]) -> Connection:
         reason = "connection refused" if refused else error.strerror or str(error)
         if isinstance(error, ssl.SSLError):
             raise SecurityError(f"TLS with {host}:{port} failed: {reason}") from None
-        raise Unreachable(f"no broker at {host}:{port}: {reason}") from None
+        kind = Refused if refused else Unreachable
+        raise kind(f"no broker at {host}:{port}: {reason}") from None
     except ConnectionLost as error:
         hint = "" if security.tls or security.sasl else "; does it expect TLS or SASL?"
         raise Unreachable(f"{error} before it said what it speaks{hint}") from None

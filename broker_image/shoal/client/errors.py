@@ -25,6 +25,10 @@ class Unreachable(ClientError):
     """No broker answered at an address: wrong address, broker down, or a firewall."""
 
 
+class Refused(Unreachable):
+    """The host is there and nothing listens at the port: no such process, or not any more."""
+
+
 class ConnectionLost(ClientError):
     """The connection ended while requests were under way; whether they took effect is unknown."""
 

@@ -8,6 +8,7 @@ checkpoints for recovery points, log start offsets, high watermarks and cleaned 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from uuid import UUID
 
@@ -50,6 +51,10 @@ class LogDirectory:
         self.topic_ids: dict[Partition, UUID] = {}
         #: Whether the last stop was a clean one.
         self.clean = False
+        #: The broker epoch of before that stop; -1 if it is not known, or was not a clean one.
+        self.stopped_epoch = -1
+        #: The broker's epoch now, for its clean stop to tell.
+        self.broker_epoch = -1
         self.cluster_id = ""
         self.node_id = -1
         self.directory_id = UUID(int=0)
@@ -64,12 +69,19 @@ class LogDirectory:
         self._deleted = 0
 
     def open(
-        self, *, cluster_id: str, node_id: int, directory_id: UUID, its_cluster: bool = False
+        self,
+        *,
+        cluster_id: str,
+        node_id: int,
+        directory_id: UUID,
+        its_cluster: bool = False,
+        notes: Mapping[str, str] | None = None,
     ) -> None:
         """Lock the directory and read what it says of itself; a fresh one is given these ids.
 
-        With `its_cluster` a directory of another cluster is refused. Raises `DirectoryInUse`,
-        before anything is written to a directory of another broker.
+        With `its_cluster` a directory of another cluster is refused. `notes` are kept with the ids
+        of a fresh directory. Raises `DirectoryInUse`, before anything is written to a directory of
+        another broker.
         """
         self.storage.make_directory(self.path)
         try:
@@ -85,10 +97,13 @@ class LogDirectory:
                 "cluster.id": cluster_id,
                 "node.id": str(node_id),
                 "directory.id": uuid_text(directory_id),
+                **(notes or {}),
             }
             write_properties(self.storage, self._file(META), known)
         self._adopt(known, node_id, cluster_id if its_cluster else None)
         self.clean = self.storage.exists(self._file(CLEAN_SHUTDOWN))
+        if self.clean:
+            self.stopped_epoch = _stopped_epoch(self.storage.read_file(self._file(CLEAN_SHUTDOWN)))
         self._recovery_points = read_offsets(self.storage, self._file(RECOVERY_POINTS))
         self._checkpointed = dict(self._recovery_points)
         self._log_starts = read_offsets(self.storage, self._file(LOG_STARTS))
@@ -107,7 +122,14 @@ class LogDirectory:
                 f" part of cluster {cluster_id}: give it the directory that is its own by"
                 " --data-dir, or the other cluster's id by --cluster-id"
             )
-        if known.get("version") != "1" or known.get("node.id") != str(node_id):
+        version = known.get("version", "")
+        if version.isdigit() and int(version) > 1:
+            self.unlock()
+            raise DirectoryInUse(
+                f"{self.path} is of a newer format (meta.properties version {version}) than this"
+                " release reads: run the release that wrote it, or a later one"
+            )
+        if version != "1" or known.get("node.id") != str(node_id):
             self.unlock()
             raise DirectoryInUse(
                 f"{self.path} belongs to node {known.get('node.id')} (meta.properties version "
@@ -240,7 +262,8 @@ class LogDirectory:
                 whole = False
         self.checkpoint()
         if whole:
-            self.storage.replace_file(self._file(CLEAN_SHUTDOWN), b'{"version":0}', sync=True)
+            marker = json.dumps({"version": 0, "brokerEpoch": self.broker_epoch})
+            self.storage.replace_file(self._file(CLEAN_SHUTDOWN), marker.encode(), sync=True)
         self.logs.clear()
         self.unlock()
 
@@ -251,3 +274,10 @@ class LogDirectory:
 
     def _file(self, name: str) -> str:
         return f"{self.path}/{name}"
+
+
+def _stopped_epoch(marker: bytes) -> int:
+    try:
+        return int(json.loads(marker).get("brokerEpoch", -1))
+    except (ValueError, AttributeError):
+        return -1

@@ -47,15 +47,14 @@ def alter(image: MetadataImage, moves: Iterable[Move], *, other_factor: bool = T
 
 
 def _move(image: MetadataImage, move: Move, other_factor: bool) -> MetadataRecord | None:
-    topic, partition = (
-        image.topics.get(move.topic),
-        image.partition(move.topic, index),
-    )
+    index = move.partition_index
+    topic, partition = image.topics.get(move.topic), image.partition(move.topic, index)
     if topic is None or partition is None:
         raise Refused(
             ErrorCode.unknown_topic_or_partition,
             f"There is no partition {move.topic}-{index}.",
         )
+    # Those that are to go stand behind the others: their order of before is not known any more.
     before = tuple(r for r in partition.replicas if r not in partition.adding_replicas)
     if move.replicas is None:
         if not partition.adding_replicas and not partition.removing_replicas:

@@ -44,6 +44,7 @@ from shoal.quorum.progress import Book
 from shoal.quorum.quorum_state import QuorumState
 from shoal.quorum.ready import (
     Event,
+    Gone,
     Propose,
     Ready,
     Received,
@@ -61,6 +62,8 @@ from shoal.record.batch import Buffer
 
 #: Moves that one event can cause: an only voter goes from unattached to leader in three.
 _MOVES_MAX = 8
+#: Over how many times retry.backoff.ms elections are spread when the leader's process has ended.
+_GONE_SPREAD = 5
 
 
 class QuorumSettings(NamedTuple):
@@ -223,6 +226,8 @@ class Raft:
             case Unanswered(to, correlation):
                 if (flight := self.in_flight.get(to)) and flight.correlation == correlation:
                     self._give_up(to)
+            case Gone(id):
+                self._gone(id)
             case Synced(end_offset):
                 self._synced(end_offset)
             case Propose(batch):
@@ -425,6 +430,18 @@ class Raft:
     def _give_up(self, to: int) -> None:
         del self.in_flight[to]
         self.back_off(to)
+
+    def _gone(self, id: int) -> None:
+        """Do not wait for a leader that is gone. Who stands is left to chance, so that two do not
+        get in each other's way."""
+        if self.role is not Role.FOLLOWER or self.leader_id != id:
+            return
+        if not self.may_stand:
+            self.become_unattached(self.epoch)
+            return
+        self.has_fetched = False
+        soon_ms = self.now_ms + self.choose(_GONE_SPREAD * self.settings.retry_backoff_ms)
+        self.deadline_ms = min(self.deadline_ms or soon_ms, soon_ms)
 
     # The log.
 

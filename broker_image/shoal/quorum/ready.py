@@ -38,6 +38,16 @@ class Unanswered:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """Nothing listens any more where that node did: its process has ended.
+
+    A hint about time and no more: a follower need not wait for a leader of which that is known.
+    """
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Synced:
     """A sync has ended: the log is durable up to `end_offset`."""
 
@@ -71,7 +81,17 @@ class SnapshotInstalled:
     voters: VoterSet | None
 
 
-Event = Tick | Received | Unanswered | Synced | Propose | Resign | SnapshotTaken | SnapshotInstalled
+Event = (
+    Tick
+    | Received
+    | Unanswered
+    | Gone
+    | Synced
+    | Propose
+    | Resign
+    | SnapshotTaken
+    | SnapshotInstalled
+)
 
 
 class SnapshotChunk:

@@ -17,7 +17,6 @@ No I/O and no clock; `Partition` owns one of these while it leads with other rep
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 

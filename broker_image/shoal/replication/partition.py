@@ -202,6 +202,10 @@ class Partition:
         """Why a request that names the leader epoch it knows is refused (KIP-320), or None."""
         if not self.is_leader:
             return ErrorCode.not_leader_or_follower
+        return self.known_epoch_error(current_leader_epoch)
+
+    def known_epoch_error(self, current_leader_epoch: int) -> ErrorCode | None:
+        """`epoch_error` of a replica that need not lead."""
         if current_leader_epoch in (NO_EPOCH, self.leader_epoch):
             return None
         if current_leader_epoch < self.leader_epoch:
@@ -211,9 +215,10 @@ class Partition:
     # Who leads.
 
     def register(self, registered: Registration, now_ms: int) -> None:
-        """Follow the controller: lead, or follow who leads now. An older registration than the one
-        in force changes nothing."""
-        if registered.partition_epoch < self.partition_epoch:
+        """Follow the controller: lead, or follow who leads now. A registration that is not
+        newer than the one in force changes nothing."""
+        if registered.partition_epoch <= self.partition_epoch:
+            # Also told again what is in force: an ISR that is asked for stays asked for.
             return
         changed = registered.leader_epoch != self.leader_epoch
         self.leader_id = registered.leader

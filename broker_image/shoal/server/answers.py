@@ -6,11 +6,14 @@ Replies that are there already, as most are, make the answer at once: no task, n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.api import Answer, Body
+from shoal.server.api import Answer, Body, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
 
 Response = Mapping[str, Any]
 Outcome = Response | ApiError
@@ -66,3 +69,23 @@ def old_epoch_error(error: ErrorCode, version: int, since: int) -> ErrorCode:
     if error is ErrorCode.producer_fenced and version < since:
         return ErrorCode.invalid_producer_epoch
     return error
+
+
+def leader_endpoints(
+    broker: Broker, request: Request, leader_ids: Iterable[int]
+) -> list[dict[str, Any]]:
+    """Where leaders are that a refusal has named, so that its client need not ask (KIP-951)."""
+    rows = []
+    for leader_id in sorted(set(leader_ids)):
+        found = broker.image.brokers.get(leader_id)
+        endpoint = None if found is None else found.endpoint(request.peer.listener)
+        if found is not None and endpoint is not None:
+            rows.append(
+                {
+                    "node_id": leader_id,
+                    "host": endpoint.host,
+                    "port": endpoint.port,
+                    "rack": found.rack,
+                }
+            )
+    return rows

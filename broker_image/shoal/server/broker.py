@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.log.directory import LogDirectory
@@ -37,7 +37,7 @@ from shoal.server.disk import Disk
 from shoal.server.dispatch import Dispatcher
 from shoal.server.fetch_sessions import FetchSessions
 from shoal.server.groups import GroupService
-from shoal.server.handlers import EARLY, HANDLERS
+from shoal.server.handlers import EARLY, HANDLERS, OF_CONTROLLERS
 from shoal.server.health import HealthListener
 from shoal.server.lifecycle import CannotJoin, Lifecycle
 from shoal.server.listener import Listener
@@ -52,10 +52,15 @@ from shoal.server.replicas import Replicas
 from shoal.server.share import ShareService
 from shoal.server.timers import Clock, Timers
 from shoal.server.transactions import TransactionService
+from shoal.server.voter_update import VoterUpdate
 
 if TYPE_CHECKING:
     from shoal.server.quorum_peers import Peers
 
+#: Between two looks whether a snapshot of the metadata is due.
+SNAPSHOT_CHECK_MS = 1_000
+#: In `meta.properties`: the ids of the voters that the directory was formatted for.
+FIRST_VOTERS = "shoal.first.voters"
 #: After which a client's fetch session may give way to another's
 #: (min.incremental.fetch.session.eviction.ms in Kafka, which has no setting for it either).
 FETCH_SESSION_EVICTION_MS = 120_000
@@ -119,11 +124,14 @@ class Broker:
         self.channel = ControllerChannel(self)
         self.controller = Controller(self)
         self.lifecycle = Lifecycle(self)
+        #: Why this node cannot go on, once it cannot.
+        self.failed: asyncio.Future[str] = loop.create_future()
         self._ready = self._opened = False
         broker_metrics.register(self)
 
     # Parts that the data directory has to be open for; `start` makes them.
     quorum: Quorum
+    _voters_checked = False
     metadata: Metadata
     groups: GroupService
     transactions: TransactionService
@@ -143,7 +151,9 @@ class Broker:
         """Which broker clients are told to ask as the controller: the active one if it is a
         broker, else this one, which passes on what it is asked."""
         leader_id = self.quorum.leader_id
-        return leader_id if leader_id in self.image.running else self.node_id
+        if leader_id is not None and leader_id in self.image.running:
+            return leader_id
+        return self.node_id
 
     async def start(self) -> None:
         """Serve. Raises `ListenError`, `DirectoryInUse`, `CorruptLog`, `ApiError`, `OSError`,
@@ -163,8 +173,15 @@ class Broker:
         )
         scope = Scope(self.node_id, self.config.given)
         self.metadata = Metadata(self.quorum, self.clock, scope)
+        self._check_voters()
+        self.quorum.on_step.append(self._check_voters)
+        self.channel.start()
+        self.timers.every(SNAPSHOT_CHECK_MS, self._save_metadata)
         self.controller.start()
         self.quorum.start()
+        if not self.cluster.is_broker:
+            await self._start_controller()
+            return
         alone = not self.cluster.clustered and self.quorum.alone
         if alone:
             self.metadata.register(self.registration(), clean=self.directory.clean)
@@ -173,6 +190,7 @@ class Broker:
             for listener in self.listeners:
                 await listener.accept()
             await self.lifecycle.join()
+            self.quorum.on_step.append(VoterUpdate(self).look)
         self.partitions.load(self.image)
         self.directory.started()
         self._opened = True
@@ -203,6 +221,8 @@ class Broker:
         """Close the connections, sync and close the logs, and mark the stop as a clean one."""
         self._ready = False
         await self.lifecycle.leave()
+        if hasattr(self, "quorum"):
+            await self.quorum.resign()
         for listener in self.listeners:
             await listener.close()
         if self.health is not None:
@@ -275,6 +295,79 @@ class Broker:
         await self.metadata.until(lambda image: made <= image.topics.keys())
         return rows
 
+    async def _start_controller(self) -> None:
+        """Serve as a controller that is no broker."""
+        self.directory.started()
+        self._opened = True
+        self.dispatch.served = {key: self.table[key] for key in OF_CONTROLLERS}
+        for listener in self.listeners:
+            await listener.accept()
+        self.quorum.on_step.append(VoterUpdate(self).look)
+        if self.config.metrics_listener is not None:
+            self.health = HealthListener(self)
+            await self.health.listen(
+                self.config.metrics_listener.host, self.config.metrics_listener.port
+            )
+        self._ready = True
+
+    def _save_metadata(self) -> None:
+        config, prefix = self.config, "metadata.log.max."
+        work = self.metadata.save_if_due(
+            bytes_max=config[prefix + "record.bytes.between.snapshots"],
+            interval_ms=config[prefix + "snapshot.interval.ms"],
+        )
+        if work is not None:
+            work.add_done_callback(self._metadata_saved)
+
+    def _metadata_saved(self, work: asyncio.Future[None]) -> None:
+        error = work.exception()
+        if error is not None:
+            self.log.error("the metadata snapshot was not written", error=str(error))
+
+    def fail(self, sentence: str) -> None:
+        """This node cannot be part of its cluster: the process ends with that sentence."""
+        if not self.failed.done():
+            self.failed.set_result(sentence)
+
+    def _check_voters(self) -> None:
+        """Fail when the setting names other voters than the quorum has, and never had them."""
+        voters, told = self.quorum.raft.voters, self.config["controller.quorum.voters"]
+        if self._voters_checked or voters.latest_offset < 0 or not told:
+            return
+        self._voters_checked = True
+        assert self.cluster.voters is not None
+        ids = self.cluster.voters.ids
+        formatted = (self.directory.identity() or {}).get(FIRST_VOTERS)
+        if any(known.ids == ids for known in voters.since(0)) or formatted == _listed(ids):
+            return
+        self.fail(
+            f"controller.quorum.voters names the voters {_listed(ids)}, and the cluster's are"
+            f" {_listed(voters.latest.ids)}: give this node the setting that the others have."
+            " Voters of a running cluster are changed by kafka-metadata-quorum.sh add-controller"
+            " and remove-controller."
+        )
+
+    def peer_refused(self, id: int, error: ErrorCode) -> None:
+        """Another node of the quorum will not have this one."""
+        address = self.quorum.peers.address_of(id)
+        where = f"Node {id}" + (f" at {address[0]}:{address[1]}" if address else "")
+        if error is ErrorCode.inconsistent_cluster_id:
+            sentence = (
+                f"{where} is of another cluster than {self.cluster_id}: see"
+                " controller.quorum.voters, and give all nodes the same --cluster-id."
+            )
+        elif error is ErrorCode.inconsistent_voter_set:
+            sentence = (
+                f"{where} does not have node {self.node_id} among its voters: give all nodes the"
+                " same controller.quorum.voters (--quorum)."
+            )
+        else:
+            return
+        if self._ready:
+            self.log.warning("a node of the quorum refused this one", why=sentence)
+        else:
+            self.fail(sentence)
+
     def _open_directory(self) -> None:
         """Open the data directory, or format it. Raises `DirectoryInUse`, `CannotJoin`."""
         cluster_id, known = self.cluster.cluster_id, self.directory.identity()
@@ -283,11 +376,15 @@ class Broker:
                 "A node of a cluster needs the cluster's id for its new data directory: give all"
                 f" nodes the same one, for instance --cluster-id {uuid_text(random_id())}."
             )
+        notes = {}
+        if self.config["controller.quorum.voters"] and self.cluster.voters is not None:
+            notes[FIRST_VOTERS] = _listed(self.cluster.voters.ids)
         self.directory.open(
             cluster_id=cluster_id or uuid_text(random_id()),
             node_id=self.node_id,
             directory_id=random_id(),
             its_cluster=cluster_id is not None,
+            notes=notes,
         )
 
     def _first_voters(self) -> VoterSet | None:
@@ -313,13 +410,10 @@ class Broker:
             cluster_id=self.directory.cluster_id,
             endpoints=self.quorum_endpoints(),
         )
+        peers.on_refused = lambda id, _, error: self.peer_refused(id, error)
         for voter in self.cluster.voters or ():
             peers.learn(voter.key.id, (voter.endpoints[0].host, voter.endpoints[0].port))
         return peers
-
-    def previous_epoch(self) -> int:
-        """The broker epoch before a clean stop; -1 after another one."""
-        return -1
 
     def endpoints(self) -> list[Endpoint]:
         """Where this node is told to listen, by listener."""
@@ -389,3 +483,7 @@ class Broker:
             error=str(error),
         )
         partition.moved()
+
+
+def _listed(ids: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ids)))

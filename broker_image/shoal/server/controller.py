@@ -1,8 +1,10 @@
 """The active controller's soft state: which brokers are heard of, and what is done by the clock.
 
 A broker that is not heard of for broker.session.timeout.ms is fenced. A new active controller knows
-no heartbeats yet and gives every broker a whole session. Everything else about brokers is in the
-image; decisions are `metadata.brokers`.
+no heartbeats yet and gives every broker a whole session. Nobody waits for a process that has ended:
+where a broker's connection breaks, or it is silent for longer than its heartbeats allow, the
+controller looks whether anything still listens at its address, and fences it at once if not.
+Everything else about brokers is in the image; decisions are `metadata.brokers`.
 """
 
 from __future__ import annotations
@@ -17,10 +19,13 @@ from shoal.metadata.image import BrokerImage, MetadataImage
 from shoal.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
+    from shoal.server.api import Peer
     from shoal.server.broker import Broker
 
 #: Between two looks at the sessions.
 _LOOK_MS = 100
+#: A look at an address that is not refused within this time tells nothing.
+_PROBE_TIMEOUT_S = 1.0
 
 
 class Controller:
@@ -32,6 +37,7 @@ class Controller:
         #: The epoch that this node led last.
         self._epoch = -1
         self._fencing: set[int] = set()
+        self._probes: dict[int, asyncio.Task[None]] = {}
 
     def start(self) -> None:
         broker = self._broker
@@ -62,6 +68,9 @@ class Controller:
         self._heard_ms = dict.fromkeys(metadata.newest.brokers, now_ms)
         self._fencing.clear()
         self._broker.log.info("this node is the active controller", epoch=self._epoch)
+        for id, known in metadata.newest.brokers.items():
+            if not known.fenced:
+                self._probe(id)
         if not metadata.newest.features:
             self._submit(lambda image: Decision() if image.features else controller.bootstrap())
 
@@ -103,9 +112,10 @@ class Controller:
             and self._now_ms() - heard_ms < timeout_ms
         )
 
-    def heartbeat(self, body: Any) -> asyncio.Future[Any]:
+    def heartbeat(self, body: Any, peer: Peer) -> asyncio.Future[Any]:
         """A broker's heartbeat: the future is its answer. Raises `ApiError`."""
         metadata, id = self._broker.metadata, body.broker_id
+        peer.on_close[self] = lambda: self._probe(id)
         known = brokers.checked(metadata.newest, id, body.broker_epoch)
         self._heard_ms[id] = self._now_ms()
         caught_up = body.current_metadata_offset >= known.broker_epoch
@@ -149,11 +159,37 @@ class Controller:
             return
         now_ms = self._now_ms()
         timeout_ms = self._broker.config["broker.session.timeout.ms"]
+        overdue_ms = 3 * self._broker.config["broker.heartbeat.interval.ms"] // 2
         for id, known in metadata.newest.brokers.items():
             if known.fenced:
                 continue
-            if now_ms - self._heard_ms.setdefault(id, now_ms) >= timeout_ms:
+            silent_ms = now_ms - self._heard_ms.setdefault(id, now_ms)
+            if silent_ms >= timeout_ms:
                 self.fence(id, f"not heard of for {timeout_ms} ms")
+            elif silent_ms >= overdue_ms:
+                self._probe(id)
+
+    def _probe(self, id: int) -> None:
+        """See whether a broker's process is gone."""
+        known = self._broker.metadata.newest.brokers.get(id)
+        if known is None or known.fenced or id in self._probes or id == self._broker.node_id:
+            return
+        endpoint = known.endpoint(self._broker.cluster.inter_broker)
+        if endpoint is None or not self._broker.metadata.is_active:
+            return
+        task = asyncio.ensure_future(self._reach(id, endpoint.host, endpoint.port))
+        self._probes[id] = task
+        task.add_done_callback(lambda _: self._probes.pop(id, None))
+
+    async def _reach(self, id: int, host: str, port: int) -> None:
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(host, port)
+                writer.close()
+        except ConnectionRefusedError:
+            self.fence(id, "its process is gone")
+        except (OSError, TimeoutError):
+            pass
 
     def fence(self, id: int, why: str) -> None:
         if id in self._fencing:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol import codec, frames
@@ -33,7 +33,22 @@ class ControllerChannel:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._link: Link | None = None
+        self._leader_id: int | None = None
+        #: Called when there is another controller.
+        self.on_leader: list[Callable[[], None]] = []
         self._self = Peer("", 0, "", "User:ANONYMOUS", f"broker-{broker.node_id}", {})
+
+    def start(self) -> None:
+        self._broker.quorum.on_step.append(self._stepped)
+
+    def _stepped(self) -> None:
+        """Whoever waits for a controller of before, which may never answer, asks the new one."""
+        leader_id = self._broker.quorum.leader_id
+        if leader_id is not None and leader_id != self._leader_id:
+            self._leader_id = leader_id
+            self.close()
+            for call in self.on_leader:
+                call()
 
     async def request(
         self, api_key: ApiKey, fields: Mapping[str, Any], *, timeout_ms: int | None = None

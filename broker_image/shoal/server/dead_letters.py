@@ -9,11 +9,13 @@ where the group says after how long, or has no dead-letter topic any more.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from shoal.client.errors import ClientError
 from shoal.coordinator.share.dead_letters import (
     Source,
     cause_of,
@@ -25,7 +27,9 @@ from shoal.coordinator.share.dead_letters import (
 )
 from shoal.coordinator.share.fate import Doomed
 from shoal.log.errors import AppendRefused, LogOffline, OffsetOutOfRange
+from shoal.metadata.image import TopicImage
 from shoal.metadata.topics import NewTopic
+from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch, headers
 from shoal.record.records import Record, build_batch, read_records
@@ -66,6 +70,14 @@ class DeadLetterMeter:
         self.dropped: Counter[str] = Counter()
         self.attempts: Counter[str] = Counter()
         self.failed: Counter[tuple[str, str]] = Counter()
+
+
+class Elsewhere(NamedTuple):
+    """A dead-letter partition that another broker leads."""
+
+    leader_id: int
+    topic: TopicImage
+    partition_index: int
 
 
 class DeadLetters:
@@ -142,7 +154,7 @@ class DeadLetters:
         elif target is not None:
             self._append(target, copied=config[_COPY])
 
-    def _target(self, name: str) -> Partition | Trouble | None:
+    def _target(self, name: str) -> Partition | Elsewhere | Trouble | None:
         """The partition that the letters go to; None while the topic is being created."""
         broker, source = self._broker, self._leader.partition
         prefix = broker.image.broker_config[_PREFIX]
@@ -164,10 +176,14 @@ class DeadLetters:
             return None
         if not broker.image.topic_config(name)[_ENABLE]:
             return Trouble("topic-forbidden", f"topic {name} takes no dead letters: set {_ENABLE}")
-        partition = broker.partitions.by_name(name, source.index % len(topic.partitions))
-        if partition is None or not partition.is_leader:
-            return Trouble("topic-offline", f"no partition of {name} is led by this broker")
-        return partition
+        index = source.index % len(topic.partitions)
+        partition = broker.partitions.by_name(name, index)
+        if partition is not None and partition.is_leader:
+            return partition
+        leader_id = topic.partitions[index].leader
+        if leader_id < 0 or leader_id == broker.node_id:
+            return Trouble("topic-offline", f"partition {index} of {name} has no leader")
+        return Elsewhere(leader_id, topic, index)
 
     def _create(self, name: str) -> None:
         self._busy = True
@@ -185,14 +201,15 @@ class DeadLetters:
 
         self._broker.create_topics([topic]).add_done_callback(created)
 
-    def _append(self, target: Partition, *, copied: bool) -> None:
+    def _append(self, target: Partition | Elsewhere, *, copied: bool) -> None:
         leader, now_ms = self._leader, self._broker.clock.now_ms()
         meter, group_id = self._broker.share.dead_letters, leader.key.group_id
         chunk, left = part(self.queue, self._letters_max)
         source = Source(group_id, leader.partition.topic, leader.partition.index)
         found: dict[int, Record] = {}
         if copied:
-            bytes_max = self._broker.image.topic_config(target.topic)["max.message.bytes"]
+            name = target.topic if isinstance(target, Partition) else target.topic.name
+            bytes_max = self._broker.image.topic_config(name)["max.message.bytes"]
             try:
                 found, end = _records(leader.partition, readable(chunk), bytes_max)
             except (OSError, LogOffline) as error:
@@ -202,6 +219,10 @@ class DeadLetters:
                 chunk, above = split(chunk, end)
                 left = above + left
         meter.attempts[group_id] += 1
+        if isinstance(target, Elsewhere):
+            self._under_way, self.queue = chunk, left
+            self._send(target, source, found)
+            return
         try:
             try:
                 batch = build_batch(letters(source, chunk, found, now_ms=now_ms))
@@ -235,6 +256,39 @@ class DeadLetters:
         committed.add_done_callback(lambda _: self._committed(target, end_offset))
         self._broker.purgatory.wake(target.key)
 
+    def _send(self, target: Elsewhere, source: Source, found: dict[int, Record]) -> None:
+        """Have the letters under way written by the broker that leads the dead-letter partition."""
+        self._busy = True
+        now_ms = self._broker.clock.now_ms()
+        batch = build_batch(letters(source, self._under_way, found, now_ms=now_ms))
+        sent = asyncio.ensure_future(_produce(self._broker, target, batch))
+        sent.add_done_callback(lambda done: self._sent(target, source, bool(found), done))
+
+    def _sent(
+        self, target: Elsewhere, source: Source, whole: bool, done: asyncio.Future[ErrorCode]
+    ) -> None:
+        """The leader has answered; `whole` tells that letters had their records with them."""
+        self._busy = False
+        if done.cancelled() or not self._under_way:
+            return  # Stopped meanwhile.
+        code, size = done.result(), _count(self._under_way)
+        if code is ErrorCode.message_too_large and size == 1 and whole:
+            # Nothing but its headers fits: better a letter without the record than none.
+            self._broker.share.dead_letters.failed[(source.group_id, "record-too-large")] += 1
+            self._send(target, source, {})
+            return
+        chunk, self._under_way = self._under_way, []
+        if code is ErrorCode.none:
+            self._written(chunk)
+            return
+        self.queue = chunk + self.queue
+        if code is ErrorCode.message_too_large and size > 1:
+            self._letters_max = size // 2
+            self.write()
+        else:
+            name = target.topic.name
+            self._failed(Trouble("record-refused", f"{name} took no letters: {code.name}"))
+
     def _committed(self, target: Partition, end_offset: int) -> None:
         self._busy = False
         chunk, self._under_way = self._under_way, []
@@ -242,6 +296,9 @@ class DeadLetters:
             self.queue = chunk + self.queue
             self._failed(Trouble("not-committed", f"{target.topic} did not commit in time"))
             return
+        self._written(chunk)
+
+    def _written(self, chunk: Sequence[Doomed]) -> None:
         self.trouble, self._retries = None, 0
         self._letters_max = min(2 * self._letters_max, LETTERS_MAX)
         self._leave(chunk)
@@ -296,6 +353,30 @@ class DeadLetters:
             records=count,
             reason=why,
         )
+
+
+async def _produce(broker: Broker, target: Elsewhere, batch: bytearray) -> ErrorCode:
+    """Produce with acks=all at the leader of a partition."""
+    partition = {"index": target.partition_index, "records": bytes(batch)}
+    fields = {
+        "transactional_id": None,
+        "acks": -1,
+        "timeout_ms": COMMIT_TIMEOUT_MS,
+        "topic_data": [
+            {
+                "name": target.topic.name,
+                "topic_id": target.topic.topic_id,
+                "partition_data": [partition],
+            }
+        ],
+    }
+    try:
+        answer = await broker.peers.request(
+            target.leader_id, ApiKey.PRODUCE, fields, timeout_ms=2 * COMMIT_TIMEOUT_MS
+        )
+    except ClientError:
+        return ErrorCode.not_leader_or_follower
+    return ErrorCode(answer.responses[0].partition_responses[0].error_code)
 
 
 def _count(doomed: Sequence[Doomed]) -> int:

@@ -56,7 +56,7 @@ async def _serve(config: BrokerConfig, started: float, say: Callable[[str], None
     except InvalidConfig as error:
         raise CannotStart(str(error)) from None
     try:
-        await broker.start()
+        await _started(broker, stop)
     except (ListenError, DirectoryInUse, CorruptLog, ApiError, CannotJoin) as error:
         await broker.stop()
         raise CannotStart(str(error)) from None
@@ -77,10 +77,30 @@ async def _serve(config: BrokerConfig, started: float, say: Callable[[str], None
     if broker.health is not None:
         say(f"Metrics are at http://{broker.health.host}:{broker.health.port}/metrics.")
     say(f"Ready after {time.perf_counter() - started:.2f} s. Ctrl-C or SIGTERM stops it.")
-    await stop.wait()
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((stopping, broker.failed), return_when=asyncio.FIRST_COMPLETED)
     await broker.stop()
+    if broker.failed.done():
+        raise CannotStart(broker.failed.result())
     say("Stopped.")
     sys.stdout.flush()
+
+
+async def _started(broker: Broker, stop: asyncio.Event) -> None:
+    """Start it, unless its cluster will not have it, or it is told to stop before. Raises what
+    `Broker.start` raises."""
+    starting = asyncio.ensure_future(broker.start())
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait((starting, stopping, broker.failed), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        starting.cancel()
+        await asyncio.wait((starting,))
+    if broker.failed.done():
+        raise CannotJoin(broker.failed.result())
+    if starting.cancelled():
+        raise CannotJoin("It was told to stop before its cluster had let it in.")
+    await starting
 
 
 def _raise_file_limit() -> None:

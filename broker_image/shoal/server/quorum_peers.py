@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from shoal.client.errors import ClientError, Unreachable
+from shoal.client.errors import ClientError, Refused, Unreachable
 from shoal.protocol.errors import ErrorCode
 from shoal.quorum import wire
 from shoal.quorum.messages import FetchRequest, FetchSnapshotRequest, Message, Request, Response
 from shoal.quorum.raft import QuorumSettings
-from shoal.quorum.ready import Event, Received, Unanswered
+from shoal.quorum.ready import Event, Gone, Received, Unanswered
 from shoal.quorum.voters import Endpoint
 from shoal.server.links import Link
 
@@ -72,6 +72,14 @@ class Peers:
     async def _ask(self, message: Message) -> None:
         request, to = message.body, message.to
         assert not isinstance(request, Response)
+        response = await self.ask(to, request)
+        if response is None:
+            self.step(Unanswered(to, message.correlation))
+        else:
+            self.step(Received(Message(to, self._node_id, message.correlation, response)))
+
+    async def ask(self, to: int, request: Request) -> Response | None:
+        """The answer of another node; None when there is none."""
         settings = self._settings
         timeout_ms = settings.request_timeout_ms
         if isinstance(request, FetchRequest):
@@ -85,17 +93,17 @@ class Peers:
         try:
             link = self._link(to, isinstance(request, FetchRequest | FetchSnapshotRequest))
             entity = await link.request(wire.API_KEYS[type(request)], fields, timeout_ms=timeout_ms)
+        except Refused:
+            self.step(Gone(to))
+            return None
         except ClientError:
-            self.step(Unanswered(to, message.correlation))
-            return
+            return None
         response, error, nodes = wire.read_response(request, entity)
         for id, address in nodes.items():
             self.learn(id, address)
         if response is None:
             self.on_refused(to, request, error)
-            self.step(Unanswered(to, message.correlation))
-        else:
-            self.step(Received(Message(to, self._node_id, message.correlation, response)))
+        return response
 
     def _link(self, to: int, fetches: bool) -> Link:
         link = self._links.get((to, fetches))

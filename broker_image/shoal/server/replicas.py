@@ -174,7 +174,9 @@ class Replicas:
                 ApiKey.ALTER_PARTITION, fields, timeout_ms=ALTER_TIMEOUT_MS
             )
             whole = ErrorCode(answer.error_code)
-            found = {(t.topic_id, p.partition_index): p for t in answer.topics for p in t.partitions}
+            found = {
+                (t.topic_id, p.partition_index): p for t in answer.topics for p in t.partitions
+            }
         except (ApiError, KeyError):
             whole = ErrorCode.request_timed_out
         for partition, one in asked.items():

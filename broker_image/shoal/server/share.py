@@ -27,6 +27,7 @@ from shoal.server.api import Peer
 from shoal.server.dead_letters import DeadLetterMeter, DeadLetters
 from shoal.server.floods import Floods
 from shoal.server.share_leader import Failure, Phase, ShareLeader
+from shoal.server.share_persister import Persister
 from shoal.server.share_states import ShareStates
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class ShareService:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.states = ShareStates(broker)
+        self.persister = Persister(broker, self.states)
         self.sessions = ShareSessions(broker.image.broker_config["group.share.max.share.sessions"])
         self.leaders: dict[str, dict[tuple[UUID, int], ShareLeader]] = {}
         self.acknowledged: Counter[int] = Counter()

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.group.shard import GroupShard
 from shoal.coordinator.share.records import ShareKey
-from shoal.coordinator.share.state_store import NONE, Change, ShareStateShard
+from shoal.coordinator.share.state_store import NONE
 from shoal.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
@@ -39,12 +38,7 @@ def initialize(
 
     def one(key: ShareKey) -> asyncio.Future[Any]:
         offset = offsets.get((key.topic_id, key.partition), NONE)
-        return service.states.decide(
-            key,
-            lambda shard, now_ms: answer_of(
-                shard.initialize(now_ms, key, state_epoch=state_epoch, start_offset=offset)
-            ),
-        )
+        return service.persister.initialize(key, state_epoch=state_epoch, start_offset=offset)
 
     async def all_of_them() -> dict[UUID, frozenset[int]]:
         results = await _each(group_id, wanted, one)
@@ -90,10 +84,7 @@ async def delete_state(
     partitions: Mapping[UUID, frozenset[int]] = noted["partitions"]
     wanted = [(t, i) for t, indexes in partitions.items() for i in sorted(indexes)]
 
-    def one(key: ShareKey) -> asyncio.Future[Any]:
-        return service.states.decide(key, lambda shard, _: answer_of(shard.delete(key)))
-
-    results = await _each(group_id, wanted, one)
+    results = await _each(group_id, wanted, service.persister.delete)
     service.drop(group_id, wanted)
     by_topic = dict.fromkeys(partitions, ErrorCode.none)
     for (topic_id, _), code in results.items():
@@ -115,37 +106,10 @@ async def summaries(
     for topic_id, index in partitions:
         key = ShareKey(group_id, topic_id, index)
         try:
-            found[(topic_id, index)] = await service.states.decide(key, partial(_summary, key))
+            found[(topic_id, index)] = await service.persister.summary(key)
         except ApiError as refused:
             found[(topic_id, index)] = {"error_code": refused.code}
     return found
-
-
-def _summary(key: ShareKey, shard: ShareStateShard, now_ms: int) -> tuple[dict[str, Any], Result]:
-    return summary_of(shard, key), Result()
-
-
-def summary_of(shard: ShareStateShard, key: ShareKey) -> dict[str, Any]:
-    """One partition's entry of ReadShareGroupStateSummary."""
-    state, refusal = shard.summary(key)
-    if refusal is not None:
-        return {"error_code": refusal.code, "error_message": refusal.message}
-    return {
-        "error_code": ErrorCode.none,
-        "start_offset": NONE if state is None else state.start_offset,
-        "state_epoch": 0 if state is None else state.state_epoch,
-        "leader_epoch": 0 if state is None else state.leader_epoch,
-        "delivery_complete_count": NONE if state is None else state.delivery_complete_count,
-    }
-
-
-def answer_of(change: Change) -> tuple[dict[str, Any], Result]:
-    """What is answered of one share partition, and the record behind it."""
-    if change.refusal is not None:
-        code, message = change.refusal
-        return {"error_code": code, "error_message": message}, Result()
-    records = () if change.record is None else (change.record,)
-    return {"error_code": ErrorCode.none}, Result(records)
 
 
 async def tell(broker: Broker, group_id: str, decide: Callable[[GroupShard, int], Result]) -> None:

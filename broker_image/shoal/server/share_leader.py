@@ -24,6 +24,7 @@ from shoal.coordinator.share.share_partition import Acknowledgement, SharePartit
 from shoal.coordinator.share.state_store import NONE, ShareStateShard
 from shoal.log.errors import LogOffline, OffsetOutOfRange
 from shoal.metadata.config_keys import duration_ms
+from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.record.batch import CorruptBatch
 from shoal.replication.partition import Partition
@@ -83,7 +84,9 @@ class ShareLeader:
 
     __slots__ = (
         "_asked_ms",
+        "_carried",
         "_changes",
+        "_leader_epoch",
         "_loop_dirty",
         "_record_size",
         "_state_partition",
@@ -122,6 +125,9 @@ class ShareLeader:
         self._waiters: list[Waiter] = []
         self._loop_dirty = False
         self._writes = 0
+        #: A write is under way to a coordinator on another broker; what comes meanwhile waits.
+        self._carried = False
+        self._leader_epoch = partition.leader_epoch
         self._timer: Timer | None = None
         self._timer_ms = 0
         self._state_partition: int | None = None
@@ -147,9 +153,12 @@ class ShareLeader:
     def load(self) -> None:
         """Read the persisted state; the partition serves, or is dropped, once it is there."""
         self._asked_ms = self.service.now_ms()
-        leader_epoch = self.partition.leader_epoch
-        reply = self.service.states.decide(
-            self.key, lambda shard, now_ms: _read(shard, now_ms, self.key, leader_epoch)
+        leader_epoch = self._leader_epoch = self.partition.leader_epoch
+        reply = self.service.persister.ask(
+            self.key,
+            lambda shard, now_ms: _read(shard, now_ms, self.key, leader_epoch),
+            ApiKey.READ_SHARE_GROUP_STATE,
+            {"leader_epoch": leader_epoch},
         )
         if reply.done():
             self._loaded(reply)
@@ -167,7 +176,10 @@ class ShareLeader:
         if error is not None:
             raise error
         if answer["error_code"]:
-            self.drop(_told(answer["error_code"], answer["error_message"]))
+            self.drop(_told(answer["error_code"], answer.get("error_message")))
+            return
+        if self.partition.lost(self._leader_epoch):
+            self.drop(Failure(ErrorCode.not_leader_or_follower))
             return
         log, start_offset = self.partition.log, answer["start_offset"]
         is_new = start_offset == NONE
@@ -175,12 +187,12 @@ class ShareLeader:
             start_offset = self._first_offset()
         self.share = SharePartition.load(
             start_offset,
-            answer["state_batches"],
+            [_state_batch(b) for b in answer.get("state_batches", ())],
             state_epoch=answer["state_epoch"],
             leader_epoch=self.partition.leader_epoch,
             log_start_offset=log.log_start_offset,
             log_end_offset=log.log_end_offset,
-            delays=answer["delays"],
+            delays=answer.get("delays", ()),
         )
         self._state_partition = self.service.states.partition_for(self.key.coordinator_key())
         self.phase = Phase.ACTIVE
@@ -350,7 +362,7 @@ class ShareLeader:
         """The high watermark or the log's start moved. The window follows the latter."""
         if self.phase is not Phase.ACTIVE:
             return
-        if not partition.is_leader:
+        if partition.lost(self._leader_epoch):
             self.drop(Failure(ErrorCode.not_leader_or_follower))
         elif partition.log.log_start_offset > self.share.start_offset:
             self.share.advance_log_start(partition.log.log_start_offset)
@@ -415,7 +427,7 @@ class ShareLeader:
     def flush(self) -> None:
         """Give what has gathered to the share coordinator."""
         self._loop_dirty = False
-        if self.phase is not Phase.ACTIVE or self._state_partition is None:
+        if self.phase is not Phase.ACTIVE or self._carried:
             return
         changes, self._changes = self._changes, []
         self._writes += 1
@@ -440,7 +452,37 @@ class ShareLeader:
 
         now_ms = self.service.now_ms()
         write.begun_ms = now_ms
-        self.service.states.runtime.submit(self._state_partition, write, decide, now_ms)
+        if self._state_partition is not None and self.service.persister.is_here(self.key):
+            self.service.states.runtime.submit(self._state_partition, write, decide, now_ms)
+            return
+        self._carried = True
+
+        def decide_here(shard: ShareStateShard, now_ms: int) -> tuple[dict[str, Any], Result]:
+            result = decide(shard, now_ms, None)
+            refusal = result.replies[0].response["refusal"]
+            code, message = refusal or (ErrorCode.none, None)
+            return {"error_code": code, "error_message": message}, Result(result.records)
+
+        self.service.persister.write_elsewhere(
+            self.key,
+            state_epoch=share.state_epoch,
+            leader_epoch=share.leader_epoch,
+            start_offset=share.start_offset,
+            delivery_complete_count=share.complete,
+            batches=changes,
+            decide=decide_here,
+        ).add_done_callback(lambda done: self._carried_out(write, done))
+
+    def _carried_out(self, write: _Write, done: asyncio.Future[Any]) -> None:
+        """A write at another broker has its answer."""
+        self._carried = False
+        if done.cancelled():
+            return
+        answer = done.result()
+        code = answer["error_code"]
+        write.set_result({"refusal": (code, answer.get("error_message")) if code else None})
+        if self.phase is Phase.ACTIVE and (self._changes or self._waiters):
+            self.flush()
 
     def written(
         self, failure: Failure | None, waiters: Sequence[Waiter], doomed: Sequence[Doomed]
@@ -498,6 +540,13 @@ def _read(
         "delays": still_due(state.delays, now_ms=now_ms, start_offset=state.start_offset),
     }
     return answer, Result(() if change.record is None else (change.record,))
+
+
+def _state_batch(found: Any) -> StateBatch:
+    """A batch as the shard has it, or as the RPC's answer does."""
+    if isinstance(found, tuple):
+        return found
+    return (found.first_offset, found.last_offset, found.delivery_state, found.delivery_count)
 
 
 def _told(code: ErrorCode, message: str | None) -> Failure:

@@ -14,8 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.client.errors import ClientError
 from shoal.log.errors import AppendRefused, LogOffline
 from shoal.log.log import Origin
+from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.record.control import build_marker
 from shoal.replication.partition import Partition
@@ -29,7 +31,11 @@ if TYPE_CHECKING:
 
 #: How long written markers may wait for their replicas before the coordinator is asked again.
 COMMIT_TIMEOUT_MS = 30_000
+#: Before a broker is asked again that did not write its markers.
+SEND_AGAIN_MS = 50
 _EPOCH_MAX = 2**15 - 1
+#: Where a transaction's markers stand; None for those that are committed elsewhere, or owed none.
+_Written = dict[TopicPartition, "tuple[Partition, int] | None"]
 
 
 class Marker(NamedTuple):
@@ -58,7 +64,9 @@ class TransactionMarkers:
         self._completed = completed
         self._asked: deque[WriteMarkers] = deque()
         #: Of transactions that are not complete: where their markers stand, by partition.
-        self._written: dict[WriteMarkers, dict[TopicPartition, tuple[Partition, int] | None]] = {}
+        self._written: dict[WriteMarkers, _Written] = {}
+        #: What other brokers were asked to write and have not answered.
+        self._sent: set[tuple[WriteMarkers, int]] = set()
         #: Transactions whose markers are all written, and not all committed.
         self._committing: dict[WriteMarkers, None] = {}
 
@@ -81,6 +89,7 @@ class TransactionMarkers:
             self._written.pop(markers, None)
             return
         written = self._written.setdefault(markers, {})
+        elsewhere: dict[int, list[TopicPartition]] = {}
         marker = Marker(
             markers.producer_id,
             markers.producer_epoch,
@@ -91,10 +100,14 @@ class TransactionMarkers:
         for topic, index in markers.partitions:
             if (topic, index) in written:
                 continue
-            if self._broker.image.partition(topic, index) is None:
+            registered = self._broker.image.partition(topic, index)
+            if registered is None:
                 written[(topic, index)] = (
                     None  # It was deleted, and the transaction's part with it.
                 )
+                continue
+            if registered.leader >= 0 and registered.leader != self._broker.node_id:
+                elsewhere.setdefault(registered.leader, []).append((topic, index))
                 continue
             try:
                 written[(topic, index)] = append(self._broker, topic, index, marker)
@@ -106,8 +119,43 @@ class TransactionMarkers:
                     partition=index,
                     error=refused.code.name,
                 )
+        for leader_id, partitions in elsewhere.items():
+            self._send(markers, marker, leader_id, partitions)
+        self._all_written(markers, written)
+
+    def _all_written(self, markers: WriteMarkers, written: _Written) -> None:
         if len(written) == len(markers.partitions):
             self._await_commit(markers, [w for w in written.values() if w is not None])
+
+    def _send(
+        self,
+        markers: WriteMarkers,
+        marker: Marker,
+        leader_id: int,
+        partitions: list[TopicPartition],
+    ) -> None:
+        """Have markers written that belong to another broker's partitions; its answer says that
+        they are committed."""
+        if (markers, leader_id) in self._sent:
+            return
+        self._sent.add((markers, leader_id))
+        sent = asyncio.ensure_future(_write_at(self._broker, marker, leader_id, partitions))
+
+        def answered(done: asyncio.Future[dict[TopicPartition, ErrorCode]]) -> None:
+            self._sent.discard((markers, leader_id))
+            written = self._written.get(markers)
+            if done.cancelled() or written is None:
+                return
+            for where, code in done.result().items():
+                if code is ErrorCode.none:
+                    written[where] = None
+            if len(written) == len(markers.partitions):
+                self._all_written(markers, written)
+            else:
+                now_ms = self._broker.clock.now_ms()
+                self._broker.timers.at(now_ms + SEND_AGAIN_MS, lambda: self.write(markers))
+
+        sent.add_done_callback(answered)
 
     def _await_commit(self, markers: WriteMarkers, written: list[tuple[Partition, int]]) -> None:
         def committed() -> Body | None:
@@ -133,6 +181,39 @@ class TransactionMarkers:
     def _done(self, markers: WriteMarkers) -> None:
         self._written.pop(markers, None)
         self._completed(markers)
+
+
+async def _write_at(
+    broker: Broker, marker: Marker, leader_id: int, partitions: list[TopicPartition]
+) -> dict[TopicPartition, ErrorCode]:
+    """WriteTxnMarkers at a broker; what became of each partition."""
+    topics: dict[str, list[int]] = {}
+    for topic, index in partitions:
+        topics.setdefault(topic, []).append(index)
+    fields = {
+        "markers": [
+            {
+                "producer_id": marker.producer_id,
+                "producer_epoch": marker.producer_epoch,
+                "transaction_result": marker.committed,
+                "topics": [{"name": n, "partition_indexes": rows} for n, rows in topics.items()],
+                "coordinator_epoch": marker.coordinator_epoch,
+                "transaction_version": marker.transaction_version,
+            }
+        ]
+    }
+    try:
+        answer = await broker.peers.request(
+            leader_id, ApiKey.WRITE_TXN_MARKERS, fields, timeout_ms=COMMIT_TIMEOUT_MS
+        )
+    except ClientError:
+        return dict.fromkeys(partitions, ErrorCode.not_leader_or_follower)
+    return {
+        (topic.name, row.partition_index): ErrorCode(row.error_code)
+        for one in answer.markers
+        for topic in one.topics
+        for row in topic.partitions
+    }
 
 
 def append(broker: Broker, topic: str, index: int, marker: Marker) -> tuple[Partition, int]:

@@ -14,9 +14,11 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from shoal.client.errors import ClientError
 from shoal.coordinator.contract import ProducerIdAndEpoch, Result, Token
 from shoal.coordinator.runtime import Phase
 from shoal.log.log import Log
+from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.record.batch import BatchHeader
 from shoal.replication.partition import Partition
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
 TOPIC = "__transaction_state"
+#: Before a coordinator on another broker is asked again about a transaction that is ending.
+ASK_AGAIN_MS = 10
 
 #: Refusals that pass. Old producers may not know that of each, but of NOT_ENOUGH_REPLICAS.
 _RETRIED = (
@@ -209,11 +213,64 @@ class TransactionService(CoordinatorService[TransactionShard]):
                 then({p: e for p, e in errors.items() if e})
             elif reply.code is ErrorCode.concurrent_transactions and self._waits(deadline_ms):
                 attempt = partial(self._enlist, writer, partitions, implicit, then, deadline_ms)
-                self._wait(writer.transactional_id, attempt, deadline_ms)
+                again_ms = deadline_ms
+                if not self.is_here(writer.transactional_id):
+                    # Nobody tells here when the transaction before is complete.
+                    again_ms = min(deadline_ms, self._broker.clock.now_ms() + ASK_AGAIN_MS)
+                self._wait(writer.transactional_id, attempt, again_ms)
             else:
                 then(dict.fromkeys(partitions, reply.code))
 
-        self.call(writer.transactional_id, decide, outcome)
+        if self.is_here(writer.transactional_id):
+            self.call(writer.transactional_id, decide, outcome)
+            return
+        asked = asyncio.ensure_future(self._enlist_elsewhere(writer, partitions, implicit))
+        asked.add_done_callback(lambda done: None if done.cancelled() else outcome(done.result()))
+
+    def is_here(self, transactional_id: str) -> bool:
+        """Whether this broker is, or is about to be, the coordinator."""
+        if len(self._broker.image.brokers) == 1:
+            return True
+        try:
+            return self.coordinator_of(transactional_id) == self._broker.node_id
+        except ApiError:
+            return True  # There is none: who asks here is told so.
+
+    async def _enlist_elsewhere(
+        self, writer: Writer, partitions: Collection[TopicPartition], implicit: bool
+    ) -> Response | ApiError:
+        """AddPartitionsToTxn at the coordinator, in the name of the producer (KIP-890)."""
+        topics: dict[str, list[int]] = {}
+        for topic, index in partitions:
+            topics.setdefault(topic, []).append(index)
+        transaction = {
+            "transactional_id": writer.transactional_id,
+            "producer_id": writer.producer_id,
+            "producer_epoch": writer.producer_epoch,
+            "verify_only": not implicit,
+            "topics": [{"name": name, "partitions": rows} for name, rows in topics.items()],
+        }
+        try:
+            answer = await self._broker.peers.request(
+                self.coordinator_of(writer.transactional_id),
+                ApiKey.ADD_PARTITIONS_TO_TXN,
+                {"transactions": [transaction]},
+            )
+        except ApiError as refused:
+            return refused
+        except ClientError as error:
+            return ApiError(ErrorCode.coordinator_not_available, str(error))
+        if answer.error_code:
+            return ApiError(ErrorCode(answer.error_code))
+        errors = {
+            (topic.name, row.partition_index): ErrorCode(row.partition_error_code)
+            for result in answer.results_by_transaction
+            for topic in result.topic_results
+            for row in topic.results_by_partition
+        }
+        if set(errors.values()) == {ErrorCode.concurrent_transactions}:
+            return ApiError(ErrorCode.concurrent_transactions)
+        return {"errors": errors}
 
     def _waits(self, deadline_ms: int) -> bool:
         return self._broker.clock.now_ms() < deadline_ms

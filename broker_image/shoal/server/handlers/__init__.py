@@ -107,6 +107,9 @@ EARLY = frozenset(
     }
 )
 
+#: What a controller serves that is no broker.
+OF_CONTROLLERS = EARLY | BY_CONTROLLER | {ApiKey.DESCRIBE_CLUSTER, ApiKey.DESCRIBE_CONFIGS}
+
 HANDLERS: dict[int, Api] = {
     row.key: replace(row, by_controller=row.key in BY_CONTROLLER)
     for row in (

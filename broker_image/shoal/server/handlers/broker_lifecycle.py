@@ -37,4 +37,4 @@ def register(broker: Broker, request: Request) -> Answer:
 
 
 def heartbeat(broker: Broker, request: Request) -> Answer:
-    return broker.controller.heartbeat(request.body)
+    return broker.controller.heartbeat(request.body, request.peer)

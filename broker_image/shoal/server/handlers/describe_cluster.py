@@ -11,16 +11,20 @@ from shoal.server.api import Answer, Request
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
-_BROKERS = 1
+_BROKERS, _CONTROLLERS = 1, 2
 
 
 def handle(broker: Broker, request: Request) -> Answer:
     body, image = request.body, broker.image
     endpoint_type = getattr(body, "endpoint_type", _BROKERS)
-    if endpoint_type != _BROKERS:
+    of_controllers = not broker.cluster.is_broker or (
+        request.peer.listener in (broker.config["controller.listener.names"] or ())
+    )
+    if (endpoint_type == _CONTROLLERS) != of_controllers:
+        here, asked = ("controllers", "brokers") if of_controllers else ("brokers", "controllers")
         raise ApiError(
             ErrorCode.mismatched_endpoint_type,
-            "This is an endpoint of brokers, and the request is for one of controllers",
+            f"This is an endpoint of {here}, and the request is for one of {asked}",
         )
     fenced_too = getattr(body, "include_fenced_brokers", False)
     rows: list[dict[str, Any]] = []
@@ -36,13 +40,27 @@ def handle(broker: Broker, request: Request) -> Answer:
                     "is_fenced": known.fenced,
                 }
             )
+    controller_id = broker.controller_id
+    if of_controllers:
+        rows = _controllers(broker)
+        leader_id = broker.quorum.leader_id
+        controller_id = -1 if leader_id is None else leader_id
     return {
         "error_code": ErrorCode.none,
-        "endpoint_type": _BROKERS,
+        "endpoint_type": endpoint_type,
         "cluster_id": broker.cluster_id,
-        "controller_id": broker.controller_id,
+        "controller_id": controller_id,
         "brokers": rows,
         "cluster_authorized_operations": operations.allowed(
             operations.CLUSTER, body.include_cluster_authorized_operations
         ),
     }
+
+
+def _controllers(broker: Broker) -> list[dict[str, Any]]:
+    """The voters, where they listen for one another (KIP-919)."""
+    return [
+        {"broker_id": voter.key.id, "host": e.host, "port": e.port, "rack": None}
+        for voter in broker.quorum.raft.voters.latest
+        for e in voter.endpoints[:1]
+    ]

@@ -14,7 +14,8 @@ from shoal.protocol import codec
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch
 from shoal.replication.partition import Partition
-from shoal.server import replica_fetch
+from shoal.server import closest, replica_fetch
+from shoal.server.answers import leader_endpoints
 from shoal.server.api import Answer, Body, Request
 from shoal.server.fetch_sessions import TOPIC_IDS_FROM, Cursor, Session
 
@@ -55,9 +56,12 @@ class _Fetch:
         "_committed",
         "_cursors",
         "_incremental",
+        "_leaders",
         "_max_bytes",
         "_min_bytes",
         "_partitions",
+        "_rack",
+        "_request",
         "_session",
         "_version",
         "keys",
@@ -79,8 +83,12 @@ class _Fetch:
         self._version = request.version
         self._by_id = request.version >= TOPIC_IDS_FROM
         self._committed = body.isolation_level == READ_COMMITTED
+        self._request = request
+        #: Where the client is, if it reads from the closest replica (KIP-392).
+        self._rack: str = getattr(body, "rack_id", "")
         self._min_bytes: int = body.min_bytes
         self._max_bytes: int = min(body.max_bytes, broker.image.broker_config["fetch.max.bytes"])
+        self._leaders: set[int] | None = None
         self._partitions: list[Partition] = []
         self._base_bytes = 0
         self.keys: list[Any] = []
@@ -92,7 +100,9 @@ class _Fetch:
         available = 0
         for cursor in self._cursors:
             partition = find(cursor.name, cursor.topic_id, cursor.index)
-            if partition is None or partition.epoch_error(cursor.current_leader_epoch):
+            if partition is None or self._epoch_error(partition, cursor.current_leader_epoch):
+                return True
+            if self._rack and closest.replica_for(self._broker, partition, self._rack, cursor):
                 return True
             log, offset = partition.log, cursor.fetch_offset
             limit = partition.last_stable_offset if self._committed else partition.high_watermark
@@ -126,7 +136,7 @@ class _Fetch:
     def attempt(self) -> Body | None:
         """The answer once enough has been committed, or a partition cannot be read any more."""
         partitions = self._partitions
-        if any(p.log.offline or not p.is_leader for p in partitions):
+        if any(p.log.offline or self._epoch_error(p, -1) for p in partitions):
             return self.read()
         if self._committed:
             # Open transactions move the high watermark, and give this request nothing.
@@ -163,11 +173,22 @@ class _Fetch:
         for cursor, entry in entries:
             if session is not None and entry["records"]:
                 session.rotate(cursor)
-        return {
+        body: _Entry = {
             "error_code": ErrorCode.none,
             "session_id": 0 if session is None or not session.cursors else session.id,
             "responses": self._by_topic(entries),
         }
+        return body if self._leaders is None else body | {"node_endpoints": self._endpoints()}
+
+    def _endpoints(self) -> list[_Entry]:
+        """Where the leaders are that refusals have named."""
+        return leader_endpoints(self._broker, self._request, self._leaders or ())
+
+    def _epoch_error(self, partition: Partition, current_leader_epoch: int) -> ErrorCode | None:
+        """Why a partition cannot be read here: a client with a rack may read from a follower."""
+        if self._rack and not partition.is_leader and partition.leader_id >= 0:
+            return partition.known_epoch_error(current_leader_epoch)
+        return partition.epoch_error(current_leader_epoch)
 
     def _unknown(self) -> ErrorCode:
         if self._by_id:
@@ -183,6 +204,7 @@ class _Fetch:
             or entry["records"]
             or entry["error_code"]
             or cursor.told != told
+            or entry.get("preferred_read_replica", -1) >= 0
             or "diverging_epoch" in entry
         )
         # After an error everything is news again.
@@ -192,8 +214,9 @@ class _Fetch:
     def _read_one(
         self, partition: Partition, cursor: Cursor, left: int, *, min_one: bool
     ) -> _Entry:
-        code = partition.epoch_error(cursor.current_leader_epoch)
+        code = self._epoch_error(partition, cursor.current_leader_epoch)
         if code is not None:
+            self._leaders = {*(self._leaders or ()), partition.leader_id}
             leader = {"leader_id": partition.leader_id, "leader_epoch": partition.leader_epoch}
             return _refusal(code) | {"current_leader": leader}
         log, offset = partition.log, cursor.fetch_offset
@@ -208,6 +231,10 @@ class _Fetch:
             "aborted_transactions": None,
             "records": b"",
         }
+        if self._rack:
+            replica = closest.replica_for(self._broker, partition, self._rack, cursor)
+            if replica is not None:
+                return entry | {"preferred_read_replica": replica}
         if cursor.last_fetched_epoch >= 0:
             try:
                 divergence = partition.divergence(

@@ -20,6 +20,7 @@ from shoal.protocol.errors import ErrorCode, WireError
 from shoal.protocol.produce import TOPIC_IDS_FROM, ProduceRequest
 from shoal.record.batch import TRANSACTIONAL_BIT
 from shoal.replication.partition import Partition
+from shoal.server.answers import leader_endpoints
 from shoal.server.api import Answer, Body, Request
 from shoal.server.handlers import transactional_produce
 
@@ -68,7 +69,16 @@ def append(broker: Broker, request: Request, refused: Refused) -> Answer:
         if failed is not None:
             raise WireError(f"a produce with acks=0 was refused: {failed['error_code'].name}")
         return None
-    response = {"responses": topics}
+    response: _Entry = {"responses": topics}
+    if failed is not None:
+        moved = [
+            e["current_leader"]["leader_id"]
+            for t in topics
+            for e in t["partition_responses"]
+            if "current_leader" in e
+        ]
+        if moved:
+            response["node_endpoints"] = leader_endpoints(broker, request, moved)
     if not waiting:
         return [produce.write_taken(request.version, topics)] if failed is None else response
     return broker.purgatory.park(

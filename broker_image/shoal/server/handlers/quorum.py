@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.quorum import wire
-from shoal.quorum.messages import Response
+from shoal.quorum.messages import Response, VoteRequest
 from shoal.server.answers import mapped
 from shoal.server.api import Answer, Request
 from shoal.server.handlers import fetch as partitions
@@ -33,6 +33,14 @@ def handle(broker: Broker, request: Request) -> Answer:
         source, message = wire.read_request(request.header.api_key, body)
     except WireError as error:
         raise ApiError(ErrorCode.invalid_request, str(error)) from None
+    known = quorum.raft.voters
+    if isinstance(message, VoteRequest) and known.latest_offset < 0:
+        # Nobody has led yet: two sets of first voters could elect a leader each.
+        if source not in known.latest.voters and min(known.latest.ids) >= 0:
+            raise ApiError(
+                ErrorCode.inconsistent_voter_set,
+                f"Node {source} is not among the voters that this node was given.",
+            )
     endpoint = wire.leader_endpoint(body)
     if endpoint is not None:
         quorum.learn(source, endpoint)

@@ -15,7 +15,7 @@ from shoal.coordinator.share.state_store import NONE, ShareStateShard
 from shoal.protocol.errors import ErrorCode
 from shoal.server.answers import combined
 from shoal.server.api import Answer, Request
-from shoal.server.share_admin import answer_of, summary_of
+from shoal.server.share_persister import answer_of, summary_of
 from shoal.server.share_states import outcomes_by_topic
 
 if TYPE_CHECKING:

@@ -33,6 +33,8 @@ def handle(broker: Broker, request: Request) -> Answer:
     partition = None if index is None else broker.partitions.by_name(groups.TOPIC, index)
     if index is None or partition is None:
         raise ApiError(ErrorCode.coordinator_not_available)
+    if not partition.is_leader:
+        raise ApiError(ErrorCode.not_coordinator)
     writer = Writer(body.transactional_id, body.producer_id, body.producer_epoch)
     answer: asyncio.Future[Body] = broker.loop.create_future()
 

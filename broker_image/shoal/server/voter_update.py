@@ -1,0 +1,94 @@
+"""A voter tells the quorum's leader who it is: directory, endpoints, levels (KIP-853).
+
+The first voters are configured by id and address alone. From here on the quorum knows each by its
+directory too, so that a node which comes back with an empty disk, or another one with its id, is
+not taken for the voter that it was. A controller that is to join by itself
+(controller.quorum.auto.join.enable) asks to be let in once it has caught up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ApiError
+from shoal.quorum import wire
+from shoal.quorum.messages import UpdateRaftVoterRequest
+from shoal.quorum.voters import Voter
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+_RETRY_S = 0.5
+
+
+class VoterUpdate:
+    """Owns the one update that may be under way."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._task: asyncio.Task[None] | None = None
+
+    def look(self) -> None:
+        """After each step of the quorum: is there something to tell?"""
+        if self._task is not None:
+            return
+        if self._due() is not None:
+            self._task = asyncio.ensure_future(self._tell())
+        elif self._may_join():
+            self._task = asyncio.ensure_future(self._join())
+
+    def _may_join(self) -> bool:
+        broker, quorum = self._broker, self._broker.quorum
+        return (
+            broker.config["controller.quorum.auto.join.enable"]
+            and broker.cluster.is_controller
+            and quorum.leader_id is not None
+            and quorum.local.id not in quorum.raft.voters.latest.voters
+            and 0 <= quorum.raft.voters.latest_offset < quorum.high_watermark
+        )
+
+    async def _join(self) -> None:
+        broker, quorum = self._broker, self._broker.quorum
+        fields = {
+            "cluster_id": broker.cluster_id,
+            "timeout_ms": broker.config["request.timeout.ms"],
+            "voter_id": quorum.local.id,
+            "voter_directory_id": quorum.local.directory_id,
+            "listeners": [e._asdict() for e in broker.quorum_endpoints()],
+            "ack_when_committed": True,
+        }
+        try:
+            while self._may_join():
+                with contextlib.suppress(ApiError):
+                    await broker.channel.request(ApiKey.ADD_RAFT_VOTER, fields)
+                await asyncio.sleep(_RETRY_S)
+        finally:
+            self._task = None
+
+    def _due(self) -> Voter | None:
+        """This node as the voters should have it, if they have it otherwise."""
+        quorum = self._broker.quorum
+        voters = quorum.raft.voters
+        if quorum.leader_id is None or not 0 <= voters.latest_offset < quorum.high_watermark:
+            return None
+        known = voters.latest.voters.get(quorum.local.id)
+        mine = Voter(quorum.local, self._broker.quorum_endpoints())
+        if known is None or not known.is_of(quorum.local) or known == mine:
+            return None
+        return mine
+
+    async def _tell(self) -> None:
+        try:
+            while (voter := self._due()) is not None:
+                quorum = self._broker.quorum
+                request = UpdateRaftVoterRequest(quorum.epoch, voter)
+                if quorum.is_leader:
+                    await quorum.receive(wire.CLIENT, request)
+                elif quorum.leader_id is not None:
+                    await quorum.peers.ask(quorum.leader_id, request)
+                await asyncio.sleep(_RETRY_S)
+        finally:
+            self._task = None
