@@ -172,6 +172,7 @@ def test_dead_letters_keep_the_record_and_tell_why(
     assert headers.pop("trace") == b"1"
     assert headers.pop("__dlq.errors.member")
     assert headers.pop("__dlq.errors.client.id") == b"worker-1"
+    assert abs(int(headers.pop("__dlq.errors.timestamp")) / 1000 - time.time()) < 60
     assert headers == {
         "__dlq.errors.topic": queue.topic.encode(),
         "__dlq.errors.partition": b"0",
