@@ -22,6 +22,7 @@ from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
 from shoal_operator import metrics
+from shoal_operator.queues import QueueNumbers, numbers_of
 from shoal_operator.roller import PartitionState
 
 #: Objects in one request; requests stay far below the brokers' limit of 100 MB.
@@ -107,6 +108,8 @@ class Brokers:
     def __init__(self, bootstrap_servers: str, metrics_urls: Sequence[str] = ()) -> None:
         self._addresses = (bootstrap_servers, tuple(metrics_urls))
         self._made: Client | None = None
+        #: What the brokers' metrics said last, by group; empty where one did not answer.
+        self.queue_numbers: dict[str, QueueNumbers] = {}
 
     async def readdress(self, bootstrap_servers: str, metrics_urls: Sequence[str]) -> None:
         """Use these addresses from now on."""
@@ -298,7 +301,9 @@ class Brokers:
                 try:
                     texts.append((await web.get(url)).text)
                 except httpx2.HTTPError:
+                    self.queue_numbers = {}
                     return None
+        self.queue_numbers = numbers_of(texts)
         return group_counts(texts)
 
     async def partitions_of(self, topics: Sequence[str]) -> dict[str, int]:

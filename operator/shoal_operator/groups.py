@@ -26,6 +26,7 @@ from shoal_operator.model import groups as model
 from shoal_operator.model import names
 from shoal_operator.model.names import Manifest
 from shoal_operator.quantities import duration_ms
+from shoal_operator.queues import ENABLE, ORDERING, QueueNumbers, dead_letter_topic
 from shoal_operator.statuses import Statuses
 from shoal_operator.store import Store, older
 
@@ -185,7 +186,8 @@ class Groups:
         owned = {model.group_id(o): o for o in resources if winners[model.group_id(o)] is o}
         have = await self._brokers.describe_group_configs(sorted(owned))
         changes = {g: c for g, o in owned.items() if (c := decide_config(o, have.get(g, {})))}
-        failures = await self._brokers.alter_group_configs(changes) if changes else {}
+        failures, warnings = await self._alter(changes)
+        warnings |= await self._create_dead_letter_topics(owned)
         await self._look(sorted(owned))
         waiting = await self._begin(owned)
         outcomes = []
@@ -199,10 +201,60 @@ class Groups:
                 )
                 outcomes.append((resource, said, {"groupId": group}))
                 continue
-            outcomes.append(
-                await self._outcome(resource, failures.get(group), waiting.get(group, ""))
+            _, verdict, fields = await self._outcome(
+                resource, failures.get(group), waiting.get(group, "")
             )
+            numbers = self._brokers.queue_numbers.get(group, QueueNumbers())
+            if warning := warnings.get(group) or numbers.warning():
+                verdict = verdict.warned(warning)
+            outcomes.append((resource, verdict, fields))
         return outcomes
+
+    async def _alter(
+        self, changes: Mapping[str, Mapping[str, str | None]]
+    ) -> tuple[dict[str, KafkaError], dict[str, tuple[str, str]]]:
+        """Set group configs. A broker that knows no order by key gets all others; the warnings
+        tell. Without them, the refusals, by group."""
+        failures = await self._brokers.alter_group_configs(changes) if changes else {}
+        without = {
+            group: {k: v for k, v in changes[group].items() if k != ORDERING}
+            for group, error in failures.items()
+            if changes[group].get(ORDERING) is not None and ORDERING in str(error)
+        }
+        warnings = dict.fromkeys(
+            without,
+            (
+                "OrderingUnsupported",
+                f"The brokers do not know {ORDERING}: records are delivered without order by key."
+                " Use a newer version of the brokers, or set ordering: none.",
+            ),
+        )
+        rest = {group: change for group, change in without.items() if change}
+        left = await self._brokers.alter_group_configs(rest) if rest else {}
+        return {g: e for g, e in failures.items() if g not in without} | left, warnings
+
+    async def _create_dead_letter_topics(
+        self, owned: Mapping[str, Manifest]
+    ) -> dict[str, tuple[str, str]]:
+        """Create the dead-letter topics that are asked for; warnings by group."""
+        asked = {g: t for g, o in owned.items() if (t := dead_letter_topic(o["spec"]))}
+        if not asked:
+            return {}
+        have = await self._brokers.describe_topics(sorted({name for name, _ in asked.values()}))
+        absent = {name: spec for name, spec in asked.values() if name not in have}
+        failures = await self._brokers.create_topics(absent) if absent else {}
+        warnings = {}
+        for group, (name, _) in asked.items():
+            if name in failures:
+                text = f"The dead-letter topic {name!r} was not created: {failures[name]}."
+                warnings[group] = ("DeadLetterTopicRefused", text)
+            elif name in have and have[name].config.get(ENABLE) != "true":
+                text = (
+                    f"The topic {name!r} takes no dead letters: set {ENABLE}=true on it, or name"
+                    " another one."
+                )
+                warnings[group] = ("DeadLetterTopicForbidden", text)
+        return warnings
 
     async def _begin(self, owned: Mapping[str, Manifest]) -> dict[str, str]:
         """Set positions where there are none; what groups still wait for, by group."""
@@ -320,6 +372,9 @@ class Groups:
         if state.in_flight >= 0:
             fields["inFlight"] = state.in_flight
             fields["available"] = max(0, state.lag - state.in_flight)
+        if state.in_flight >= 0:
+            numbers = self._brokers.queue_numbers.get(state.group, QueueNumbers())
+            fields |= numbers.status()
         count, since_ms = self._redelivered.get(state.group, (0, 0))
         minutes = (clock.now_ms() - since_ms) / 60_000
         if state.redelivered >= 0 and minutes >= 1:

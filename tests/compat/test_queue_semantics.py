@@ -14,6 +14,7 @@ from shoal.client.client import SyncClient
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import expect
 from shoal.client.topics import NewTopic
+from shoal.protocol.api import ApiKey
 
 ACCEPT, RELEASE, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, AcknowledgeType.REJECT
 BACKOFF = "share.redelivery.backoff"
@@ -172,6 +173,7 @@ def test_dead_letters_keep_the_record_and_tell_why(
     assert headers.pop("trace") == b"1"
     assert headers.pop("__dlq.errors.member")
     assert headers.pop("__dlq.errors.client.id") == b"worker-1"
+    assert abs(int(headers.pop("__dlq.errors.timestamp")) / 1000 - time.time()) < 60
     assert headers == {
         "__dlq.errors.topic": queue.topic.encode(),
         "__dlq.errors.partition": b"0",
@@ -265,3 +267,98 @@ def test_a_group_may_drop_what_cannot_be_dead_lettered(
     queue.drained()
     name = f'shoal_share_group_dead_letters_dropped_total{{group="{queue.group}"}}'
     assert broker.metric(name) == 1
+
+
+def held(broker: ShoalProcess, queue: Queue) -> set[str]:
+    """Why delivery to the group is held."""
+    found = set()
+    for line in broker.scrape().splitlines():
+        if line.startswith(f'shoal_share_group_held{{group="{queue.group}",why="'):
+            found.add(line.split('why="')[1].split('"')[0])
+    return found
+
+
+def test_a_flood_of_dead_letters_holds_delivery_until_the_limit_allows_it(
+    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+) -> None:
+    topic = f"dlq.{queue.topic}"
+    create(queue, topic, errors_deadletterqueue_group_enable="true")
+    queue.configure(**{f"{DLQ}.topic.name": topic, f"shoal.{DLQ}.flood.per.minute": "10"})
+    queue.produce(range(9), batch=1)
+    poll(member, lambda _: REJECT)
+    queue.drained()
+    assert held(broker, queue) == set()
+    queue.produce(["the tenth"])
+    poll(member, lambda _: REJECT)
+    queue.drained()
+    eventually(lambda: held(broker, queue) == {"flood"}, what="the flood shows")
+    last_minute = f'shoal_share_group_dead_letters_last_minute{{group="{queue.group}"}}'
+    assert broker.metric(last_minute) == 10
+    assert any("its dead letters flood" in line for line in broker.log)
+    queue.produce(["held back"])
+    assert not member.poll(1.5)
+    assert queue.lag == 1
+    queue.configure(**{f"shoal.{DLQ}.flood.per.minute": "11"})
+    assert [message.value() for message in poll(member, lambda _: ACCEPT)] == [b"held back"]
+    assert held(broker, queue) == set()
+
+
+def test_a_flood_passes_by_itself(
+    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+) -> None:
+    topic = f"dlq.{queue.topic}"
+    create(queue, topic, errors_deadletterqueue_group_enable="true")
+    queue.configure(**{f"{DLQ}.topic.name": topic, f"shoal.{DLQ}.flood.per.minute": "1"})
+    queue.produce(["bad"])
+    poll(member, lambda _: REJECT)
+    rejected = time.monotonic()
+    queue.produce(["good"])
+    taken = poll(member, lambda _: ACCEPT, timeout_s=75)
+    assert [message.value() for message in taken] == [b"good"]
+    assert time.monotonic() - rejected > 58
+
+
+def test_with_share_version_1_there_are_no_dead_letters(
+    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+) -> None:
+    update = {
+        "timeout_ms": 10_000,
+        "feature_updates": [
+            {"feature": "share.version", "max_version_level": 1, "upgrade_type": 2}
+        ],
+        "validate_only": False,
+    }
+    cluster = queue.client.cluster
+    answer = queue.client.run(cluster.ask(ApiKey.UPDATE_FEATURES, update))
+    assert answer.error_code == 0, answer
+    queue.configure(**{f"{DLQ}.topic.name": "dlq.nowhere"})
+    queue.produce(["x"])
+    poll(member, lambda _: REJECT)
+    queue.drained()
+    assert "shoal_share_group_dead_letter_failures_total{" not in broker.scrape()
+
+
+def test_the_age_of_the_oldest_lock_counts_renewals_in(
+    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+) -> None:
+    queue.produce(["slow"])
+    held: list[Message] = []
+    eventually(lambda: held.extend(member.poll(0.2)) or held, what="a record comes")
+    taken = time.monotonic()
+    eventually(lambda: gauge(broker, queue, "oldest_lock_age_seconds") >= 1.0)
+    assert time.monotonic() - taken >= 0.9
+    member.acknowledge(held[0], ACCEPT)
+    member.commit_sync(10)
+    assert gauge(broker, queue, "oldest_lock_age_seconds") == 0
+
+
+def test_the_lag_of_a_group_that_nobody_reads_is_told_also_after_a_restart(
+    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+) -> None:
+    queue.produce(["one"])
+    poll(member, lambda _: ACCEPT)
+    member.close()
+    queue.produce(["two", "three"])
+    broker.kill9()
+    broker.start()
+    eventually(lambda: gauge(broker, queue, "lag") == 2, what="the lag is told")

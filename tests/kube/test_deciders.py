@@ -1,12 +1,16 @@
 """What the operator decides of topics, groups, statuses and manifests, without any cluster."""
 
+import asyncio
 import copy
 import datetime
 
 import pytest
 import yaml
+from shoal.client.errors import KafkaError
 from shoal.metadata.config_keys import Scope
 from shoal.metadata.configs import BROKER
+from shoal.metadata.configs import GROUP as GROUP_KEYS
+from shoal.protocol.errors import ErrorCode
 from shoal_operator import conditions, quantities, reference
 from shoal_operator.brokers import (
     EARLIEST,
@@ -19,8 +23,10 @@ from shoal_operator.brokers import (
 )
 from shoal_operator.clusters import missing, refusal
 from shoal_operator.conditions import Verdict
-from shoal_operator.groups import decide_config, first_positions, reset_due
+from shoal_operator.groups import Groups, decide_config, first_positions, reset_due
 from shoal_operator.model import broker_config, cluster, deployment
+from shoal_operator.model.groups import config as group_config
+from shoal_operator.queues import dead_letter_topic, numbers_of
 from shoal_operator.store import Store
 from shoal_operator.topics import Actions, claims, decide
 from shoal_operator.windows import is_open
@@ -91,6 +97,86 @@ def test_a_share_group_in_kafkas_words() -> None:
         "share.heartbeat.interval.ms": "5000",
         "x.y": None,
     }
+
+
+def test_what_kafkas_groups_lack_is_asked_for_only_where_the_spec_does() -> None:
+    plain = set(group_config(GROUP))
+    letters = {"topic": "dlq.t", "copyRecords": True, "dropAfter": "1h", "floodPerMinute": 9}
+    spec = GROUP | {
+        "ordering": "key", "pauseDelivery": True, "deadLetters": letters,
+        "redeliveryBackoff": {
+            "initial": "1s", "max": "1m", "multiplier": "1.5", "jitterPercent": 10,
+        },
+    }  # fmt: skip
+    made = {k: v for k, v in group_config(spec).items() if k not in plain}
+    assert made == {
+        "share.ordering": "key",
+        "share.delivery.paused": "true",
+        "share.redelivery.backoff.ms": "1000",
+        "share.redelivery.backoff.max.ms": "60000",
+        "share.redelivery.backoff.multiplier": "1.5",
+        "share.redelivery.backoff.jitter": "0.1",
+        "errors.deadletterqueue.topic.name": "dlq.t",
+        "errors.deadletterqueue.copy.record.enable": "true",
+        "shoal.errors.deadletterqueue.drop.after.ms": "3600000",
+        "shoal.errors.deadletterqueue.flood.per.minute": "9",
+    }
+    for name, value in made.items():
+        if name != "share.ordering":
+            GROUP_KEYS[name].parse(value)
+    assert dead_letter_topic(spec) is None
+    letters["create"] = {"partitions": 3, "retention": "24h"}
+    assert dead_letter_topic(spec) == ("dlq.t", {
+        "partitions": 3,
+        "config": {
+            "errors.deadletterqueue.group.enable": "true", "retention.ms": "86400000",
+        },
+    })  # fmt: skip
+
+
+def test_what_metrics_say_of_a_queue() -> None:
+    page = """
+shoal_share_group_dead_letters_total{group="a"} 3
+shoal_share_group_redriven_total{group="a"} 2
+shoal_share_partition_archiving_records{group="a",topic="t",partition="0"} 1
+shoal_share_partition_backing_off_records{group="a",topic="t",partition="0"} 4
+shoal_share_group_held{group="a",why="topic-missing"} 1
+shoal_share_group_held{group="b",why="flood"} 2
+shoal_share_group_held{group="c",why="paused"} 1
+"""
+    found = numbers_of([page, page])
+    assert found["a"].status() == {
+        "delivery": "DeadLettersFail", "deadLettered": 6, "redriven": 4, "archiving": 2,
+        "backingOff": 8,
+    }  # fmt: skip
+    assert "topic-missing" in (found["a"].warning() or ("", ""))[1]
+    assert (found["b"].delivery, (found["b"].warning() or ("",))[0]) == ("Flooded", "Flooded")
+    assert (found["c"].delivery, found["c"].warning()) == ("Paused", None)
+
+
+def test_a_broker_without_order_by_key_gets_all_else_and_the_status_says_so() -> None:
+    class Older:
+        """Brokers that know no `share.ordering`."""
+
+        def __init__(self) -> None:
+            self.set: dict[str, dict[str, str]] = {}
+
+        async def alter_group_configs(self, changes):  # type: ignore[no-untyped-def]
+            text = "Unknown group config name: share.ordering"
+            refused = {
+                g: KafkaError(ErrorCode.invalid_config, text)
+                for g, c in changes.items() if "share.ordering" in c
+            }  # fmt: skip
+            self.set |= {g: c for g, c in changes.items() if g not in refused}
+            return refused
+
+    brokers = Older()
+    groups = Groups.__new__(Groups)
+    groups._brokers = brokers  # type: ignore[assignment]
+    changes = {"g": {"share.ordering": "key", "share.delivery.count.limit": "3"}}
+    failures, warnings = asyncio.run(groups._alter(changes))
+    assert not failures and warnings["g"][0] == "OrderingUnsupported"
+    assert brokers.set == {"g": {"share.delivery.count.limit": "3"}}
 
 
 def test_a_reset_is_due_once() -> None:

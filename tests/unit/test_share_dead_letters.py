@@ -88,6 +88,7 @@ def test_a_letter_keeps_the_record_and_its_headers_before_those_that_tell_why() 
         ("__dlq.errors.group", b"g"),
         ("__dlq.errors.delivery.count", b"3"),
         ("__dlq.errors.message", b"Offset delivery count exceeded the threshold."),
+        ("__dlq.errors.timestamp", b"500"),
         ("__dlq.errors.member", b"m"),
         ("__dlq.errors.client.id", b"worker-1"),
     ]

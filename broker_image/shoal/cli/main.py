@@ -32,6 +32,7 @@ COMMANDS: dict[str, Command] = {
     "groups": Command(
         "shoal.cli.groups", "List, describe, reset and delete groups of every kind, and their lag."
     ),
+    "share": Command("shoal.cli.share", "Put dead letters back into their topics."),
     "configs": Command(
         "shoal.cli.configs", "Show and change configs of topics, groups and brokers."
     ),

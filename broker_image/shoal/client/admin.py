@@ -10,7 +10,7 @@ Calls on many objects give a result for each; `shoal.client.errors.expect` raise
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from shoal.client.cluster import Broker, Cluster, TopicPartition
 from shoal.client.configs import Configs
 from shoal.client.errors import KafkaError, check
 from shoal.client.groups import Groups
+from shoal.client.redrive import Plan, Redrive, Redriven
 from shoal.client.share_groups import ShareGroups
 from shoal.client.topics import OPERATION_TIMEOUT_MS, Topics
 from shoal.protocol.api import ApiKey
@@ -77,6 +78,15 @@ class Admin:
         self.configs = Configs(cluster)
         self.groups = Groups(cluster)
         self.share_groups = ShareGroups(cluster)
+
+    async def redrive(
+        self,
+        plan: Plan,
+        progress: Callable[[int], None] = lambda letters: None,
+        waiting: Callable[[str], None] = lambda why: None,
+    ) -> Redriven:
+        """Put dead letters back into their source topics, or into another: see `redrive`."""
+        return await Redrive(self.cluster, plan).run(progress, waiting)
 
     async def describe_cluster(self, *, fenced: bool = False) -> ClusterDescription:
         """Brokers and controller; with `fenced` also the brokers that are cut off (KIP-1073)."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from shoal.server.metrics import Samples, label
+from shoal.server.redrives import Redrives
 from shoal.server.share_meters import of_leaders
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def register(broker: Broker, service: ShareService) -> None:
     """Add the families."""
     _register_partitions(broker, service)
     _register_letters(broker, service)
+    Redrives(broker)
     add = broker.metrics.add
     add(
         "shoal_share_group_held",

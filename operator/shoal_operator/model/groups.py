@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from shoal_operator import queues
 from shoal_operator.quantities import duration_ms, iso_duration
 
 _RESET = {"Latest": "latest", "Earliest": "earliest"}
@@ -29,7 +30,7 @@ def config(spec: Mapping[str, Any]) -> dict[str, str]:
         made["share.session.timeout.ms"] = str(duration_ms(spec["sessionTimeout"]))
     if spec.get("heartbeatInterval"):
         made["share.heartbeat.interval.ms"] = str(duration_ms(spec["heartbeatInterval"]))
-    return made
+    return made | queues.config(spec)
 
 
 def _start(spec: Mapping[str, Any]) -> str:

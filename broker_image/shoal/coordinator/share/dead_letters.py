@@ -1,8 +1,9 @@
 """Dead letters (KIP-1191): a record whose delivery has failed for good, with headers that tell why.
 
-The headers are Kafka's `__dlq.errors.*`, with two of our own (member, client.id); values are text.
-Where the group copies records, key, value and the original headers are kept before them, as Kafka
-does, and the timestamp, which Kafka makes that of the letter. Pure; the shell
+The headers are Kafka's `__dlq.errors.*`, with three of our own: member and client.id of who held
+the record last, and as timestamp when the letter was written; values are text. Where the group
+copies records, key, value and the original headers are kept before them, as Kafka does, and so is
+the record's timestamp, which Kafka makes that of the letter. Pure; the shell
 (`server.dead_letters`) reads the records and writes the letters.
 """
 
@@ -78,7 +79,7 @@ def letters(
     """The letters of some offsets. What is not `found` gets one that has headers alone."""
     for one in doomed:
         for offset in range(one.first, one.last + 1):
-            headers = _headers(source, one, offset)
+            headers = _headers(source, one, offset, now_ms)
             record = found.get(offset)
             if record is None:
                 yield now_ms, None, None, headers
@@ -86,7 +87,9 @@ def letters(
                 yield record.timestamp_ms, record.key, record.value, [*record.headers, *headers]
 
 
-def _headers(source: Source, doomed: Doomed, offset: int) -> list[tuple[str, bytes | None]]:
+def _headers(
+    source: Source, doomed: Doomed, offset: int, now_ms: int
+) -> list[tuple[str, bytes | None]]:
     told = {
         "topic": source.topic,
         "partition": source.partition,
@@ -94,6 +97,7 @@ def _headers(source: Source, doomed: Doomed, offset: int) -> list[tuple[str, byt
         "group": source.group_id,
         "delivery.count": doomed.delivery_count,
         "message": doomed.cause.value,
+        "timestamp": now_ms,
     }
     if doomed.member_id:
         told["member"] = doomed.member_id

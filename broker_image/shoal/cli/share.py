@@ -1,0 +1,166 @@
+"""`shoal share`: what share groups leave behind. `redrive` puts dead letters back."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from shoal.cli import moments, output
+from shoal.cli.output import Format, FormatOption
+from shoal.cli.session import USAGE, Failed, command, new_app, warn
+from shoal.client.client import Client
+from shoal.client.letters import REASONS, Filter
+from shoal.client.offset_set import OffsetSet
+from shoal.client.redrive import Plan, Redrive, Redriven
+
+app = new_app("Put dead letters back into their topics.")
+
+
+@app.callback()
+def _share() -> None:
+    """Put dead letters back into their topics."""
+
+
+To = Annotated[
+    str | None,
+    typer.Option(metavar="TOPIC", help="Into this topic; else each into its source topic."),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Tell what would be redriven, and do nothing.")
+]
+Reason = Annotated[
+    list[str] | None, typer.Option(metavar="|".join(REASONS), help="Only of this reason.")
+]
+Group = Annotated[list[str] | None, typer.Option("--group", "-g", help="Only of this group.")]
+Source = Annotated[
+    list[str] | None, typer.Option(metavar="TOPIC", help="Only from this source topic.")
+]
+Key = Annotated[list[str] | None, typer.Option(help="Only of this key.")]
+Header = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--header", "-H", metavar="NAME[=VALUE]",
+        help="Only with this header, one of __dlq.errors.* or the record's own.",
+    ),
+]  # fmt: skip
+Since = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Only letters written then or later.")
+]
+Until = Annotated[str | None, typer.Option(metavar="TIME", help="Only letters written before.")]
+Partition = Annotated[
+    list[int] | None,
+    typer.Option("--partition", "-p", help="Only of this partition of the dead-letter topic."),
+]
+Offsets = Annotated[
+    str | None, typer.Option(metavar="3-7,9", help="Only these offsets of one --partition.")
+]
+Rate = Annotated[
+    float | None, typer.Option(min=0.1, metavar="N", help="At most N letters a second.")
+]
+MaxLetters = Annotated[
+    int | None, typer.Option("--max-letters", "-n", min=1, help="Stop after so many.")
+]
+Note = Annotated[
+    str, typer.Option(metavar="TEXT", help="Written into each record's __dlq.redrive.note.")
+]
+Again = Annotated[bool, typer.Option("--again", help="Also those that were redriven before.")]
+
+
+@command(app, "redrive")
+async def redrive(
+    client: Client,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The dead-letter topic.")],
+    to: To = None,
+    dry_run: DryRun = False,
+    reason: Reason = None,
+    group: Group = None,
+    source: Source = None,
+    key: Key = None,
+    header: Header = None,
+    since: Since = None,
+    until: Until = None,
+    partition: Partition = None,
+    offsets: Offsets = None,
+    rate: Rate = None,
+    max_letters: MaxLetters = None,
+    note: Note = "",
+    again: Again = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Put dead letters back: all, or by filter. What was redriven before is passed by."""
+    wanted = Filter(
+        reasons=_reasons(reason), groups=group or (), source_topics=source or (),
+        keys=[one.encode() for one in key or ()], headers=_headers(header),
+        since_ms=moments.timestamp(since) if since else None,
+        until_ms=moments.timestamp(until) if until else None,
+        partitions=partition or (), offsets=_offsets(offsets, partition),
+    )  # fmt: skip
+    plan = Plan(topic, to, wanted, rate, max_letters, note, again, dry_run)
+    try:
+        run = Redrive(client.cluster, plan)
+    except ValueError as error:
+        raise Failed(f"{error}.", USAGE) from None
+    with output.progress(await run.size(), f"Redriving {topic}") as progress:
+        done = await run.run(progress, warn)
+    _print(plan, done, format)
+    if done.refused:
+        raise Failed(
+            f"{done.refused} records were refused, the last one: {done.refusal}. The next redrive "
+            "tries them again."
+        )
+
+
+def _reasons(words: list[str] | None) -> list[str]:
+    for word in words or ():
+        if word not in REASONS:
+            raise Failed(f"--reason is {', '.join(REASONS)}, not {word!r}.", USAGE)
+    return words or []
+
+
+def _headers(words: list[str] | None) -> dict[str, bytes | None]:
+    found: dict[str, bytes | None] = {}
+    for word in words or ():
+        name, sign, value = word.partition("=")
+        if not name:
+            raise Failed(f"--header takes NAME or NAME=VALUE, not {word!r}.", USAGE)
+        found[name] = value.encode() if sign else None
+    return found
+
+
+def _offsets(text: str | None, partitions: list[int] | None) -> OffsetSet | None:
+    if text is None:
+        return None
+    if len(partitions or ()) != 1:
+        raise Failed("--offsets are of one partition: name it with --partition.", USAGE)
+    try:
+        return OffsetSet.parse(text)
+    except ValueError:
+        raise Failed(f"--offsets {text!r}: write offsets and ranges, as 3-7,9.", USAGE) from None
+
+
+def _print(plan: Plan, done: Redriven, format: Format) -> None:
+    kinds = [
+        {"source_topic": k.source_topic, "group": k.group, "reason": k.reason, "letters": n}
+        for k, n in sorted(done.sent.items())
+    ]
+    passed = {
+        "redriven before": done.before, "left out by the filter": done.filtered,
+        "whose record is gone": done.gone, "no dead letters": done.others,
+        **{f"for topic {name}, which is not there": n for name, n in done.homeless.items()},
+    }  # fmt: skip
+    if format is Format.JSON:
+        print(json.dumps({
+            "topic": plan.topic, "to": plan.to, "dry_run": plan.dry_run, "redriven": done.total,
+            "kinds": kinds, "before": done.before, "filtered": done.filtered, "gone": done.gone,
+            "homeless": dict(done.homeless), "others": done.others, "refused": done.refused,
+        }, indent=2))  # fmt: skip
+        return
+    output.rows(format, kinds)
+    verb = "Would redrive" if plan.dry_run else "Redrove"
+    noun = "letter" if done.total == 1 else "letters"
+    where = f"into {plan.to}" if plan.to else "into their source topics"
+    print(f"{verb} {done.total} {noun} of {plan.topic} {where}.")
+    if told := ", ".join(f"{n} {what}" for what, n in passed.items() if n):
+        print(f"Passed by: {told}.")

@@ -1,0 +1,152 @@
+"""Dead letters as a reader finds them in a dead-letter topic, written by this broker or by Kafka's
+(KIP-1191), and the records that redriving makes of them again.
+
+A letter is the record that was given up, with `__dlq.errors.*` headers behind its own, or those
+headers alone. A redriven record has the original's key, value and headers without the errors, and
+`__dlq.redrive.*` headers that tell where it has been. Its timestamp is that of the redrive: with
+the original's, retention might delete it before anybody has read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shoal.client.offset_set import OffsetSet
+from shoal.record.records import Record, RecordHeaders
+
+ERRORS = "__dlq.errors."
+REDRIVE = "__dlq.redrive."
+#: Of a redriven record: the letter it was made of, as topic-partition@offset; when, as epoch
+#: milliseconds; how often it has been redriven; the original's timestamp; and the operator's word.
+FROM, TIME, COUNT, ORIGINAL_TIMESTAMP, NOTE = (
+    REDRIVE + name for name in ("from", "time", "count", "original.timestamp", "note")
+)
+#: What reasons are called, by the beginning of `__dlq.errors.message`.
+REASONS = {
+    "rejected": "Offset rejected by client",
+    "limit": "Offset delivery count exceeded",
+    "corrupt": "Record batch is corrupt",
+}
+OTHER = "other"
+
+
+class Letter(NamedTuple):
+    """A dead letter: where it stands, and where its record stood. `client_id` and `member_id` are
+    of who held the record last, "" where that is not told."""
+
+    topic: str
+    partition: int
+    record: Record
+    source_topic: str
+    source_partition: int
+    source_offset: int
+    group: str
+    delivery_count: int
+    message: str
+    #: When the letter was written, in epoch milliseconds.
+    timestamp_ms: int
+    member_id: str
+    client_id: str
+
+    @property
+    def offset(self) -> int:
+        return self.record.offset
+
+    @property
+    def name(self) -> str:
+        """How a redriven record calls it."""
+        return f"{self.topic}-{self.partition}@{self.offset}"
+
+    @property
+    def reason(self) -> str:
+        """One of `REASONS`, or `OTHER`."""
+        found = (word for word, begin in REASONS.items() if self.message.startswith(begin))
+        return next(found, OTHER)
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether the record itself was not copied: key and value are missing."""
+        return self.record.key is None and self.record.value is None
+
+
+def letter_of(topic: str, partition: int, record: Record) -> Letter | None:
+    """The letter that a record is; None for a record that is none."""
+    told = {
+        name[len(ERRORS) :]: (value or b"").decode(errors="replace")
+        for name, value in record.headers
+        if name.startswith(ERRORS)
+    }
+    try:
+        return Letter(
+            topic, partition, record, told["topic"], int(told["partition"]), int(told["offset"]),
+            told.get("group", ""), int(told.get("delivery.count", 0)), told.get("message", ""),
+            int(told.get("timestamp", record.timestamp_ms)), told.get("member", ""),
+            told.get("client.id", ""),
+        )  # fmt: skip
+    except (KeyError, ValueError):
+        return None
+
+
+def redriven_headers(
+    letter: Letter, original: Record, *, now_ms: int, note: str = ""
+) -> RecordHeaders:
+    """The headers of the record made of a letter; `original` is the record given up."""
+    kept = [(n, v) for n, v in original.headers if not n.startswith((ERRORS, REDRIVE))]
+    before = dict(original.headers).get(COUNT) or b"0"
+    count = int(before) + 1 if before.isdigit() else 1
+    told = {FROM: letter.name, TIME: now_ms, COUNT: count}
+    if not letter.is_bare or original is not letter.record:
+        told[ORIGINAL_TIMESTAMP] = original.timestamp_ms
+    if note:
+        told[NOTE] = note
+    return (*kept, *((name, str(value).encode()) for name, value in told.items()))
+
+
+def named_letter(headers: RecordHeaders) -> str:
+    """The letter that a redriven record was made of; "" for any other record."""
+    return (dict(headers).get(FROM) or b"").decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which letters are meant; what is left empty holds for all of them.
+
+    `headers` are of the letter, original and error headers alike; None stands for any value. Times
+    are when letters were written, from `since_ms` on and before `until_ms`. `offsets` and
+    `partitions` are of the dead-letter topic.
+    """
+
+    reasons: Collection[str] = ()
+    groups: Collection[str] = ()
+    source_topics: Collection[str] = ()
+    keys: Collection[bytes] = ()
+    headers: Mapping[str, bytes | None] = field(default_factory=dict)
+    since_ms: int | None = None
+    until_ms: int | None = None
+    partitions: Collection[int] = ()
+    offsets: OffsetSet | None = None
+
+    def takes(self, letter: Letter) -> bool:
+        """Whether a letter is meant."""
+        return (
+            (not self.reasons or letter.reason in self.reasons)
+            and (not self.groups or letter.group in self.groups)
+            and (not self.source_topics or letter.source_topic in self.source_topics)
+            and (not self.keys or letter.record.key in self.keys)
+            and (self.since_ms is None or letter.timestamp_ms >= self.since_ms)
+            and (self.until_ms is None or letter.timestamp_ms < self.until_ms)
+            and (not self.partitions or letter.partition in self.partitions)
+            and (self.offsets is None or letter.offset in self.offsets)
+            and self._has_headers(letter.record.headers)
+        )
+
+    def _has_headers(self, headers: Iterable[tuple[str, bytes | None]]) -> bool:
+        if not self.headers:
+            return True
+        have = dict(headers)
+        return all(
+            name in have and (value is None or have[name] == value)
+            for name, value in self.headers.items()
+        )

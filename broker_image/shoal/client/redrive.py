@@ -1,0 +1,457 @@
+"""Redrive: dead letters put back into the topic their records came from, or into another one.
+
+Letters are read in order, up to where their topic ended at the start, so that a record that fails
+again is not redriven in circles. What is sent is remembered in a ledger (`redrive_ledger`), before
+and after: a redrive that was interrupted goes on where it stood, sends nothing twice and leaves
+nothing out, and a second one passes by what the first has done. One redrive of a topic at a time:
+it is the one member of the consumer group `redrive.TOPIC`, which is looked at for others.
+
+A letter without its record (`errors.deadletterqueue.copy.record.enable=false`, or too large) is
+redriven from the source topic, as long as that still has the record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from uuid import UUID
+
+from shoal.client.batches import CorruptRecords
+from shoal.client.cluster import Cluster, TopicPartition
+from shoal.client.consumer import ConsumerMembership
+from shoal.client.errors import ClientError, KafkaError, transient
+from shoal.client.fetcher import Fetcher
+from shoal.client.groups import Group, Groups
+from shoal.client.letters import Filter, Letter, letter_of, named_letter, redriven_headers
+from shoal.client.partitioner import partition_of
+from shoal.client.producer import Producer
+from shoal.client.redrive_ledger import Ledger, Sending, Standing
+from shoal.client.topics import OffsetSpec, Topics
+from shoal.protocol.errors import ErrorCode
+from shoal.record.batch import CorruptBatch
+from shoal.record.records import Record
+
+#: Letters that are sent together, and noted together.
+CHUNK = 500
+#: How long a redrive waits for another one of the same topic to end, or for the broker to find that
+#: it is dead (the session timeout of consumer groups).
+TURN_TIMEOUT_S = 60.0
+_GONE = (ErrorCode.offset_out_of_range, ErrorCode.unknown_topic_or_partition)
+
+
+class Kind(NamedTuple):
+    """Letters that are alike: the source topic, the share group and the reason."""
+
+    source_topic: str
+    group: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Redriven:
+    """What a redrive has done so far, or, dry, would do: letters by kind.
+
+    `looked_at` are records of the dead-letter topic that were read; `others` those that are no
+    letters; `filtered` letters that the filter left out; `before` those redriven earlier; `gone`
+    letters whose record is nowhere any more; `homeless` those whose topic does not exist; `refused`
+    those that the broker did not take, with the last reason.
+    """
+
+    sent: Counter[Kind] = field(default_factory=Counter)
+    looked_at: int = 0
+    others: int = 0
+    filtered: int = 0
+    before: int = 0
+    gone: int = 0
+    homeless: Counter[str] = field(default_factory=Counter)
+    refused: int = 0
+    refusal: ClientError | None = None
+
+    @property
+    def total(self) -> int:
+        return self.sent.total()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be redriven: letters of `topic` that the filter takes, `letters_max` of them at
+    most, into `to` (their source topics if None), at `rate` letters a second. `again` passes over
+    what the ledger knows."""
+
+    topic: str
+    to: str | None = None
+    filter: Filter = field(default_factory=Filter)
+    rate: float | None = None
+    letters_max: int | None = None
+    note: str = ""
+    again: bool = False
+    dry_run: bool = False
+
+
+class Redrive:
+    """One run of a plan. `result` counts while it runs."""
+
+    def __init__(self, cluster: Cluster, plan: Plan) -> None:
+        if plan.to == plan.topic:
+            raise ValueError(f"the letters of {plan.topic} cannot be redriven into it again")
+        self.cluster = cluster
+        self.plan = plan
+        self.result = Redriven()
+        self._topics = Topics(cluster)
+        self._fetcher = Fetcher(cluster, lane="redrive")
+        self._ledger = Ledger(cluster)
+        self._producer = Producer(cluster)
+        self._begun_s = 0.0
+
+    async def size(self) -> int:
+        """How many records there are to be looked at. Raises as `run` does."""
+        where = await self._partitions()
+        ends = await self._offsets(where, OffsetSpec.LATEST)
+        starts = await self._offsets(where, OffsetSpec.EARLIEST)
+        return sum(ends.values()) - sum(starts.values())
+
+    async def _partitions(self) -> list[TopicPartition]:
+        topic = await self.cluster.topic(self.plan.topic)
+        wanted = self.plan.filter.partitions
+        for index in wanted:
+            topic.partition(index)
+        found = [TopicPartition(topic.name, p.index) for p in topic.partitions]
+        return [where for where in found if not wanted or where.partition in wanted]
+
+    async def run(
+        self,
+        progress: Callable[[int], None] = lambda letters: None,
+        waiting: Callable[[str], None] = lambda why: None,
+    ) -> Redriven:
+        """Do it. `progress` is told of letters looked at, `waiting` why the redrive waits.
+
+        Raises `KafkaError` for a dead-letter topic that is not there, and what the brokers refuse;
+        what was redriven until then is remembered.
+        """
+        topic = await self.cluster.topic(self.plan.topic)
+        assert topic.topic_id is not None
+        if self.plan.to is not None:
+            await self.cluster.topic(self.plan.to)
+        where = await self._partitions()
+        turn = _Turn(self.cluster, topic.name)
+        if self.plan.dry_run:
+            await self._run(topic.topic_id, where, progress, turn)
+            return self.result
+        await turn.take(waiting)
+        try:
+            await self._ledger.create()
+            await self._run(topic.topic_id, where, progress, turn)
+        finally:
+            await turn.leave()
+        return self.result
+
+    async def _run(
+        self, topic_id: UUID, partitions: Sequence[TopicPartition],
+        progress: Callable[[int], None], turn: _Turn,
+    ) -> None:  # fmt: skip
+        standings = await self._ledger.read(topic_id)
+        ends = await self._offsets(partitions, OffsetSpec.LATEST)
+        starts = await self._offsets(partitions, OffsetSpec.EARLIEST)
+        self._begun_s = time.monotonic()
+        for where in partitions:
+            standing = standings.get(where.partition) or Standing(where.topic, where.partition)
+            standing.done.forget(starts[where])
+            if standing.sending is not None and not self.plan.dry_run:
+                await self._take_over(topic_id, standing)
+            bounds = (starts[where], ends[where])
+            async for letters in self._chunks(where, standing, bounds, progress):
+                turn.check()
+                await self._send(topic_id, standing, letters)
+            if self._is_full:
+                break
+
+    @property
+    def _left(self) -> int:
+        """How many letters may still be sent."""
+        limit = self.plan.letters_max
+        return CHUNK if limit is None else max(0, limit - self.result.total)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._left == 0
+
+    # Reading.
+
+    async def _chunks(
+        self, where: TopicPartition, standing: Standing, bounds: tuple[int, int],
+        progress: Callable[[int], None],
+    ) -> AsyncIterator[list[Letter]]:  # fmt: skip
+        """The letters to be sent of one partition, in order, in chunks of one second at most."""
+        start = bounds[0]
+        first, last = start, bounds[1] - 1
+        if not self.plan.again and not self.plan.dry_run:
+            first = standing.done.first_missing(start)
+            self.result.before += first - start
+        progress(first - start)
+        if (offsets := self.plan.filter.offsets) is not None and len(offsets):
+            ranges = [*offsets.ranges()]
+            first, last = max(first, ranges[0][0]), min(last, ranges[-1][1])
+        chunk: list[Letter] = []
+        size = CHUNK if self.plan.rate is None else max(1, min(CHUNK, int(self.plan.rate)))
+        if first > last:
+            return
+        async for fetched in self._fetcher.range(where.topic, where.partition, first, last):
+            for record in fetched.records():
+                letter = self._wanted(where, standing, record)
+                progress(1)
+                if letter is not None:
+                    chunk.append(letter)
+                    if len(chunk) >= min(size, self._left):
+                        yield chunk
+                        chunk = []
+                if self._is_full:
+                    return
+        if chunk:
+            yield chunk
+
+    def _wanted(self, where: TopicPartition, standing: Standing, record: Record) -> Letter | None:
+        """The letter that a record is, if it is to be redriven."""
+        result = self.result
+        result.looked_at += 1
+        letter = letter_of(where.topic, where.partition, record)
+        if letter is None:
+            result.others += 1
+        elif not self.plan.filter.takes(letter):
+            result.filtered += 1
+        elif not self.plan.again and record.offset in standing.done:
+            result.before += 1
+        else:
+            return letter
+        return None
+
+    async def _originals(self, letters: Iterable[Letter]) -> dict[int, Record]:
+        """The records of letters, by the letter's offset; those that are gone are left out."""
+        found: dict[int, Record] = {}
+        bare: dict[TopicPartition, list[Letter]] = {}
+        for letter in letters:
+            if letter.is_bare:
+                source = TopicPartition(letter.source_topic, letter.source_partition)
+                bare.setdefault(source, []).append(letter)
+            else:
+                found[letter.offset] = letter.record
+        for source, some in bare.items():
+            by_offset = {letter.source_offset: letter.offset for letter in some}
+            for first, last in _runs(sorted(by_offset)):
+                for record in await self._source_records(source, first, last):
+                    if record.offset in by_offset:
+                        found[by_offset[record.offset]] = record
+        return found
+
+    async def _source_records(self, where: TopicPartition, first: int, last: int) -> list[Record]:
+        try:
+            return [
+                record
+                async for fetched in self._fetcher.range(*where, first, last)
+                for record in fetched.records()
+            ]
+        except KafkaError as error:
+            if error.code not in _GONE:
+                raise
+        except (CorruptRecords, CorruptBatch):
+            pass
+        if first == last:
+            return []
+        # One of them is gone: look for each by itself.
+        return [r for o in range(first, last + 1) for r in await self._source_records(where, o, o)]
+
+    # Sending.
+
+    async def _send(self, topic_id: UUID, standing: Standing, letters: list[Letter]) -> None:
+        originals = await self._originals(letters)
+        self.result.gone += len(letters) - len(originals)
+        targets = {}
+        for letter in letters:
+            if letter.offset in originals:
+                target = await self._target(letter)
+                if target is not None:
+                    targets[letter.offset] = target
+        letters = [letter for letter in letters if letter.offset in targets]
+        if self.plan.dry_run or not letters:
+            self.result.sent.update(_kind(letter) for letter in letters)
+            return
+        ends = await self._ends(set(targets.values()))
+        standing.sending = Sending(letters[0].offset, letters[-1].offset, ends)
+        await self._ledger.write(topic_id, standing)
+        stored = await self._produce(letters, originals, targets)
+        for letter in stored:
+            standing.done.add(letter.offset)
+            standing.counts[letter.group] = standing.counts.get(letter.group, 0) + 1
+        self.result.sent.update(_kind(letter) for letter in stored)
+        standing.sending = None
+        await self._ledger.write(topic_id, standing)
+        if self.plan.rate is not None:
+            due_s = self._begun_s + self.result.total / self.plan.rate
+            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+
+    async def _target(self, letter: Letter) -> TopicPartition | None:
+        """Where a letter's record goes: to its old partition, or by its key in another topic."""
+        name = self.plan.to or letter.source_topic
+        if name == self.plan.topic:
+            self.result.homeless[name] += 1
+            return None
+        try:
+            count = len((await self.cluster.topic(name)).partitions)
+        except KafkaError as error:
+            if error.code != ErrorCode.unknown_topic_or_partition:
+                raise
+            self.result.homeless[name] += 1
+            return None
+        if name == letter.source_topic and letter.source_partition < count:
+            return TopicPartition(name, letter.source_partition)
+        key = letter.record.key
+        index = letter.source_partition % count if key is None else partition_of(key, count)
+        return TopicPartition(name, index)
+
+    async def _produce(
+        self, letters: Sequence[Letter], originals: dict[int, Record],
+        targets: dict[int, TopicPartition],
+    ) -> list[Letter]:  # fmt: skip
+        """Send letters, and those once more by themselves that were refused together with others;
+        the letters that are stored."""
+        stored, refused = await self._produce_together(letters, originals, targets)
+        for letter in refused:
+            again, _ = await self._produce_together([letter], originals, targets)
+            stored += again
+        self.result.refused += len(letters) - len(stored)
+        return stored
+
+    async def _produce_together(
+        self, letters: Sequence[Letter], originals: dict[int, Record],
+        targets: dict[int, TopicPartition],
+    ) -> tuple[list[Letter], list[Letter]]:  # fmt: skip
+        now_ms = int(time.time() * 1000)
+        futures = []
+        for letter in letters:
+            original, target = originals[letter.offset], targets[letter.offset]
+            futures.append(await self._producer.send(
+                target.topic, original.value, key=original.key, partition=target.partition,
+                headers=redriven_headers(letter, original, now_ms=now_ms, note=self.plan.note),
+            ))  # fmt: skip
+        await self._producer.flush()
+        stored, refused = [], []
+        for letter, outcome in zip(
+            letters, await asyncio.gather(*futures, return_exceptions=True), strict=True
+        ):
+            if not isinstance(outcome, BaseException):
+                stored.append(letter)
+            elif isinstance(outcome, ClientError) and not transient(outcome):
+                refused.append(letter)
+                self.result.refusal = outcome
+            else:
+                raise outcome  # Sent or not: the ledger tells the next redrive where to look.
+        return stored, refused
+
+    # Taking over.
+
+    async def _take_over(self, topic_id: UUID, standing: Standing) -> None:
+        """Find what an interrupted redrive did send, in the logs that it sent to."""
+        sending = standing.sending
+        assert sending is not None
+        ours = f"{standing.topic}-{standing.partition}"
+        now = await self._ends(sending.ends)
+        for where, end in sending.ends.items():
+            if where not in now or now[where] <= end:
+                continue
+            async for fetched in self._fetcher.range(*where, end, now[where] - 1):
+                for record in fetched.records():
+                    topic, _, offset = named_letter(record.headers).rpartition("@")
+                    if topic != ours or not offset.isdigit():
+                        continue
+                    if sending.first <= int(offset) <= sending.last:
+                        standing.done.add(int(offset))
+        standing.sending = None
+        await self._ledger.write(topic_id, standing)
+
+    async def _ends(self, wanted: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Log ends; partitions that are gone are left out."""
+        listed = await self._topics.offsets(dict.fromkeys(wanted, int(OffsetSpec.LATEST)))
+        return {w: o.offset for w, o in listed.items() if not isinstance(o, KafkaError)}
+
+    async def _offsets(
+        self, wanted: Iterable[TopicPartition], spec: OffsetSpec
+    ) -> dict[TopicPartition, int]:
+        found = {}
+        listed = await self._topics.offsets(dict.fromkeys(wanted, int(spec)))
+        for where, outcome in listed.items():
+            if isinstance(outcome, KafkaError):
+                raise outcome
+            found[where] = outcome.offset
+        return found
+
+
+def _kind(letter: Letter) -> Kind:
+    return Kind(letter.source_topic, letter.group, letter.reason)
+
+
+def _runs(offsets: Sequence[int]) -> list[tuple[int, int]]:
+    """Offsets that rise, as ranges without holes."""
+    found: list[tuple[int, int]] = []
+    for offset in offsets:
+        if found and found[-1][1] + 1 == offset:
+            found[-1] = (found[-1][0], offset)
+        else:
+            found.append((offset, offset))
+    return found
+
+
+class _Turn:
+    """The right to redrive a topic, held by being the one member of a consumer group."""
+
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self._groups = Groups(cluster)
+        self._member = ConsumerMembership(cluster, f"redrive.{topic}", [topic])
+        self._topic = topic
+
+    async def take(self, waiting: Callable[[str], None]) -> None:
+        """Wait until no other member is there. Raises `KafkaError` after `TURN_TIMEOUT_S`."""
+        deadline = time.monotonic() + TURN_TIMEOUT_S
+        told = False
+        while True:
+            await self._member.join()
+            others = await self._others()
+            if not others:
+                return
+            await self._member.leave()
+            why = f"another redrive of {self._topic} is under way, or was killed, at {others[0]}"
+            if time.monotonic() > deadline:
+                raise KafkaError(ErrorCode.non_empty_group, f"{why}; end it first")
+            if not told:
+                waiting(f"{why}; waiting for its end")
+            told = True
+            await asyncio.sleep(1.0)
+
+    def check(self) -> None:
+        """Raises what ended the turn: `KafkaError` FENCED_MEMBER_EPOCH if this member was silent
+        for so long that the broker gave it up."""
+        self._member.check()
+        if self._member.lost:
+            raise KafkaError(
+                ErrorCode.fenced_member_epoch,
+                f"this redrive of {self._topic} was silent for too long and lost its turn; what it"
+                " did is remembered, start it again",
+            )
+
+    async def leave(self) -> None:
+        """Let others begin."""
+        await self._member.leave()
+
+    async def _others(self) -> list[str]:
+        """The clients of other members."""
+        group = self._member.group
+        found = (await self._groups.describe([group]))[group]
+        if not isinstance(found, Group):
+            raise found
+        return [
+            f"{m.client_host.lstrip('/')} ({m.client_id})"
+            for m in found.members
+            if m.member_id != self._member.member_id
+        ]

@@ -1,0 +1,264 @@
+"""`shoal share redrive`: dead letters of a real share consumer (librdkafka) put back, by filter and
+once, also over an interruption."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from commands import Shoal
+from conditions import eventually
+from confluent_kafka import AcknowledgeType, ShareConsumer
+from queues import Queue
+from servers import ShoalProcess
+from shoal.client.client import SyncClient
+from shoal.client.cluster import TopicPartition
+from shoal.client.errors import KafkaError, expect
+from shoal.client.letters import named_letter
+from shoal.client.redrive import Plan, Redrive
+from shoal.client.redrive_ledger import Ledger, Sending, Standing
+from shoal.client.topics import NewTopic, OffsetSpec
+from shoal.protocol.errors import ErrorCode
+from shoal.record.records import Record
+
+DLQ = "errors.deadletterqueue"
+
+
+class Letters(Queue):
+    """A queue whose group has a dead-letter topic."""
+
+    def __init__(self, client: SyncClient, bootstrap: str, *, partitions: int = 1) -> None:
+        super().__init__(client, bootstrap, partitions=partitions)
+        self.letters = f"dlq.{self.topic}"
+        self.create(self.letters, partitions=partitions, **{f"{DLQ}.group.enable": "true"})
+        self.configure(**{f"{DLQ}.topic.name": self.letters, f"{DLQ}.copy.record.enable": "true"})
+        self.shoal = Shoal(bootstrap)
+
+    def create(self, topic: str, *, partitions: int = 1, **configs: str) -> None:
+        new = NewTopic(topic, partitions, 1, configs=configs)
+        expect(self.client.run(self.client.admin.topics.create([new])))
+
+    def reject(self, count: int, unless: Callable[[bytes], bool] = lambda value: False) -> None:
+        """Reject that many records as they come, but those `unless` accepts; all are settled."""
+        member = ShareConsumer({
+            "bootstrap.servers": self.bootstrap, "group.id": self.group,
+            "share.acknowledgement.mode": "explicit",
+        })  # fmt: skip
+        member.subscribe([self.topic])
+        seen = 0
+
+        def all_seen() -> bool:
+            nonlocal seen
+            for message in member.poll(0.2):
+                assert message.error() is None, message.error()
+                accepted = unless(message.value())
+                kind = AcknowledgeType.ACCEPT if accepted else AcknowledgeType.REJECT
+                member.acknowledge(message, kind)
+                seen += 1
+            member.commit_sync(10)
+            return seen >= count
+
+        eventually(all_seen, timeout_s=40, what=f"{count} records come")
+        member.close()
+        self.drained()
+
+    def records(self, topic: str, first: int = 0) -> list[Record]:
+        """All records of a topic, from an offset on."""
+
+        async def read() -> list[Record]:
+            client = self.client.client
+            found: list[Record] = []
+            for part in (await client.cluster.topic(topic)).partitions:
+                where = TopicPartition(topic, part.index)
+                listed = await client.admin.topics.offsets({where: int(OffsetSpec.LATEST)})
+                end = expect(listed)[where].offset
+                if end > first:
+                    for fetched in await client.fetch_range(topic, part.index, first, end - 1):
+                        found += fetched.records()
+            return found
+
+        return self.client.run(read())
+
+    def redrive(self, *words: str) -> dict[str, object]:
+        """`shoal share redrive`, as JSON."""
+        return self.shoal.json("share", "redrive", self.letters, *words)
+
+
+@pytest.fixture
+def queue(shared_broker: ShoalProcess) -> Iterator[Letters]:
+    with SyncClient(shared_broker.bootstrap) as client:
+        yield Letters(client, shared_broker.bootstrap)
+
+
+def values(records: list[Record]) -> list[bytes | None]:
+    return [record.value for record in records]
+
+
+def test_letters_go_back_into_their_topic_once(shared_broker: ShoalProcess, queue: Letters) -> None:
+    queue.produce(["a", "b", "c"], key=b"k", headers=(("trace", b"1"),))
+    queue.reject(3)
+    dry = queue.redrive("--dry-run")
+    assert dry["redriven"] == 3 and dry["dry_run"]
+    assert dry["kinds"] == [
+        {"source_topic": queue.topic, "group": queue.group, "reason": "rejected", "letters": 3}
+    ]
+    assert len(queue.records(queue.topic)) == 3
+    before_ms = int(time.time() * 1000)
+    assert queue.redrive("--note", "bug 7 is fixed")["redriven"] == 3
+    back = queue.records(queue.topic)[3:]
+    assert values(back) == [b"a", b"b", b"c"]
+    assert {record.key for record in back} == {b"k"}
+    headers = dict(back[1].headers)
+    assert int(headers.pop("__dlq.redrive.time") or 0) >= before_ms <= back[1].timestamp_ms
+    assert int(headers.pop("__dlq.redrive.original.timestamp") or 0) < before_ms
+    assert headers == {
+        "trace": b"1",
+        "__dlq.redrive.from": f"{queue.letters}-0@1".encode(),
+        "__dlq.redrive.count": b"1",
+        "__dlq.redrive.note": b"bug 7 is fixed",
+    }
+    again = queue.redrive()
+    assert (again["redriven"], again["before"]) == (0, 3)
+    assert queue.redrive("--again", "--dry-run")["redriven"] == 3
+    assert len(queue.records(queue.topic)) == 6
+    metric = f'shoal_share_group_redriven_total{{group="{queue.group}"}}'
+    assert shared_broker.metric(metric) == 3
+    # What fails again is a letter again, and knows its past.
+    queue.reject(3)
+    assert queue.redrive()["redriven"] == 3
+    back = queue.records(queue.topic, 6)
+    assert [dict(record.headers)["__dlq.redrive.count"] for record in back] == [b"2"] * 3
+
+
+def test_a_filter_leaves_the_others_for_later(queue: Letters) -> None:
+    for key in (b"x", b"y"):
+        queue.produce([f"{key.decode()}{n}" for n in range(4)], key=key)
+    queue.reject(8)
+    found = queue.redrive("--key", "y", "--reason", "rejected", "-n", "3", "--to", queue.topic)
+    assert (found["redriven"], found["filtered"]) == (3, 4)
+    assert values(queue.records(queue.topic)[8:]) == [b"y0", b"y1", b"y2"]
+    assert queue.redrive("--reason", "limit")["redriven"] == 0
+    assert queue.redrive("--since", "2m", "-p", "0", "--offsets", "1-2,7")["redriven"] == 3
+    assert queue.redrive("--until", "2m")["redriven"] == 0
+    assert queue.redrive("-H", f"__dlq.errors.group={queue.group}")["redriven"] == 2
+    assert sorted(values(queue.records(queue.topic)[8:])) == sorted(
+        f"{key}{n}".encode() for key in "xy" for n in range(4)
+    )
+
+
+def test_letters_go_into_another_topic(queue: Letters) -> None:
+    queue.produce(["a"])
+    queue.reject(1)
+    queue.create("repair-" + queue.topic, partitions=3)
+    said = queue.shoal.says("share", "redrive", queue.letters, "--to", "repair-" + queue.topic)
+    assert f"Redrove 1 letter of {queue.letters} into repair-{queue.topic}." in said
+    assert values(queue.records("repair-" + queue.topic)) == [b"a"]
+    assert len(queue.records(queue.topic)) == 1
+
+
+def test_a_letter_without_its_record_is_redriven_from_the_source(queue: Letters) -> None:
+    queue.configure(**{f"{DLQ}.copy.record.enable": "false"})
+    queue.produce(["old", "kept"], batch=1, headers=(("h", b"1"),))
+    queue.reject(2)
+    queue.shoal.run("topics", "delete-records", queue.topic, "--before", "1")
+    found = queue.redrive()
+    assert (found["redriven"], found["gone"]) == (1, 1)
+    (back,) = queue.records(queue.topic, 2)
+    assert back.value == b"kept" and ("h", b"1") in back.headers
+
+
+def test_a_rate_is_kept(queue: Letters) -> None:
+    queue.produce(range(40))
+    queue.reject(40)
+    begun = time.monotonic()
+    assert queue.redrive("--rate", "20")["redriven"] == 40
+    assert time.monotonic() - begun >= 1.9
+
+
+def test_an_interrupted_redrive_goes_on_without_loss_and_sends_nothing_twice(
+    queue: Letters,
+) -> None:
+    queue.produce(range(3000))
+    queue.reject(3000)
+    running = queue.shoal.start("share", "redrive", queue.letters, "--rate", "400")
+    eventually(lambda: len(queue.records(queue.topic)) > 3400, timeout_s=40, what="it is half way")
+    running.kill()
+    assert len(queue.records(queue.topic)) < 6000
+    # The group's session has to end before another may begin.
+    found = queue.redrive()
+    back = queue.records(queue.topic)[3000:]
+    assert sorted(int(r.value or b"") for r in back) == list(range(3000))
+    assert found["redriven"] == 3000 - found["before"]
+
+
+def test_what_was_sent_and_not_noted_is_found(queue: Letters) -> None:
+    """A redrive that ends between the sending and the noting."""
+    queue.produce(range(6))
+    queue.reject(6)
+
+    class Killed(Exception):
+        pass
+
+    class Interrupted(Redrive):
+        async def _produce(self, letters, originals, targets):  # type: ignore[no-untyped-def]
+            await super()._produce(letters[:4], originals, targets)
+            raise Killed
+
+    async def interrupted() -> None:
+        await Interrupted(queue.client.cluster, Plan(queue.letters)).run()
+
+    with pytest.raises(Killed):
+        queue.client.run(interrupted())
+    assert len(queue.records(queue.topic)) == 10
+    found = queue.redrive()
+    assert (found["redriven"], found["before"]) == (2, 4)
+    back = queue.records(queue.topic)[6:]
+    assert sorted(int(r.value or b"") for r in back) == list(range(6))
+    assert len({named_letter(r.headers) for r in back}) == 6
+
+
+def test_bad_input_is_refused_in_a_sentence(queue: Letters) -> None:
+    refusal = queue.shoal.refusal
+    redrive = ("share", "redrive", queue.letters)
+    assert "no topic 'dlq.none'" in refusal("share", "redrive", "dlq.none")
+    assert "into it again" in refusal(*redrive, "--to", queue.letters, status=2)
+    assert "--reason is rejected, limit, corrupt" in refusal(*redrive, "--reason", "x", status=2)
+    assert "name it with --partition" in refusal(*redrive, "--offsets", "1", status=2)
+    assert "as 3-7,9" in refusal(*redrive, "--offsets", "a", "-p", "0", status=2)
+    assert "no partition 9" in refusal(*redrive, "-p", "9")
+    assert "no topic 'missing'" in refusal(*redrive, "--to", "missing")
+    assert "--header takes NAME" in refusal(*redrive, "--header", "=x", status=2)
+    queue.produce(["x"])
+    queue.reject(1)
+    queue.shoal.run("topics", "delete", queue.topic, "--yes")
+    said = queue.shoal.says(*redrive)
+    assert "Redrove 0 letters" in said
+    assert f"1 for topic {queue.topic}, which is not there" in said
+
+
+def test_a_record_that_is_refused_is_told_and_left_for_later(queue: Letters) -> None:
+    queue.produce(["small", "x" * 3000])
+    queue.reject(2)
+    queue.create("narrow-" + queue.topic, **{"max.message.bytes": "2000"})
+    said = queue.shoal.refusal("share", "redrive", queue.letters, "--to", "narrow-" + queue.topic)
+    assert "1 records were refused" in said
+    assert values(queue.records("narrow-" + queue.topic)) == [b"small"]
+    assert queue.redrive()["redriven"] == 1
+
+
+def test_a_standing_too_large_for_the_ledger_is_refused_in_a_sentence(queue: Letters) -> None:
+    ledger_of = queue.client
+
+    async def write() -> None:
+        ledger = Ledger(ledger_of.cluster)
+        await ledger.create()
+        standing = Standing("dlq.t", 0, sending=Sending(0, 0, {}))
+        standing.counts = {f"group-{n * 2654435761 % 2**32}": n for n in range(200_000)}
+        topic = await ledger_of.cluster.topic(queue.letters)
+        assert topic.topic_id is not None
+        await ledger.write(topic.topic_id, standing)
+
+    with pytest.raises(KafkaError, match="too scattered") as refused:
+        queue.client.run(write())
+    assert refused.value.code == ErrorCode.message_too_large

@@ -1,0 +1,122 @@
+"""Dead letters as a reader finds them, what redriving makes of them, and what it remembers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from shoal.client.cluster import TopicPartition
+from shoal.client.letters import Filter, Letter, letter_of, named_letter, redriven_headers
+from shoal.client.offset_set import OffsetSet
+from shoal.client.redrive_ledger import Sending, Standing
+from shoal.coordinator.share.dead_letters import Source, letters
+from shoal.coordinator.share.fate import Cause, Doomed
+from shoal.record.records import Record
+
+_OFFSETS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8)))
+
+
+@given(_OFFSETS, st.integers(0, 70))
+def test_a_set_of_offsets_is_as_a_plain_one(added: list[tuple[int, int]], below: int) -> None:
+    found, plain = OffsetSet(), set[int]()
+    for first, more in added:
+        found.add(first, first + more)
+        plain |= set(range(first, first + more + 1))
+    assert sorted(plain) == list(found) == list(OffsetSet.parse(str(found)))
+    assert len(found) == len(plain)
+    assert [offset in found for offset in range(70)] == [offset in plain for offset in range(70)]
+    assert all(a[1] + 1 < b[0] for a, b in zip(found.ranges(), [*found.ranges()][1:], strict=False))
+    missing = next(offset for offset in range(below, 200) if offset not in plain)
+    assert found.first_missing(below) == missing
+    found.forget(below)
+    assert list(found) == sorted(offset for offset in plain if offset >= below)
+
+
+@pytest.mark.parametrize("text", ["x", "3-", "7-3", "-1", "1;2"])
+def test_what_is_no_set_of_offsets_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        OffsetSet.parse(text)
+
+
+def written(cause: Cause = Cause.REJECTED, *, copied: bool = True) -> Letter:
+    """A letter as the broker writes it, at offset 3 of the dead-letter topic."""
+    doomed = Doomed(7, 7, 2, cause, "m-1", "worker")
+    record = Record(7, 99, b"k", b"v", (("h", b"1"), ("__dlq.redrive.count", b"1")))
+    (made,) = letters(Source("g", "t", 5), [doomed], {7: record} if copied else {}, now_ms=500)
+    timestamp_ms, key, value, headers = made
+    letter = letter_of("dlq.t", 1, Record(3, timestamp_ms, key, value, tuple(headers)))
+    assert letter is not None
+    return letter
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason"),
+    [(Cause.REJECTED, "rejected"), (Cause.LIMIT, "limit"), (Cause.CORRUPT, "corrupt")],
+)
+def test_a_letter_is_read_as_it_was_written(cause: Cause, reason: str) -> None:
+    letter = written(cause)
+    assert (letter.source_topic, letter.source_partition, letter.source_offset) == ("t", 5, 7)
+    assert (letter.group, letter.delivery_count, letter.reason) == ("g", 2, reason)
+    assert (letter.member_id, letter.client_id, letter.timestamp_ms) == ("m-1", "worker", 500)
+    assert not letter.is_bare and written(copied=False).is_bare
+
+
+def test_a_letter_of_kafka_has_no_more_than_its_headers() -> None:
+    told = {"topic": b"t", "partition": b"0", "offset": b"1", "group": b"g", "message": b"?"}
+    headers = tuple((f"__dlq.errors.{name}", value) for name, value in told.items())
+    letter = letter_of("dlq.t", 0, Record(0, 42, None, None, headers))
+    assert letter is not None
+    assert (letter.reason, letter.timestamp_ms, letter.client_id) == ("other", 42, "")
+
+
+@pytest.mark.parametrize("headers", [(), (("__dlq.errors.topic", b"t"),)])
+def test_other_records_are_no_letters(headers: tuple[tuple[str, bytes], ...]) -> None:
+    assert letter_of("dlq.t", 0, Record(0, 0, b"k", b"v", headers)) is None
+
+
+def test_a_redriven_record_tells_where_it_has_been() -> None:
+    letter = written()
+    headers = redriven_headers(letter, letter.record, now_ms=900, note="fixed")
+    assert headers == (
+        ("h", b"1"),
+        ("__dlq.redrive.from", b"dlq.t-1@3"),
+        ("__dlq.redrive.time", b"900"),
+        ("__dlq.redrive.count", b"2"),
+        ("__dlq.redrive.original.timestamp", b"99"),
+        ("__dlq.redrive.note", b"fixed"),
+    )
+    assert named_letter(headers) == letter.name
+    assert named_letter(()) == ""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "taken"),
+    [
+        (Filter(), True),
+        (Filter(reasons=["rejected"]), True),
+        (Filter(reasons=["limit"]), False),
+        (Filter(groups=["other"]), False),
+        (Filter(source_topics=["t"], keys=[b"k"]), True),
+        (Filter(keys=[b"other"]), False),
+        (Filter(headers={"h": b"1", "__dlq.errors.group": None}), True),
+        (Filter(headers={"h": b"2"}), False),
+        (Filter(headers={"missing": None}), False),
+        (Filter(since_ms=500, until_ms=501), True),
+        (Filter(since_ms=501), False),
+        (Filter(until_ms=500), False),
+        (Filter(partitions=[1], offsets=OffsetSet([3])), True),
+        (Filter(partitions=[0]), False),
+        (Filter(offsets=OffsetSet([4])), False),
+    ],
+)
+def test_a_filter_takes(wanted: Filter, taken: bool) -> None:
+    assert wanted.takes(written()) is taken
+
+
+def test_a_standing_is_read_as_it_was_written() -> None:
+    ends = {TopicPartition("t", 0): 5, TopicPartition("t", 1): 0}
+    standing = Standing("dlq.t", 1, OffsetSet([1, 2, 9]), {"g": 3}, Sending(3, 8, ends))
+    found = Standing.parse(standing.text())
+    assert (str(found.done), found.counts, found.sending) == ("1-2,9", {"g": 3}, standing.sending)
+    standing.sending = None
+    assert Standing.parse(standing.text()).sending is None
