@@ -23,6 +23,7 @@ from shoal.metadata.topics import NewTopic, create_topics
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.replication.partition import Partition
 from shoal.server import broker_metrics, logs
+from shoal.server.admission import Admission
 from shoal.server.background import Background
 from shoal.server.config import BrokerConfig
 from shoal.server.coordinators import CoordinatorService, InternalTopic
@@ -38,6 +39,7 @@ from shoal.server.metrics import Metrics
 from shoal.server.partitions import Partitions
 from shoal.server.producer_ids import ProducerIds
 from shoal.server.purgatory import Purgatory
+from shoal.server.quotas import Quotas
 from shoal.server.share import ShareService
 from shoal.server.timers import Clock, Timers
 from shoal.server.transactions import TransactionService
@@ -79,6 +81,8 @@ class Broker:
             FETCH_SESSION_EVICTION_MS,
             lambda: random.randrange(1, 1 << 31),
         )
+        self.quotas = Quotas(self)
+        self.admission = Admission(self)
         self.table = HANDLERS
         self.dispatch = Dispatcher(self, self.table)
         self.listeners: list[Listener] = []
@@ -127,6 +131,7 @@ class Broker:
         self.metadata = Metadata(self.directory, self.disk, self.clock, scope)
         self.metadata.register(self._registration())
         self.partitions.load(self.image)
+        self.quotas.changed()
         self.directory.started()
         self._opened = True
         self.metadata.on_change.append(self._metadata_changed)
@@ -232,6 +237,8 @@ class Broker:
 
     def _metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
         self.partitions.apply(image, delta)
+        if delta.client_quotas:
+            self.quotas.changed()
         for coordinator in self.coordinators:
             coordinator.metadata_changed(image, delta)
 
