@@ -15,8 +15,8 @@ from typing import IO
 
 _LISTENS = re.compile(r"listens on (\S+:\d+)")
 _METRICS = re.compile(r"(http://\S+)/metrics")
-START_TIMEOUT_S = 20
-STOP_TIMEOUT_S = 20
+START_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 60
 
 
 class ShoalProcess:

@@ -15,7 +15,8 @@ from shoal.record.records import build_batch
 class WireClient:
     """Requests as mappings, answers as kio's entities."""
 
-    def __init__(self, bootstrap: str, *, timeout_s: float = 30) -> None:
+    def __init__(self, bootstrap: str, *, timeout_s: float = 30, client_id: str = "wire") -> None:
+        self.client_id = client_id
         host, port = bootstrap.rsplit(":", 1)
         self.sock = socket.create_connection((host, int(port)), timeout_s)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -30,7 +31,7 @@ class WireClient:
     def send(self, api: ApiKey, version: int, body: Mapping[str, Any]) -> int:
         """Send one request; its correlation id."""
         self._correlation_id += 1
-        head = frames.request_head(api, version, self._correlation_id, "wire")
+        head = frames.request_head(api, version, self._correlation_id, self.client_id)
         frame = head + codec.write_request(api, version, body)
         self.sock.sendall(struct.pack(">i", len(frame)) + frame)
         return self._correlation_id
@@ -56,6 +57,14 @@ class WireClient:
             return self.sock.recv(1) == b""
         except ConnectionResetError:
             return True
+
+    def refused(self) -> bool:
+        """Whether the broker closes the connection instead of answering."""
+        try:
+            self.call(ApiKey.API_VERSIONS, 0, {})
+        except (ConnectionResetError, BrokenPipeError):
+            return True
+        return False
 
     def create_topic(self, name: str, partitions: int = 1, **configs: str) -> Any:
         """Make a topic and give its id; config names have `_` for `.`."""

@@ -11,10 +11,6 @@ from shoal.metadata.config_keys import table
 ACCEPTED = table(
     """
 # accepted: Connections: limits that this broker sets by itself
-max.connection.creation.rate int int-max 0.. cluster-wide
-    New connections a second that this broker takes.
-max.connections.per.ip.overrides string "" - cluster-wide
-    Exceptions to max.connections.per.ip, as host:count,host:count.
 queued.max.request.bytes long -1 -
     Bytes of requests that may wait for an answer before reading pauses; -1 for no limit.
 queued.max.requests int 500 1..
@@ -171,14 +167,6 @@ alter.log.dirs.replication.quota.window.num int 11 1..
     Samples of the throttle between directories.
 alter.log.dirs.replication.quota.window.size.seconds int 1 1..
     Seconds of a sample of the throttle between directories.
-controller.quota.window.num int 11 1..
-    Samples of the quota on controller mutations.
-controller.quota.window.size.seconds int 1 1..
-    Seconds of a sample of the quota on controller mutations.
-quota.window.num int 11 1..
-    Samples of client quotas.
-quota.window.size.seconds int 1 1..
-    Seconds of a sample of client quotas.
 replication.quota.window.num int 11 1..
     Samples of the throttle of replication.
 replication.quota.window.size.seconds int 1 1..

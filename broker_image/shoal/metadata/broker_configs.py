@@ -33,6 +33,10 @@ max.connections int int-max 0.. cluster-wide
     Connections that this broker takes at a time, over all addresses.
 max.connections.per.ip int int-max 0.. cluster-wide
     Connections that this broker takes at a time from one address.
+max.connections.per.ip.overrides string "" @per-ip cluster-wide
+    Exceptions to max.connections.per.ip, as address:count,address:count.
+max.connection.creation.rate int int-max 0.. cluster-wide
+    New connections a second that this broker serves; those that come faster wait.
 connections.max.idle.ms long 600000 -
     Milliseconds after which a connection without requests is closed.
 socket.request.max.bytes int 104857600 1..
@@ -47,6 +51,15 @@ fetch.max.bytes int 57671680 1024..
     Bytes that one fetch may return, whatever its client asks for.
 max.incremental.fetch.session.cache.slots int 1000 0..
     Fetch sessions (KIP-227) kept at a time.
+# applied: Client quotas
+quota.window.num int 11 1..
+    Samples that the rates of client quotas are taken over.
+quota.window.size.seconds int 1 1..
+    Seconds of such a sample.
+controller.quota.window.num int 11 1..
+    Samples' worth of topic changes that a client may make at once.
+controller.quota.window.size.seconds int 1 1..
+    Seconds of such a sample.
 # applied: Topics
 auto.create.topics.enable boolean true -
     Whether asking for the metadata of an unknown topic creates it.

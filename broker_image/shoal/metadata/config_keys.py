@@ -12,6 +12,7 @@ unless set to their default.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -141,6 +142,24 @@ def throttled(value: Any) -> str | None:
     return "Replicas are listed as partitionId:brokerId,partitionId:brokerId, or * for all"
 
 
+def per_ip(value: Any) -> str | None:
+    """address:count,address:count"""
+    try:
+        counts_by_address(value)
+    except ValueError:
+        return "exceptions are listed as address:count,address:count"
+    return None
+
+
+def counts_by_address(text: str) -> dict[str, int]:
+    """Counts by IP address, from address:count,address:count. Raises `ValueError`."""
+    found = {}
+    for item in filter(None, map(str.strip, text.split(","))):
+        address, _, count = item.rpartition(":")
+        found[str(ipaddress.ip_address(address.strip("[]")))] = int(count)
+    return found
+
+
 def offset_reset(value: Any) -> str | None:
     """latest, earliest, by_duration:PnDTnHnMn.nS"""
     kind, _, duration = value.partition(":")
@@ -168,6 +187,7 @@ _CHECKS: dict[str, Check] = {
     "@gzip-level": gzip_level,
     "@throttled": throttled,
     "@offset-reset": offset_reset,
+    "@per-ip": per_ip,
 }
 
 

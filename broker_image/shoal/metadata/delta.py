@@ -39,6 +39,8 @@ class MetadataDelta:
     #: Brokers that came, went or changed.
     brokers: tuple[int, ...] = ()
     features: tuple[str, ...] = ()
+    #: Entities whose client quotas changed.
+    client_quotas: tuple[tuple[tuple[str, str | None], ...], ...] = ()
 
     @property
     def broker_config_changed(self) -> bool:
@@ -90,6 +92,7 @@ class Draft:
         self._features: dict[str, int] = {}
         self._configs: dict[tuple[int, str], dict[str, str]] = {}
         self._next_producer_id = base.next_producer_id
+        self._quotas: dict[Any, dict[str, float]] = {}
         # Partitions of the topic that records speak of now, open for appending.
         self._open: tuple[UUID, list[PartitionImage]] | None = None
 
@@ -121,6 +124,9 @@ class Draft:
             features=features,
             configs=config_texts,
             next_producer_id=self._next_producer_id,
+            client_quotas=_merge(
+                base.client_quotas, {entity: v or None for entity, v in self._quotas.items()}
+            ),
             _topic_configs=_without(base._topic_configs, touched, keep),
             _group_configs=_without(base._group_configs, touched, keep),
         )
@@ -133,6 +139,7 @@ class Draft:
             configs=tuple(sorted(self._configs)),
             brokers=tuple(sorted(self._brokers)),
             features=tuple(sorted(self._features)),
+            client_quotas=tuple(self._quotas),
         )
 
     def _finish_topics(self) -> tuple[Any, Any, tuple[Any, Any, Any]]:
@@ -209,6 +216,17 @@ class Draft:
 
     def _feature(self, fields: dict[str, Any]) -> None:
         self._features[fields["name"]] = fields["feature_level"]
+
+    def _client_quota(self, fields: dict[str, Any]) -> None:
+        pairs = [(e["entity_type"], e["entity_name"]) for e in fields["entity"]]
+        entity = tuple(sorted(pairs, key=lambda pair: pair[0]))
+        values = self._quotas.get(entity)
+        if values is None:
+            values = self._quotas[entity] = dict(self._base.client_quotas.get(entity, {}))
+        if fields.get("remove"):
+            values.pop(fields["key"], None)
+        else:
+            values[fields["key"]] = fields["value"]
 
     def _producer_ids(self, fields: dict[str, Any]) -> None:
         self._next_producer_id = fields["next_producer_id"]
@@ -340,6 +358,7 @@ _REPLAY: dict[str, Callable[[Draft, dict[str, Any]], None]] = {
     "PartitionChangeRecord": Draft._change,
     "RemoveTopicRecord": Draft._remove_topic,
     "FeatureLevelRecord": Draft._feature,
+    "ClientQuotaRecord": Draft._client_quota,
     "ProducerIdsRecord": Draft._producer_ids,
     "BrokerRegistrationChangeRecord": Draft._change_registration,
     "NoOpRecord": Draft._nothing,

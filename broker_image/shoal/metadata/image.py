@@ -107,6 +107,8 @@ class MetadataImage:
     #: Texts by config name, by (resource type, resource name).
     configs: Mapping[tuple[int, str], Texts] = field(default_factory=dict)
     next_producer_id: int = 0
+    #: Values by key, by entity (`client_quotas.Entity`).
+    client_quotas: Mapping[Any, Mapping[str, float]] = field(default_factory=dict)
     #: Encoded answers about this image, for whoever makes them; they go with it.
     answers: dict[Any, bytes] = field(default_factory=dict, compare=False, repr=False)
     _topic_configs: dict[str, dict[str, Any]] = field(default_factory=dict, compare=False)

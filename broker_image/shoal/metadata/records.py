@@ -133,6 +133,18 @@ _LAYOUTS: dict[int, Message] = dict(
             Column("feature_level", "int16"),
         ),
         _message(
+            14,
+            "ClientQuotaRecord",
+            "0",
+            Column(
+                "entity",
+                (Column("entity_type", "string"), Column("entity_name", "string", nullable="0+")),
+            ),
+            Column("key", "string"),
+            Column("value", "float64"),
+            Column("remove", "bool"),
+        ),
+        _message(
             15,
             "ProducerIdsRecord",
             "0",

@@ -42,11 +42,16 @@ class Awaited(Protocol):
 Answer = Body | Awaited | None
 
 
+def _never(pause_ms: int) -> None:
+    """A peer without a connection has nothing to pause."""
+
+
 @dataclass(slots=True)
 class Peer:
     """Who is at the other end of a connection; lives as long as the connection.
 
-    `on_close` callbacks run once when the connection is gone, with no argument.
+    `on_close` callbacks run once when the connection is gone, with no argument. `pause` stops
+    reading from the connection for some milliseconds.
     """
 
     host: str
@@ -56,16 +61,23 @@ class Peer:
     connection_id: str
     on_close: dict[object, Callable[[], None]]
     client_software: tuple[str, str] = ("unknown", "unknown")
+    pause: Callable[[int], None] = _never
 
 
 @dataclass(slots=True)
 class Request:
-    """One request: its header, its parsed body (kio's entity of that version), and its sender."""
+    """One request: its header, its parsed body (kio's entity of that version), and its sender.
+
+    `size` is that of its frame in bytes. `busy_ns` is the time that the broker has spent on it,
+    measured where there are quotas.
+    """
 
     header: RequestHeader
     body: Any
     peer: Peer
     received_ns: int = 0
+    size: int = 0
+    busy_ns: int = 0
 
     @property
     def version(self) -> int:

@@ -27,6 +27,7 @@ from shoal.quorum.voters import Endpoint as QuorumEndpoint
 from shoal.quorum.voters import ReplicaKey, Voter, VoterSet
 from shoal.replication.partition import Partition
 from shoal.server import broker_metrics, logs
+from shoal.server.admission import Admission
 from shoal.server.background import Background
 from shoal.server.cluster_config import cluster_config
 from shoal.server.config import BrokerConfig
@@ -48,6 +49,7 @@ from shoal.server.peers import Peers as BrokerPeers
 from shoal.server.producer_ids import ProducerIds
 from shoal.server.purgatory import Purgatory
 from shoal.server.quorum import Quorum
+from shoal.server.quotas import Quotas
 from shoal.server.replicas import Replicas
 from shoal.server.share import ShareService
 from shoal.server.timers import Clock, Timers
@@ -99,6 +101,8 @@ class Broker:
             FETCH_SESSION_EVICTION_MS,
             lambda: random.randrange(1, 1 << 31),
         )
+        self.quotas = Quotas(self)
+        self.admission = Admission(self)
         self.table = HANDLERS
         self.dispatch = Dispatcher(self, self.table)
         self.listeners: list[Listener] = []
@@ -192,6 +196,7 @@ class Broker:
             await self.lifecycle.join()
             self.quorum.on_step.append(VoterUpdate(self).look)
         self.partitions.load(self.image)
+        self.quotas.changed()
         self.directory.started()
         self._opened = True
         self.metadata.on_change.append(self._metadata_changed)
@@ -472,6 +477,8 @@ class Broker:
 
     def _metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
         self.partitions.apply(image, delta)
+        if delta.client_quotas:
+            self.quotas.changed()
         for coordinator in self.coordinators:
             coordinator.metadata_changed(image, delta)
 

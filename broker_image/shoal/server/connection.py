@@ -6,8 +6,9 @@ into a buffer of its own, so the payload of a large produce request is copied by
 That buffer grows with what has arrived, so a size that is announced costs nothing by itself.
 
 Requests are handled as they arrive, also while earlier ones wait. Reading stops, and goes on when
-there is room, at a number of unanswered requests, at a sum of their sizes, and while the client
-does not take its answers. Bytes that are no frame close the connection: `WireError` ends here.
+there is room, at a number of unanswered requests, at a sum of their sizes, while the client does
+not take its answers, and while it is over a quota. Bytes that are no frame close the connection:
+`WireError` ends here.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Connection(asyncio.BufferedProtocol):
         "_held",
         "_listener",
         "_loop",
+        "_muted",
         "_out",
         "_paused",
         "_pending",
@@ -80,6 +82,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pending_bytes = 0
         self._held = 0
         self._paused = self._write_paused = False
+        self._muted: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self.active_at = 0.0
         self.peer: Peer | None = None
@@ -94,6 +97,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._release()
+        if self._muted is not None:
+            self._muted.cancel()
         self._transport = None
         self._frame = None
         # What gives up at once may come back here.
@@ -237,6 +242,23 @@ class Connection(asyncio.BufferedProtocol):
         self._listener.bytes_held -= self._held
         self._held = 0
 
+    def mute(self, pause_ms: int) -> None:
+        """Read nothing for so long: its client is over a quota. A longer pause stands."""
+        if self._transport is None:
+            return
+        until = self._loop.time() + pause_ms / 1000
+        if self._muted is not None:
+            if self._muted.when() >= until:
+                return
+            self._muted.cancel()
+        self._muted = self._loop.call_at(until, self._unmute)
+        self._pause()
+
+    def _unmute(self) -> None:
+        self._muted = None
+        self.active_at = self._loop.time()
+        self._resume()
+
     def _pause(self) -> None:
         if not self._paused and self._transport is not None:
             self._paused = True
@@ -244,6 +266,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _resume(self) -> None:
         if not self._paused or self._write_paused or self._transport is None:
+            return
+        if self._muted is not None:
             return
         if len(self._pending) >= PENDING_MAX // 2 or self._pending_bytes >= PENDING_BYTES_MAX // 2:
             return

@@ -22,6 +22,7 @@ from shoal.protocol.compiler import Gather
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.server.api import Api, Awaited, Body, Buffer, Peer, Request
 from shoal.server.prompt import Prompt
+from shoal.server.quotas import with_pause
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -78,6 +79,7 @@ class Dispatcher:
         #: What is served now: less than the table while the broker starts.
         self.served: Mapping[int, Api] = self._table
         self._metrics = broker.metrics
+        self._quotas = broker.quotas
 
     def answer(self, frame: bytearray, peer: Peer) -> Buffers | Pending | None:
         """Handle one request: its answer, or what stands for it, or None where none is sent.
@@ -99,7 +101,7 @@ class Dispatcher:
             body = row.read(version, view, header.body_at)
         else:
             body = codec.read_request(header.api_key, version, view.toreadonly(), header.body_at)
-        request = Request(header, body, peer, received_ns)
+        request = Request(header, body, peer, received_ns, len(frame))
         try:
             if row.by_controller and not self._broker.metadata.is_active:
                 answer: Any = self._broker.channel.passed_on(frame, request)
@@ -109,7 +111,11 @@ class Dispatcher:
             raise
         except Exception as error:
             return self._refused(request, error)
+        if self._quotas.enabled:
+            request.busy_ns = time.perf_counter_ns() - received_ns
         if answer is None:
+            if self._quotas.enabled and (pause_ms := self._quotas.charge(request, 0)):
+                peer.pause(pause_ms)
             self._observe(request)
             return None
         if isinstance(answer, (list, Mapping)):
@@ -145,7 +151,7 @@ class Dispatcher:
             if isinstance(error, ApiError) and error.code is ErrorCode.not_controller:
                 raise
             found = self._refusal(request, error)
-        return b"".join(self._body(request, found))
+        return b"".join(self._parts(request, found))
 
     def done(self, buffers: Buffers) -> Pending:
         """An answer that waits for those before it only."""
@@ -169,16 +175,31 @@ class Dispatcher:
             return self._refused(request, error)
 
     def _encode(self, request: Request, body: Body) -> Buffers:
-        parts = self._body(request, body)
+        if not self._quotas.enabled:
+            parts = self._parts(request, body)
+        else:
+            parts = self._charged(request, body)
         size = sum(map(len, parts))
         self._observe(request)
         return [frames.sized_response_head(request.header, size), *parts]
 
-    def _body(self, request: Request, body: Body) -> Buffers:
+    def _charged(self, request: Request, body: Body) -> Buffers:
+        """The encoded body of a request whose client may have a quota."""
+        begun_ns = time.perf_counter_ns()
+        parts = self._parts(request, body)
+        request.busy_ns += time.perf_counter_ns() - begun_ns
+        pause_ms = self._quotas.charge(request, sum(map(len, parts)))
+        if not pause_ms:
+            return parts
+        request.peer.pause(pause_ms)
+        return self._parts(request, with_pause(request, body, pause_ms))
+
+    def _parts(self, request: Request, body: Body) -> Buffers:
+        header = request.header
         if isinstance(body, list):
             return body
         if isinstance(body, Mapping):
-            header, out = request.header, Gather()
+            out = Gather()
             codec.writer(header.api_key, header.api_version, EntityType.response)(out, body)
             return out.parts()
         return list(body)

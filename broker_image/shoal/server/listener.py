@@ -1,7 +1,9 @@
 """A listening socket and the connections that came in by it.
 
-Bounds: `max.connections` over the broker's listeners, `max.connections.per.ip`, and
-`connections.max.idle.ms`, checked by one sweep over all connections.
+Bounds in number: `max.connections` over the broker's listeners, `max.connections.per.ip` with its
+exceptions; who comes above is refused at once. In time: `max.connection.creation.rate` and the
+connection quotas of addresses, in `server.admission`; and `connections.max.idle.ms`, checked by one
+sweep over all connections.
 """
 
 from __future__ import annotations
@@ -76,15 +78,22 @@ class Listener:
         self.opened_total += 1
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
         here = self._per_host.get(host, 0)
-        config = self._broker.image.broker_config
         in_all = sum(listener.count for listener in self._broker.listeners)
-        if in_all >= config["max.connections"] or here >= config["max.connections.per.ip"]:
+        admission = self._broker.admission
+        if not admission.has_room(host, in_all, here):
             self.refused_total += 1
             return None
         self._connections[connection] = None
         self._per_host[host] = here + 1
         name = f"{self.host}:{self.port}-{host}:{port}-{self.opened_total}"
-        return Peer(host, port, self.name, "User:ANONYMOUS", name, {})
+        peer = Peer(host, port, self.name, "User:ANONYMOUS", name, {}, pause=connection.mute)
+        turn = admission.turn(host)
+        if turn.wait_ms:
+            connection.mute(turn.wait_ms)
+            if turn.refused:
+                reason = f"{host} is over its quota of new connections"
+                self.loop.call_later(turn.wait_ms / 1000, connection.fail, reason)
+        return peer
 
     def closed(self, connection: Connection, peer: Peer) -> None:
         """Its transport is gone."""

@@ -53,6 +53,7 @@ class ShareFetch:
         "_locks",
         "_parked",
         "_request",
+        "_room",
         "_session",
         "_wanted",
     )
@@ -61,6 +62,7 @@ class ShareFetch:
         body: ShareFetchRequest = request.body
         self._broker = broker
         self._request = body
+        self._room = broker.quotas.room(request)
         self._session = session
         self._acks = acks
         self._begun_ms = broker.clock.now_ms()
@@ -230,7 +232,10 @@ class ShareFetch:
         return False
 
     def _max_bytes(self) -> int:
-        return min(self._request.max_bytes, self._broker.image.broker_config["fetch.max.bytes"])
+        broker = self._broker
+        limit = min(self._request.max_bytes, broker.image.broker_config["fetch.max.bytes"])
+        limit = min(limit, broker.answer_room())
+        return limit if self._room is None else min(limit, self._room)
 
     def _refusal(self, key: _Key, failure: Failure) -> PartitionRecords:
         leader = (0, 0)

@@ -8,23 +8,33 @@ from typing import TYPE_CHECKING, Any
 from shoal.metadata.topics import Growth, create_partitions
 from shoal.protocol.errors import ErrorCode
 from shoal.server.api import Answer, Request
+from shoal.server.quotas import QUOTA_EXCEEDED, paused
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+
+#: From here on clients know the error for too many changes of topics (KIP-599).
+STRICT_QUOTA_FROM = 3
 
 
 def handle(broker: Broker, request: Request) -> Answer:
     body = request.body
     times = Counter(topic.name for topic in body.topics)
-    twice = [
-        {
-            "name": name,
-            "error_code": ErrorCode.invalid_request,
-            "error_message": "Duplicate topic name.",
-        }
+    refused = [
+        _refused(name, ErrorCode.invalid_request, "Duplicate topic name.")
         for name in times
         if times[name] > 1
     ]
+    quota = broker.quotas.mutations(request, strict=request.version >= STRICT_QUOTA_FROM)
+    if quota is not None and not body.validate_only:
+        for topic in body.topics:
+            found = broker.image.topics.get(topic.name)
+            more = topic.count - len(found.partitions) if found is not None else 0
+            if times[topic.name] == 1 and more > 0 and not quota.allow(more):
+                times[topic.name] = 0
+                code = ErrorCode.throttling_quota_exceeded
+                refused.append(_refused(topic.name, code, QUOTA_EXCEEDED))
+    pause_ms = paused(request, quota)
     growths = [
         Growth(
             topic.name,
@@ -36,14 +46,13 @@ def handle(broker: Broker, request: Request) -> Answer:
     ]
     return broker.metadata.submit(
         lambda image: create_partitions(image, growths, validate_only=body.validate_only),
-        lambda rows: {"results": [*rows, *twice]},
+        lambda rows: {"throttle_time_ms": pause_ms, "results": [*rows, *refused]},
     )
 
 
+def _refused(name: str, code: int, message: str | None) -> dict[str, Any]:
+    return {"name": name, "error_code": code, "error_message": message}
+
+
 def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
-    return {
-        "results": [
-            {"name": topic.name, "error_code": code, "error_message": message}
-            for topic in request.body.topics
-        ]
-    }
+    return {"results": [_refused(topic.name, code, message) for topic in request.body.topics]}

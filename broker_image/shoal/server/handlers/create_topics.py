@@ -10,9 +10,13 @@ from shoal.metadata.topics import NewTopic, create_topics
 from shoal.protocol.errors import ErrorCode
 from shoal.server.api import Answer, Request
 from shoal.server.metadata_log import random_id
+from shoal.server.quotas import QUOTA_EXCEEDED, paused
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
+
+#: From here on clients know the error for too many changes of topics (KIP-599).
+STRICT_QUOTA_FROM = 6
 
 
 def handle(broker: Broker, request: Request) -> Answer:
@@ -27,6 +31,15 @@ def handle(broker: Broker, request: Request) -> Answer:
                 ErrorCode.invalid_request,
                 f"{name} is the cluster's own and cannot be created.",
             )
+    quota = broker.quotas.mutations(request, strict=request.version >= STRICT_QUOTA_FROM)
+    if quota is not None and not body.validate_only:
+        default = broker.image.broker_config["num.partitions"]
+        for topic in body.topics:
+            count = len(topic.assignments) or max(topic.num_partitions, 0) or default
+            if topic.name not in refused and not quota.allow(count):
+                code = ErrorCode.throttling_quota_exceeded
+                refused[topic.name] = _refused(topic.name, code, QUOTA_EXCEEDED)
+    pause_ms = paused(request, quota)
     topics = [
         NewTopic(
             topic.name,
@@ -42,7 +55,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         lambda image: create_topics(
             image, topics, new_id=random_id, validate_only=body.validate_only
         ),
-        lambda rows: {"topics": [*rows, *refused.values()]},
+        lambda rows: {"throttle_time_ms": pause_ms, "topics": [*rows, *refused.values()]},
     )
 
 

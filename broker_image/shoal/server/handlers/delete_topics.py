@@ -9,6 +9,7 @@ from shoal.metadata.image import MetadataImage, TopicImage
 from shoal.metadata.topics import delete_topics
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.api import Answer, Request
+from shoal.server.quotas import QUOTA_EXCEEDED, paused
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 Asked = tuple[str | None, Any]
 #: From here on clients know the error for brokers that delete no topics.
 DELETION_DISABLED_FROM = 3
+#: From here on clients know the error for too many changes of topics (KIP-599).
+STRICT_QUOTA_FROM = 5
 
 
 def handle(broker: Broker, request: Request) -> Answer:
@@ -28,13 +31,19 @@ def handle(broker: Broker, request: Request) -> Answer:
         )
     asked = Counter(_asked(request))
     rows, topics = [], []
+    quota = broker.quotas.mutations(request, strict=request.version >= STRICT_QUOTA_FROM)
     for name, topic_id in asked:
         row, topic = _find(image, asked, name, topic_id)
+        if topic is not None and quota is not None and not quota.allow(len(topic.partitions)):
+            row["error_code"] = ErrorCode.throttling_quota_exceeded
+            row["error_message"], topic = QUOTA_EXCEEDED, None
         rows.append(row)
         if topic is not None:
             topics.append(topic)
+    pause_ms = paused(request, quota)
     return broker.metadata.submit(
-        lambda newest: delete_topics(newest, topics), lambda _: {"responses": rows}
+        lambda newest: delete_topics(newest, topics),
+        lambda _: {"throttle_time_ms": pause_ms, "responses": rows},
     )
 
 

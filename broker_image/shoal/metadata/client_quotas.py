@@ -1,0 +1,227 @@
+"""Client quotas (KIP-13, KIP-55, KIP-546, KIP-599, KIP-612): whom they are for, setting and listing
+them.
+
+A quota's entity is a user, a client id, both, or an address; each may be the default for all that
+have no quota of their own. An entity here is its sorted (type, name) pairs, the name None standing
+for the default. Values are rates: bytes or mutations or connections a second, or a percentage.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from shoal.metadata.controller import Decision
+from shoal.metadata.image import MetadataImage
+from shoal.metadata.records import MetadataRecord
+from shoal.protocol.errors import ApiError, ErrorCode
+
+USER, CLIENT_ID, IP = "user", "client-id", "ip"
+PRODUCER_BYTE_RATE = "producer_byte_rate"
+CONSUMER_BYTE_RATE = "consumer_byte_rate"
+REQUEST_PERCENTAGE = "request_percentage"
+CONTROLLER_MUTATION_RATE = "controller_mutation_rate"
+CONNECTION_CREATION_RATE = "connection_creation_rate"
+#: Keys of users and client ids, and of addresses: the greatest value where only whole ones are
+#: taken, None where any is.
+_KEYS: Mapping[str, float | None] = {
+    PRODUCER_BYTE_RATE: 2**63 - 1,
+    CONSUMER_BYTE_RATE: 2**63 - 1,
+    REQUEST_PERCENTAGE: None,
+    CONTROLLER_MUTATION_RATE: None,
+}
+_IP_KEYS: Mapping[str, float | None] = {CONNECTION_CREATION_RATE: 2**31 - 1}
+
+#: (type, name) pairs, sorted; at most one of each type.
+Entity = tuple[tuple[str, str | None], ...]
+Quotas = Mapping[Entity, Mapping[str, float]]
+
+
+class QuotaChange(NamedTuple):
+    """What one entity's quotas are to be: (key, value) pairs, None taking the quota away."""
+
+    entity: Sequence[tuple[str, str | None]]
+    values: Sequence[tuple[str, float | None]]
+
+
+#: DescribeClientQuotas' match types.
+EXACT, DEFAULT, SPECIFIED = 0, 1, 2
+
+
+class Component(NamedTuple):
+    """A part of a filter: the type, how its name has to match, and the name of an exact match."""
+
+    entity_type: str
+    match_type: int
+    match: str | None
+
+
+def alter(
+    image: MetadataImage, changes: Sequence[QuotaChange], *, validate_only: bool = False
+) -> Decision:
+    """Set and take away quotas, each entity's by itself.
+
+    The response is (error code, message) for each change, in their order.
+    """
+    records: list[MetadataRecord] = []
+    outcomes: list[tuple[ErrorCode, str | None]] = []
+    seen: set[Entity] = set()
+    for change in changes:
+        entity: Entity = tuple(sorted(change.entity, key=lambda pair: pair[0]))
+        refusal = _entity_refusal(entity) or _values_refusal(entity, change.values)
+        if entity in seen:
+            refusal = "The entity is named twice in the request."
+        seen.add(entity)
+        if refusal is None:
+            records += _records(image.client_quotas.get(entity, {}), entity, change.values)
+            outcomes.append((ErrorCode.none, None))
+        else:
+            outcomes.append((ErrorCode.invalid_request, refusal))
+    return Decision([] if validate_only else records, outcomes)
+
+
+def _entity_refusal(entity: Entity) -> str | None:
+    types = [kind for kind, _ in entity]
+    if not types:
+        return "A quota needs an entity: a user, a client-id, both, or an ip."
+    for kind, name in entity:
+        if kind not in (USER, CLIENT_ID, IP):
+            return f"Unhandled client quota entity type: {kind}."
+        if name == "":
+            return f"Empty {kind} not supported."
+    if len(set(types)) < len(types):
+        return "A type stands twice in the entity."
+    if IP in types:
+        if len(types) > 1:
+            return "An ip cannot be combined with a user or a client-id."
+        name = entity[0][1]
+        if name is not None and not _is_address(name):
+            return f"{name} is not an IP address."
+    return None
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _values_refusal(entity: Entity, values: Sequence[tuple[str, float | None]]) -> str | None:
+    valid = _IP_KEYS if entity[0][0] == IP else _KEYS
+    seen: set[str] = set()
+    for key, value in values:
+        if key in seen:
+            return f"Duplicate quota key {key}."
+        seen.add(key)
+        if value is None:
+            continue
+        if key not in valid:
+            return f"Invalid configuration key {key}: there are {', '.join(valid)}."
+        if not value > 0:
+            return f"Quota {key} must be greater than 0."
+        greatest = valid[key]
+        if greatest is not None:
+            if value > greatest:
+                return f"The value of {key} is above {greatest}."
+            if abs(value % 1.0) > 1e-6:
+                return f"{key} cannot be a fractional value."
+    return None
+
+
+def _records(
+    now: Mapping[str, float], entity: Entity, values: Sequence[tuple[str, float | None]]
+) -> Iterator[MetadataRecord]:
+    """The records of what changes."""
+    told = [{"entity_type": kind, "entity_name": name} for kind, name in entity]
+    for key, value in values:
+        if value is None:
+            if key in now:
+                yield MetadataRecord(
+                    "ClientQuotaRecord", {"entity": told, "key": key, "remove": True}
+                )
+        elif now.get(key) != value:
+            yield MetadataRecord("ClientQuotaRecord", {"entity": told, "key": key, "value": value})
+
+
+def describe(
+    quotas: Quotas, components: Iterable[Component], *, strict: bool
+) -> list[tuple[Entity, Mapping[str, float]]]:
+    """Entities that match every component, and nothing else when `strict`. Raises `ApiError`."""
+    wanted: dict[str, Component] = {}
+    for component in components:
+        _check_component(component, wanted)
+        wanted[component.entity_type] = component
+    if IP in wanted and len(wanted) > 1:
+        raise ApiError(
+            ErrorCode.invalid_request, "An ip cannot be asked for with a user or a client-id."
+        )
+    return [
+        (entity, values)
+        for entity, values in sorted(quotas.items(), key=lambda item: str(item[0]))
+        if _matches(dict(entity), wanted, strict=strict)
+    ]
+
+
+def _check_component(component: Component, wanted: Mapping[str, Component]) -> None:
+    kind, match_type, match = component
+    if not kind:
+        raise ApiError(ErrorCode.invalid_request, "Invalid empty entity type.")
+    if kind in wanted:
+        raise ApiError(ErrorCode.invalid_request, f"{kind} stands twice in the filter.")
+    if kind not in (USER, CLIENT_ID, IP):
+        raise ApiError(ErrorCode.unsupported_version, f"Unsupported entity type {kind}.")
+    if match_type not in (EXACT, DEFAULT, SPECIFIED):
+        raise ApiError(ErrorCode.invalid_request, f"Unknown match type {match_type}.")
+    if (match is None) == (match_type == EXACT):
+        raise ApiError(
+            ErrorCode.invalid_request, "An exact match needs a name, and no other match has one."
+        )
+
+
+def _matches(
+    entity: Mapping[str, str | None], wanted: Mapping[str, Component], *, strict: bool
+) -> bool:
+    if strict and len(entity) != len(wanted):
+        return False
+    return all(
+        kind in entity and (c.match_type == SPECIFIED or entity[kind] == c.match)
+        for kind, c in wanted.items()
+    )
+
+
+class Match(NamedTuple):
+    """The quota of a client: its limit, and who shares it, as (user, client id) with an empty
+    one where it is not told apart."""
+
+    limit: float
+    sharers: tuple[str, str]
+
+
+def find(quotas: Quotas, key: str, user: str, client_id: str) -> Match | None:
+    """The most specific quota of that kind for a client, if it has one."""
+    for entity, sharers in (
+        (((CLIENT_ID, client_id), (USER, user)), (user, client_id)),
+        (((CLIENT_ID, None), (USER, user)), (user, client_id)),
+        (((USER, user),), (user, "")),
+        (((CLIENT_ID, client_id), (USER, None)), (user, client_id)),
+        (((CLIENT_ID, None), (USER, None)), (user, client_id)),
+        (((USER, None),), (user, "")),
+        (((CLIENT_ID, client_id),), ("", client_id)),
+        (((CLIENT_ID, None),), ("", client_id)),
+    ):
+        limit = quotas.get(entity, {}).get(key)
+        if limit is not None:
+            return Match(limit, sharers)
+    return None
+
+
+def connection_rate(quotas: Quotas, host: str) -> float | None:
+    """Connections a second that may come from an address, if that is limited."""
+    for name in (host, None):
+        limit = quotas.get(((IP, name),), {}).get(CONNECTION_CREATION_RATE)
+        if limit is not None:
+            return limit
+    return None

@@ -1,0 +1,75 @@
+"""Rates of what happens, and how long to wait until a rate is under its limit again.
+
+A `Rate` is Kafka's: sums over samples of a window each, over the time since the oldest began, which
+counts as all windows but one at least, so that a burst at the start is no violation. A `Bucket`
+holds tokens that come back at its rate, up to a burst.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class Rate:
+    """A sum a second over the last `samples` windows of `window_ms` milliseconds."""
+
+    __slots__ = ("_begin_ms", "_current", "_past", "_samples", "_window_ms")
+
+    def __init__(self, samples: int, window_ms: int, now_ms: int) -> None:
+        self._samples = samples
+        self._window_ms = window_ms
+        #: Begin and sum of the samples before the current one.
+        self._past: deque[tuple[int, float]] = deque()
+        self._begin_ms = now_ms
+        self._current = 0.0
+
+    def add(self, value: float, now_ms: int) -> None:
+        """`value` more of it happened now."""
+        if now_ms - self._begin_ms >= self._window_ms:
+            self._past.append((self._begin_ms, self._current))
+            self._begin_ms, self._current = now_ms, 0.0
+        self._current += value
+
+    def measure(self, now_ms: int) -> tuple[float, int]:
+        """(sum a second, the milliseconds that it was taken over)."""
+        oldest = now_ms - self._samples * self._window_ms
+        while self._past and self._past[0][0] <= oldest:
+            self._past.popleft()
+        if not self._past and self._begin_ms <= oldest:
+            self._begin_ms, self._current = now_ms, 0.0
+        begin_ms = self._past[0][0] if self._past else self._begin_ms
+        elapsed_ms = now_ms - begin_ms
+        missing = self._samples - 1 - elapsed_ms // self._window_ms
+        span_ms = max(elapsed_ms + max(0, missing) * self._window_ms, self._window_ms)
+        total = self._current + sum(value for _, value in self._past)
+        return total * 1000 / span_ms, span_ms
+
+    def idle(self, now_ms: int) -> bool:
+        """Whether nothing has happened for as long as it looks back."""
+        return now_ms - self._begin_ms > (self._samples + 1) * self._window_ms
+
+    def excess_ms(self, limit: float, now_ms: int) -> int:
+        """How long nothing may happen until the rate is at `limit` a second; 0 if it is below."""
+        rate, span_ms = self.measure(now_ms)
+        return round((rate - limit) / limit * span_ms) if rate > limit else 0
+
+
+class Bucket:
+    """Tokens that come back at `limit` a second, up to `burst_s` seconds' worth; may be in debt."""
+
+    __slots__ = ("_at_ms", "_tokens")
+
+    def __init__(self, limit: float, burst_s: float, now_ms: int) -> None:
+        self._tokens = limit * burst_s
+        self._at_ms = now_ms
+
+    def fill(self, limit: float, burst_s: float, now_ms: int) -> int:
+        """Let tokens come back; the milliseconds until there are some, 0 if there are."""
+        gained = (now_ms - self._at_ms) / 1000 * limit
+        self._tokens = min(self._tokens + gained, limit * burst_s)
+        self._at_ms = now_ms
+        return 0 if self._tokens > 0 else max(1, round(-self._tokens / limit * 1000))
+
+    def take(self, count: float) -> None:
+        """Take that many, whether they are there or not."""
+        self._tokens -= count
