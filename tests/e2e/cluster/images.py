@@ -38,6 +38,9 @@ EXCLUDED_PATHS = (
 SPARK_OPERATOR_IMAGE = f"localhost/kubeflow/spark-operator:{SPARK_OPERATOR_VERSION}"
 #: How long another process may take from asking for an archive to loading it.
 SUPERSEDED_S = 600
+#: buildah copies itself into memory and seals the copy, which the kernel refuses while it moves one
+#: of its pages; it gives up then, and the next attempt has other pages.
+SEALING, BUILDAH_ATTEMPTS_MAX = "sealing memfd copy: Device or resource busy", 5
 #: The build back-end, which pip fetches by itself only from an index.
 BUILD_REQUIREMENTS = ("hatchling>=1.27",)
 
@@ -242,4 +245,10 @@ def _buildah(*argv: str, input: str | None = None, check: bool = True) -> bool:
     """Runs buildah over a store in the cache, apart from the machine's own; tells if it worked."""
     root, scratch = CACHE / "containers", CACHE / "containers-run"
     words = ("buildah", f"--root={root}", f"--runroot={scratch}", *argv)
+    for _ in range(BUILDAH_ATTEMPTS_MAX - 1):
+        try:
+            return run(*words, input=input, check=check).returncode == 0
+        except ClusterError as error:
+            if SEALING not in str(error):
+                raise
     return run(*words, input=input, check=check).returncode == 0
