@@ -94,6 +94,28 @@ def archive(name: str) -> Path:
         return path if path.exists() else _build(name, image, path)
 
 
+def other_broker(version: str) -> tuple[str, Path]:
+    """Name and archive of the broker's image as one that says it is of another version."""
+    name = tag("broker").rpartition(":")[0] + f":{version}"
+    same = archive("broker")
+    path = _archive_path(f"broker-{version}", [same], "")
+    with lock(path.parent / "build.lock"):
+        if path.exists():
+            return name, path
+        change = f's/^__version__ = .*/__version__ = "{version}"/'
+        steps = (
+            f"FROM {tag('broker')}\nUSER 0\n"
+            f"RUN sed -i '{change}' /opt/shoal/shoal/__init__.py && "
+            "python3 -m compileall -q -f /opt/shoal/shoal/__init__.py\nUSER 1000:1000\n"
+        )
+        if docker_answers():
+            run("docker", "build", "--quiet", f"--tag={name}", "-", input=steps)
+        else:
+            build = ("build-using-dockerfile", "--isolation=chroot", "--network=host")
+            _buildah(*build, f"--tag={name}", "--file=-", str(path.parent), input=steps)
+        return name, _export(path, name)
+
+
 def _build(name: str, image: Image, path: Path) -> Path:
     _build_stage(image, tag(name))
     return _export(path, tag(name))
