@@ -6,6 +6,7 @@ single objects are values; a broker that does not answer raises `ClientError`.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +24,16 @@ from shoal.protocol.errors import ErrorCode
 
 from shoal_operator import metrics
 from shoal_operator.queues import QueueNumbers, numbers_of
-from shoal_operator.roller import PartitionState
+from shoal_operator.roller import PartitionState, Quorum
+from shoal_operator.troubles import Disk
 
 #: Objects in one request; requests stay far below the brokers' limit of 100 MB.
 BATCH_MAX = 250
 REQUEST_TIMEOUT_MS = 5_000
-METRICS_TIMEOUT_SECONDS = 2.0
+HTTP_TIMEOUT_SECONDS = 2.0
+#: A controller that was caught up so much later than another one does not keep up.
+CAUGHT_UP_MS = 10_000
+MIN_ISR = "min.insync.replicas"
 LOCKED = "shoal_share_partition_locked_records"
 REDELIVERED = "shoal_share_partition_redelivered_records_total"
 _SAMPLE = re.compile(rf'^({LOCKED}|{REDELIVERED}){{.*?group="((?:[^"\\]|\\.)*)".*}} (\S+)$', re.M)
@@ -89,12 +94,18 @@ class GroupState:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """The cluster as a broker describes it."""
+    """The cluster as its brokers describe it.
+
+    `versions` and `advertised` (`advertised.listeners`) are by broker, without those that did not
+    say or were not asked.
+    """
 
     cluster_id: str
     controller_id: int
-    partitions: tuple[PartitionState, ...]
     dynamic_config: Mapping[str, str]
+    disks: tuple[Disk, ...] = ()
+    versions: Mapping[int, str] = field(default_factory=dict)
+    advertised: Mapping[int, str] = field(default_factory=dict)
 
 
 def chunks(names: Sequence[str]) -> Iterable[Sequence[str]]:
@@ -103,17 +114,20 @@ def chunks(names: Sequence[str]) -> Iterable[Sequence[str]]:
 
 
 class Brokers:
-    """Admin calls to one cluster; connections are made when first needed and kept."""
+    """Admin calls to one cluster; connections are made when first needed and kept.
 
-    def __init__(self, bootstrap_servers: str, metrics_urls: Sequence[str] = ()) -> None:
-        self._addresses = (bootstrap_servers, tuple(metrics_urls))
+    `urls` are the roots of the brokers' metrics and health checks, by broker.
+    """
+
+    def __init__(self, bootstrap_servers: str, urls: Sequence[str] = ()) -> None:
+        self._addresses = (bootstrap_servers, tuple(urls))
         self._made: Client | None = None
         #: What the brokers' metrics said last, by group; empty where one did not answer.
         self.queue_numbers: dict[str, QueueNumbers] = {}
 
-    async def readdress(self, bootstrap_servers: str, metrics_urls: Sequence[str]) -> None:
+    async def readdress(self, bootstrap_servers: str, urls: Sequence[str]) -> None:
         """Use these addresses from now on."""
-        addresses = (bootstrap_servers, tuple(metrics_urls))
+        addresses = (bootstrap_servers, tuple(urls))
         if addresses != self._addresses:
             self._addresses = addresses
             await self.close()
@@ -138,31 +152,96 @@ class Brokers:
             await self._made.close()
             self._made = None
 
+    def _web(self) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(timeout=HTTP_TIMEOUT_SECONDS, trust_env=False)
+
     def _count(self, api: str) -> None:
         metrics.BROKER_CALLS.labels(api).inc()
 
-    async def cluster_state(self) -> ClusterState:
-        """Partitions with their ISR, and the cluster-wide dynamic settings."""
+    async def cluster_state(self, ids: Iterable[int], *, outside: bool) -> ClusterState:
+        """The cluster, and its brokers' settings, disks and versions; with `outside` also what
+        they tell clients about themselves."""
         self._count("DescribeCluster")
         about = await self._client.admin.describe_cluster()
-        topics = await self._client.admin.topics.list(internal=True)
         everyone = Resource(ResourceType.BROKER, "")
+        self._count("DescribeConfigs")
         found = (await self._client.admin.configs.describe([everyone]))[everyone]
         dynamic = {} if isinstance(found, KafkaError) else found
+        known = {broker.node_id for broker in about.brokers}
         return ClusterState(
             about.cluster_id,
             about.controller_id,
-            tuple(
-                PartitionState(f"{t.name}-{p.index}", tuple(p.replicas), tuple(p.isr), 1)
-                for t in topics.values()
-                for p in t.partitions
-            ),
             {
                 e.name: e.value
                 for e in dynamic.values()
                 if e.source == ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG and e.value is not None
             },
+            tuple([await self._disk(broker) for broker in ids if broker in known]),
+            await self._versions(),
+            await self._advertised(sorted(known)) if outside else {},
         )
+
+    async def _disk(self, broker_id: int) -> Disk:
+        self._count("DescribeLogDirs")
+        try:
+            dirs = await self._client.admin.log_dirs([broker_id], partitions=False)
+        except ClientError:
+            return Disk(broker_id)
+        (data, *_) = dirs[broker_id]
+        return Disk(broker_id, data.total_bytes, data.usable_bytes, data.error is not None)
+
+    async def _versions(self) -> dict[int, str]:
+        """What the brokers' health checks say of themselves."""
+        found = {}
+        async with self._web() as web:
+            for broker_id, url in enumerate(self._addresses[1]):
+                with contextlib.suppress(httpx2.HTTPError):
+                    product = (await web.get(url + "healthz")).headers.get("server", "")
+                    name, _, version = product.partition("/")
+                    if name == "shoal":
+                        found[broker_id] = version
+        return found
+
+    async def _advertised(self, ids: Sequence[int]) -> dict[int, str]:
+        self._count("DescribeConfigs")
+        asked = [Resource(ResourceType.BROKER, str(broker)) for broker in ids]
+        found = await self._client.admin.configs.describe(asked)
+        return {
+            int(resource.name): entries["advertised.listeners"].value or ""
+            for resource, entries in found.items()
+            if not isinstance(entries, KafkaError) and "advertised.listeners" in entries
+        }
+
+    async def partitions(self) -> tuple[PartitionState, ...]:
+        """Every partition with its ISR, and how many have to be in it."""
+        self._count("Metadata")
+        topics = await self._client.admin.topics.list(internal=True)
+        floors: dict[str, int] = {}
+        for names in chunks(sorted(topics)):
+            self._count("DescribeConfigs")
+            asked = [Resource(ResourceType.TOPIC, n) for n in names]
+            for resource, entries in (await self._client.admin.configs.describe(asked)).items():
+                if not isinstance(entries, KafkaError) and MIN_ISR in entries:
+                    floors[resource.name] = int(entries[MIN_ISR].value or 1)
+        return tuple(
+            PartitionState(
+                f"{t.name}-{p.index}", tuple(p.replicas), tuple(p.isr), floors.get(t.name, 1)
+            )
+            for t in topics.values()
+            for p in t.partitions
+        )
+
+    async def quorum(self) -> Quorum:
+        """The controllers, and which of them keep up."""
+        self._count("DescribeQuorum")
+        found = await self._client.admin.describe_quorum()
+        newest = max((v.last_caught_up_ms for v in found.voters), default=0)
+        current = {
+            v.node_id
+            for v in found.voters
+            if v.node_id == found.leader_id or newest - v.last_caught_up_ms < CAUGHT_UP_MS
+        }
+        return Quorum(frozenset(v.node_id for v in found.voters), frozenset(current))
 
     async def alter_broker_config(self, changes: Mapping[str, str | None]) -> None:
         """Set (or, with None, unset) cluster-wide dynamic settings."""
@@ -296,10 +375,10 @@ class Brokers:
     async def _counts(self) -> dict[str, tuple[int, int]] | None:
         """Records in flight and redelivered by group, from all brokers' metrics, or None."""
         texts = []
-        async with httpx2.AsyncClient(timeout=METRICS_TIMEOUT_SECONDS, trust_env=False) as web:
+        async with self._web() as web:
             for url in self._addresses[1]:
                 try:
-                    texts.append((await web.get(url)).text)
+                    texts.append((await web.get(url + "metrics")).text)
                 except httpx2.HTTPError:
                     self.queue_numbers = {}
                     return None
@@ -321,21 +400,24 @@ class Brokers:
         self._count("ShareGroupHeartbeat")
         await member.leave()
 
-    async def set_share_offsets(
-        self, group: str, starts: Mapping[Partition, int | StartSpec]
-    ) -> None:
-        """Begin at these offsets, or where these words or times are. Raises `KafkaError`."""
-        offsets = {TopicPartition(*p): o for p, o in starts.items() if not isinstance(o, StartSpec)}
+    async def resolved(self, starts: Mapping[Partition, int | StartSpec]) -> dict[Partition, int]:
+        """Words and times as offsets. Raises `KafkaError`."""
+        offsets = {p: o for p, o in starts.items() if not isinstance(o, StartSpec)}
         asked = {
             TopicPartition(*p): s.timestamp for p, s in starts.items() if isinstance(s, StartSpec)
         }
-        if asked:
-            offsets |= await self._offsets_at(asked)
-            # No record is as late as the time that was asked for: begin at the end.
-            late = [p for p in asked if offsets[p] < 0]
-            offsets |= await self._offsets_at(dict.fromkeys(late, OffsetSpec.LATEST))
+        found = await self._offsets_at(asked)
+        # No record is as late as the time that was asked for: begin at the end.
+        found |= await self._offsets_at(
+            {p: OffsetSpec.LATEST for p, offset in found.items() if offset < 0}
+        )
+        return offsets | {(p.topic, p.partition): offset for p, offset in found.items()}
+
+    async def set_share_offsets(self, group: str, offsets: Mapping[Partition, int]) -> None:
+        """Begin at these offsets. Raises `KafkaError`."""
         self._count("AlterShareGroupOffsets")
-        done = await self._client.admin.share_groups.alter_offsets(group, offsets)
+        wanted = {TopicPartition(*p): o for p, o in offsets.items()}
+        done = await self._client.admin.share_groups.alter_offsets(group, wanted)
         for error in done.values():
             if error:
                 raise error

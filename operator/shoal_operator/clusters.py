@@ -6,27 +6,33 @@ only where what is wanted is not a part of what exists.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shoal.client.errors import ClientError, KafkaError
 
-from shoal_operator import clock, roller
+from shoal_operator import __version__, clock, roller, troubles
 from shoal_operator.brokers import Brokers, ClusterState
 from shoal_operator.conditions import Verdict
 from shoal_operator.kube import Kube, KubeError
-from shoal_operator.model import broker_config, names
+from shoal_operator.model import broker_config, listeners, names
 from shoal_operator.model import cluster as model
 from shoal_operator.model.names import Manifest
+from shoal_operator.quantities import size_bytes
+from shoal_operator.roller import Wait
 from shoal_operator.statuses import Statuses
 from shoal_operator.store import Store
+from shoal_operator.troubles import Trouble
 from shoal_operator.windows import is_open
 
 KIND = "QueueCluster"
 #: Brokers that this version can join into one cluster.
 REPLICAS_MAX = 1
+#: Seconds between looks: at a cluster that is well, and, first and at most, at one that is not.
 STEADY_SECONDS = 30.0
+AGAIN_SECONDS, AGAIN_SECONDS_MAX = 2.0, 15.0
 
 
 def missing(want: Any, have: Any) -> bool:
@@ -61,12 +67,6 @@ def refusal(cluster: Manifest) -> Verdict | None:
                     f"spec.listeners[{number}].{key} is set; brokers of this version serve "
                     f"plain listeners only. Take it out, or keep the cluster unstarted.",
                 )
-        if listener.get("type", "Internal") != "Internal":
-            return Verdict.refused(
-                "ListenerTypeNotSupported",
-                f"spec.listeners[{number}].type is {listener['type']}; brokers of this version "
-                "advertise addresses inside the Kubernetes cluster only. Use Internal.",
-            )
     return None
 
 
@@ -89,6 +89,8 @@ class Clusters:
         self._reached, self._answered = reached, False
         self._statuses = Statuses(kube, store)
         self._applied: dict[tuple[str, str], tuple[str, str]] = {}
+        self._not_grown: Trouble | None = None
+        self._pause, self._said = AGAIN_SECONDS, ""
 
     def everything(self) -> list[str]:
         return [self._name] if self._store.get(KIND, self._namespace, self._name) else []
@@ -106,59 +108,117 @@ class Clusters:
             await self._say(cluster, refused)
             return None
         try:
-            await self._apply_objects(cluster)
+            waits_for = await self._apply_objects(cluster)
         except KubeError as error:
             if error.terminating:
                 return None
-            await self._say(cluster, Verdict.waiting("ApplyFailed", f"{error}"))
+            await self._say(cluster, Verdict.trouble("ApplyFailed", f"{error}"))
             raise
+        if waits_for:
+            await self._say(cluster, no_address(waits_for))
+            return self._again(Wait(STEADY_SECONDS, ""), None)
         state = await self._observe(cluster)
         config = await self._dynamic_config(cluster, state)
-        step = self._next_step(cluster, state)
+        step = await self._next_step(cluster, state)
         await self._act(cluster, step)
         verdict = config or self._verdict(cluster, step, state)
         await self._say(cluster, verdict, state)
-        return STEADY_SECONDS if verdict.ready and not verdict.progressing else 2.0
+        return self._again(step, verdict)
 
-    async def _apply_objects(self, cluster: Manifest) -> None:
-        for want in model.manifests(cluster, self._image):
-            meta = want["metadata"]
-            have = self._store.get(want["kind"], meta["namespace"], meta["name"])
-            digest = broker_config.digest(repr(want))
-            key = (want["kind"], meta["name"])
-            version = have["metadata"]["resourceVersion"] if have else ""
-            if have and (not missing(want, have) or self._applied.get(key) == (digest, version)):
-                continue
-            if want["kind"] == "StatefulSet" and have:
-                want = await self._keep_claims(cluster, want, have)
-            made = await self._kube.apply(want)
-            self._applied[key] = (digest, made["metadata"]["resourceVersion"])
-            self._store.put(made)
+    def _again(self, step: Any, verdict: Verdict | None) -> float:
+        """Seconds until the next look: longer and longer while nothing changes."""
+        if verdict and verdict.ready and not verdict.progressing:
+            self._pause = AGAIN_SECONDS
+            return STEADY_SECONDS
+        self._pause = min(self._pause * 1.3, AGAIN_SECONDS_MAX)
+        if verdict and verdict.reason != self._said:
+            self._said, self._pause = verdict.reason, AGAIN_SECONDS
+        waits = step.seconds if isinstance(step, Wait) and step.serving else 0.0
+        return max(waits, self._pause)
 
-    async def _keep_claims(self, cluster: Manifest, want: Manifest, have: Manifest) -> Manifest:
-        """Claim templates cannot change: the volumes themselves are grown instead."""
-        kept = have["spec"]["volumeClaimTemplates"]
+    async def _apply_objects(self, cluster: Manifest) -> list[str]:
+        """Bring all objects to what is wanted, unless some Services, which are named, have no
+        address yet that brokers have to know."""
+        for want in model.service_manifests(cluster):
+            await self._apply(cluster, want)
+        services = {
+            meta["name"]: s for s in self._ours(cluster, "Service") if (meta := s["metadata"])
+        }
+        waits_for = listeners.pending(cluster, services)
+        if waits_for:
+            return waits_for
+        wanted = model.manifests(cluster, self._image, services)
+        for want in wanted:
+            await self._apply(cluster, want)
+        names_wanted = {(w["kind"], w["metadata"]["name"]) for w in wanted}
+        for kind in ("Service", "NetworkPolicy"):
+            for have in self._ours(cluster, kind):
+                if (kind, have["metadata"]["name"]) not in names_wanted:
+                    await self._kube.delete(have)
+                    self._store.drop(have)
+        return []
+
+    async def _apply(self, cluster: Manifest, want: Manifest) -> None:
+        meta = want["metadata"]
+        have = self._store.get(want["kind"], meta["namespace"], meta["name"])
+        digest = broker_config.digest(repr(want))
+        key = (want["kind"], meta["name"])
+        version = have["metadata"]["resourceVersion"] if have else ""
+        if have and (not missing(want, have) or self._applied.get(key) == (digest, version)):
+            return
+        if want["kind"] == "StatefulSet" and have:
+            await self._grow_claims(cluster)
+            # Claim templates cannot change: the volumes themselves are grown instead.
+            kept = {"volumeClaimTemplates": have["spec"]["volumeClaimTemplates"]}
+            want = {**want, "spec": {**want["spec"], **kept}}
+        made = await self._kube.apply(want)
+        self._applied[key] = (digest, made["metadata"]["resourceVersion"])
+        self._store.put(made)
+
+    def _ours(self, cluster: Manifest, kind: str) -> list[Manifest]:
+        """Objects of a kind that this cluster owns and that stay."""
+        uid = cluster["metadata"]["uid"]
+        return [
+            o
+            for o in self._store.all(kind)
+            if o["metadata"]["namespace"] == self._namespace
+            and any(r["uid"] == uid for r in o["metadata"].get("ownerReferences", []))
+            and not o["metadata"].get("deletionTimestamp")
+        ]
+
+    def _claims(self, cluster: Manifest) -> list[Manifest]:
+        wanted = [names.claim(self._name, b) for b in range(listeners.replicas(cluster))]
+        found = [self._store.get("PersistentVolumeClaim", self._namespace, n) for n in wanted]
+        return [{**c, "apiVersion": "v1", "kind": "PersistentVolumeClaim"} for c in found if c]
+
+    async def _grow_claims(self, cluster: Manifest) -> None:
         size = cluster["spec"]["storage"]["size"]
-        for broker in range(int(cluster["spec"].get("replicas", 1))):
-            name = names.claim(self._name, broker)
-            claim = self._store.get("PersistentVolumeClaim", self._namespace, name)
-            if claim and claim["spec"]["resources"]["requests"]["storage"] != size:
+        self._not_grown = None
+        for claim in self._claims(cluster):
+            name = claim["metadata"]["name"]
+            if size_bytes(claim["spec"]["resources"]["requests"]["storage"]) >= size_bytes(size):
+                continue
+            try:
                 patch = {"spec": {"resources": {"requests": {"storage": size}}}}
-                await self._kube.merge(
-                    {**claim, "apiVersion": "v1", "kind": "PersistentVolumeClaim"}, patch
-                )
-                await self._kube.event(cluster, "VolumeGrows", f"{name} to {size}.")
-        spec = {**want["spec"], "volumeClaimTemplates": kept}
-        return {**want, "spec": spec}
+                await self._kube.merge(claim, patch)
+            except KubeError as error:
+                if error.status not in (403, 422):
+                    raise
+                self._not_grown = Trouble("VolumeNotGrown", f"{name} stays as it is: {error}.")
+                continue
+            await self._kube.event(
+                cluster, "VolumeGrows", f"{name} to {size}.", once=f"{name} {size}"
+            )
 
     async def _observe(self, cluster: Manifest) -> ClusterState | None:
-        urls = [
-            model.metrics_url(cluster, broker)
-            for broker in range(int(cluster["spec"].get("replicas", 1)))
-        ]
-        await self._brokers.readdress(model.bootstrap_servers(cluster), urls)
+        ids = range(listeners.replicas(cluster))
+        await self._brokers.readdress(
+            model.bootstrap_servers(cluster), [model.http_url(cluster, b, "") for b in ids]
+        )
         try:
-            state = await self._brokers.cluster_state()
+            state = await self._brokers.cluster_state(
+                ids, outside=bool(listeners.external(cluster))
+            )
         except ClientError:
             self._answered = False
             return None
@@ -199,7 +259,7 @@ class Clusters:
             and not missing(want, p["metadata"].get("labels", {}))
         ]
 
-    def _brokers_seen(self, cluster: Manifest) -> list[roller.Broker]:
+    def _brokers_seen(self, cluster: Manifest, state: ClusterState | None) -> list[roller.Broker]:
         """The pods as the roller sees them; an absent one is not ready and runs nothing old."""
         stateful = self._store.get("StatefulSet", self._namespace, names.stateful_set(self._name))
         revision = (stateful or {}).get("status", {}).get("updateRevision", "")
@@ -207,23 +267,42 @@ class Clusters:
         seen = (stateful or {}).get("status", {}).get("observedGeneration", 0)
         pods = {p["metadata"]["name"]: p for p in self._pods()}
         out = []
-        for broker in range(int(cluster["spec"].get("replicas", 1))):
+        for broker in range(listeners.replicas(cluster)):
             pod = pods.get(names.pod(self._name, broker))
             if pod is None:
                 out.append(roller.Broker(broker, False))
                 continue
             old = pod["metadata"]["labels"].get("controller-revision-hash", "")
             stale = bool(revision) and seen >= generation and old != revision
-            reason = _why(pod, stateful) if stale else ""
+            reason = _why(pod, stateful) if stale else self._misplaced(cluster, broker, pod, state)
             out.append(roller.Broker(broker, _ready(pod), reason, _unready_seconds(pod)))
         return out
 
-    def _next_step(self, cluster: Manifest, state: ClusterState | None) -> Any:
+    def _misplaced(
+        self, cluster: Manifest, broker: int, pod: Manifest, state: ClusterState | None
+    ) -> str:
+        """Why a broker has to start anew though its template is the same: it tells clients
+        outside an address that is not its any more."""
+        told = state.advertised.get(broker) if state else None
+        if told is None:
+            return ""
+        services = {s["metadata"]["name"]: s for s in self._ours(cluster, "Service")}
+        want = listeners.seen_by(pod, listeners.advertised(cluster, broker, services))
+        return "" if told == want else "the address that clients outside find it at changed"
+
+    async def _next_step(self, cluster: Manifest, state: ClusterState | None) -> Any:
+        seen = self._brokers_seen(cluster, state)
+        partitions, quorum = None, None
+        if state and any(b.restart_reason and b.ready for b in seen):
+            with contextlib.suppress(ClientError):
+                quorum = await self._brokers.quorum() if len(seen) > 1 else None
+                partitions = await self._brokers.partitions()
         windows = cluster["spec"].get("maintenanceWindows", [])
         return roller.next_step(
-            self._brokers_seen(cluster),
-            state.partitions if state else None,
+            seen,
+            partitions,
             state.controller_id if state else -1,
+            quorum=quorum,
             window_open=is_open(windows, datetime.datetime.now(datetime.UTC)),
         )
 
@@ -233,82 +312,75 @@ class Clusters:
             running = self._store.get("Pod", self._namespace, pod)
             if running is None or running["metadata"].get("deletionTimestamp"):
                 return
-            await self._kube.event(cluster, "BrokerRestart", f"{pod}: {step.reason}.")
+            # Told before it is done, and once for each pod: a death in between loses nothing.
+            once = running["metadata"]["uid"]
+            await self._kube.event(cluster, "BrokerRestart", f"{pod}: {step.reason}.", once=once)
             going = await self._kube.delete(running)
             if going:
                 self._store.put(going)
 
     def _verdict(self, cluster: Manifest, step: Any, state: ClusterState | None) -> Verdict:
+        broken, coming = troubles.of_disks(state.disks) if state else (None, None)
+        asked = cluster["spec"].get("version", "")
+        other = troubles.of_versions(state.versions, asked, __version__) if state else None
+        warning = self._not_grown or coming or other
+        return self._verdict_of_roll(cluster, step, state, broken).warned(warning)
+
+    def _verdict_of_roll(
+        self, cluster: Manifest, step: Any, state: ClusterState | None, broken: Trouble | None
+    ) -> Verdict:
         if isinstance(step, roller.Done):
             if state is None:
-                return Verdict.waiting(
-                    "BrokersUnreachable", "Pods are ready but no broker answers."
+                return Verdict.trouble(
+                    "BrokersUnreachable", "Pods are ready but no broker answers the operator."
                 )
+            if broken:
+                return Verdict.refused(*broken)
             return Verdict.fine("All brokers are ready and run what the spec asks.")
-        if isinstance(step, roller.Refuse):
-            return Verdict.refused("BrokerNotReady", f"{step.reason}{self._trouble()}.")
         if isinstance(step, roller.Proceed):
             text = f"Broker {step.broker_id} restarts: {step.reason}."
             return Verdict(False, "Rolling", text, progressing=True)
-        if step.serving:
+        if isinstance(step, roller.Wait) and step.serving:
             return Verdict(True, "RollWaits", f"{step.reason}.", progressing=True)
-        was_up = "clusterId" in cluster.get("status", {})
-        text = f"{step.reason}{self._trouble()}."
-        return Verdict.waiting("BrokerNotReady" if was_up else "Starting", text)
+        found = troubles.of_pods(self._pods(), self._claims(cluster)) or broken
+        text = f"{step.reason} ({found.message})." if found else f"{step.reason}."
+        if isinstance(step, roller.Refuse):
+            return Verdict.refused(found.reason if found else "BrokerNotReady", text)
+        if found:
+            return Verdict.trouble(found.reason, text)
+        if "clusterId" in cluster.get("status", {}):
+            return self._not_ready(cluster, text)
+        return Verdict.waiting("Starting", text)
 
-    def _trouble(self) -> str:
-        """What Kubernetes says of pods and volumes that do not come up."""
-        for pod in self._pods():
-            for status in pod.get("status", {}).get("containerStatuses", []):
-                waiting = status.get("state", {}).get("waiting")
-                if waiting and waiting.get("reason") not in ("ContainerCreating", None):
-                    last = status.get("lastState", {}).get("terminated", {})
-                    end = last.get("message", "") or waiting.get("message", "")
-                    return f" ({pod['metadata']['name']}: {waiting['reason']} {end})".rstrip()
-            for condition in pod.get("status", {}).get("conditions", []):
-                if condition["type"] == "PodScheduled" and condition["status"] == "False":
-                    said = condition.get("message", "").rstrip(".")
-                    return f" ({pod['metadata']['name']}: {said}{self._unbound()})"
-        return ""
-
-    def _unbound(self) -> str:
-        """The volume that a pod that is not scheduled waits for, if that is why."""
-        for broker in range(REPLICAS_MAX):
-            name = names.claim(self._name, broker)
-            claim = self._store.get("PersistentVolumeClaim", self._namespace, name)
-            if claim and claim.get("status", {}).get("phase") == "Pending":
-                wanted = claim["spec"].get("storageClassName", "the default one")
-                return f"; volume claim {name} is pending: is there a storage class {wanted}?"
-        return ""
+    def _not_ready(self, cluster: Manifest, text: str) -> Verdict:
+        """Of a broker that was ready before: an alarm, unless we ourselves restart it."""
+        said = {c["type"]: c["reason"] for c in cluster["status"].get("conditions", [])}
+        ours = said.get("Ready") in ("Rolling", "RollWaits", "Restarting")
+        if ours:
+            return Verdict.waiting("Restarting", text)
+        return Verdict.trouble("BrokerNotReady", text)
 
     async def _say(
         self, cluster: Manifest, verdict: Verdict, state: ClusterState | None = None
     ) -> None:
         pods = self._pods()
         ready = sum(map(_ready, pods))
-        wanted = int(cluster["spec"].get("replicas", 1))
+        wanted = listeners.replicas(cluster)
         fields: dict[str, Any] = {
             "replicas": len(pods),
             "readyReplicas": ready,
             "brokersReady": f"{ready}/{wanted}",
             "selector": names.selector_text(names.selector(self._name)),
             "image": model.image(cluster, self._image),
-            "version": model.image(cluster, self._image).rpartition(":")[2],
             "bootstrapServers": model.bootstrap_servers(cluster),
-            "listeners": [
-                {
-                    "name": n["name"],
-                    "type": n.get("type", "Internal"),
-                    "bootstrapServers": model.bootstrap_servers(cluster, n),
-                }
-                for n in cluster["spec"]["listeners"]
-            ],
+            "listeners": self._listeners(cluster, pods),
             "brokers": [
                 {
-                    "id": int(p["metadata"]["name"].rpartition("-")[2]),
+                    "id": _id(p),
                     "pod": p["metadata"]["name"],
                     "ready": _ready(p),
                     "node": p["spec"].get("nodeName", ""),
+                    "version": state.versions.get(_id(p), "") if state else "",
                     "configHash": p["metadata"]["annotations"].get(names.CONFIG_HASH, ""),
                 }
                 for p in pods
@@ -320,7 +392,39 @@ class Clusters:
                 "controllerId": state.controller_id,
                 "appliedConfig": sorted(broker_config.dynamic(cluster["spec"].get("config", {}))),
             }
+            if state.versions:
+                fields["version"] = ", ".join(sorted(set(state.versions.values())))
+        said = cluster.get("status", {}).get("conditions", [])
+        was_ready = any(c["type"] == "Ready" and c["status"] == "True" for c in said)
+        if verdict.ready and not was_ready:
+            once = " ".join(c["lastTransitionTime"] for c in said)
+            await self._kube.event(cluster, "Ready", verdict.message, once=once)
         await self._statuses.write(cluster, verdict, fields)
+
+    def _listeners(self, cluster: Manifest, pods: list[Manifest]) -> list[Manifest]:
+        services = {s["metadata"]["name"]: s for s in self._ours(cluster, "Service")}
+        nodes = sorted({ip for p in pods if (ip := p.get("status", {}).get("hostIP"))})
+        found = []
+        for listener in cluster["spec"]["listeners"]:
+            kind = listener.get("type", listeners.INTERNAL)
+            where = listeners.bootstrap_servers(cluster, listener)
+            if kind != listeners.INTERNAL:
+                where = listeners.outside(cluster, listener, services, nodes)
+            found.append({"name": listener["name"], "type": kind, "bootstrapServers": where})
+        return found
+
+
+def no_address(services: Sequence[str]) -> Verdict:
+    """What to say while brokers of external listeners cannot know how they are reached."""
+    return Verdict.trouble(
+        "ListenerWithoutAddress",
+        f"Service {services[0]} has no address yet; does this Kubernetes cluster have a load "
+        "balancer? Listeners of type NodePort need none.",
+    )
+
+
+def _id(pod: Mapping[str, Any]) -> int:
+    return int(pod["metadata"]["name"].rpartition("-")[2])
 
 
 def _ready(pod: Mapping[str, Any]) -> bool:

@@ -19,6 +19,7 @@ class Verdict:
     """What the operator has to say about a resource.
 
     `reason` is one CamelCase word, `message` a sentence that names what is wrong and what to do.
+    `alarm` is whether somebody should hear of it, by an event.
     """
 
     ready: bool
@@ -28,6 +29,7 @@ class Verdict:
     degraded: bool = False
     paused: bool = False
     warning: tuple[str, str] | None = None
+    alarm: bool = False
 
     @classmethod
     def fine(cls, message: str) -> Verdict:
@@ -39,9 +41,14 @@ class Verdict:
         return cls(False, reason, message, progressing=True)
 
     @classmethod
+    def trouble(cls, reason: str, message: str) -> Verdict:
+        """Not ready, for a reason that lies outside; the operator goes on when it is gone."""
+        return cls(False, reason, message, progressing=True, alarm=True)
+
+    @classmethod
     def refused(cls, reason: str, message: str) -> Verdict:
         """Not ready, and it will not be before somebody changes something."""
-        return cls(False, reason, message, degraded=True)
+        return cls(False, reason, message, degraded=True, alarm=True)
 
     def warned(self, warning: tuple[str, str] | None) -> Verdict:
         """The same, with a reason and a sentence on what falls short of the spec."""

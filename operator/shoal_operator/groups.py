@@ -71,6 +71,19 @@ def reset_due(resource: Manifest) -> Mapping[str, Any] | None:
     return None if reset is None or last.get("id") == reset["id"] else reset
 
 
+def resume(
+    resource: Manifest, reset: Mapping[str, Any], positions: Mapping[Partition, int]
+) -> list[dict[str, Any]] | None:
+    """The moves of a reset that was begun and may not have been made: none if one was seen, since
+    the group may have gone on from there; None for a reset that was not begun."""
+    pending = resource.get("status", {}).get("pendingReset") or {}
+    if pending.get("id") != reset["id"]:
+        return None
+    rows: list[dict[str, Any]] = pending.get("offsets", [])
+    untouched = all(positions.get((r["topic"], r["partition"]), -1) == r["from"] for r in rows)
+    return rows if untouched else []
+
+
 def first_positions(
     spec: Mapping[str, Any], state: GroupState, topics: Mapping[str, int], now_ms: int
 ) -> dict[Partition, StartSpec]:
@@ -279,7 +292,8 @@ class Groups:
                 try:
                     if not state.type:
                         await self._brokers.create_share_group(group, sorted(there))
-                    await self._brokers.set_share_offsets(group, starts)
+                    offsets = await self._brokers.resolved(starts)
+                    await self._brokers.set_share_offsets(group, offsets)
                 except KafkaError as error:
                     # Somebody joined in between: the members begin by themselves.
                     if error.code is not ErrorCode.non_empty_group:
@@ -334,12 +348,8 @@ class Groups:
             return Verdict.refused(
                 "ResetNeedsTopics", "spec.reset.topics and spec.topics are both empty; name topics."
             ), {}
-        sizes = await self._brokers.partitions_of(topics)
-        starts = {(t, i): _place(reset) for t, count in sizes.items() for i in range(count)}
         try:
-            if not state.type:
-                await self._brokers.create_share_group(state.group, topics)
-            await self._brokers.set_share_offsets(state.group, starts)
+            await self._move(resource, reset, topics, state)
         except KafkaError as error:
             verdict = Verdict(
                 True, "ResetRefused", f"The reset {reset['id']!r} was refused: {error}.",
@@ -347,10 +357,38 @@ class Groups:
             )  # fmt: skip
             return verdict, {}
         await self._kube.event(
-            resource, "OffsetsReset", f"Reset {reset['id']}: {reset['to']} of {', '.join(topics)}."
+            resource,
+            "OffsetsReset",
+            f"Reset {reset['id']}: {reset['to']} of {', '.join(topics)}.",
+            once=reset["id"],
         )
-        done = {"lastReset": {"id": reset["id"], "time": now()}}
+        done = {"lastReset": {"id": reset["id"], "time": now()}, "pendingReset": None}
         return Verdict.fine("The group's settings are as the spec asks."), done
+
+    async def _move(
+        self, resource: Manifest, reset: Mapping[str, Any], topics: list[str], state: GroupState
+    ) -> None:
+        """Move the positions, unless that has been done before an interruption.
+
+        Where they go is in the status before they go there. Raises `KafkaError`.
+        """
+        before = {(p.topic, p.partition): p.start_offset for p in state.partitions}
+        rows = resume(resource, reset, before)
+        if rows is None:
+            sizes = await self._brokers.partitions_of(topics)
+            starts = {(t, i): _place(reset) for t, count in sizes.items() for i in range(count)}
+            rows = [
+                {"topic": p[0], "partition": p[1], "from": before.get(p, -1), "to": to}
+                for p, to in sorted((await self._brokers.resolved(starts)).items())
+            ]
+            pending = {"id": reset["id"], "offsets": rows}
+            await self._statuses.note(resource, {"pendingReset": pending})
+        if not rows:
+            return
+        if not state.type:
+            await self._brokers.create_share_group(state.group, topics)
+        offsets = {(r["topic"], r["partition"]): r["to"] for r in rows}
+        await self._brokers.set_share_offsets(state.group, offsets)
 
     def _fields(self, resource: Manifest, state: GroupState) -> dict[str, Any]:
         meta = resource["metadata"]

@@ -7,6 +7,7 @@ wrong is a `KubeError`, one exception that carries the HTTP status and the serve
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -225,15 +226,29 @@ class Kube:
         return await self._call("create", where, manifest, params=_MANAGER)
 
     async def event(
-        self, about: Mapping[str, Any], reason: str, message: str, *, warning: bool = False
+        self,
+        about: Mapping[str, Any],
+        reason: str,
+        message: str,
+        *,
+        warning: bool = False,
+        once: str | None = None,
     ) -> None:
-        """Record an event on an object. That it fails is no reason to stop."""
+        """Record an event on an object. That it fails is no reason to stop.
+
+        The same reason and `once` about the same object make the same event: it is recorded once,
+        however often this is called and by whichever process.
+        """
         meta = about["metadata"]
         stamp = now()
+        name = {"generateName": f"{meta['name']}."}
+        if once is not None:
+            key = hashlib.sha256(f"{meta.get('uid')} {reason} {once}".encode()).hexdigest()[:16]
+            name = {"name": f"{meta['name']}.{key}"}
         manifest = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{meta['name']}.", "namespace": meta["namespace"]},
+            "metadata": {**name, "namespace": meta["namespace"]},
             "involvedObject": {
                 "apiVersion": about["apiVersion"],
                 "kind": about["kind"],
@@ -252,6 +267,8 @@ class Kube:
         try:
             await self.create(manifest)
         except KubeError as error:
+            if error.status == 409:
+                return
             metrics.ERRORS.labels("event").inc()
             if error.status not in (403, 404):
                 raise

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal_operator import clock, kube
 from shoal_operator.conditions import Verdict, conditions, same
 from shoal_operator.model.names import Manifest
 from shoal_operator.store import Store
+
+
+def news(verdict: Verdict, before: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """What somebody should hear of that the conditions `before` do not say, with its reason."""
+    known = {c["reason"] for c in before if c["type"] in ("Ready", "Degraded")}
+    found = [(verdict.reason, verdict.message)] if verdict.alarm else []
+    found += [verdict.warning] if verdict.warning else []
+    return [(reason, message) for reason, message in found if reason not in known]
+
+
+def _moment(before: Sequence[Mapping[str, Any]] | None) -> str:
+    """What tells this change of conditions from any other of the same resource: an operator that
+    dies between the event and the status tells the event once."""
+    return " ".join(f"{c['reason']}@{c['lastTransitionTime']}" for c in before or ())
 
 
 class Statuses:
@@ -24,11 +38,14 @@ class Statuses:
         """Bring `status` to `verdict` and `fields`; whether that took a call."""
         meta, before = resource["metadata"], resource.get("status", {})
         generation = meta.get("generation", 0)
+        said = before.get("conditions")
         status = {
             **(fields or {}),
             "observedGeneration": generation,
-            "conditions": conditions(verdict, generation, kube.now(), before.get("conditions")),
+            "conditions": conditions(verdict, generation, kube.now(), said),
         }
+        for reason, message in news(verdict, said or ()):
+            await self._api.event(resource, reason, message, warning=True, once=_moment(said))
         return await self._patch(resource, status)
 
     async def update(
@@ -43,6 +60,10 @@ class Statuses:
         if written:
             self._measured_ms[uid] = now_ms
         return written
+
+    async def note(self, resource: Manifest, fields: Mapping[str, Any]) -> None:
+        """Put these fields into `status` now, whatever else is to be said later."""
+        await self._patch(resource, fields)
 
     async def _patch(self, resource: Manifest, status: Mapping[str, Any]) -> bool:
         before = resource.get("status", {})

@@ -108,6 +108,26 @@ class Resources:
         items.sort(key=lambda event: int(event["metadata"]["resourceVersion"]))
         return [event["message"] for event in items]
 
+    def wait_replaced(self, what: str, before: str) -> None:
+        """Until there is an object of this name that is not the one of that uid."""
+
+        def replaced() -> bool:
+            found = self.find(what)
+            return found is not None and found["metadata"]["uid"] != before
+
+        eventually(replaced, timeout_s=60, what=f"a new {what}")
+
+    def wait_event(self, kind: str, name: str, reason: str, words: str = "") -> str:
+        """Until there is such an event; its message, in which these words stand."""
+
+        def told() -> str:
+            said = self.events(kind, name, reason)
+            assert said, f"no event {reason} of {kind} {name}"
+            assert words in said[-1], said
+            return said[-1]
+
+        return eventually(told, timeout_s=30)
+
     def uid(self, what: str) -> str:
         return self.get(what)["metadata"]["uid"]
 

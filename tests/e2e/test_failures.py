@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import yaml
 from conditions import eventually
+from e2e.cluster import images
 from e2e.resources import Resources, queue_cluster, queue_topic, share_group
 
 STORAGE_CLASS = "arrives-late"
@@ -16,12 +17,7 @@ def test_a_killed_broker_keeps_its_data(queue: Resources) -> None:
     assert len(queue.share_consume("jobs", "workers", "-n", "50")) == 50
     before, claim = queue.uid("pod/main-broker-0"), queue.uid("pvc/data-main-broker-0")
     queue.kubectl("delete", "pod", "main-broker-0", "--grace-period=0", "--force")
-
-    def replaced() -> bool:
-        found = queue.find("pod/main-broker-0")
-        return found is not None and found["metadata"]["uid"] != before
-
-    eventually(replaced, timeout_s=60)
+    queue.wait_replaced("pod/main-broker-0", before)
     queue.wait("queuecluster/main", "sharegroup/workers")
     assert queue.uid("pvc/data-main-broker-0") == claim
     queue.wait_status("sharegroup/workers", lag=150)
@@ -37,6 +33,7 @@ def test_an_unready_node_is_told_and_comes_back(queue: Resources) -> None:
     try:
         queue.wait_reason("queuecluster/main", "BrokerNotReady", timeout_s=120)
         assert queue.status("queuecluster/main")["brokersReady"] == "0/1"
+        queue.wait_event("QueueCluster", "main", "BrokerNotReady")
     finally:
         queue.cluster.start_kubelet()
     queue.cluster.kubectl("wait", node, "--for=condition=Ready=True", "--timeout=90s")
@@ -53,9 +50,10 @@ def test_a_missing_storage_class(resources: Resources) -> None:
     def named() -> bool:
         condition = resources.condition("queuecluster/main")
         assert STORAGE_CLASS in condition["message"], condition
-        return True
+        return condition["reason"] == "VolumeNotBound"
 
     eventually(named, timeout_s=60)
+    resources.wait_event("QueueCluster", "main", "VolumeNotBound", STORAGE_CLASS)
     standard = yaml.safe_load(kubectl("get", "storageclass", "standard", "--output=yaml").stdout)
     late = {k: v for k, v in standard.items() if k != "metadata"}
     late["metadata"] = {"name": STORAGE_CLASS}
@@ -72,9 +70,10 @@ def test_a_full_node(resources: Resources) -> None:
     def named() -> bool:
         condition = resources.condition("queuecluster/main")
         assert "Insufficient cpu" in condition["message"], condition
-        return True
+        return condition["reason"] == "Unschedulable"
 
     eventually(named, timeout_s=60)
+    resources.wait_event("QueueCluster", "main", "Unschedulable", "Insufficient cpu")
     resources.patch("queuecluster/main", {"spec": {"resources": {"requests": {"cpu": "10m"}}}})
     resources.wait("queuecluster/main", timeout_s=90)
 
@@ -85,11 +84,108 @@ def test_an_image_that_is_not_there(resources: Resources) -> None:
     def named() -> bool:
         condition = resources.condition("queuecluster/main")
         assert "ErrImageNeverPull" in condition["message"], condition
-        return True
+        return condition["reason"] == "ImageNotPulled"
 
     eventually(named, timeout_s=60)
+    resources.wait_event("QueueCluster", "main", "ImageNotPulled", "ErrImageNeverPull")
     resources.patch("queuecluster/main", {"spec": {"image": ""}})
     resources.wait("queuecluster/main", timeout_s=90)
+
+
+def signal_pod(queue: Resources, pod: str, signal: str) -> None:
+    """Send a signal to all processes of a pod, from the node: nobody inside can stop the first."""
+    uid = queue.uid(f"pod/{pod}").replace("-", "[-_]")
+    processes = f"grep -l 'pod{uid}' /proc/[0-9]*/cgroup | cut -d/ -f3"
+    queue.cluster.in_node("sh", "-c", f"kill -{signal} $({processes})")
+
+
+def test_a_broker_that_does_not_answer(queue: Resources) -> None:
+    queue.wait("queuecluster/main", timeout_s=90)
+    before = queue.uid("pod/main-broker-0")
+    signal_pod(queue, "main-broker-0", "STOP")
+    try:
+        queue.wait_reason("queuecluster/main", "BrokerNotReady", timeout_s=60)
+        queue.wait_event("QueueCluster", "main", "BrokerNotReady")
+    finally:
+        signal_pod(queue, "main-broker-0", "CONT")
+    queue.wait("queuecluster/main", timeout_s=90)
+    queue.wait_event("QueueCluster", "main", "Ready")
+    assert queue.uid("pod/main-broker-0") == before
+
+
+def small_volume(resources: Resources, name: str, size: str) -> None:
+    """A volume with so much room and no more: a file system in the node's memory."""
+    path = f"/mnt/{name}"
+    mount = f"mkdir -p {path} && mount -t tmpfs -o size={size},mode=0777 tmpfs {path}"
+    resources.cluster.in_node("sh", "-c", mount)
+    meta = {"name": name}
+    node = {"key": "kubernetes.io/hostname", "operator": "Exists"}
+    volume = {
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": meta,
+        "spec": {
+            "capacity": {"storage": "32Mi"}, "accessModes": ["ReadWriteOnce"],
+            "storageClassName": name, "local": {"path": path},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [node]}]}},
+        },
+    }  # fmt: skip
+    resources.cluster.kubectl("apply", "--filename=-", input=yaml.safe_dump(volume))
+
+
+def test_a_full_disk(resources: Resources) -> None:
+    name = "small-volume"
+    kubectl, in_node = resources.cluster.kubectl, resources.cluster.in_node
+    kubectl("delete", "pv", name, "--ignore-not-found", "--wait=false")
+    small_volume(resources, name, "24m")
+    try:
+        storage = {"size": "32Mi", "storageClassName": name}
+        resources.apply(queue_cluster(storage=storage), queue_topic())
+        resources.start_client()
+        resources.wait("queuecluster/main", "queuetopic/jobs", timeout_s=90)
+        fill = ("sh", "-c", f"dd if=/dev/zero of=/mnt/{name}/fill bs=1M || true")
+        in_node(*fill)
+        said = resources.wait_reason("queuecluster/main", "DiskFull", timeout_s=90)
+        assert "raise spec.storage.size" in said
+        resources.wait_event("QueueCluster", "main", "DiskFull", "broker 0")
+        refused = resources.shoal_result(
+            "produce", "jobs", "--quiet", input=f"{'x' * 900_000}\n", check=False
+        )
+        assert refused.returncode != 0
+        in_node("rm", f"/mnt/{name}/fill")
+        resources.wait("queuecluster/main", timeout_s=120)
+        resources.produce("jobs", 10)
+    finally:
+        resources.kubectl("delete", "queuecluster/main", "--ignore-not-found")
+        resources.kubectl("delete", "pod", "client", "--now", "--ignore-not-found")
+        kubectl("delete", "pv", name, "--wait=false")
+        in_node("umount", "--lazy", f"/mnt/{name}")
+
+
+def test_a_broker_of_another_version(resources: Resources) -> None:
+    """Told while it is not meant, and no data is lost on the way there and back."""
+    image, archive = images.other_broker("0.0.9")
+    resources.cluster.load(archive)
+    resources.apply(queue_cluster(), queue_topic(), share_group())
+    resources.start_client()
+    resources.wait("queuecluster/main", "queuetopic/jobs", "sharegroup/workers")
+    resources.produce("jobs", 20)
+    resources.patch("queuecluster/main", {"spec": {"image": image}})
+    resources.wait_status("queuecluster/main", version="0.0.9", timeout_s=90)
+    resources.wait("queuecluster/main")
+    degraded = resources.condition("queuecluster/main", "Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "OtherVersion")
+    resources.wait_event("QueueCluster", "main", "OtherVersion", "version 0.0.9")
+    resources.wait_event("QueueCluster", "main", "BrokerRestart", f"becomes {image}")
+    resources.wait_status("sharegroup/workers", lag=20)
+    resources.patch("queuecluster/main", {"spec": {"version": "0.0.9"}})
+    eventually(
+        lambda: resources.condition("queuecluster/main", "Degraded")["status"] == "False",
+        timeout_s=60,
+    )
+    ours = images.tag("broker").rpartition(":")[2]
+    resources.patch("queuecluster/main", {"spec": {"image": "", "version": ""}})
+    resources.wait_status("queuecluster/main", version=ours, timeout_s=90)
+    resources.wait("queuecluster/main")
+    assert len(set(resources.share_consume("jobs", "workers", "-n", "20"))) == 20
 
 
 def test_resources_may_come_in_any_order(resources: Resources) -> None:

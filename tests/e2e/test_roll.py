@@ -46,11 +46,7 @@ def restarts(queue: Resources) -> list[str]:
 
 
 def wait_new_broker(queue: Resources, before: str) -> None:
-    def replaced() -> bool:
-        found = queue.find("pod/main-broker-0")
-        return found is not None and found["metadata"]["uid"] != before
-
-    eventually(replaced, timeout_s=60)
+    queue.wait_replaced("pod/main-broker-0", before)
     queue.wait("queuecluster/main")
 
 

@@ -8,6 +8,7 @@ from shoal_operator.roller import (
     Done,
     PartitionState,
     Proceed,
+    Quorum,
     Refuse,
     Wait,
     next_step,
@@ -57,6 +58,18 @@ def test_no_partition_falls_under_its_min_isr() -> None:
     step = next_step(cluster(stale=(0, 1)), [partition((0, 1))], 0)
     assert isinstance(step, Wait)
     assert "jobs-0" in step.reason
+
+
+def test_the_quorum_keeps_its_majority() -> None:
+    three = frozenset({0, 1, 2})
+    behind = Quorum(three, frozenset({0, 1}))
+    step = next_step(cluster(stale=(0,)), FULL, 1, quorum=behind)
+    assert isinstance(step, Wait)
+    assert "only 1 of 3 controllers would keep up" in step.reason
+    # The one that lags may go: the others are a majority.
+    assert next_step(cluster(stale=(0, 2)), FULL, 1, quorum=behind) == Proceed(2, REASON)
+    alone = Quorum(frozenset({0}), frozenset({0}))
+    assert next_step(cluster(stale=(0,)), FULL, 0, quorum=alone) == Proceed(0, REASON)
 
 
 def test_a_sole_replica_does_not_hold_the_roll_up_for_ever() -> None:

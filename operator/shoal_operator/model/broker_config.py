@@ -11,7 +11,11 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from shoal_operator.model import names
+from shoal_operator.model import listeners, names
+
+#: The listener of the controllers' quorum.
+CONTROLLER, CONTROLLER_PORT = "controller", 9093
+VOTERS_MAX = 3
 
 #: Cluster-wide dynamic broker settings (Kafka documentation, "Updating Broker Configs").
 DYNAMIC = frozenset(
@@ -52,15 +56,14 @@ def dynamic(config: Mapping[str, str]) -> dict[str, str]:
 
 
 def properties(cluster: Mapping[str, Any]) -> str:
-    """`server.properties` of the brokers; what differs by broker comes by environment."""
+    """The settings that all brokers of a cluster start with."""
     spec = cluster["spec"]
-    listeners = spec["listeners"]
+    given = {n["name"].upper(): n["port"] for n in spec["listeners"]}
+    ports = given | ({CONTROLLER.upper(): CONTROLLER_PORT} if voters(cluster) else {})
     replication = min(int(spec.get("replicas", 1)), 3)
     lines = {
-        "listeners": ",".join(f"{n['name'].upper()}://:{n['port']}" for n in listeners),
-        "listener.security.protocol.map": ",".join(
-            f"{n['name'].upper()}:PLAINTEXT" for n in listeners
-        ),
+        "listeners": ",".join(f"{name}://:{port}" for name, port in ports.items()),
+        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in ports),
         "log.dirs": names.DATA_DIR,
         "shoal.metrics.listener": f"0.0.0.0:{spec['metrics']['port']}",
         "offsets.topic.replication.factor": str(replication),
@@ -69,8 +72,38 @@ def properties(cluster: Mapping[str, Any]) -> str:
         "transaction.state.log.replication.factor": str(replication),
         "transaction.state.log.min.isr": str(max(1, replication - 1)),
     }
+    if voters(cluster):
+        lines |= {
+            "process.roles": "broker,controller",
+            "controller.listener.names": CONTROLLER.upper(),
+            "controller.quorum.voters": ",".join(voters(cluster)),
+            "inter.broker.listener.name": listeners.inside(cluster)["name"].upper(),
+            "default.replication.factor": str(replication),
+            "min.insync.replicas": str(max(1, replication - 1)),
+        }
     lines |= {k: v for k, v in spec.get("config", {}).items() if k not in DYNAMIC}
     return "".join(f"{k}={_escape(v)}\n" for k, v in sorted(lines.items()))
+
+
+def voters(cluster: Mapping[str, Any]) -> list[str]:
+    """The controllers' quorum, `id@host:port` each; empty for a broker that is alone.
+
+    Three vote however many brokers there are, so that more brokers change no setting of those
+    that run, and a cluster of two has one voter, since two need both.
+    """
+    replicas, meta = int(cluster["spec"].get("replicas", 1)), cluster["metadata"]
+    if replicas == 1:
+        return []
+    domain = f"{names.headless(meta['name'])}.{meta['namespace']}.svc"
+    return [
+        f"{broker}@{names.pod(meta['name'], broker)}.{domain}:{CONTROLLER_PORT}"
+        for broker in range(VOTERS_MAX if replicas >= VOTERS_MAX else 1)
+    ]
+
+
+def controller_ports(cluster: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The container's ports for the quorum."""
+    return [{"name": CONTROLLER, "containerPort": CONTROLLER_PORT}] if voters(cluster) else []
 
 
 def _escape(value: str) -> str:

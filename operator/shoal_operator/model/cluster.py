@@ -10,27 +10,33 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shoal_operator.model import broker_config, names
+from shoal_operator.model import broker_config, listeners, names
 from shoal_operator.model.names import Manifest
 
 #: User and group of the broker image.
 USER_ID = 1000
 READY_PORT_NAME = "metrics"
+ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
+#: Node labels that a pod may read as its own (Kubernetes, "Pod topology labels").
+TOLD_TO_PODS = (ZONE, REGION)
+#: Kubernetes fills the number in from the variable.
+CONFIG_FILE = f"{names.CONFIG_DIR}/broker-$(SHOAL_NODE_ID).properties"
 #: The port of the listener that a cluster has without any in its spec.
 PORT = 9092
 
 
-def manifests(cluster: Mapping[str, Any], default_image: str) -> list[Manifest]:
+def manifests(
+    cluster: Mapping[str, Any], default_image: str, services: listeners.Services | None = None
+) -> list[Manifest]:
     """All objects of a cluster, in the order in which they are applied.
 
-    `cluster` is a QueueCluster with the schema's defaults filled in.
+    `cluster` is a QueueCluster with the schema's defaults filled in; `services` are its Services
+    as they are, which tell where an external listener is reached.
     """
     objects = [
         _service_account(cluster),
-        _config_map(cluster),
-        _headless_service(cluster),
-        _bootstrap_service(cluster),
-        *_external_services(cluster),
+        *service_manifests(cluster),
+        _config_map(cluster, services or {}),
         _disruption_budget(cluster),
     ]
     if cluster["spec"].get("networkPolicy", {}).get("enabled", True):
@@ -39,23 +45,34 @@ def manifests(cluster: Mapping[str, Any], default_image: str) -> list[Manifest]:
     return objects
 
 
+def service_manifests(cluster: Mapping[str, Any]) -> list[Manifest]:
+    """The Services alone: an external listener's address is known once they are there."""
+    return [_service(cluster, name, spec) for name, spec in listeners.services(cluster)]
+
+
 def image(cluster: Mapping[str, Any], default_image: str) -> str:
     """The image that the brokers shall run."""
-    return cluster["spec"].get("image") or default_image
+    spec = cluster["spec"]
+    if spec.get("image"):
+        return str(spec["image"])
+    if spec.get("version"):
+        # A digest or a tag: `repository@sha256:…`, `registry:5000/repository:tag`.
+        repository = default_image.partition("@")[0]
+        path, slash, last = repository.rpartition("/")
+        return f"{path}{slash}{last.partition(':')[0]}:{spec['version']}"
+    return default_image
 
 
-def bootstrap_servers(cluster: Mapping[str, Any], listener: Mapping[str, Any] | None = None) -> str:
-    """`host:port` inside the Kubernetes cluster, by the first listener or the one given."""
-    meta = cluster["metadata"]
-    port = (listener or cluster["spec"]["listeners"][0])["port"]
-    return f"{names.bootstrap(meta['name'])}.{meta['namespace']}.svc:{port}"
+def bootstrap_servers(cluster: Mapping[str, Any]) -> str:
+    """`host:port` inside the Kubernetes cluster."""
+    return listeners.bootstrap_servers(cluster, listeners.inside(cluster))
 
 
-def metrics_url(cluster: Mapping[str, Any], broker_id: int) -> str:
-    """Where one broker's metrics are, inside the Kubernetes cluster."""
+def http_url(cluster: Mapping[str, Any], broker_id: int, path: str = "metrics") -> str:
+    """Where one broker's metrics and health checks are, inside the Kubernetes cluster."""
     meta = cluster["metadata"]
     host = f"{names.pod(meta['name'], broker_id)}.{names.headless(meta['name'])}"
-    return f"http://{host}.{meta['namespace']}.svc:{cluster['spec']['metrics']['port']}/metrics"
+    return f"http://{host}.{meta['namespace']}.svc:{cluster['spec']['metrics']['port']}/{path}"
 
 
 def _object(
@@ -81,17 +98,16 @@ def _service_account(cluster: Mapping[str, Any]) -> Manifest:
     return _object(cluster, "v1", "ServiceAccount", name, body)
 
 
-def _config_map(cluster: Mapping[str, Any]) -> Manifest:
+def _config_map(cluster: Mapping[str, Any], services: listeners.Services) -> Manifest:
+    """A file for each broker; they differ in what brokers tell clients of themselves."""
     name = names.stateful_set(cluster["metadata"]["name"])
-    body = {"data": {"server.properties": broker_config.properties(cluster)}}
-    return _object(cluster, "v1", "ConfigMap", name, body)
-
-
-def _ports(cluster: Mapping[str, Any]) -> list[Manifest]:
-    return [
-        {"name": n["name"], "port": n["port"], "targetPort": n["name"], "protocol": "TCP"}
-        for n in cluster["spec"]["listeners"]
-    ]
+    common = broker_config.properties(cluster)
+    data = {
+        f"broker-{broker}.properties": common
+        + f"advertised.listeners={listeners.advertised(cluster, broker, services)}\n"
+        for broker in range(listeners.replicas(cluster))
+    }
+    return _object(cluster, "v1", "ConfigMap", name, {"data": data})
 
 
 def _service(cluster: Mapping[str, Any], name: str, spec: Mapping[str, Any]) -> Manifest:
@@ -100,59 +116,6 @@ def _service(cluster: Mapping[str, Any], name: str, spec: Mapping[str, Any]) -> 
     made["metadata"]["labels"] |= over.get("labels", {})
     if over.get("annotations"):
         made["metadata"]["annotations"] = dict(over["annotations"])
-    return made
-
-
-def _headless_service(cluster: Mapping[str, Any]) -> Manifest:
-    name = cluster["metadata"]["name"]
-    return _service(
-        cluster,
-        names.headless(name),
-        {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": names.selector(name),
-            "ports": _ports(cluster),
-        },
-    )
-
-
-def _bootstrap_service(cluster: Mapping[str, Any]) -> Manifest:
-    name = cluster["metadata"]["name"]
-    spec = {"type": "ClusterIP", "selector": names.selector(name), "ports": _ports(cluster)}
-    return _service(cluster, names.bootstrap(name), spec)
-
-
-def _external_services(cluster: Mapping[str, Any]) -> list[Manifest]:
-    """One Service to bootstrap for each external listener, and one for each broker."""
-    name = cluster["metadata"]["name"]
-    made = []
-    for listener in cluster["spec"]["listeners"]:
-        if listener.get("type", "Internal") == "Internal":
-            continue
-        port = {
-            "name": listener["name"],
-            "port": listener["port"],
-            "targetPort": listener["name"],
-            "protocol": "TCP",
-        }
-        spec = {"type": listener["type"], "ports": [port]}
-        made.append(
-            _service(
-                cluster,
-                f"{name}-{listener['name']}-bootstrap",
-                {**spec, "selector": names.selector(name)},
-            )
-        )
-        for broker in range(int(cluster["spec"].get("replicas", 1))):
-            only = {"statefulset.kubernetes.io/pod-name": names.pod(name, broker)}
-            made.append(
-                _service(
-                    cluster,
-                    f"{name}-{listener['name']}-{broker}",
-                    {**spec, "selector": names.selector(name) | only},
-                )
-            )
     return made
 
 
@@ -173,11 +136,16 @@ def _network_policy(cluster: Mapping[str, Any]) -> Manifest:
     if peers:
         clients["from"] = [*peers, {"podSelector": {"matchLabels": names.selector(name)}}]
     scrape = {"ports": [{"port": spec["metrics"]["port"], "protocol": "TCP"}]}
+    brokers = [{"podSelector": {"matchLabels": names.selector(name)}}]
+    quorum = [
+        {"ports": [{"port": p["containerPort"], "protocol": "TCP"}], "from": brokers}
+        for p in broker_config.controller_ports(cluster)
+    ]
     body = {
         "spec": {
             "podSelector": {"matchLabels": names.selector(name)},
             "policyTypes": ["Ingress"],
-            "ingress": [clients, scrape],
+            "ingress": [clients, scrape, *quorum],
         }
     }
     return _object(
@@ -257,8 +225,9 @@ def _pod_template(cluster: Mapping[str, Any], default_image: str) -> Manifest:
 
 
 def _spread(cluster: Mapping[str, Any]) -> list[Manifest]:
-    keys = ["kubernetes.io/hostname"]
-    if rack := cluster["spec"].get("rack"):
+    keys = ["kubernetes.io/hostname", ZONE]
+    rack = cluster["spec"].get("rack")
+    if rack and rack["topologyKey"] not in keys:
         keys.append(rack["topologyKey"])
     return [
         {
@@ -272,9 +241,7 @@ def _spread(cluster: Mapping[str, Any]) -> list[Manifest]:
 
 
 def _container(cluster: Mapping[str, Any], default_image: str) -> Manifest:
-    meta, spec = cluster["metadata"], cluster["spec"]
-    host = f"$(POD_NAME).{names.headless(meta['name'])}.{meta['namespace']}.svc"
-    advertised = ",".join(f"{n['name'].upper()}://{host}:{n['port']}" for n in spec["listeners"])
+    spec = cluster["spec"]
     metrics_port = spec["metrics"]["port"]
 
     def probe(path: str, **timing: int) -> Manifest:
@@ -284,19 +251,11 @@ def _container(cluster: Mapping[str, Any], default_image: str) -> Manifest:
         "name": "broker",
         "image": image(cluster, default_image),
         "imagePullPolicy": spec.get("imagePullPolicy", "IfNotPresent"),
-        "args": ["server", "--log-json", "--config", f"{names.CONFIG_DIR}/server.properties"],
-        "env": [
-            {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-            {
-                "name": "SHOAL_NODE_ID",
-                "valueFrom": {
-                    "fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}
-                },
-            },
-            {"name": "SHOAL_ADVERTISED_LISTENERS", "value": advertised},
-        ],
+        "args": ["server", "--log-json", "--config", CONFIG_FILE],
+        "env": _environment(cluster),
         "ports": [
             *({"name": n["name"], "containerPort": n["port"]} for n in spec["listeners"]),
+            *broker_config.controller_ports(cluster),
             {"name": READY_PORT_NAME, "containerPort": metrics_port},
         ],
         "volumeMounts": [
@@ -318,3 +277,20 @@ def _container(cluster: Mapping[str, Any], default_image: str) -> Manifest:
     if spec.get("resources"):
         container["resources"] = spec["resources"]
     return container
+
+
+def _environment(cluster: Mapping[str, Any]) -> list[Manifest]:
+    """What a broker is told of the pod it runs in."""
+    fields = {
+        listeners.POD_NAME: "metadata.name",
+        listeners.NODE_IP: "status.hostIP",
+        "SHOAL_NODE_ID": "metadata.labels['apps.kubernetes.io/pod-index']",
+    }
+    key = cluster["spec"].get("rack", {}).get("topologyKey", "")
+    if key in TOLD_TO_PODS:
+        # The label that Kubernetes 1.35 copies from the node to its pods; without it, no rack.
+        fields["SHOAL_BROKER_RACK"] = f"metadata.labels['{key}']"
+    return [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in fields.items()
+    ]

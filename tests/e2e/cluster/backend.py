@@ -104,6 +104,14 @@ class Cluster(ABC):
         """Lets the kubelet run again."""
 
     @abstractmethod
+    def in_node(self, *argv: str) -> None:
+        """Runs a program on the node, among its mounts and network; raises ClusterError."""
+
+    def name_image(self, image: str, other: str) -> None:
+        """Gives an image that is loaded another name as well."""
+        self.in_node("ctr", "--namespace=k8s.io", "images", "tag", "--force", image, other)
+
+    @abstractmethod
     def _require(self) -> None:
         """Raises what keeps this machine from having such a cluster, before anything changes."""
 

@@ -38,6 +38,9 @@ EXCLUDED_PATHS = (
 SPARK_OPERATOR_IMAGE = f"localhost/kubeflow/spark-operator:{SPARK_OPERATOR_VERSION}"
 #: How long another process may take from asking for an archive to loading it.
 SUPERSEDED_S = 600
+#: buildah copies itself into memory and seals the copy, which the kernel refuses while it moves one
+#: of its pages; it gives up then, and the next attempt has other pages.
+SEALING, BUILDAH_ATTEMPTS_MAX = "sealing memfd copy: Device or resource busy", 5
 #: The build back-end, which pip fetches by itself only from an index.
 BUILD_REQUIREMENTS = ("hatchling>=1.27",)
 
@@ -89,6 +92,28 @@ def archive(name: str) -> Path:
     path = _archive_path(name, inputs, " ".join(image.packages))
     with lock(path.parent / "build.lock"):
         return path if path.exists() else _build(name, image, path)
+
+
+def other_broker(version: str) -> tuple[str, Path]:
+    """Name and archive of the broker's image as one that says it is of another version."""
+    name = tag("broker").rpartition(":")[0] + f":{version}"
+    same = archive("broker")
+    path = _archive_path(f"broker-{version}", [same], "")
+    with lock(path.parent / "build.lock"):
+        if path.exists():
+            return name, path
+        change = f's/^__version__ = .*/__version__ = "{version}"/'
+        steps = (
+            f"FROM {tag('broker')}\nUSER 0\n"
+            f"RUN sed -i '{change}' /opt/shoal/shoal/__init__.py && "
+            "python3 -m compileall -q -f /opt/shoal/shoal/__init__.py\nUSER 1000:1000\n"
+        )
+        if docker_answers():
+            run("docker", "build", "--quiet", f"--tag={name}", "-", input=steps)
+        else:
+            build = ("build-using-dockerfile", "--isolation=chroot", "--network=host")
+            _buildah(*build, f"--tag={name}", "--file=-", str(path.parent), input=steps)
+        return name, _export(path, name)
 
 
 def _build(name: str, image: Image, path: Path) -> Path:
@@ -242,4 +267,10 @@ def _buildah(*argv: str, input: str | None = None, check: bool = True) -> bool:
     """Runs buildah over a store in the cache, apart from the machine's own; tells if it worked."""
     root, scratch = CACHE / "containers", CACHE / "containers-run"
     words = ("buildah", f"--root={root}", f"--runroot={scratch}", *argv)
+    for _ in range(BUILDAH_ATTEMPTS_MAX - 1):
+        try:
+            return run(*words, input=input, check=check).returncode == 0
+        except ClusterError as error:
+            if SEALING not in str(error):
+                raise
     return run(*words, input=input, check=check).returncode == 0

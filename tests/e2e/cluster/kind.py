@@ -28,6 +28,9 @@ class Kind(Cluster):
     def start_kubelet(self) -> None:
         run("docker", "exec", self._node, "systemctl", "start", "kubelet")
 
+    def in_node(self, *argv: str) -> None:
+        run("docker", "exec", self._node, *argv)
+
     @property
     def _node(self) -> str:
         return f"{self.layout.name}-control-plane"

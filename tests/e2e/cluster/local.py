@@ -58,6 +58,13 @@ class Local(Cluster):
         (self.state / "stopped" / "kubelet").unlink(missing_ok=True)
         self._look_at_stopped()
 
+    def in_node(self, *argv: str) -> None:
+        pid = self._node_pid()
+        init = pid and _init_of(pid)
+        if not init:
+            raise ClusterError(f"Cluster {self.layout.name} is not up: start it with `up`.")
+        run("nsenter", f"--target={init}", "--mount", "--net", "--pid", *argv)
+
     def _require(self) -> None:
         host.require_root()
 

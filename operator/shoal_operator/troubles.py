@@ -1,0 +1,130 @@
+"""What keeps a cluster from being as its spec asks, in words: pure.
+
+Kubernetes says it of pods and volumes, brokers say it of their disks and versions. A trouble is a
+reason, one CamelCase word, and a sentence that names the thing and what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+#: A volume with less room than this part of it, or than so many bytes, is nearly full, or full.
+NEARLY_FULL, FULL = 0.1, 0.01
+NEARLY_FULL_BYTES, FULL_BYTES = 64 << 20, 8 << 20
+NO_SPACE = "No space left on device"
+_PULL = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName")
+
+
+class Trouble(NamedTuple):
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A broker's data directory; bytes are -1 where the broker cannot tell."""
+
+    broker_id: int
+    total_bytes: int = -1
+    usable_bytes: int = -1
+    failed: bool = False
+
+
+def of_pods(
+    pods: Sequence[Mapping[str, Any]], claims: Sequence[Mapping[str, Any]]
+) -> Trouble | None:
+    """The first trouble that Kubernetes has with the brokers' pods or volume claims."""
+    for pod in pods:
+        found = _of_containers(pod) or _of_scheduling(pod, claims)
+        if found:
+            return found
+    return None
+
+
+def _of_containers(pod: Mapping[str, Any]) -> Trouble | None:
+    name = pod["metadata"]["name"]
+    for status in pod.get("status", {}).get("containerStatuses", []):
+        waiting = status.get("state", {}).get("waiting", {})
+        why = waiting.get("reason", "ContainerCreating")
+        if why in ("ContainerCreating", "PodInitializing"):
+            continue
+        last = status.get("lastState", {}).get("terminated", {})
+        said = (last.get("message", "") or waiting.get("message", "")).strip()
+        text = f"{name}: {why} {said}".rstrip()
+        if why in _PULL:
+            return Trouble("ImageNotPulled", text)
+        if NO_SPACE in said:
+            return Trouble("DiskFull", f"{text} Raise spec.storage.size.")
+        return Trouble("BrokerFails", text)
+    return None
+
+
+def _of_scheduling(pod: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) -> Trouble | None:
+    name = pod["metadata"]["name"]
+    for condition in pod.get("status", {}).get("conditions", []):
+        if condition["type"] != "PodScheduled" or condition["status"] != "False":
+            continue
+        said = condition.get("message", "").rstrip(".")
+        for claim in claims:
+            if claim.get("status", {}).get("phase") == "Pending":
+                wanted = claim["spec"].get("storageClassName") or "the default one"
+                return Trouble(
+                    "VolumeNotBound",
+                    f"{name}: {said}; volume claim {claim['metadata']['name']} is pending: is "
+                    f"there a storage class {wanted}?",
+                )
+        return Trouble("Unschedulable", f"{name}: {said}")
+    return None
+
+
+def of_disks(disks: Sequence[Disk]) -> tuple[Trouble | None, Trouble | None]:
+    """A disk that keeps its broker from working, and one that soon will."""
+    broken = [d for d in disks if d.failed]
+    known = sorted((d for d in disks if d.total_bytes > 0), key=lambda d: d.usable_bytes)
+    if broken and not (known and _below(known[0], FULL, FULL_BYTES)):
+        return Trouble(
+            "DiskFailed",
+            f"Broker {broken[0].broker_id} could not write to its volume; it is started again. "
+            "Look at the node's disk.",
+        ), None
+    if not known:
+        return None, None
+    worst = known[0]
+    size, left = worst.total_bytes >> 20, worst.usable_bytes >> 20
+    text = (
+        f"The volume of broker {worst.broker_id} has {left} of {size} MiB left; raise "
+        "spec.storage.size, lower retention, or delete topics."
+    )
+    if _below(worst, FULL, FULL_BYTES):
+        return Trouble("DiskFull", text), None
+    if _below(worst, NEARLY_FULL, NEARLY_FULL_BYTES):
+        return None, Trouble("DiskNearlyFull", text)
+    return None, None
+
+
+def _below(disk: Disk, part: float, least_bytes: int) -> bool:
+    """Whether less is left than `part` of the volume, or, of a large one, than `least_bytes`."""
+    return disk.usable_bytes < max(disk.total_bytes * part, min(least_bytes, disk.total_bytes / 4))
+
+
+def of_versions(versions: Mapping[int, str], asked: str, ours: str) -> Trouble | None:
+    """A broker of another version than the spec asks for, or than this operator knows.
+
+    `versions` is empty of brokers that do not tell; `asked` is `spec.version`.
+    """
+    for broker_id, version in sorted(versions.items()):
+        if asked and version != asked:
+            return Trouble(
+                "OtherVersion",
+                f"Broker {broker_id} is version {version}, and spec.version is {asked}; set "
+                "spec.image or spec.version so that they agree.",
+            )
+        if not asked and version != ours:
+            return Trouble(
+                "OtherVersion",
+                f"Broker {broker_id} is version {version}, and this operator is {ours}; use an "
+                f"image of {ours}, or set spec.version to {version} if that is meant.",
+            )
+    return None

@@ -1,0 +1,112 @@
+"""What brokers tell clients of themselves, inside of Kubernetes and out of it."""
+
+from shoal_operator.model import cluster, listeners
+
+INSIDE = {"name": "plain", "port": 9092, "type": "Internal"}
+NODES = {"name": "outside", "port": 9094, "type": "NodePort"}
+BALANCED = {"name": "world", "port": 9095, "type": "LoadBalancer"}
+
+
+def queue_cluster(*every, replicas=2):
+    return {
+        "kind": "QueueCluster",
+        "metadata": {"name": "main", "namespace": "n", "uid": "u"},
+        "spec": {
+            "replicas": replicas,
+            "storage": {"size": "1Gi"},
+            "listeners": list(every),
+            "metrics": {"port": 9404},
+        },
+    }
+
+
+def service(name, port, node_port=None, **ingress):
+    ports = [{"port": port, **({"nodePort": node_port} if node_port else {})}]
+    status = {"loadBalancer": {"ingress": [ingress]}} if ingress else {}
+    return {name: {"metadata": {"name": name}, "spec": {"ports": ports}, "status": status}}
+
+
+def files(made):
+    config_map = next(m for m in made if m["kind"] == "ConfigMap")
+    return config_map["data"]
+
+
+def test_inside_a_broker_is_its_pod() -> None:
+    told = listeners.advertised(queue_cluster(INSIDE), 1, {})
+    assert told == "PLAIN://${env:POD_NAME}.main-brokers.n.svc:9092"
+    pod = {"metadata": {"name": "main-broker-1"}, "status": {"hostIP": "10.0.0.9"}}
+    assert listeners.seen_by(pod, told) == "PLAIN://main-broker-1.main-brokers.n.svc:9092"
+
+
+def test_a_node_port_is_the_brokers_own() -> None:
+    wanted = queue_cluster(INSIDE, NODES)
+    made = {name for name, _ in listeners.services(wanted)}
+    own = {"main-outside-bootstrap", "main-outside-0", "main-outside-1"}
+    assert made == {"main-brokers", "main-bootstrap", *own}
+    assert set(listeners.pending(wanted, {})) == own
+    have = service("main-outside-bootstrap", 9094, 31000)
+    have |= service("main-outside-0", 9094, 31001) | service("main-outside-1", 9094, 31002)
+    assert listeners.pending(wanted, have) == []
+    assert listeners.advertised(wanted, 1, have).endswith(",OUTSIDE://${env:NODE_IP}:31002")
+    assert listeners.outside(wanted, NODES, have, ["10.0.0.8", "10.0.0.9"]) == (
+        "10.0.0.8:31000,10.0.0.9:31000"
+    )
+    named = queue_cluster(INSIDE, {**NODES, "host": "nodes.example"})
+    assert listeners.advertised(named, 0, have).endswith("OUTSIDE://nodes.example:31001")
+
+
+def test_a_load_balancer_is_waited_for() -> None:
+    wanted = queue_cluster(INSIDE, BALANCED, replicas=1)
+    have = service("main-world-bootstrap", 9095, 31000, ip="1.2.3.4")
+    assert listeners.pending(wanted, have) == ["main-world-0"]
+    have |= service("main-world-0", 9095, 31001, hostname="b0.example")
+    assert listeners.advertised(wanted, 0, have).endswith("WORLD://b0.example:9095")
+    assert listeners.outside(wanted, BALANCED, have, []) == "1.2.3.4:9095"
+
+
+def test_an_address_outside_changes_no_template() -> None:
+    """A new broker, or a port that changes, must not roll those that run."""
+    have = service("main-outside-bootstrap", 9094, 31000) | service("main-outside-0", 9094, 31001)
+    other = have | service("main-outside-0", 9094, 31009)
+    one, two = (
+        cluster.manifests(queue_cluster(INSIDE, NODES, replicas=1), "i:1", h) for h in (have, other)
+    )
+    assert one[-1] == two[-1]
+    assert files(one) != files(two)
+
+
+def test_more_brokers_change_no_setting_of_those_that_run() -> None:
+    three, five = (
+        files(cluster.manifests(queue_cluster(INSIDE, replicas=n), "i:1")) for n in (3, 5)
+    )
+    assert three["broker-0.properties"] == five["broker-0.properties"]
+    assert len(five) == 5
+    voters = "controller.quorum.voters=" + ",".join(
+        f"{n}@main-broker-{n}.main-brokers.n.svc:9093" for n in range(3)
+    )
+    assert voters in three["broker-2.properties"]
+    alone = files(cluster.manifests(queue_cluster(INSIDE, replicas=1), "i:1"))
+    assert "quorum" not in alone["broker-0.properties"]
+
+
+def test_the_image_of_a_version() -> None:
+    wanted = queue_cluster(INSIDE)
+    wanted["spec"]["version"] = "0.2.0"
+    for default in (
+        "r:5000/shoal/broker:0.1.0",
+        "r:5000/shoal/broker@sha256:12",
+        "r:5000/shoal/broker",
+    ):
+        assert cluster.image(wanted, default) == "r:5000/shoal/broker:0.2.0"
+    wanted["spec"]["image"] = "mine:1"
+    assert cluster.image(wanted, "x") == "mine:1"
+
+
+def test_brokers_spread_over_nodes_and_zones_and_may_know_their_rack() -> None:
+    wanted = queue_cluster(INSIDE)
+    wanted["spec"]["rack"] = {"topologyKey": "topology.kubernetes.io/zone"}
+    pod = cluster.manifests(wanted, "i:1")[-1]["spec"]["template"]["spec"]
+    keys = [c["topologyKey"] for c in pod["topologySpreadConstraints"]]
+    assert keys == ["kubernetes.io/hostname", "topology.kubernetes.io/zone"]
+    env = {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in pod["containers"][0]["env"]}
+    assert env["SHOAL_BROKER_RACK"] == "metadata.labels['topology.kubernetes.io/zone']"

@@ -1,0 +1,92 @@
+"""Troubles of a cluster in words: each names the thing and what to do, and is told once."""
+
+import pytest
+from shoal_operator.conditions import Verdict, conditions
+from shoal_operator.statuses import news
+from shoal_operator.troubles import Disk, of_disks, of_pods, of_versions
+
+MIB = 1 << 20
+
+
+def pod(waiting=None, last="", **scheduled):
+    state = {"waiting": waiting} if waiting else {"running": {}}
+    container = {"state": state, "lastState": {"terminated": {"message": last}}}
+    rows = [{"type": "PodScheduled", "status": "False", **scheduled}] if scheduled else []
+    return {
+        "metadata": {"name": "main-broker-0"},
+        "status": {"containerStatuses": [container], "conditions": rows},
+    }
+
+
+@pytest.mark.parametrize(
+    ("seen", "reason", "words"),
+    [
+        (pod({"reason": "ErrImageNeverPull", "message": "no x:1"}), "ImageNotPulled", "no x:1"),
+        (pod({"reason": "CrashLoopBackOff"}, "bad num.partitions"), "BrokerFails", "bad num"),
+        (
+            pod({"reason": "CrashLoopBackOff"}, "No space left on device"),
+            "DiskFull",
+            "storage.size",
+        ),
+        (pod(message="0/1 nodes: Insufficient cpu."), "Unschedulable", "Insufficient cpu"),
+    ],
+)
+def test_what_kubernetes_says_of_a_pod(seen, reason, words) -> None:
+    found = of_pods([seen], [])
+    assert found.reason == reason
+    assert words in found.message
+    assert "main-broker-0" in found.message
+
+
+def test_a_pod_that_starts_or_runs_is_no_trouble() -> None:
+    assert of_pods([pod(), pod({"reason": "ContainerCreating"})], []) is None
+
+
+def test_a_claim_that_is_not_bound_names_its_class() -> None:
+    claim = {
+        "metadata": {"name": "data-main-broker-0"},
+        "spec": {"storageClassName": "fast"},
+        "status": {"phase": "Pending"},
+    }
+    found = of_pods([pod(message="unbound claims")], [claim])
+    assert found.reason == "VolumeNotBound"
+    assert "data-main-broker-0" in found.message
+    assert "storage class fast" in found.message
+
+
+@pytest.mark.parametrize(
+    ("disk", "reasons"),
+    [
+        (Disk(0, 1000 * MIB, 500 * MIB), (None, None)),
+        (Disk(0, 1000 * MIB, 90 * MIB), (None, "DiskNearlyFull")),
+        (Disk(0, 1000 * MIB, 5 * MIB), ("DiskFull", None)),
+        (Disk(0, 32 * MIB, 31 * MIB), (None, None)),
+        (Disk(0, 32 * MIB, 1 * MIB), ("DiskFull", None)),
+        (Disk(0, 1000 * MIB, 500 * MIB, failed=True), ("DiskFailed", None)),
+        (Disk(0, 1000 * MIB, 0, failed=True), ("DiskFull", None)),
+        (Disk(0), (None, None)),
+    ],
+)
+def test_disks(disk, reasons) -> None:
+    roomy = Disk(1, 1000 * MIB, 900 * MIB)
+    assert tuple(t and t.reason for t in of_disks([roomy, disk])) == reasons
+
+
+def test_versions() -> None:
+    assert of_versions({0: "1.0"}, "", "1.0") is None
+    assert of_versions({}, "2.0", "1.0") is None
+    assert of_versions({0: "2.0"}, "2.0", "1.0") is None
+    assert "Broker 1 is version 2.0, and this operator is 1.0" in (
+        of_versions({0: "1.0", 1: "2.0"}, "", "1.0").message
+    )
+    assert "spec.version is 3.0" in of_versions({0: "2.0"}, "3.0", "1.0").message
+
+
+def test_an_alarm_is_news_once() -> None:
+    full = Verdict.refused("DiskFull", "x")
+    assert news(full, []) == [("DiskFull", "x")]
+    assert news(full, conditions(full, 1, "t", None)) == []
+    soon = Verdict.fine("y").warned(("DiskNearlyFull", "z"))
+    assert news(soon, conditions(full, 1, "t", None)) == [("DiskNearlyFull", "z")]
+    assert news(soon, conditions(soon, 1, "t", None)) == []
+    assert news(Verdict.waiting("Starting", "w"), []) == []
