@@ -9,7 +9,7 @@ is gone before the answer could leave.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -18,7 +18,6 @@ from shoal.coordinator.share.sessions import FINAL_EPOCH, INITIAL_EPOCH, ShareSe
 from shoal.log.errors import LogOffline, OffsetOutOfRange
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.share import PartitionRecords, ShareFetchRequest, write_fetch
-from shoal.record.batch import HEADER_SIZE, headers
 from shoal.server.api import Answer, Body, Request
 from shoal.server.prompt import Prompt
 from shoal.server.share_acks import Acks
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
 RECORD_LIMIT = 1
-#: A bit of ours in the acquire mode: answer with the batches' headers alone. Our client sets it for
-#: those who fetch the records elsewhere; it learns from ApiVersions that it may.
-HEADERS_ONLY = 0x10
 #: Topic id and partition index.
 _Key = tuple[UUID, int]
 
@@ -65,7 +61,7 @@ class ShareFetch:
             session.member_id,
             body.max_records,
             body.batch_size,
-            body.share_acquire_mode & ~HEADERS_ONLY == RECORD_LIMIT,
+            body.share_acquire_mode == RECORD_LIMIT,
         )
         session.reassigned = False
         self._keys = self._rotated(list(session.partitions), body.share_session_epoch)
@@ -180,14 +176,11 @@ class ShareFetch:
                     entries[key] = self._refusal(key, Failure(error.code, error.message))
                     continue
                 if got.total:
-                    size = sum(map(len, records))
-                    left_bytes -= size
-                    if self._request.share_acquire_mode & HEADERS_ONLY:
-                        records = _headers_of(records)
                     self._locks.append((leader, got.lock))
                     entry = entry._replace(records=records, acquired=got.records)
                     left_records -= got.total
                     size = sum(map(len, records))
+                    left_bytes -= size
                     self._broker.metrics.topic(leader.partition.topic).bytes_out += size
             entries[key] = entry
         if not must and not self._locks and not any(e.error_code for e in entries.values()):
@@ -256,11 +249,6 @@ class ShareFetch:
                 )
         settings = self._broker.share.settings(self._session.group_id)
         return write_fetch(topics, acquisition_lock_timeout_ms=settings.lock_duration_ms)
-
-
-def _headers_of(records: Sequence[memoryview]) -> list[memoryview]:
-    """The headers of whole batches, one behind the other."""
-    return [piece[at : at + HEADER_SIZE] for piece in records for at, _ in headers(piece)]
 
 
 def _with_result(entry: PartitionRecords, failure: Failure | None) -> PartitionRecords:

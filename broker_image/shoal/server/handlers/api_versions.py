@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 #: librdkafka up to 2.8 takes a broker that does not name Produce v0 for one too old to compress for
 #: (KAFKA-18659), so Kafka names versions that it then refuses.
 _NAMED_FROM = {ApiKey.PRODUCE: 0}
-#: Features of our own that our own client alone is told of; see `shoal.client.share`.
-_OWN_CLIENT = "shoal"
-_OWN_FEATURES = {"shoal.share.headers.only": (1, 1)}
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
@@ -33,8 +30,6 @@ def handle(broker: Broker, request: Request) -> Answer:
     supported = features.supported
     if request.version < 4:  # clients before KIP-1022 take no feature that starts at 0
         supported = {name: span for name, span in supported.items() if span[0] > 0}
-    if request.peer.client_software[0] == _OWN_CLIENT:
-        supported = {**supported, **_OWN_FEATURES}
     return {
         "error_code": ErrorCode.none,
         "api_keys": served(broker.table.values()),
