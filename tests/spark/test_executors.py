@@ -18,7 +18,7 @@ from conditions import eventually
 from queues import Queue
 
 PROGRAM = Path(spark_cluster.__file__)
-WAIT_S = 90.0
+WAIT_S = 180.0
 
 
 class Application:
@@ -74,7 +74,7 @@ def running(queue: Queue, place: Path, **options: Any) -> Iterator[Application]:
             process.wait()
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_executors_follow_the_published_number_and_may_die(
     shoal_queue: Callable[..., Queue], tmp_path: Path
 ) -> None:
