@@ -27,8 +27,8 @@ from shoal_spark import arguments, outcomes
 SCHEMA = "order_id string, number string, account string, total_cents long, pdf binary"
 TABLE = """
     CREATE TABLE IF NOT EXISTS invoices (
-        order_id TEXT PRIMARY KEY, number TEXT NOT NULL, account TEXT NOT NULL, total_cents INTEGER NOT NULL,
-        pdf BLOB NOT NULL, batch INTEGER NOT NULL
+        order_id TEXT PRIMARY KEY, number TEXT NOT NULL, account TEXT NOT NULL,
+        total_cents INTEGER NOT NULL, pdf BLOB NOT NULL, batch INTEGER NOT NULL
     )
 """
 #: A page of A4 in points, and where its text begins.
