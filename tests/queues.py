@@ -80,7 +80,7 @@ class Queue:
         lags = [offset.lag for offset in self.positions().values()]
         return sum(lags) if lags and min(lags) >= 0 else -1
 
-    def drained(self, timeout_s: float = 30.0) -> None:
+    def drained(self, timeout_s: float = 60.0) -> None:
         """Wait until nothing is left to settle."""
         eventually(lambda: self.lag == 0, timeout_s=timeout_s, what=f"lag of {self.group} is 0")
 

@@ -44,6 +44,8 @@ def session(directory: Path, cores: int = 2) -> SparkSession:
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.local.dir": str(directory / "local"),
         "spark.sql.session.timeZone": "UTC",
+        # A busy machine starts a Python worker slowly.
+        "spark.python.authenticate.socketTimeout": "120s",
     }
     builder = SparkSession.builder.master(f"local[{cores}, 3]").appName("shoal tests")
     spark = builder.config(map=settings).getOrCreate()

@@ -28,6 +28,8 @@ TASKS, RESULTS, DEAD_LETTERS = "images", "thumbnails", "dlq.images"
 GROUP, CONSUMER = "thumbnailers", "thumbnailer"
 PARTITIONS = 2
 BROKEN_EVERY = 100
+#: Of the brokers' pods, by default.
+METRICS_PORT = 9404
 _LOG_OFFSET = re.compile(r"^kafka_log_Log_Log(Start|End)Offset\{(.*)\} (\S+)$", re.MULTILINE)
 _TOPIC = re.compile(r'topic="([^"]*)"')
 
@@ -88,7 +90,7 @@ class Pipeline:
 
     def counts(self) -> Counter[str]:
         """Records that ever came to each topic."""
-        place = f"/api/v1/namespaces/{NAMESPACE}/pods/demo-broker-0:metrics/proxy/metrics"
+        place = f"/api/v1/namespaces/{NAMESPACE}/pods/demo-broker-0:{METRICS_PORT}/proxy/metrics"
         found: Counter[str] = Counter()
         for end, labels, value in _LOG_OFFSET.findall(self._get(place)):
             topic = _TOPIC.search(labels)

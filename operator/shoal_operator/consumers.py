@@ -194,7 +194,9 @@ class Consumers:
             history = scaling.History.resumed(current, idle_ms, now_ms)
             self._histories[name] = history
         locks, partitions = group["spec"]["maxRecordLocks"], max(1, len(state.partitions))
-        load = scaling.Load(state.lag, partitions, locks)
+        starts = [p.start_offset for p in state.partitions]
+        settled = sum(starts) if starts and min(starts) >= 0 else -1
+        load = scaling.Load(state.lag, partitions, locks, settled, status.get("readyReplicas", 0))
         return scaling.decide(policy(spec), load, current, history, now_ms)
 
     async def _say(

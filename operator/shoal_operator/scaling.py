@@ -1,7 +1,9 @@
-"""How many consumers a share group wants: pure, from lag, locks and time.
+"""How many consumers a share group wants: pure, from lag, processing rate, locks and time.
 
 1. Wanted = lag / targetLagPerReplica, rounded up, so any lag wants a consumer. Lag includes what
-   is in flight, so a group is never scaled away while records are being worked on.
+   is in flight, so a group is never scaled away while records are being worked on. Where consumers
+   are slow, that is too few: at least so many are wanted as drain the lag in `DRAIN_MS` at the rate
+   that one of them has shown, once there is a rate (start offsets moved while consumers ran).
 2. The ceiling: of one partition `maxRecordLocks` records can be in flight, so no more than
    partitions x maxRecordLocks / recordsPerReplica consumers find work. Beyond partitions is fine.
    Executors of Spark share one batch, so its size bounds them too.
@@ -12,9 +14,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 
+#: Within so long a backlog is to be gone: slow work gets more consumers than its lag asks for.
+DRAIN_MS = 300_000
+#: A rate is the mean over so long, and is known once records were settled for `RATE_MS_MIN`.
+RATE_MS, RATE_MS_MIN = 120_000, 20_000
 #: With fewer records, a Spark task is more overhead than work.
 RECORDS_PER_TASK_MIN = 10
 
@@ -37,11 +44,17 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the broker says of the group. `lag` and `record_locks` count records."""
+    """What the broker says of the group. `lag` and `record_locks` count records.
+
+    `settled` are the group's start offsets, summed: they move as records are settled; -1 where they
+    are not known. `running` consumers worked on them.
+    """
 
     lag: int
     partitions: int
     record_locks: int
+    settled: int = -1
+    running: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +75,43 @@ def ceiling(policy: Policy, load: Load) -> int:
 
 
 @dataclass(slots=True)
+class Rate:
+    """What one consumer settles, from looks at the group while it had work.
+
+    `looks` are (time in ms, records settled, consumer-milliseconds), newest last.
+    """
+
+    looks: deque[tuple[int, int, int]] = field(default_factory=deque)
+
+    def look(self, load: Load, now_ms: int) -> float:
+        """Take a look in; records a millisecond and consumer, 0 while that is not known."""
+        last = self.looks[-1] if self.looks else None
+        # Without work or workers, and after a reset of the group, it begins anew.
+        if (
+            load.settled < 0
+            or not load.lag
+            or not load.running
+            or (last and load.settled < last[1])
+        ):
+            self.looks.clear()
+            return 0.0
+        spent = last[2] + load.running * (now_ms - last[0]) if last else 0
+        self.looks.append((now_ms, load.settled, spent))
+        while self.looks[0][0] < now_ms - RATE_MS:
+            self.looks.popleft()
+        first = self.looks[0]
+        if now_ms - first[0] < RATE_MS_MIN or spent == first[2]:
+            return 0.0
+        return (load.settled - first[1]) / (spent - first[2])
+
+
+@dataclass(slots=True)
 class History:
-    """What was wanted lately, newest last, and since when there has been no lag."""
+    """What was wanted lately, newest last, since when there has been no lag, and the rate."""
 
     wanted: deque[tuple[int, int]] = field(default_factory=deque)
     idle_since_ms: int | None = None
+    rate: Rate = field(default_factory=Rate)
 
     @classmethod
     def resumed(cls, current: int, idle_ms: int | None, now_ms: int) -> History:
@@ -82,6 +127,11 @@ def decide(policy: Policy, load: Load, current: int, history: History, now_ms: i
     """
     top = ceiling(policy, load)
     raw = -(-load.lag // policy.target_lag)
+    why = f"lag {load.lag} / {policy.target_lag} a consumer"
+    rate = history.rate.look(load, now_ms)
+    if rate > 0 and (by_rate := math.ceil(load.lag / (rate * DRAIN_MS))) > raw:
+        raw = by_rate
+        why = f"lag {load.lag} at {rate * 1000:.3g} records a second and consumer"
     bounded = min(max(raw, policy.replicas_min), policy.replicas_max, top)
     bounded = max(bounded, policy.replicas_min)
     history.wanted.append((now_ms, bounded))
@@ -91,7 +141,6 @@ def decide(policy: Policy, load: Load, current: int, history: History, now_ms: i
         history.idle_since_ms = None
     elif history.idle_since_ms is None:
         history.idle_since_ms = now_ms
-    why = f"lag {load.lag} / {policy.target_lag} a consumer"
     if raw > bounded:
         limit = "maxReplicas" if bounded == policy.replicas_max else f"record locks allow {top}"
         why += f", held at {bounded} ({limit})"

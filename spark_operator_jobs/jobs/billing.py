@@ -2,10 +2,11 @@
 
     spark-submit billing.py --topics orders --group billing --registry /data/invoices.db
 
-The number of an invoice is where its order lies in the log, so a batch that runs again, and a
-record that is delivered again, make the same invoice; the registry, an SQLite file on the driver's
-volume, takes each number once. An order that makes no invoice is rejected; correct it, and
-redrive it from the dead-letter topic. `feed_orders.py` fills the queue.
+The registry, an SQLite file on the driver's volume, takes each order once: a batch that runs again,
+a record that is delivered again and a dead letter that is redriven bill nobody twice. The number of
+an invoice is where its order lies in the log. An order that makes no invoice is rejected, which
+takes it to the group's dead-letter topic; once the cause is gone, `shoal share redrive` brings it
+back. `feed_orders.py` fills the queue.
 """
 
 from __future__ import annotations
@@ -16,32 +17,34 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import shoal_spark
 from pyspark.sql import DataFrame, SparkSession
 from shoal_spark import arguments, outcomes
 
-SCHEMA = "number string, account string, total_cents long, pdf binary"
+SCHEMA = "order_id string, number string, account string, total_cents long, pdf binary"
 TABLE = """
     CREATE TABLE IF NOT EXISTS invoices (
-        number TEXT PRIMARY KEY, account TEXT NOT NULL, total_cents INTEGER NOT NULL,
-        pdf BLOB NOT NULL, batch INTEGER NOT NULL
+        order_id TEXT PRIMARY KEY, number TEXT NOT NULL, account TEXT NOT NULL,
+        total_cents INTEGER NOT NULL, pdf BLOB NOT NULL, batch INTEGER NOT NULL
     )
 """
 #: A page of A4 in points, and where its text begins.
 PAGE, LEFT, TOP, LEADING = (595, 842), 72, 770, 16
+#: Lines of an order that its page has room for.
 LINES_MAX = 40
 #: What a PDF string needs a backslash before.
 ESCAPED, ESCAPE = re.compile(r"([()\\])"), r"\\\1"
 
 
-def invoice(row: dict[str, Any]) -> dict[str, Any]:
+def invoice(row: dict[str, Any], lines_max: int = LINES_MAX) -> dict[str, Any]:
     """The invoice for one record; raises where it is no order that can be billed."""
     order = json.loads(row["value"] or b"")
     lines = order["lines"]
-    if not 0 < len(lines) <= LINES_MAX:
-        raise ValueError(f"an invoice has 1 to {LINES_MAX} lines, not {len(lines)}")
+    if not 0 < len(lines) <= lines_max:
+        raise ValueError(f"an invoice has 1 to {lines_max} lines, not {len(lines)}")
     if bad := [line for line in lines if line["quantity"] <= 0 or line["price_cents"] < 0]:
         raise ValueError(f"nothing can be billed for {bad[0]}")
     total = sum(line["price_cents"] * line["quantity"] for line in lines)
@@ -52,7 +55,10 @@ def invoice(row: dict[str, Any]) -> dict[str, Any]:
           for line in lines),
         "", f"Total {euros(total)}",
     ]  # fmt: skip
-    return {"number": number, "account": order["account"], "total_cents": total, "pdf": pdf(text)}
+    return {
+        "order_id": order["order"], "number": number, "account": order["account"],
+        "total_cents": total, "pdf": pdf(text),
+    }  # fmt: skip
 
 
 def euros(cents: int) -> str:
@@ -84,21 +90,24 @@ def pdf(lines: Sequence[str]) -> bytes:
 
 def register(path: str, batch: int, invoices: Iterable[Any]) -> int:
     """Write invoices that are not there yet, all or none; how many were new."""
-    rows = [(i["number"], i["account"], i["total_cents"], bytes(i["pdf"]), batch) for i in invoices]
+    rows = [
+        (i["order_id"], i["number"], i["account"], i["total_cents"], bytes(i["pdf"]), batch)
+        for i in invoices
+    ]
     with closing(sqlite3.connect(path)) as registry, registry:
         registry.execute(TABLE)
         before = registry.total_changes
-        registry.executemany("INSERT OR IGNORE INTO invoices VALUES (?, ?, ?, ?, ?)", rows)
+        registry.executemany("INSERT OR IGNORE INTO invoices VALUES (?, ?, ?, ?, ?, ?)", rows)
         return registry.total_changes - before
 
 
 def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
     """What is done with each micro-batch."""
-    options = arguments.options(given)
+    options, bill = arguments.options(given), partial(invoice, lines_max=given.lines_max)
 
     def write(batch: DataFrame, number: int) -> None:
         rows = batch.select("topic", "partition", "offset", "value")
-        judged = outcomes.apply(rows, invoice, SCHEMA).persist()
+        judged = outcomes.apply(rows, bill, SCHEMA).persist()
         try:
             new = register(given.registry, number, outcomes.good(judged).toLocalIterator())
             rejected = outcomes.report(judged, options)
@@ -112,7 +121,12 @@ def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:
 def main() -> None:
     parser = arguments.parser(__doc__ or "", topics="orders", group="billing")
     parser.add_argument("--registry", default="invoices.db", help="the SQLite file of invoices")
+    parser.add_argument(
+        "--lines-max", type=int, default=LINES_MAX, help="longer orders are not billed"
+    )
     given = parser.parse_args()
+    if not 0 < given.lines_max <= LINES_MAX:
+        parser.error(f"--lines-max is {given.lines_max}; a page has room for 1 to {LINES_MAX}")
     spark = SparkSession.builder.appName("billing").getOrCreate()
     shoal_spark.register(spark)
     writer = arguments.load(spark, given).writeStream.foreachBatch(sink(given))

@@ -75,16 +75,31 @@ def orders(count: int, accounts: int, broken_every: int, seed: int) -> Iterator[
         yield order["account"], value
 
 
-async def feed(given: argparse.Namespace) -> int:
-    async with Client(given.bootstrap_servers) as client:
-        topic = NewTopic(given.topic, given.partitions, given.replication_factor)
-        made = (await client.admin.topics.create([topic]))[given.topic]
+async def prepare(client: Client, given: argparse.Namespace) -> None:
+    """The topics, and what the group needs to know."""
+    names: dict[str, dict[str, str]] = {given.topic: {}}
+    if given.dead_letters:
+        names[given.dead_letters] = {"errors.deadletterqueue.group.enable": "true"}
+    for name, configs in names.items():
+        topic = NewTopic(name, given.partitions, given.replication_factor, configs=configs)
+        made = (await client.admin.topics.create([topic]))[name]
         if isinstance(made, KafkaError) and made.code != ErrorCode.topic_already_exists:
             raise made
-        if given.group:
-            changes = [ConfigChange("share.auto.offset.reset", "earliest")]
-            resource = Resource(ResourceType.GROUP, given.group)
-            expect(await client.admin.configs.alter({resource: changes}))
+    if given.group:
+        configs = {"share.auto.offset.reset": "earliest"}
+        configs |= dict(pair.partition("=")[::2] for pair in given.config)
+        if given.dead_letters:
+            configs["errors.deadletterqueue.topic.name"] = given.dead_letters
+            configs["errors.deadletterqueue.copy.record.enable"] = "true"
+        changes = [ConfigChange(name, value) for name, value in configs.items()]
+        expect(await client.admin.configs.alter({
+            Resource(ResourceType.GROUP, given.group): changes
+        }))  # fmt: skip
+
+
+async def feed(given: argparse.Namespace) -> int:
+    async with Client(given.bootstrap_servers) as client:
+        await prepare(client, given)
         waiting, sent = [], 0
         made_orders = orders(given.count, given.accounts, given.broken_every, given.seed)
         async with client.producer() as producer:
@@ -113,6 +128,11 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--group", default="", help="a share group to configure")
+    parser.add_argument("--dead-letters", default="", help="the group's dead-letter topic")
+    parser.add_argument(
+        "--config", action="append", default=[], metavar="NAME=VALUE",
+        help="a config of the group, such as share.ordering=key",
+    )  # fmt: skip
     given = parser.parse_args()
     try:
         print(f"{asyncio.run(feed(given))} orders are in topic {given.topic}.")

@@ -70,15 +70,23 @@ class Columns:
         return len(self.offsets) >= ROWS_MAX or self._bytes >= BYTES_MAX
 
     def add(self, data: bytes, at: int, header: BatchHeader, r: Range) -> None:
-        """Take the records of the batch at `at` that lie in `r`. Raises `CorruptRecords`."""
+        """Take the records of the batch at `at` that lie in `r`.
+
+        Raises `CorruptRecords` or `CorruptBatch`; then none of them is taken.
+        """
         if not check_crc(data, at, header):
             raise CorruptRecords(f"the batch at offset {header.base_offset} has a wrong CRC")
         body = records_body(data, at, header)
         before = len(self.offsets)
-        if self._with_headers:
-            self._read_all(body, header, r)
-        else:
-            self._read(body, header, r)
+        try:
+            if self._with_headers:
+                self._read_all(body, header, r)
+            else:
+                self._read(body, header, r)
+        except CorruptBatch:
+            for column in (self.keys, self.values, self.offsets, self.timestamps_ms, self.headers):
+                del column[before:]
+            raise
         count = len(self.offsets) - before
         if header.timestamp_type:
             self.timestamps_ms[before:] = [header.max_timestamp] * count

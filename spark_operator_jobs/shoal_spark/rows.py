@@ -12,11 +12,12 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from shoal.client.batches import CorruptRecords
 from shoal.client.client import SyncClient
 from shoal.client.errors import KafkaError
 from shoal.client.fetcher import Fetched
 from shoal.protocol.errors import ErrorCode
-from shoal.record.batch import headers
+from shoal.record.batch import BatchHeader, CorruptBatch, headers
 
 from shoal_spark.columns import Columns
 from shoal_spark.options import Connection, SourceOptions
@@ -54,7 +55,10 @@ def read(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.RecordB
                     if header.base_offset > r.last:
                         break
                     if not header.is_control and header.last_offset >= r.first:
-                        columns.add(chunk.data, at, header, r)
+                        try:
+                            columns.add(chunk.data, at, header, r)
+                        except (CorruptRecords, CorruptBatch) as error:
+                            reading.undecodable(r, header, error)
                     if columns.full:
                         yield columns.take()
         if columns.offsets:
@@ -102,6 +106,17 @@ class _Reading:
             if not at < start <= r.last:
                 return None
             return self._client.run(self._first(start, r.last, size))
+
+    def undecodable(self, r: Range, header: BatchHeader, error: Exception) -> None:
+        """A batch of the log that nobody can read. Raises `DataLoss` unless that may be."""
+        first, last = max(r.first, header.base_offset), min(r.last, header.last_offset)
+        text = (
+            f"rows of topic {self.topic!r} partition {self.partition}, offsets {first} to {last}, "
+            f"cannot be decoded: {error}"
+        )
+        if self.options.fail_on_data_loss:
+            raise DataLoss(f"{text}. Set failOnDataLoss to false to go on without them") from None
+        log.warning("%s", text)
 
     async def _first(self, at: int, last: int, size: int) -> Fetched:
         pieces = self._client.fetcher.range(self.topic, self.partition, at, last, chunk_bytes=size)

@@ -67,7 +67,7 @@ def executors(queue: Resources) -> list[str]:
 
 def stored(queue: Resources, topic: str) -> int:
     """Records that ever came to a topic, by the broker's own metrics; -1 while it is away."""
-    pod = f"/api/v1/namespaces/{queue.namespace}/pods/main-broker-0:metrics/proxy/metrics"
+    pod = f"/api/v1/namespaces/{queue.namespace}/pods/main-broker-0:9404/proxy/metrics"
     told = queue.kubectl("get", "--raw", pod, check=False)
     ends = [int(float(n)) for name, n in _END.findall(told.stdout) if name == topic]
     return sum(ends) if ends else -1

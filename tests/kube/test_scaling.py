@@ -50,6 +50,35 @@ def test_locks_are_a_ceiling() -> None:
     assert "record locks allow 8" in decision.why
 
 
+def working(steps, policy=POLICY):
+    """Replicas after each (now_ms, lag, settled, running), the last reason too."""
+    history, current, why = History(), 0, ""
+    out = []
+    for now_ms, lag, settled, running in steps:
+        decision = decide(policy, Load(lag, 2, 2000, settled, running), current, history, now_ms)
+        current, why = decision.replicas, decision.why
+        out.append(current)
+    return out, why
+
+
+def test_slow_work_gets_more_consumers_than_its_lag_asks_for() -> None:
+    """One record in ten seconds: ninety of them would take one consumer a quarter of an hour."""
+    slow = [(t * 10_000, 90 - t, t, 1) for t in range(5)]
+    assert working(slow)[0] == [1, 1, 3, 3, 3]
+    assert "0.1 records a second and consumer" in working(slow)[1]
+    quick = [(t * 10_000, 90 - t, 1000 * t, 1) for t in range(5)]
+    assert working(quick)[0] == [1] * 5
+
+
+def test_a_rate_is_of_one_consumer_and_of_work_only() -> None:
+    three = [(t * 10_000, 90, 3 * t, 3) for t in range(5)]
+    assert working(three)[0][-1] == 3, "three settle three times as much"
+    idle = [(t * 10_000, 90, 0, 0) for t in range(5)]
+    assert working(idle)[0] == [1] * 5, "nobody runs yet, so nobody is slow"
+    reset = [(0, 90, 500, 1), (30_000, 90, 503, 1), (40_000, 600, 0, 1)]
+    assert working(reset)[0] == [1, 3, 6], "after a reset the lag alone counts"
+
+
 def test_minimum_holds_without_lag() -> None:
     policy = Policy(replicas_min=2, replicas_max=4)
     assert run([(0, 0), (10**9, 0)], policy) == [2, 2]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PROGRAM = Path(spark_query.__file__)
-RUN_TIMEOUT_S = 90
+RUN_TIMEOUT_S = 180
 
 
 def killed(plan: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ def prove(spark: SparkSession, queue: Queue, place: Path, steps: Sequence[str]) 
     queue.drained()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_killed_at_every_step(
     shoal_queue: Callable[..., Queue], spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ IMAGES = {
             "spark_operator_jobs/shoal_spark",
             "spark_operator_jobs/jobs",
             "spark_operator_jobs/entrypoint.py",
+            "spark_operator_jobs/decommission.py",
         ),
         ("spark", "jobs"),
         (*BASE_PACKAGES, *JAVA_PACKAGES),

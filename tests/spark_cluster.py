@@ -1,0 +1,92 @@
+"""A streaming query on executors that are processes of their own, for tests to steer and to kill.
+
+    python spark_cluster.py '{"options": {…}, "place": "…"}'
+
+Runs in `local-cluster[3,1,512]` until it is told to end. `place/executors` says how many executors
+are wanted, `place/state.json` how things are: the application's id, its executors' ids, and the
+values done so far, each as often as it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+EXECUTORS = 3
+WORK_S = 0.02
+LOOK_EVERY_S = 0.2
+
+
+def session(place: Path) -> SparkSession:
+    import shoal_spark
+    from pyspark.sql import SparkSession
+    from shoal_spark import scaling
+
+    os.environ[scaling.FILE] = str(place / "executors")
+    quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    settings = {
+        "spark.driver.extraJavaOptions": quick, "spark.executor.extraJavaOptions": quick,
+        "spark.ui.enabled": "false", "spark.driver.memory": "512m",
+        "spark.executor.memory": "512m", "spark.executor.cores": "1",
+        "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
+        "spark.decommission.enabled": "true", "spark.local.dir": str(place / "local"),
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join(sys.path),
+    }  # fmt: skip
+    builder = SparkSession.builder.master(f"local-cluster[{EXECUTORS},1,512]").appName("tests")
+    spark = builder.config(map=settings).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    shoal_spark.register(spark)
+    return spark
+
+
+def slowly(batches: Iterator[Any]) -> Iterator[Any]:
+    """Hold each record as long as real work would."""
+    pause = threading.Event()
+    for batch in batches:
+        pause.wait(WORK_S * batch.num_rows)
+        yield batch
+
+
+def main(plan: dict[str, Any]) -> None:
+    import pyspark
+    from shoal_spark.allocation import Executors
+
+    place = Path(plan["place"])
+    spark = session(place)
+    done: list[str] = []
+
+    def sink(frame: DataFrame, batch: int) -> None:
+        rows = frame.select("value").mapInArrow(slowly, "value binary").collect()
+        done.extend(bytes(row["value"]).decode() for row in rows)
+
+    source = spark.readStream.format("sharegroup").options(**plan["options"]).load()
+    writer = source.writeStream.foreachBatch(sink)
+    query = writer.option("checkpointLocation", str(place / "checkpoint")).start()
+    over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    executors, name = Executors(spark), spark.sparkContext.applicationId
+    while not over.wait(LOOK_EVERY_S) and query.isActive:
+        there = [e.id for e in executors.present() if e.id != "driver"]
+        part = place / "state.part"
+        part.write_text(json.dumps({"application": name, "executors": there, "done": done}))
+        part.rename(place / "state.json")
+    if error := query.exception():
+        raise error
+    query.stop()
+    spark.stop()
+    # The workers of `local-cluster` keep their executors' logs there, and nowhere else.
+    shutil.rmtree(Path(pyspark.__file__).parent / "work" / name, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

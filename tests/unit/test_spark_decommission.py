@@ -1,0 +1,32 @@
+"""What an executor's container does before its pod ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = Path(__file__).resolve().parents[2] / "spark_operator_jobs" / "decommission.py"
+EXECUTOR = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
+#: Stands for an executor: it says when it is ready, and ends by itself once it was told to.
+STAND_IN = """
+import signal, sys
+signal.signal(signal.SIGPWR, lambda *_: sys.exit(7))
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+def test_the_executor_is_told_and_waited_for(tmp_path: Path) -> None:
+    java = tmp_path / "java"
+    java.symlink_to(sys.executable)
+    words = [str(java), "-c", STAND_IN, EXECUTOR]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as executor:
+        assert executor.stdout is not None and executor.stdout.readline() == "ready\n"
+        told = subprocess.Popen([sys.executable, str(PROGRAM)])
+        assert executor.wait(20) == 7, "it was ended in another way than by SIGPWR"
+        assert told.wait(20) == 0
+
+
+def test_without_an_executor_there_is_nothing_to_do() -> None:
+    assert subprocess.run([sys.executable, str(PROGRAM)], timeout=20, check=False).returncode == 0
