@@ -13,7 +13,7 @@ from clusters import CLUSTER_ID, ShoalCluster, running
     [
         (["--quorum=1@127.0.0.1:1,x"], ["controller.quorum.voters has 'x'", "id@host:port"]),
         (["--quorum=2@127.0.0.1:1,2@127.0.0.1:2"], ["node id 2 stands twice"]),
-        (["--set=process.roles=broker"], ["controller.quorum.voters has this node", "add controller"]),
+        (["--set=process.roles=broker"], ["controller.quorum.voters has this", "add controller"]),
         (
             ["--set=advertised.listeners=PLAINTEXT://127.0.0.1:1"],
             ["127.0.0.1:1", "not reached", "name an address"],
