@@ -337,8 +337,8 @@ class ReplicaNode:
             start = end = 0
             if log is not None:
                 start, end = log.log_start_offset, log.log_end_offset
-            self._do(fetcher, fetcher.offsets(
-                partition, partition.leader_epoch, code, start, end, self.world.now_ms))  # fmt: skip
+            epoch, now_ms = partition.leader_epoch, self.world.now_ms
+            self._do(fetcher, fetcher.offsets(partition, epoch, code, start, end, now_ms))
 
     # Leading.
 
