@@ -22,6 +22,7 @@ from shoal.quorum.messages import Message, Request
 from shoal.quorum.raft import QuorumSettings, Raft
 from shoal.quorum.ready import (
     Event,
+    Gone,
     Ready,
     Received,
     Resign,
@@ -220,6 +221,8 @@ class Node:
 
     def _unanswered(self, to: int, correlation: int) -> None:
         self.step(Unanswered(to, correlation))
+        # Nobody listens there: as far as this node can see, the process has ended.
+        self.step(Gone(to))
 
     def resign(self) -> None:
         self.step(Resign())

@@ -8,6 +8,7 @@ checkpoints for recovery points, log start offsets, high watermarks and cleaned 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from uuid import UUID
 
@@ -50,6 +51,10 @@ class LogDirectory:
         self.topic_ids: dict[Partition, UUID] = {}
         #: Whether the last stop was a clean one.
         self.clean = False
+        #: The broker epoch of before that stop; -1 if it is not known, or was not a clean one.
+        self.stopped_epoch = -1
+        #: The broker's epoch now, for its clean stop to tell.
+        self.broker_epoch = -1
         self.cluster_id = ""
         self.node_id = -1
         self.directory_id = UUID(int=0)
@@ -97,6 +102,8 @@ class LogDirectory:
             write_properties(self.storage, self._file(META), known)
         self._adopt(known, node_id, cluster_id if its_cluster else None)
         self.clean = self.storage.exists(self._file(CLEAN_SHUTDOWN))
+        if self.clean:
+            self.stopped_epoch = _stopped_epoch(self.storage.read_file(self._file(CLEAN_SHUTDOWN)))
         self._recovery_points = read_offsets(self.storage, self._file(RECOVERY_POINTS))
         self._checkpointed = dict(self._recovery_points)
         self._log_starts = read_offsets(self.storage, self._file(LOG_STARTS))
@@ -255,7 +262,8 @@ class LogDirectory:
                 whole = False
         self.checkpoint()
         if whole:
-            self.storage.replace_file(self._file(CLEAN_SHUTDOWN), b'{"version":0}', sync=True)
+            marker = json.dumps({"version": 0, "brokerEpoch": self.broker_epoch})
+            self.storage.replace_file(self._file(CLEAN_SHUTDOWN), marker.encode(), sync=True)
         self.logs.clear()
         self.unlock()
 
@@ -266,3 +274,10 @@ class LogDirectory:
 
     def _file(self, name: str) -> str:
         return f"{self.path}/{name}"
+
+
+def _stopped_epoch(marker: bytes) -> int:
+    try:
+        return int(json.loads(marker).get("brokerEpoch", -1))
+    except (ValueError, AttributeError):
+        return -1

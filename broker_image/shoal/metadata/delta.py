@@ -55,6 +55,31 @@ def apply(
     return draft.finish(offset=offset, epoch=epoch)
 
 
+def difference(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
+    """What lies between two images, when the records in between are not known."""
+    changed = []
+    for topic_id, topic in after.topics_by_id.items():
+        old = before.topics_by_id.get(topic_id)
+        if old is not None and old != topic:
+            changed.append((old, topic))
+    return MetadataDelta(
+        created=tuple(
+            sorted(t for id, t in after.topics_by_id.items() if id not in before.topics_by_id)
+        ),
+        deleted=tuple(
+            sorted(t for id, t in before.topics_by_id.items() if id not in after.topics_by_id)
+        ),
+        changed=tuple(sorted(changed, key=lambda pair: pair[1].name)),
+        configs=tuple(sorted(_differing(before.configs, after.configs))),
+        brokers=tuple(sorted(_differing(before.brokers, after.brokers))),
+        features=tuple(sorted(_differing(before.features, after.features))),
+    )
+
+
+def _differing(before: Any, after: Any) -> set[Any]:
+    return {key for key in {*before, *after} if before.get(key) != after.get(key)}
+
+
 class Draft:
     """An image in the making. Owns copies of what changed; the base stays as it was."""
 

@@ -54,6 +54,7 @@ def _move(image: MetadataImage, move: Move, other_factor: bool) -> MetadataRecor
             ErrorCode.unknown_topic_or_partition,
             f"There is no partition {move.topic}-{index}.",
         )
+    # Those that are to go stand behind the others: their order of before is not known any more.
     before = tuple(r for r in partition.replicas if r not in partition.adding_replicas)
     if move.replicas is None:
         if not partition.adding_replicas and not partition.removing_replicas:

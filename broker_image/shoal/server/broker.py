@@ -57,6 +57,8 @@ from shoal.server.voter_update import VoterUpdate
 if TYPE_CHECKING:
     from shoal.server.quorum_peers import Peers
 
+#: Between two looks whether a snapshot of the metadata is due.
+SNAPSHOT_CHECK_MS = 1_000
 #: In `meta.properties`: the ids of the voters that the directory was formatted for.
 FIRST_VOTERS = "shoal.first.voters"
 #: After which a client's fetch session may give way to another's
@@ -174,6 +176,7 @@ class Broker:
         self._check_voters()
         self.quorum.on_step.append(self._check_voters)
         self.channel.start()
+        self.timers.every(SNAPSHOT_CHECK_MS, self._save_metadata)
         self.controller.start()
         self.quorum.start()
         if not self.cluster.is_broker:
@@ -218,6 +221,8 @@ class Broker:
         """Close the connections, sync and close the logs, and mark the stop as a clean one."""
         self._ready = False
         await self.lifecycle.leave()
+        if hasattr(self, "quorum"):
+            await self.quorum.resign()
         for listener in self.listeners:
             await listener.close()
         if self.health is not None:
@@ -304,6 +309,20 @@ class Broker:
                 self.config.metrics_listener.host, self.config.metrics_listener.port
             )
         self._ready = True
+
+    def _save_metadata(self) -> None:
+        config, prefix = self.config, "metadata.log.max."
+        work = self.metadata.save_if_due(
+            bytes_max=config[prefix + "record.bytes.between.snapshots"],
+            interval_ms=config[prefix + "snapshot.interval.ms"],
+        )
+        if work is not None:
+            work.add_done_callback(self._metadata_saved)
+
+    def _metadata_saved(self, work: asyncio.Future[None]) -> None:
+        error = work.exception()
+        if error is not None:
+            self.log.error("the metadata snapshot was not written", error=str(error))
 
     def fail(self, sentence: str) -> None:
         """This node cannot be part of its cluster: the process ends with that sentence."""
@@ -395,10 +414,6 @@ class Broker:
         for voter in self.cluster.voters or ():
             peers.learn(voter.key.id, (voter.endpoints[0].host, voter.endpoints[0].port))
         return peers
-
-    def previous_epoch(self) -> int:
-        """The broker epoch before a clean stop; -1 after another one."""
-        return -1
 
     def endpoints(self) -> list[Endpoint]:
         """Where this node is told to listen, by listener."""

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 #: How long a controlled shutdown may take before the broker just stops.
 CONTROLLED_SHUTDOWN_S = 20.0
+#: How long a connection to the advertised address may take.
+ADVERTISED_TIMEOUT_S = 5.0
+#: A broker that stops gives up after so long without an answer of any controller.
+NO_CONTROLLER_S = 3.0
 #: Between two tries to register.
 _RETRY_S = 0.1
 
@@ -42,12 +46,14 @@ class Lifecycle:
         self._stopping = False
         self._may_stop = asyncio.Event()
         self._ready = False
+        self._answered_at = 0.0
 
     # The way in.
 
     async def join(self) -> None:
         """Register, and catch up with the metadata. Raises `CannotJoin`."""
         broker = self._broker
+        await self._reach_itself()
         broker.metadata.on_change.append(self._changed)
         broker.channel.on_leader.append(self._beat.set)
         limit_ms = broker.config["initial.broker.registration.timeout.ms"]
@@ -65,6 +71,24 @@ class Lifecycle:
                 " controller.quorum.voters is the same on all nodes."
             ) from None
         self._heart = asyncio.ensure_future(self._heartbeats())
+
+    async def _reach_itself(self) -> None:
+        """See that the address that other brokers are told leads here. Raises `CannotJoin`."""
+        broker = self._broker
+        name = broker.cluster.inter_broker
+        if name not in broker.config.advertised:
+            return
+        (told,) = [e for e in broker.endpoints() if e.name == name]
+        try:
+            async with asyncio.timeout(ADVERTISED_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(told.host, told.port)
+                writer.close()
+        except (OSError, TimeoutError) as error:
+            reason = getattr(error, "strerror", None) or "it does not answer"
+            raise CannotJoin(
+                f"advertised.listeners tells other brokers {told.host}:{told.port}, and this node"
+                f" is not reached there ({reason}): name an address that leads to this node."
+            ) from None
 
     def _registered(self) -> bool:
         """Whether the image has this start's registration."""
@@ -89,7 +113,7 @@ class Lifecycle:
             ],
             "rack": image.rack,
             "log_dirs": list(image.log_dirs),
-            "previous_broker_epoch": broker.previous_epoch(),
+            "previous_broker_epoch": broker.directory.stopped_epoch,
         }
         loop = broker.loop
         taken_at = loop.time() + 1.5 * broker.config["broker.session.timeout.ms"] / 1000
@@ -103,6 +127,7 @@ class Lifecycle:
                 continue
             match ErrorCode(answer.error_code):
                 case ErrorCode.none:
+                    broker.directory.broker_epoch = answer.broker_epoch
                     return answer.broker_epoch
                 # Until its session is over, a process that died looks like one that lives.
                 case ErrorCode.duplicate_broker_registration if loop.time() > taken_at:
@@ -176,6 +201,7 @@ class Lifecycle:
         except ApiError:
             return None
         if answer.error_code == ErrorCode.none:
+            self._answered_at = broker.loop.time()
             return answer
         if answer.error_code == ErrorCode.stale_broker_epoch:
             self.broker_epoch = await self._register()
@@ -183,6 +209,21 @@ class Lifecycle:
         return None
 
     # The way out.
+
+    async def _handed_over(self) -> bool:
+        """Wait for the controller's word; not for long while there is no controller."""
+        loop = self._broker.loop
+        end = loop.time() + CONTROLLED_SHUTDOWN_S
+        self._answered_at = loop.time()
+        while not self._may_stop.is_set():
+            if loop.time() > end or loop.time() > self._answered_at + NO_CONTROLLER_S:
+                return False
+            try:
+                async with asyncio.timeout(_RETRY_S):
+                    await self._may_stop.wait()
+            except TimeoutError:
+                pass
+        return True
 
     async def leave(self) -> None:
         """Hand over, if this broker is part of a cluster; then no more heartbeats."""
@@ -193,10 +234,7 @@ class Lifecycle:
         others = any(id != broker.node_id for id in broker.image.running)
         if self._ready and others and broker.config["controlled.shutdown.enable"]:
             self._beat.set()
-            try:
-                async with asyncio.timeout(CONTROLLED_SHUTDOWN_S):
-                    await self._may_stop.wait()
-            except TimeoutError:
-                broker.log.warning("the controlled shutdown took too long", s=CONTROLLED_SHUTDOWN_S)
+            if not await self._handed_over():
+                broker.log.warning("the broker stops without having handed over what it leads")
         self._heart.cancel()
         self._heart = None

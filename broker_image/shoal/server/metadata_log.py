@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID, uuid4
 
@@ -22,9 +23,10 @@ from shoal.log.errors import CorruptLog
 from shoal.log.uuids import uuid_text
 from shoal.metadata import controller
 from shoal.metadata.controller import Decision
-from shoal.metadata.delta import Draft, MetadataDelta, apply
+from shoal.metadata.delta import Draft, MetadataDelta, apply, difference
 from shoal.metadata.image import BrokerImage, MetadataImage, Scope
 from shoal.metadata.records import MetadataRecord, decode, encode
+from shoal.metadata.snapshot import records_of
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.quorum.ready import Propose
 from shoal.record.batch import CorruptBatch
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from shoal.server.quorum import Quorum
     from shoal.server.timers import Clock
 
+#: Records of a snapshot that go into one batch.
+_SNAPSHOT_BATCH = 1_000
 Decide = Callable[[MetadataImage], Decision]
 
 
@@ -70,7 +74,12 @@ class Metadata:
         #: Called with the new image and the delta to it, once it is committed.
         self.on_change: list[Callable[[MetadataImage, MetadataDelta], None]] = []
         self._watchers: list[asyncio.Future[None]] = []
+        #: Bytes of records that the newest snapshot does not have.
+        self._unsaved_bytes = 0
+        self._saved_ms = clock.now_ms()
+        self._saving = False
         self._following = self._again = False
+        self._load_snapshot()
         quorum.on_step.append(self._stepped)
 
     @property
@@ -158,6 +167,7 @@ class Metadata:
         # What is committed at once, as by a voter that is alone, finds it there.
         pending.append(_Pending(offset, image, delta, answer, lambda: respond(decision.response)))
         batch = build_batch([(now_ms, None, encode(record), ()) for record in records])
+        self._unsaved_bytes += len(batch)
         self.quorum.step(Propose(batch))
 
     # Following the log.
@@ -193,8 +203,56 @@ class Metadata:
         else:
             self._catch_up(quorum.high_watermark)
 
+    def _load_snapshot(self) -> None:
+        """Begin with the newest snapshot, where the log has no more what lies before it."""
+        snapshot_id = self.quorum.snapshot_id
+        if snapshot_id is None or snapshot_id.offset <= self.applied:
+            return
+        draft = Draft(MetadataImage(scope=self.image.scope))
+        try:
+            for value in self.quorum.snapshot_values(snapshot_id):
+                draft.replay(decode(value))
+        except (CorruptBatch, WireError) as error:
+            raise self._unreadable(error) from None
+        before = self.image
+        self.image, _ = draft.finish(offset=snapshot_id.offset - 1, epoch=snapshot_id.epoch)
+        self.applied = snapshot_id.offset
+        self._unsaved_bytes = 0
+        if self.on_change:
+            self._publish(self.image, difference(before, self.image))
+
+    def _unreadable(self, error: Exception) -> CorruptLog:
+        return CorruptLog(
+            f"The cluster's metadata in {self.quorum.store.log.directory} cannot be read:"
+            f" {error}. Was it written by a newer release? Then run that one, or a later one."
+        )
+
+    def save_if_due(self, *, bytes_max: int, interval_ms: int) -> asyncio.Future[None] | None:
+        """Write a snapshot when so many bytes of records have come since the last one, or any and
+        so much time has passed; None when it is not due."""
+        now_ms = self._clock.now_ms()
+        late = interval_ms and now_ms - self._saved_ms >= interval_ms
+        if self._saving or not self._unsaved_bytes:
+            return None
+        if self._unsaved_bytes < bytes_max and not late:
+            return None
+        self._saving = True
+        self._unsaved_bytes, self._saved_ms = 0, now_ms
+        records = (encode(record) for record in records_of(self.image))
+        batches = []
+        while chunk := list(islice(records, _SNAPSHOT_BATCH)):
+            batches.append(bytes(build_batch([(now_ms, None, value, ()) for value in chunk])))
+        work = self.quorum.take_snapshot(self.applied, batches)
+        work.add_done_callback(self._saved)
+        return work
+
+    def _saved(self, work: asyncio.Future[None]) -> None:
+        self._saving = False
+
     def _catch_up(self, high_watermark: int) -> None:
         """Apply what is committed and was read from the log."""
+        if self.quorum.start_offset > self.applied:
+            self._load_snapshot()
         if self.applied >= high_watermark:
             return
         draft, any_record, epoch = Draft(self.image), False, self.image.epoch
@@ -220,12 +278,10 @@ class Metadata:
         """(records, last offset, epoch) of each batch. Raises `CorruptLog` for a newer format."""
         try:
             for batch in self.quorum.batches(start, end):
+                self._unsaved_bytes += batch.size
                 yield [decode(value) for value in batch.values], batch.last_offset, batch.epoch
         except (CorruptBatch, WireError) as error:
-            raise CorruptLog(
-                f"The cluster's metadata in {self.quorum.store.log.directory} cannot be read:"
-                f" {error}. Was it written by a newer release? Then run that one, or a later one."
-            ) from None
+            raise self._unreadable(error) from None
 
     def _commit(self, pending: deque[_Pending], high_watermark: int) -> None:
         """Adopt, publish and answer what is below the high watermark."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Callable, Iterator
 from random import randrange
@@ -25,6 +26,7 @@ from shoal.log.errors import AppendRefused, CorruptLog, LogOffline
 from shoal.log.syncs import Sync
 from shoal.metadata.names import METADATA_TOPIC
 from shoal.quorum import wire
+from shoal.quorum.log_index import OffsetAndEpoch
 from shoal.quorum.messages import Message, Request, Response
 from shoal.quorum.progress import Progress
 from shoal.quorum.quorum_state import CorruptState
@@ -35,9 +37,11 @@ from shoal.quorum.ready import (
     Received,
     Resign,
     SnapshotInstalled,
+    SnapshotTaken,
     Synced,
     Tick,
 )
+from shoal.quorum.states import Role
 from shoal.quorum.store import QuorumStore
 from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
 from shoal.record.batch import headers
@@ -52,9 +56,16 @@ if TYPE_CHECKING:
 
 #: Nothing is dropped from the log but what a snapshot holds.
 _CONFIG = LogConfig(
-    cleanup_policy=(), retention_ms=-1, retention_bytes=-1, max_message_bytes=128 << 20
+    cleanup_policy=(),
+    retention_ms=-1,
+    retention_bytes=-1,
+    max_message_bytes=128 << 20,
+    # Small enough that what a snapshot holds leaves the disk soon.
+    segment_bytes=32 << 20,
 )
 _READ_BYTES = 4 << 20
+#: How often, and after which pauses, a leader that stops looks whether all voters know.
+_RESIGN_TRIES, _RESIGN_S = 20, 0.05
 #: After a write that the disk refused.
 _REOPEN_S = 1.0
 
@@ -65,6 +76,7 @@ class Batch(NamedTuple):
     last_offset: int
     epoch: int
     values: list[bytes]
+    size: int
 
 
 class ReplicaState(NamedTuple):
@@ -169,6 +181,10 @@ class Quorum:
         return self.raft.epoch
 
     @property
+    def start_offset(self) -> int:
+        return self.raft.index.start_offset
+
+    @property
     def end_offset(self) -> int:
         return self.raft.index.end_offset
 
@@ -218,9 +234,15 @@ class Quorum:
         finally:
             self._inline = False
 
-    def resign(self) -> None:
-        """This node is about to stop: another one may lead at once."""
+    async def resign(self) -> None:
+        """This node is about to stop: another one may lead at once, told by this one."""
+        if not self.is_leader or self.alone:
+            return
         self.step(Resign())
+        for _ in range(_RESIGN_TRIES):
+            if self.raft.role is not Role.RESIGNED or not self.raft.unconfirmed:
+                return
+            await asyncio.sleep(_RESIGN_S)
 
     def stop(self) -> None:
         self._stopped = True
@@ -365,6 +387,41 @@ class Quorum:
             return endpoint.host, endpoint.port
         return None if self._peers is None else self._peers.address_of(id)
 
+    # Snapshots.
+
+    @property
+    def snapshot_id(self) -> OffsetAndEpoch | None:
+        """The newest snapshot on disk."""
+        return self.raft.index.snapshot
+
+    def snapshot_values(self, snapshot_id: OffsetAndEpoch) -> Iterator[bytes]:
+        """The values in a snapshot. Raises `CorruptLog`, `CorruptBatch`."""
+        _, batches = self.store.read_snapshot(snapshot_id)
+        for batch in batches:
+            yield from (r.value for r in read_records(batch) if r.value is not None)
+
+    def take_snapshot(self, offset: int, batches: list[bytes]) -> asyncio.Future[None]:
+        """Write the state below `offset`, which is committed, in the disk's worker."""
+        raft = self.raft
+        snapshot_id = OffsetAndEpoch(offset, raft.index.epoch_at(offset))
+        write = functools.partial(
+            self.store.write_snapshot,
+            snapshot_id,
+            raft.voters.at(offset),
+            batches,
+            last_timestamp_ms=self._now_ms(),
+        )
+        work = self._disk.run(write)
+
+        def done(work: asyncio.Future[None]) -> None:
+            error = work.exception()
+            newest = self.snapshot_id or self.raft.index.base
+            if error is None and self.raft is raft and newest.offset < offset and self._works:
+                self.step(SnapshotTaken(snapshot_id))
+
+        work.add_done_callback(done)
+        return work
+
     # The log.
 
     def batches(self, start: int, end: int) -> Iterator[Batch]:
@@ -376,7 +433,7 @@ class Quorum:
                 if not header.is_control:
                     records = read_records(found.data, at)
                     values = [r.value for r in records if r.value is not None]
-                yield Batch(header.last_offset, header.leader_epoch, values)
+                yield Batch(header.last_offset, header.leader_epoch, values, header.size)
             if found.next_offset <= start:
                 return
             start = found.next_offset

@@ -2,14 +2,18 @@
 
 The first voters are configured by id and address alone. From here on the quorum knows each by its
 directory too, so that a node which comes back with an empty disk, or another one with its id, is
-not taken for the voter that it was.
+not taken for the voter that it was. A controller that is to join by itself
+(controller.quorum.auto.join.enable) asks to be let in once it has caught up.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ApiError
 from shoal.quorum import wire
 from shoal.quorum.messages import UpdateRaftVoterRequest
 from shoal.quorum.voters import Voter
@@ -29,8 +33,40 @@ class VoterUpdate:
 
     def look(self) -> None:
         """After each step of the quorum: is there something to tell?"""
-        if self._task is None and self._due() is not None:
+        if self._task is not None:
+            return
+        if self._due() is not None:
             self._task = asyncio.ensure_future(self._tell())
+        elif self._may_join():
+            self._task = asyncio.ensure_future(self._join())
+
+    def _may_join(self) -> bool:
+        broker, quorum = self._broker, self._broker.quorum
+        return (
+            broker.config["controller.quorum.auto.join.enable"]
+            and broker.cluster.is_controller
+            and quorum.leader_id is not None
+            and quorum.local.id not in quorum.raft.voters.latest.voters
+            and 0 <= quorum.raft.voters.latest_offset < quorum.high_watermark
+        )
+
+    async def _join(self) -> None:
+        broker, quorum = self._broker, self._broker.quorum
+        fields = {
+            "cluster_id": broker.cluster_id,
+            "timeout_ms": broker.config["request.timeout.ms"],
+            "voter_id": quorum.local.id,
+            "voter_directory_id": quorum.local.directory_id,
+            "listeners": [e._asdict() for e in broker.quorum_endpoints()],
+            "ack_when_committed": True,
+        }
+        try:
+            while self._may_join():
+                with contextlib.suppress(ApiError):
+                    await broker.channel.request(ApiKey.ADD_RAFT_VOTER, fields)
+                await asyncio.sleep(_RETRY_S)
+        finally:
+            self._task = None
 
     def _due(self) -> Voter | None:
         """This node as the voters should have it, if they have it otherwise."""

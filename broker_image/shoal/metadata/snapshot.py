@@ -1,0 +1,45 @@
+"""An image as records, for a snapshot of the metadata log (KIP-630). Pure.
+
+Replayed on an empty image the records make the same image again, but for its offset and epoch. They
+are those of Kafka's image writers: what a record has at its default is left to the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shoal.metadata.controller import registration
+from shoal.metadata.image import MetadataImage, TopicImage
+from shoal.metadata.records import MetadataRecord
+
+
+def records_of(image: MetadataImage) -> Iterator[MetadataRecord]:
+    """Features, brokers, topics, configs, producer ids, each in order."""
+    for name, level in sorted(image.features.items()):
+        yield MetadataRecord("FeatureLevelRecord", {"name": name, "feature_level": level})
+    for id in sorted(image.brokers):
+        broker = image.brokers[id]
+        record = registration(broker, broker.broker_epoch)
+        stopping = {"in_controlled_shutdown": broker.in_controlled_shutdown}
+        yield record._replace(fields=record.fields | stopping)
+    for name in sorted(image.topics):
+        yield from _topic(image.topics[name])
+    for (kind, name), texts in sorted(image.configs.items()):
+        for key, value in sorted(texts.items()):
+            fields = {"resource_type": kind, "resource_name": name, "name": key, "value": value}
+            yield MetadataRecord("ConfigRecord", fields)
+    if image.next_producer_id:
+        fields = {
+            "broker_id": -1,
+            "broker_epoch": -1,
+            "next_producer_id": image.next_producer_id,
+        }
+        yield MetadataRecord("ProducerIdsRecord", fields)
+
+
+def _topic(topic: TopicImage) -> Iterator[MetadataRecord]:
+    ids = {"topic_id": topic.topic_id}
+    yield MetadataRecord("TopicRecord", ids | {"name": topic.name})
+    for index, partition in enumerate(topic.partitions):
+        fields = partition._asdict() | ids | {"partition_id": index}
+        yield MetadataRecord("PartitionRecord", fields)
