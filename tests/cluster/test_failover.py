@@ -1,4 +1,4 @@
-"""How long a cluster is without what it had when a broker is killed, and that a share group goes on.
+"""How long a cluster goes without when a broker is killed, and that a share group works on.
 
 `-s` shows the times: without acknowledged writes, and until a share group delivers again.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator
 
@@ -113,7 +114,7 @@ def test_writes_and_a_share_group_go_on(cluster: ShoalCluster, whom: str) -> Non
             killed = time.monotonic()
             await loop.run_in_executor(None, cluster.nodes[victim].kill9)
             await load.until(lambda: load.written_at[-1] > killed + 1, "no writes")
-            since = {p: 0.0 for p in range(PARTITIONS)}
+            since = dict.fromkeys(range(PARTITIONS), 0.0)
 
             def every_partition() -> bool:
                 for at, partition in load.delivered_at:
@@ -127,7 +128,7 @@ def test_writes_and_a_share_group_go_on(cluster: ShoalCluster, whom: str) -> Non
             stood = sorted({*load.acknowledged.values()})
             assert len(stood) == len(load.acknowledged), "two records at one offset"
             times = [killed, *(t for t in load.written_at if t > killed)]
-            pause = max(b - a for a, b in zip(times, times[1:], strict=False))
+            pause = max(b - a for a, b in itertools.pairwise(times))
             await loop.run_in_executor(None, cluster.nodes[victim].start)
             return pause, max(since.values()) - killed
 
