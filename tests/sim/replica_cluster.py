@@ -189,10 +189,7 @@ def may_lose(cluster: ReplicaCluster, id: int) -> bool:
     not lost anything must have it."""
     if any(n.id in cluster.lost for n in cluster.nodes.values() if n.id != id):  # type: ignore[attr-defined]
         return False
-    for p in cluster.controller.partitions:
-        if not [r for r in (*p.isr, *p.elr) if r != id]:
-            return False
-    return True
+    return all([r for r in (*p.isr, *p.elr) if r != id] for p in cluster.controller.partitions)
 
 
 def power_loss(cluster: ReplicaCluster) -> Callable[[], None] | None:

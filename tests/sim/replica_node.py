@@ -93,9 +93,10 @@ class ReplicaNode:
             log = self.directory.open_log(
                 TOPIC, index, CONFIG, now_ms=self.world.now_ms, topic_id=TOPIC_ID
             )
+            replicas = self.cluster.controller.partitions[index].replicas
             partition = Partition(
                 TOPIC, TOPIC_ID, index, log, node_id=self.id, leader_id=-1, leader_epoch=-1,
-                partition_epoch=-1, isr=(), replicas=self.cluster.controller.partitions[index].replicas,
+                partition_epoch=-1, isr=(), replicas=replicas,
                 high_watermark=self.directory.high_watermarks.get((TOPIC, index), 0),
             )  # fmt: skip
             partition.min_isr = self.cluster.controller.min_isr
@@ -333,9 +334,11 @@ class ReplicaNode:
             leader = self.cluster.nodes[fetcher.leader_id]
             log = leader.partitions[partition.index].log if leader.up else None
             code = ErrorCode.none if log is not None else ErrorCode.not_leader_or_follower
-            start, end = (log.log_start_offset, log.log_end_offset) if log is not None else (0, 0)
-            self._do(fetcher, fetcher.offsets(
-                partition, partition.leader_epoch, code, start, end, self.world.now_ms))  # fmt: skip
+            start = end = 0
+            if log is not None:
+                start, end = log.log_start_offset, log.log_end_offset
+            epoch, now_ms = partition.leader_epoch, self.world.now_ms
+            self._do(fetcher, fetcher.offsets(partition, epoch, code, start, end, now_ms))
 
     # Leading.
 

@@ -1,7 +1,7 @@
 """Which replica a client reads from: the one in its rack, where it says which that is (KIP-392).
 
 In force where `replica.selector.class` names Kafka's RackAwareReplicaSelector. A client is sent
-away only by the leader, and only to an in-sync replica of a running broker that has what it asks for.
+away only by the leader, and only to an in-sync replica of a running broker that has what is asked.
 """
 
 from __future__ import annotations

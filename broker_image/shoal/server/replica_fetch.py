@@ -34,7 +34,7 @@ def handle(broker: Broker, request: Request, replica_id: int) -> Answer:
         request.body, request.version, now_ms
     )
     fetch = _ReplicaFetch(broker, request, replica_id, session, incremental, cursors)
-    found = fetch.attempt()
+    found = fetch.begin()
     if found is not None:
         return found
     max_wait_ms = codec.ms(request.body.max_wait)
@@ -85,22 +85,20 @@ class _ReplicaFetch:
         #: What to wait for, when there is nothing.
         self.keys: list[Any] = []
 
-    def attempt(self) -> Body | None:
-        """The response, unless there is nothing to tell yet. A fetch that was woken by its broker
-        (not by an append) is let go, to come with more partitions."""
+    def begin(self) -> Body | None:
+        """The response, unless there is nothing to tell yet."""
         rows, news = self._read()
-        if not news and self._waits and not self._is_awaited():
-            return None
-        return self._respond(rows)
+        return self._respond(rows) if news or not self._waits else None
+
+    def attempt(self) -> Body | None:
+        """The response once there is something to tell, or once this broker leads more that the
+        follower is to come for."""
+        rows, news = self._read()
+        awaited = self._broker.replicas.awaits(self._replica_id, self._broker.clock.now_ms())
+        return self._respond(rows) if news or awaited else None
 
     def expire(self) -> Body:
         return self._respond(self._read()[0])
-
-    def _is_awaited(self) -> bool:
-        """Whether it waits already and is to come again with what this broker leads by now."""
-        if not self.keys:
-            return False
-        return self._broker.replicas.awaits(self._replica_id, self._broker.clock.now_ms())
 
     def _read(self) -> tuple[list[tuple[Cursor, ReplicaFetched]], bool]:
         """What there is of every partition, and whether any of it is worth an answer."""

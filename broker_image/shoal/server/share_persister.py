@@ -1,8 +1,8 @@
 """Share partitions' state, wherever its coordinator is (Kafka's Persister, KIP-932).
 
 Where this broker leads the state's partition of `__share_group_state` its own shard decides, in
-this turn of the loop. Otherwise the request goes to the broker that leads it, and is sent again while
-that one moves or loads: every one of them says what is to be, so a second time changes nothing.
+this turn of the loop. Otherwise the request goes to the broker that leads it, and is sent again
+while that one moves or loads: each of them says what is to be, so a second time changes nothing.
 
 Answers are mappings, with `error_code` and what the RPC's answer has of one partition.
 """

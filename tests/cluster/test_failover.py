@@ -1,0 +1,137 @@
+"""How long a cluster goes without when a broker is killed, and that a share group works on.
+
+`-s` shows the times: without acknowledged writes, and until a share group delivers again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import Iterator
+
+import pytest
+from cluster.test_replication import CONFIGS, PARTITIONS
+from clusters import ShoalCluster, running
+from conditions import eventually
+from shoal.client.client import Client
+from shoal.client.configs import ConfigChange, Resource, ResourceType
+from shoal.client.errors import ClientError, expect
+from shoal.client.share import AcknowledgeType
+from shoal.client.topics import NewTopic
+
+#: Far more than a failover takes on a machine that does nothing else.
+LIMIT_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalCluster]:
+    with running(ShoalCluster(tmp_path_factory.mktemp("cluster"), configs=CONFIGS)) as found:
+        eventually(lambda: len(found.metadata(1).brokers) == 3, timeout_s=60)
+        yield found
+
+
+class Load:
+    """One producer and one member of a share group, going on whatever happens."""
+
+    def __init__(self, client: Client, topic: str, group: str) -> None:
+        self.acknowledged: dict[bytes, tuple[int, int]] = {}
+        self.delivered: dict[bytes, int] = {}
+        self.written_at: list[float] = []
+        self.delivered_at: list[tuple[float, int]] = []
+        self._client, self._topic, self._group = client, topic, group
+        self._writing = self._reading = True
+        self._tasks = [asyncio.ensure_future(self._write()), asyncio.ensure_future(self._read())]
+
+    async def _write(self) -> None:
+        n = 0
+        async with self._client.producer() as producer:
+            while self._writing:
+                value, partition = b"%d" % n, n % PARTITIONS
+                sent = await producer.send(self._topic, value, partition=partition)
+                with contextlib.suppress(ClientError):
+                    done = await sent
+                    self.acknowledged[value] = (partition, done.offset)
+                    self.written_at.append(time.monotonic())
+                n += 1
+
+    async def _read(self) -> None:
+        while self._reading:
+            with contextlib.suppress(ClientError):
+                async with await self._client.share(self._group, [self._topic]) as session:
+                    while self._reading:
+                        await self._accept(session)
+
+    async def _accept(self, session: object) -> None:
+        found = await session.acquire(max_wait_ms=300)  # type: ignore[attr-defined]
+        for one in found.acquired:
+            now = time.monotonic()
+            for record in one.records():
+                value = bytes(record.value or b"")
+                self.delivered[value] = self.delivered.get(value, 0) + 1
+                self.delivered_at.append((now, int(value) % PARTITIONS))
+            await session.acknowledge(  # type: ignore[attr-defined]
+                one.acknowledge(AcknowledgeType.ACCEPT)
+            )
+
+    async def until(self, holds: object, what: str) -> None:
+        end = time.monotonic() + LIMIT_S
+        while not holds():  # type: ignore[operator]
+            assert time.monotonic() < end, what
+            await asyncio.sleep(0.02)
+
+    async def settle(self) -> None:
+        """Write no more, and deliver what was acknowledged."""
+        self._writing = False
+        await self._tasks[0]
+        await self.until(lambda: self.acknowledged.keys() <= self.delivered.keys(), "undelivered")
+        self._reading = False
+        await self._tasks[1]
+
+
+async def prepared(client: Client) -> tuple[str, str]:
+    topic, group = f"topic-{time.monotonic_ns()}", f"group-{time.monotonic_ns()}"
+    expect(await client.admin.topics.create([NewTopic(topic, PARTITIONS)]))
+    earliest = [ConfigChange("share.auto.offset.reset", "earliest")]
+    expect(await client.admin.configs.alter({Resource(ResourceType.GROUP, group): earliest}))
+    return topic, group
+
+
+@pytest.mark.parametrize("whom", ["leader", "controller"])
+def test_writes_and_a_share_group_go_on(cluster: ShoalCluster, whom: str) -> None:
+    async def main() -> tuple[float, float]:
+        async with Client(cluster.bootstrap) as client:
+            topic, group = await prepared(client)
+            load = Load(client, topic, group)
+            await load.until(lambda: len(load.delivered) >= 60, "nothing is delivered")
+            loop = asyncio.get_running_loop()
+            if whom == "leader":
+                found = await loop.run_in_executor(None, cluster.topic, 1, topic)
+                victim = found[0].leader_id
+            else:
+                victim = await loop.run_in_executor(None, cluster.controller)
+            killed = time.monotonic()
+            await loop.run_in_executor(None, cluster.nodes[victim].kill9)
+            await load.until(lambda: load.written_at[-1] > killed + 1, "no writes")
+            since = dict.fromkeys(range(PARTITIONS), 0.0)
+
+            def every_partition() -> bool:
+                for at, partition in load.delivered_at:
+                    if at > killed and not since[partition]:
+                        since[partition] = at
+                return all(since.values())
+
+            await load.until(every_partition, "a partition is not delivered any more")
+            await load.until(lambda: len(load.acknowledged) > 200, "no writes")
+            await load.settle()
+            stood = sorted({*load.acknowledged.values()})
+            assert len(stood) == len(load.acknowledged), "two records at one offset"
+            times = [killed, *(t for t in load.written_at if t > killed)]
+            pause = max(b - a for a, b in itertools.pairwise(times))
+            await loop.run_in_executor(None, cluster.nodes[victim].start)
+            return pause, max(since.values()) - killed
+
+    pause_s, delivered_s = asyncio.run(main())
+    print(f"\n{whom}: {pause_s:.2f} s without writes; delivered again after {delivered_s:.2f} s")
+    assert pause_s < LIMIT_S and delivered_s < LIMIT_S

@@ -1,0 +1,270 @@
+"""Replicated partitions on three real brokers, with librdkafka: what was acknowledged stays."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from clusters import ShoalCluster, running
+from conditions import eventually
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+PARTITIONS = 3
+CONFIGS = {
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+    "broker.heartbeat.interval.ms": "500",
+    "broker.session.timeout.ms": "6000",
+    "replica.lag.time.max.ms": "8000",
+    "group.initial.rebalance.delay.ms": "0",
+    "offsets.topic.num.partitions": "4",
+    "share.coordinator.state.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
+}
+_names = (f"topic-{n}" for n in itertools.count())
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalCluster]:
+    with running(ShoalCluster(tmp_path_factory.mktemp("cluster"), configs=CONFIGS)) as found:
+        eventually(lambda: len(found.metadata(1).brokers) == 3, timeout_s=60)
+        yield found
+
+
+@pytest.fixture
+def topic(cluster: ShoalCluster) -> str:
+    name = next(_names)
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    made = admin.create_topics([NewTopic(name, PARTITIONS, 3)], operation_timeout=60)
+    made[name].result(60)
+    return name
+
+
+class Writer:
+    """An idempotent producer with acks=all in a thread; keeps what was acknowledged."""
+
+    def __init__(self, cluster: ShoalCluster, topic: str) -> None:
+        self.acknowledged: dict[tuple[int, int], bytes] = {}
+        self.errors: list[str] = []
+        self.retriable: list[str] = []
+        self._topic = topic
+        self._stop = threading.Event()
+        self._producer = Producer(
+            {
+                "bootstrap.servers": cluster.bootstrap,
+                "enable.idempotence": True,
+                "delivery.timeout.ms": 120_000,
+                "linger.ms": 1,
+                "log_level": 0,
+            }
+        )
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Writer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        assert self._producer.flush(120) == 0
+
+    def _run(self) -> None:
+        for n in itertools.count():
+            if self._stop.is_set():
+                return
+            value = b"%d" % n
+            self._producer.produce(
+                self._topic, value, partition=n % PARTITIONS, on_delivery=self._delivered
+            )
+            self._producer.poll(0.002)
+
+    def _delivered(self, error: object, message: object) -> None:
+        if error is not None:
+            self.errors.append(str(error))
+        else:
+            where = (message.partition(), message.offset())  # type: ignore[attr-defined]
+            assert where not in self.acknowledged
+            self.acknowledged[where] = message.value()  # type: ignore[attr-defined]
+
+    def more(self, count: int, *, timeout_s: float = 90) -> None:
+        """Wait until so many more are acknowledged."""
+        goal = len(self.acknowledged) + count
+        eventually(lambda: len(self.acknowledged) >= goal, timeout_s=timeout_s, what="no progress")
+
+
+def read_all(cluster: ShoalCluster, topic: str) -> dict[tuple[int, int], bytes]:
+    """Every record by partition and offset."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "group.id": "reader",
+            "enable.partition.eof": False,
+            "log_level": 0,
+        }
+    )
+    try:
+        partitions = [TopicPartition(topic, p, 0) for p in range(PARTITIONS)]
+        consumer.assign(partitions)
+        ends = {p.partition: consumer.get_watermark_offsets(p, 60)[1] for p in partitions}
+        found: dict[tuple[int, int], bytes] = {}
+        wanted = sum(ends.values())
+
+        def drained() -> bool:
+            for message in consumer.consume(1_000, 0.5):
+                if message.error() is None:
+                    found[(message.partition(), message.offset())] = message.value()
+            return len(found) >= wanted
+
+        eventually(drained, timeout_s=90, what="the topic is not read to its end")
+        return found
+    finally:
+        consumer.close()
+
+
+def check(cluster: ShoalCluster, topic: str, writer: Writer) -> None:
+    """Nothing acknowledged is lost or elsewhere, and nothing stands there twice."""
+    found = read_all(cluster, topic)
+    lost = {w: v for w, v in writer.acknowledged.items() if found.get(w) != v}
+    assert not lost, f"{len(lost)} acknowledged records are lost: {sorted(lost)[:5]}"
+    values = list(found.values())
+    assert len(values) == len(set(values)), "a record of an idempotent producer stands there twice"
+    assert not writer.errors, writer.errors[:5]
+
+
+def in_sync(cluster: ShoalCluster, asked: int, topic: str) -> bool:
+    return all(len(p.isr_nodes) == 3 for p in cluster.topic(asked, topic))
+
+
+def test_records_are_on_all_replicas(cluster: ShoalCluster, topic: str) -> None:
+    with Writer(cluster, topic) as writer:
+        writer.more(300)
+    check(cluster, topic, writer)
+    assert in_sync(cluster, 1, topic)
+
+
+def test_nothing_is_lost_when_leaders_are_killed(cluster: ShoalCluster, topic: str) -> None:
+    with Writer(cluster, topic) as writer:
+        writer.more(200)
+        for _ in range(2):
+            victim = cluster.topic(1, topic)[0].leader_id
+            other = next(id for id in cluster.brokers if id != victim)
+            cluster.nodes[victim].kill9()
+            writer.more(200)
+            assert cluster.topic(other, topic)[0].leader_id != victim
+            cluster.nodes[victim].start()
+            eventually(lambda o=other: in_sync(cluster, o, topic), timeout_s=90)
+            writer.more(100)
+    check(cluster, topic, writer)
+
+
+def test_a_frozen_leader_is_replaced_and_comes_back_as_a_follower(
+    cluster: ShoalCluster, topic: str
+) -> None:
+    with Writer(cluster, topic) as writer:
+        writer.more(200)
+        victim = cluster.topic(1, topic)[0].leader_id
+        other = next(id for id in cluster.brokers if id != victim)
+        cluster.freeze(victim)
+        try:
+            eventually(lambda: cluster.topic(other, topic)[0].leader_id != victim, timeout_s=60)
+            writer.more(200)
+        finally:
+            cluster.thaw(victim)
+        eventually(lambda: in_sync(cluster, other, topic), timeout_s=90)
+        writer.more(100)
+    check(cluster, topic, writer)
+
+
+def test_a_rolling_restart_costs_no_client_an_error(cluster: ShoalCluster, topic: str) -> None:
+    with Writer(cluster, topic) as writer:
+        writer.more(200)
+        for id in cluster.brokers:
+            cluster.nodes[id].restart()
+            eventually(lambda i=id: in_sync(cluster, i, topic), timeout_s=90)
+            writer.more(100)
+    check(cluster, topic, writer)
+
+
+def test_with_too_few_in_sync_acks_all_is_refused(cluster: ShoalCluster) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    name = next(_names)
+    admin.create_topics([NewTopic(name, 1, 3, config={"min.insync.replicas": "3"})])[name].result(
+        60
+    )
+    leader = cluster.topic(1, name)[0].leader_id
+    others = [id for id in cluster.brokers if id != leader]
+    cluster.nodes[others[0]].kill9()
+    try:
+        eventually(lambda: len(cluster.topic(leader, name)[0].isr_nodes) < 3, timeout_s=60)
+        refused: list[str] = []
+        producer = Producer(
+            {"bootstrap.servers": cluster.bootstrap, "retries": 0, "log_level": 0, "acks": "all"}
+        )
+        producer.produce(
+            name, b"v", on_delivery=lambda error, _: refused.append(error.name() if error else "")
+        )
+        producer.flush(30)
+        assert refused == ["NOT_ENOUGH_REPLICAS"]
+    finally:
+        cluster.nodes[others[0]].start()
+
+
+def test_offsets_and_members_outlive_their_coordinator(
+    cluster: ShoalCluster, topic: str, tmp_path: Path
+) -> None:
+    """A consumer group goes on where it has committed when its coordinator is killed."""
+    with Writer(cluster, topic) as writer:
+        writer.more(150)
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "group.id": "survivor",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "session.timeout.ms": 30_000,
+            "log_level": 0,
+        }
+    )
+    seen: set[tuple[int, int]] = set()
+
+    def read(count: int) -> bool:
+        message = consumer.poll(0.5)
+        if message is not None and message.error() is None:
+            seen.add((message.partition(), message.offset()))
+        return len(seen) >= count
+
+    consumer.subscribe([topic])
+    eventually(lambda: read(50), timeout_s=90)
+    committed = eventually(lambda: _commit(consumer), timeout_s=60)
+    coordinator = _coordinator(cluster, "survivor")
+    cluster.nodes[coordinator].kill9()
+    try:
+        with Writer(cluster, topic) as writer:
+            writer.more(100)
+        eventually(lambda: read(200), timeout_s=120)
+        again = eventually(lambda: _commit(consumer), timeout_s=90)
+        before = {p.partition: p.offset for p in committed}
+        assert all(p.offset >= before.get(p.partition, 0) for p in again)
+    finally:
+        consumer.close()
+        cluster.nodes[coordinator].start()
+
+
+def _commit(consumer: Consumer) -> list[TopicPartition] | None:
+    try:
+        return consumer.commit(asynchronous=False)
+    except KafkaException:
+        return None
+
+
+def _coordinator(cluster: ShoalCluster, group: str) -> int:
+    from shoal.protocol.api import ApiKey
+
+    fields = {"key_type": 0, "coordinator_keys": [group]}
+    answer = cluster.ask(1, ApiKey.FIND_COORDINATOR, fields)
+    return int(answer.coordinators[0].node_id)
