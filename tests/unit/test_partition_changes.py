@@ -126,9 +126,10 @@ def test_a_controlled_shutdown_hands_over_and_leaves_the_last_replica() -> None:
     now = cluster.partition
     assert (now.leader, now.isr, now.leader_epoch) == (2, (2,), 1)
     assert cluster.image.brokers[1].in_controlled_shutdown
+    assert not brokers.may_stop(cluster.image, 2)
     cluster.do(brokers.shut_down(cluster.image, 2))
     assert cluster.partition.leader == 2, "nobody else could lead"
-    assert brokers.leads_anything(cluster.image, 2)
+    assert brokers.may_stop(cluster.image, 2)
 
 
 def test_alter_partition_is_of_one_partition_epoch_and_of_brokers_that_run() -> None:

@@ -21,6 +21,9 @@ class Command(NamedTuple):
 #: In the order of `shoal --help`.
 COMMANDS: dict[str, Command] = {
     "server": Command("shoal.cli.server", "Run a broker."),
+    "cluster": Command(
+        "shoal.cli.cluster", "Run several brokers on this machine, and describe a cluster."
+    ),
     "topics": Command(
         "shoal.cli.topics", "List, create, describe, alter, delete and truncate topics."
     ),

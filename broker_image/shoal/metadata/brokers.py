@@ -95,9 +95,12 @@ def unfence(image: MetadataImage, broker_id: int) -> Decision:
 def shut_down(image: MetadataImage, broker_id: int) -> Decision:
     """A broker is to stop: its partitions are led by others, where there are any."""
     broker = image.brokers.get(broker_id)
-    if broker is None or broker.fenced or broker.in_controlled_shutdown:
+    if broker is None or broker.fenced:
         return Decision()
-    return Decision([_flags(broker, stopping=_SET), *_handed_over(image, broker_id)])
+    handed_over = list(_handed_over(image, broker_id))
+    if broker.in_controlled_shutdown:
+        return Decision(handed_over)
+    return Decision([_flags(broker, stopping=_SET), *handed_over])
 
 
 def _handed_over(image: MetadataImage, broker_id: int) -> Iterator[MetadataRecord]:
@@ -135,8 +138,12 @@ def unregister(image: MetadataImage, broker_id: int) -> Decision:
     )
 
 
-def leads_anything(image: MetadataImage, broker_id: int) -> bool:
-    return any(p.leader == broker_id for _, _, p in partitions(image))
+def may_stop(image: MetadataImage, broker_id: int) -> bool:
+    """Whether a broker that is to stop has handed over all that others can lead."""
+    broker = image.brokers.get(broker_id)
+    if broker is None or broker.fenced:
+        return True
+    return broker.in_controlled_shutdown and not any(_handed_over(image, broker_id))
 
 
 def partitions(image: MetadataImage) -> Iterator[tuple[TopicImage, int, PartitionImage]]:

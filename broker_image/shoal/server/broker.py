@@ -8,6 +8,7 @@ Everything but the disk's worker runs on one event loop, and no call of a core a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import socket
 from collections.abc import Iterable, Sequence
@@ -57,6 +58,8 @@ from shoal.server.voter_update import VoterUpdate
 if TYPE_CHECKING:
     from shoal.server.quorum_peers import Peers
 
+#: How long this broker waits for its image to have what the controller has made.
+IMAGE_TIMEOUT_S = 5.0
 #: Between two looks whether a snapshot of the metadata is due.
 SNAPSHOT_CHECK_MS = 1_000
 #: In `meta.properties`: the ids of the voters that the directory was formatted for.
@@ -189,6 +192,7 @@ class Broker:
             self.dispatch.served = {key: self.table[key] for key in EARLY}
             for listener in self.listeners:
                 await listener.accept()
+            self.metadata.on_unreadable = self.fail
             await self.lifecycle.join()
             self.quorum.on_step.append(VoterUpdate(self).look)
         self.partitions.load(self.image)
@@ -292,7 +296,9 @@ class Broker:
             for row in answer.topics
         ]
         made = {row["name"] for row in rows if row["error_code"] is ErrorCode.none}
-        await self.metadata.until(lambda image: made <= image.topics.keys())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(IMAGE_TIMEOUT_S):
+                await self.metadata.until(lambda image: made <= image.topics.keys())
         return rows
 
     async def _start_controller(self) -> None:

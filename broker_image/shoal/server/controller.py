@@ -120,7 +120,7 @@ class Controller:
         self._heard_ms[id] = self._now_ms()
         caught_up = body.current_metadata_offset >= known.broker_epoch
         if body.want_shut_down:
-            decide = self._shutting_down(id)
+            decide = lambda image: brokers.shut_down(image, id)  # noqa: E731
         elif body.want_fence:
             decide = lambda image: brokers.fence(image, id)  # noqa: E731
         elif known.fenced and caught_up:
@@ -131,7 +131,7 @@ class Controller:
         def answer(_: Any) -> dict[str, Any]:
             image = metadata.image
             found = image.brokers.get(id)
-            stopping = body.want_shut_down and not brokers.leads_anything(image, id)
+            stopping = body.want_shut_down and brokers.may_stop(image, id)
             return {
                 "error_code": ErrorCode.none,
                 "is_caught_up": caught_up,
@@ -140,17 +140,6 @@ class Controller:
             }
 
         return metadata.submit(decide, answer)
-
-    def _shutting_down(self, id: int) -> Callable[[MetadataImage], Decision]:
-        def decide(image: MetadataImage) -> Decision:
-            known = image.brokers[id]
-            if known.fenced:
-                return Decision()
-            if not known.in_controlled_shutdown:
-                return brokers.shut_down(image, id)
-            return Decision()
-
-        return decide
 
     def _look(self) -> None:
         """Fence who was not heard of."""

@@ -74,6 +74,8 @@ class Metadata:
         #: Called with the new image and the delta to it, once it is committed.
         self.on_change: list[Callable[[MetadataImage, MetadataDelta], None]] = []
         self._watchers: list[asyncio.Future[None]] = []
+        #: Called with a sentence when the log has what this release does not read; raised if unset.
+        self.on_unreadable: Callable[[str], None] | None = None
         #: Bytes of records that the newest snapshot does not have.
         self._unsaved_bytes = 0
         self._saved_ms = clock.now_ms()
@@ -182,6 +184,11 @@ class Metadata:
             while self._again:
                 self._again = False
                 self._follow()
+        except CorruptLog as error:
+            if self.on_unreadable is None:
+                raise
+            self.quorum.fault = str(error)
+            self.on_unreadable(str(error))
         finally:
             self._following = False
 

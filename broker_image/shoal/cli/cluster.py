@@ -1,0 +1,196 @@
+"""`shoal cluster`: several brokers on this machine for trying out, and what any cluster is like."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shoal.cli import local_cluster, output
+from shoal.cli.local_cluster import LocalCluster
+from shoal.cli.output import Format, FormatOption
+from shoal.cli.session import Failed, command, guarded, new_app, pairs
+from shoal.client.client import Client
+from shoal.client.errors import KafkaError
+
+app = new_app("Run brokers on this machine for trying out, and describe a cluster.")
+
+Folder = Annotated[
+    Path,
+    typer.Option("--dir", envvar="SHOAL_CLUSTER_DIR", help="Where the cluster's files are."),
+]
+Id = Annotated[int, typer.Argument(metavar="N", help="The broker's number.")]
+_FOLDER = Path("shoal-cluster")
+
+
+def _known(folder: Path) -> LocalCluster:
+    cluster = local_cluster.found(folder)
+    if cluster is None:
+        raise Failed(f"there is no cluster in {folder}: `shoal cluster start` makes one")
+    return cluster
+
+
+@app.command()
+def start(
+    brokers: Annotated[
+        int | None, typer.Option(help="How many brokers a new cluster has [default: 3].")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port of the first broker of a new one.")] = 9092,
+    dir: Folder = _FOLDER,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A broker config, for all of a new one."),
+    ] = None,
+) -> None:
+    """Start a cluster; one that was stopped goes on with its data."""
+
+    def run() -> None:
+        cluster = local_cluster.found(dir)
+        if cluster is None:
+            cluster = local_cluster.made(dir, brokers or 3, port, pairs(set_, "--set"))
+        elif brokers is not None and brokers != len(cluster.nodes):
+            raise Failed(
+                f"the cluster in {dir} has {len(cluster.nodes)} brokers: leave --brokers out, or"
+                " give a new cluster another --dir"
+            )
+        starting = [node for node in cluster.nodes if not cluster.runs(node)]
+        for node in starting:
+            cluster.launch(node)
+        for node in starting:
+            cluster.wait(node)
+        print(f"{len(cluster.nodes)} brokers run. Clients connect to {cluster.bootstrap}")
+
+    guarded(run)
+
+
+@app.command()
+def stop(dir: Folder = _FOLDER) -> None:
+    """Stop all brokers; their data stays."""
+
+    def run() -> None:
+        cluster = _known(dir)
+        cluster.end(cluster.nodes)
+        print(f"Stopped. The data is in {cluster.folder}; `shoal cluster start` goes on with it.")
+
+    guarded(run)
+
+
+@app.command()
+def status(dir: Folder = _FOLDER, format: FormatOption = Format.TABLE) -> None:
+    """Which brokers run."""
+
+    def run() -> None:
+        cluster = _known(dir)
+        found = [
+            {
+                "broker": node.id,
+                "address": f"127.0.0.1:{node.port}",
+                "state": "running" if cluster.runs(node) else "stopped",
+                "pid": node.pid if cluster.runs(node) else None,
+                "log": str(cluster.log(node)),
+            }
+            for node in cluster.nodes
+        ]
+        output.rows(format, found)
+
+    guarded(run)
+
+
+@app.command()
+def kill(id: Id, dir: Folder = _FOLDER) -> None:
+    """End a broker at once, as a crash would (kill -9)."""
+
+    def run() -> None:
+        cluster = _known(dir)
+        node = cluster.node(id)
+        if not cluster.runs(node):
+            raise Failed(f"broker {id} does not run")
+        cluster.end([node], kill=True)
+        print(f"Broker {id} is dead. `shoal cluster restart {id}` brings it back.")
+
+    guarded(run)
+
+
+@app.command()
+def restart(id: Id, dir: Folder = _FOLDER) -> None:
+    """Start a broker that is down, or stop and start one that runs."""
+
+    def run() -> None:
+        cluster = _known(dir)
+        node = cluster.node(id)
+        if cluster.runs(node):
+            cluster.end([node])
+        cluster.launch(node)
+        cluster.wait(node)
+        print(f"Broker {id} runs.")
+
+    guarded(run)
+
+
+@command(app, "describe")
+async def describe(client: Client, format: FormatOption = Format.TABLE) -> None:
+    """Brokers with what they lead, the quorum, and partitions that lack replicas or a leader."""
+    cluster = await client.admin.describe_cluster(fenced=True)
+    topics = await client.admin.topics.list(internal=True)
+    partitions = [(topic.name, p) for topic in topics.values() for p in topic.partitions]
+    lags = await _lags(client)
+    rows = [
+        {
+            "broker": broker.node_id,
+            "address": f"{broker.host}:{broker.port}",
+            "rack": broker.rack,
+            "state": "fenced" if broker.node_id in cluster.fenced else "running",
+            "leads": sum(p.leader_id == broker.node_id for _, p in partitions),
+            "replicas": sum(broker.node_id in p.replicas for _, p in partitions),
+            "in_sync": sum(broker.node_id in p.isr for _, p in partitions),
+            "metadata_lag": lags.get(broker.node_id),
+        }
+        for broker in sorted(cluster.brokers, key=lambda b: b.node_id)
+    ]
+    lacking = [
+        {
+            "topic": name,
+            "partition": p.index,
+            "leader": None if p.leader_id < 0 else p.leader_id,
+            "replicas": list(p.replicas),
+            "isr": list(p.isr),
+            "state": "offline" if p.leader_id < 0 else "under-replicated",
+        }
+        for name, p in partitions
+        if p.leader_id < 0 or len(p.isr) < len(p.replicas)
+    ]
+    if format is Format.JSON:
+        whole = [
+            {
+                "cluster_id": cluster.cluster_id,
+                "controller": cluster.controller_id,
+                "brokers": rows,
+                "partitions": len(partitions),
+                "lacking": lacking,
+            }
+        ]
+        output.rows(format, whole)
+        return
+    print(f"Cluster {cluster.cluster_id}, controller {cluster.controller_id}")
+    output.rows(format, rows)
+    print(
+        f"\n{len(partitions)} partitions, {sum(r['state'] == 'offline' for r in lacking)} offline,"
+        f" {sum(r['state'] != 'offline' for r in lacking)} under-replicated"
+    )
+    if lacking:
+        output.rows(format, [_shown(row) for row in lacking])
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {name: ",".join(map(str, row[name])) for name in ("replicas", "isr")}
+
+
+async def _lags(client: Client) -> dict[int, int]:
+    """Records of the metadata that each node does not have yet."""
+    try:
+        quorum = await client.admin.describe_quorum()
+    except KafkaError:
+        return {}
+    end = max((v.log_end_offset for v in quorum.voters), default=0)
+    return {r.node_id: end - r.log_end_offset for r in (*quorum.voters, *quorum.observers)}

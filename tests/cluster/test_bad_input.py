@@ -1,0 +1,68 @@
+"""What does not fit a cluster is refused at start, with a sentence that says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from clusters import CLUSTER_ID, ShoalCluster, running
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        (["--quorum=1@127.0.0.1:1,x"], ["controller.quorum.voters has 'x'", "id@host:port"]),
+        (["--quorum=2@127.0.0.1:1,2@127.0.0.1:2"], ["node id 2 stands twice"]),
+        (["--set=process.roles=broker"], ["controller.quorum.voters has this", "add controller"]),
+        (
+            ["--set=advertised.listeners=PLAINTEXT://127.0.0.1:1"],
+            ["127.0.0.1:1", "not reached", "name an address"],
+        ),
+    ],
+    ids=["no-voter", "twice", "roles", "advertised"],
+)  # fmt: skip
+def test_settings(tmp_path: Path, flags: list[str], parts: list[str]) -> None:
+    cluster = ShoalCluster(tmp_path, 1)
+    said = cluster.node(1, tmp_path / "data", {}, *flags).refusal()
+    assert all(part in said for part in parts), said
+
+
+def test_a_new_directory_needs_the_clusters_id(tmp_path: Path) -> None:
+    cluster = ShoalCluster(tmp_path, 1)
+    node = cluster.node(1, tmp_path / "data", {})
+    node.flags = node.flags[:2]
+    said = node.refusal()
+    assert "give all nodes the same one, for instance --cluster-id " in said
+    assert not (tmp_path / "data" / "meta.properties").exists()
+
+
+def test_what_a_directory_says_of_itself(tmp_path: Path) -> None:
+    """A directory of another cluster, of another node, of a newer format."""
+    data = tmp_path / "data"
+    data.mkdir()
+    meta = data / "meta.properties"
+    cluster = ShoalCluster(tmp_path, 1)
+    for version, id, node, parts in (
+        (1, "other", 1, ["data of cluster other", CLUSTER_ID, "--data-dir", "--cluster-id"]),
+        (1, CLUSTER_ID, 7, ["belongs to node 7", "this is node 1"]),
+        (2, CLUSTER_ID, 1, ["newer format", "run the release that wrote it"]),
+    ):
+        text = f"version={version}\ncluster.id={id}\nnode.id={node}\n"
+        meta.write_text(text)
+        said = cluster.node(1, data, {}).refusal()
+        assert all(part in said for part in parts), said
+        assert meta.read_text() == text
+
+
+def test_who_does_not_fit_a_running_cluster(tmp_path: Path) -> None:
+    """An id that is taken, and other voters than the cluster has."""
+    quick = {"broker.session.timeout.ms": "3000"}
+    with running(ShoalCluster(tmp_path, 1, configs=quick)) as cluster:
+        twin = cluster.node(1, tmp_path / "twin", quick)
+        twin.bootstrap = "127.0.0.1:0"
+        said = twin.refusal()
+        assert "node.id 1 is taken" in said and "--node-id" in said
+        voters = f"--quorum=1@{cluster.addresses[1]},2@127.0.0.1:1"
+        said = cluster.node(2, tmp_path / "other", quick, voters).refusal()
+        assert "names the voters 1, 2, and the cluster's are 1" in said
+        assert {b.node_id for b in cluster.metadata(1).brokers} == {1}
