@@ -158,19 +158,27 @@ MUTANTS: dict[str, Mutant] = {
     m.__name__: m
     for m in (
         commits_by_itself,
+        keeps_a_divergent_tail,
+        tells_an_old_end,
+        believes_the_leader_beyond_its_log,
+    )
+}
+
+#: Rules that take more than one fault at the right time to be missed: a few seeds do not tell, and
+#: the units of `test_partition` hold them.
+RARE: dict[str, Mutant] = {
+    m.__name__: m
+    for m in (
         forgets_who_joins,
         takes_silence_for_refusal,
         shrinks_before_the_controller_does,
         joins_before_it_has_caught_up,
         joins_as_its_earlier_self,
         commits_below_min_isr,
-        keeps_a_divergent_tail,
         cuts_to_its_high_watermark,
         notes_no_epoch,
         takes_answers_of_another_epoch,
         answers_any_epoch,
-        tells_an_old_end,
-        believes_the_leader_beyond_its_log,
         acknowledges_in_a_later_epoch,
         fetches_on_before_its_cut_is_durable,
     )
