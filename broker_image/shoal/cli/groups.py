@@ -79,7 +79,7 @@ async def show_lag(
         {
             "group": group, "type": one.type, "state": one.state, "members": len(one.members),
             "lag": lag.total(positions.get(group, ())),
-            "in_flight": _in_flight(numbers, one),
+            "in_flight": share.in_flight if (share := _share(numbers, one)) else None,
         }
         for group, one in described.items()
     ]  # fmt: skip
@@ -94,10 +94,13 @@ async def _numbers(
     return None
 
 
-def _in_flight(numbers: dict[str, scrape.ShareNumbers] | None, group: Group) -> int | None:
+def _share(
+    numbers: dict[str, scrape.ShareNumbers] | None, group: Group
+) -> scrape.ShareNumbers | None:
+    """The numbers of a share group, if brokers tell any."""
     if numbers is None or group.type != SHARE:
         return None
-    return numbers[group.group_id].in_flight if group.group_id in numbers else 0
+    return numbers.get(group.group_id, scrape.ShareNumbers())
 
 
 @command(app, "describe")
@@ -114,35 +117,78 @@ async def describe(
     numbers = await _numbers(admin, described, metrics)
     if format is Format.JSON:
         output.rows(format, [
-            _as_json(one, positions.get(g, []), _in_flight(numbers, one))
+            _as_json(one, positions.get(g, []), _share(numbers, one))
             for g, one in described.items()
         ])  # fmt: skip
         return
     for at, (group, one) in enumerate(described.items()):
         if at:
             print()
-        _print_group(one, positions.get(group, []), _in_flight(numbers, one))
+        _print_group(one, positions.get(group, []), _share(numbers, one))
 
 
-def _as_json(group: Group, found: list[lag.Position], in_flight: int | None) -> dict[str, Any]:
-    return {
+def _as_json(
+    group: Group, found: list[lag.Position], share: scrape.ShareNumbers | None
+) -> dict[str, Any]:
+    told = {
         "group": group.group_id, "type": group.type, "state": group.state,
         "assignor": group.assignor, "coordinator": group.coordinator,
-        "lag": lag.total(found), "in_flight": in_flight,
+        "lag": lag.total(found), "in_flight": share.in_flight if share else None,
         "members": _member_rows(group),
         "partitions": _position_rows(group, found),
     }  # fmt: skip
+    if share is not None:
+        told |= {
+            "backing_off": share.backing_off, "archiving": share.archiving,
+            "dead_lettered": share.dead_lettered, "redriven": share.redriven,
+            "oldest_lock_age_s": share.oldest_lock_age_s, "held": sorted(share.held),
+        }  # fmt: skip
+    return told
 
 
-def _print_group(group: Group, found: list[lag.Position], in_flight: int | None) -> None:
+#: Why delivery to a group is held, or its dead letters are not written, and what to do.
+_HELD = {
+    "paused": "Delivery is paused: `shoal configs set group {group} share.delivery.paused=false` "
+    "resumes it.",
+    "flood": "Delivery is held: more dead letters in a minute than "
+    "shoal.errors.deadletterqueue.flood.per.minute allows. It goes on when there were fewer.",
+    "topic-name": "Dead letters cannot be written: the dead-letter topic's name is none that the "
+    "brokers allow (errors.deadletterqueue.topic.name.prefix).",
+    "topic-missing": "Dead letters cannot be written: the dead-letter topic is not there; create "
+    "it with errors.deadletterqueue.group.enable=true.",
+    "topic-forbidden": "Dead letters cannot be written: set "
+    "errors.deadletterqueue.group.enable=true on the dead-letter topic.",
+}
+_HELD_OTHERWISE = (
+    "Dead letters cannot be written ({why}); the broker's log says why. It is tried again."
+)
+
+
+def _numbers_of(share: scrape.ShareNumbers) -> list[str]:
+    """What a share group's numbers say, those that are not 0."""
+    told = {
+        "backing off": share.backing_off, "waiting for a dead letter": share.archiving,
+        "dead-lettered": share.dead_lettered, "redriven": share.redriven,
+    }  # fmt: skip
+    words = [f"{count} {what}" for what, count in told.items() if count]
+    if share.oldest_lock_age_s:
+        words.append(f"oldest lock {share.oldest_lock_age_s:.0f} s")
+    return words
+
+
+def _print_group(
+    group: Group, found: list[lag.Position], share: scrape.ShareNumbers | None
+) -> None:
     total = lag.total(found)
     facts = [group.type, group.state, f"lag {output.cell(total)}"]
-    if in_flight is not None:
-        facts.append(f"{in_flight} in flight")
+    if share is not None:
+        facts += [f"{share.in_flight} in flight", *_numbers_of(share)]
     if group.assignor:
         facts.append(f"assignor {group.assignor}")
     facts.append(f"coordinator {group.coordinator}")
     print(f"{group.group_id}   {', '.join(facts)}")
+    for why in sorted(share.held) if share else ():
+        print(_HELD.get(why, _HELD_OTHERWISE).format(group=group.group_id, why=why))
     if found:
         offset = "start_offset" if group.type == SHARE else "committed_offset"
         columns = ["topic", "partition", offset, "log_end_offset", "lag"]

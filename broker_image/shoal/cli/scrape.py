@@ -1,6 +1,7 @@
-"""What brokers tell at `/metrics` alone: records in flight and deliveries beyond the first.
+"""What brokers tell at `/metrics` alone: a share group's records in flight, what was delivered
+again, waits, or is a dead letter, and why delivery is held.
 
-Kafka's protocol does not tell a share group's records in flight. A Shoal broker with a metrics
+Kafka's protocol tells none of it. A Shoal broker with a metrics
 listener does; where it stands is the broker config `shoal.metrics.listener`, or is given by hand.
 A broker without one, or another Kafka, leaves these numbers unknown.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -21,8 +23,17 @@ LISTENER_CONFIG = "shoal.metrics.listener"
 TIMEOUT_S = 3.0
 #: The text of a broker with some ten thousand share partitions has a few megabytes.
 TEXT_BYTES_MAX = 64 << 20
-_IN_FLIGHT = "kafka_server_SharePartitionMetrics_InFlightMessageCount"
-_REDELIVERED = "shoal_share_partition_redelivered_records_total"
+_COUNTS = {
+    "kafka_server_SharePartitionMetrics_InFlightMessageCount": "in_flight",
+    "shoal_share_partition_redelivered_records_total": "redelivered",
+    "shoal_share_partition_backing_off_records": "backing_off",
+    "shoal_share_partition_archiving_records": "archiving",
+    "shoal_share_group_dead_letters_total": "dead_lettered",
+    "shoal_share_group_redriven_total": "redriven",
+}
+_HELD = "shoal_share_group_held"
+_OLDEST_LOCK = "shoal_share_partition_oldest_lock_age_seconds"
+_TOLD = frozenset({*_COUNTS, _HELD, _OLDEST_LOCK})
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -33,11 +44,32 @@ class Sample(NamedTuple):
     value: float
 
 
-class ShareNumbers(NamedTuple):
-    """Of one share group over all brokers; the counter runs since each broker's start."""
+@dataclass(slots=True)
+class ShareNumbers:
+    """Of one share group over all brokers; counters run since each broker's start. `held` are the
+    reasons why share partitions are not delivered, or their dead letters not written."""
 
     in_flight: int = 0
     redelivered: int = 0
+    backing_off: int = 0
+    archiving: int = 0
+    dead_lettered: int = 0
+    redriven: int = 0
+    oldest_lock_age_s: float = 0.0
+    held: frozenset[str] = frozenset()
+
+    @property
+    def is_paused(self) -> bool:
+        return "paused" in self.held
+
+    def note(self, sample: Sample) -> None:
+        """Take one sample of the group in."""
+        if sample.name == _OLDEST_LOCK:
+            self.oldest_lock_age_s = max(self.oldest_lock_age_s, sample.value)
+        elif sample.name == _HELD:
+            self.held |= {sample.labels.get("why", "")} if sample.value else frozenset()
+        elif (name := _COUNTS.get(sample.name)) is not None:
+            setattr(self, name, getattr(self, name) + int(sample.value))
 
 
 def samples(text: str) -> Iterator[Sample]:
@@ -89,15 +121,9 @@ async def share_numbers(
 def _by_group(texts: list[str]) -> dict[str, ShareNumbers]:
     found: dict[str, ShareNumbers] = {}
     for text in texts:
-        for name, labels, value in samples(text):
-            if name in (_IN_FLIGHT, _REDELIVERED) and "group" in labels:
-                one = found.get(labels["group"], ShareNumbers())
-                in_flight, redelivered = one
-                if name == _IN_FLIGHT:
-                    in_flight += int(value)
-                else:
-                    redelivered += int(value)
-                found[labels["group"]] = ShareNumbers(in_flight, redelivered)
+        for sample in samples(text):
+            if sample.name in _TOLD and "group" in sample.labels:
+                found.setdefault(sample.labels["group"], ShareNumbers()).note(sample)
     return found
 
 

@@ -1,8 +1,9 @@
-"""`shoal top`: a live view of throughput, lag, records in flight and redeliveries.
+"""`shoal top`: a live view of throughput, lag, records in flight, redeliveries and dead letters.
 
 Rates are differences of two samples: of log ends for topics, of positions for groups. Records in
-flight and redeliveries come from the brokers' metrics, see `shoal.cli.scrape`; without them those
-columns are dashes.
+flight, redeliveries, waiting records (in retry back-off, or for their dead letter) and dead letters
+come from the brokers' metrics, see `shoal.cli.scrape`; without them those columns are dashes. The
+state of a group whose delivery is held says so.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class GroupSample:
     done: int | None
     in_flight: int | None
     redelivered: int | None
+    waiting: int | None
+    dead_lettered: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +131,14 @@ def _group(
     share = None
     if numbers is not None and group.type == SHARE:
         share = numbers.get(group.group_id, scrape.ShareNumbers())
+    state = group.state
+    if share is not None and share.held:
+        state = "Paused" if share.is_paused else "Flooded" if "flood" in share.held else "DLQ fails"
     return GroupSample(
-        group.type, group.state, len(group.members), lag.total(positions), done,
+        group.type, state, len(group.members), lag.total(positions), done,
         share.in_flight if share else None, share.redelivered if share else None,
+        share.backing_off + share.archiving if share else None,
+        share.dead_lettered if share else None,
     )  # fmt: skip
 
 
@@ -154,7 +162,7 @@ def view(before: Sample, now: Sample, height: int | None, note: str = "") -> Sta
     left_out = len(topics) - len(shown_topics) + len(groups) - len(shown_groups)
     parts += [Text(""), _table(
         ["GROUP", "TYPE", "STATE", "MEMBERS", "LAG", "LAG/S", "DONE/S", "IN FLIGHT",
-         "REDELIVERED/S"], shown_groups,
+         "REDELIVERED/S", "WAITING", "DEAD/S"], shown_groups,
     )]  # fmt: skip
     if not groups:
         parts.append(Text("There are no groups.", style="dim"))
@@ -190,6 +198,7 @@ def _group_rows(before: Sample, now: Sample, seconds: float) -> list[tuple[Any, 
         rows.append((
             name, group.type, group.state, group.members, group.lag, rate(lambda g: g.lag),
             rate(lambda g: g.done), group.in_flight, rate(lambda g: g.redelivered),
+            group.waiting, rate(lambda g: g.dead_lettered),
         ))  # fmt: skip
     return sorted(rows, key=lambda row: (-(row[4] or 0), -(row[6] or 0), row[0]))
 
@@ -212,5 +221,5 @@ def _cell(column: str, value: Any) -> Text:
     text = f"{value:,.0f}" if isinstance(value, float) else f"{value:,}"
     if column == "LAG/S" and value > 0:
         text = "+" + text
-    warns = value > 0 and column in ("LAG/S", "REDELIVERED/S")
+    warns = value > 0 and column in ("LAG/S", "REDELIVERED/S", "DEAD/S")
     return Text(text, style="yellow" if warns else "")
