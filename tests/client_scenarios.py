@@ -30,7 +30,7 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 
 _numbers = itertools.count()
-DEADLINE_S = 20.0
+DEADLINE_S = 90.0
 
 
 def name(prefix: str) -> str:

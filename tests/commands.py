@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from conditions import eventually
 
-RUN_TIMEOUT_S = 60
+RUN_TIMEOUT_S = 180
 SHOAL = (sys.executable, "-m", "shoal.cli")
 
 

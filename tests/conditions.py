@@ -8,7 +8,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(probe: Callable[[], T], *, timeout_s: float = 15.0, what: str = "") -> T:
+def eventually(probe: Callable[[], T], *, timeout_s: float = 60.0, what: str = "") -> T:
     """Call `probe` until it returns something true, and return that.
 
     An `AssertionError` that `probe` raises counts as false and is raised again at the deadline.
@@ -25,3 +25,15 @@ def eventually(probe: Callable[[], T], *, timeout_s: float = 15.0, what: str = "
         if time.monotonic() > deadline:
             raise error or AssertionError(f"not within {timeout_s} s: {what or probe}")
         pause.wait(0.02)
+
+
+def slowness() -> float:
+    """How many times longer than it needs a busy thread takes here now; 1 on a quiet machine.
+
+    A promise in seconds is one of a machine that has time for it: `took < PROMISE_S * slowness()`,
+    taken after what was measured. On a quiet machine that is the promise itself.
+    """
+    begun, used = time.monotonic(), time.thread_time()
+    while time.thread_time() - used < 0.1:
+        pass
+    return max(1.0, (time.monotonic() - begun) / 0.1)

@@ -14,7 +14,7 @@ from commands import RunningCommand
 LIBRARY = Path(__file__).parent / "compat" / "lib"
 #: Classes that the first tool loaded, ready for those that follow: halves the start of a JVM.
 ARCHIVE = LIBRARY / "tools.jsa"
-RUN_TIMEOUT_S = 60
+RUN_TIMEOUT_S = 180
 #: What each script of Kafka's `bin` starts.
 CLASSES = {
     "kafka-broker-api-versions": "BrokerApiVersionsCommand",

@@ -17,7 +17,7 @@ from shoal.client.client import Client
 from shoal.client.errors import ClientError
 
 CLUSTER_ID = "Kafka-peer-of-our-tests"
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 180
 _SINGLE_NODE = {
     "process.roles": "broker,controller",
     "node.id": "1",

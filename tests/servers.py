@@ -51,7 +51,7 @@ class ShoalProcess:
 
     def scrape(self) -> str:
         """What `/metrics` gives now."""
-        with urllib.request.urlopen(f"{self.metrics_url}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{self.metrics_url}/metrics", timeout=60) as answer:
             return answer.read().decode()
 
     def metric(self, name: str) -> float:

@@ -15,7 +15,7 @@ from shoal.record.records import build_batch
 class WireClient:
     """Requests as mappings, answers as kio's entities."""
 
-    def __init__(self, bootstrap: str, *, timeout_s: float = 30, client_id: str = "wire") -> None:
+    def __init__(self, bootstrap: str, *, timeout_s: float = 120, client_id: str = "wire") -> None:
         self.client_id = client_id
         host, port = bootstrap.rsplit(":", 1)
         self.sock = socket.create_connection((host, int(port)), timeout_s)

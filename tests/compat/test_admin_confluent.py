@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
 from servers import ShoalProcess
 
 _names = (f"admin-{i}" for i in itertools.count())
-TIMEOUT_S = 20
+TIMEOUT_S = 90
 
 
 @pytest.fixture

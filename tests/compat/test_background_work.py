@@ -60,7 +60,7 @@ def test_compaction_leaves_the_last_value_of_each_key(
             assert [r.value for r in kept] == [b"%d" % n * 1000 for n in range(195, 200)]
             return True
 
-        eventually(compacted, timeout_s=30)
+        eventually(compacted, timeout_s=120)
         batch = build_batch([(1, b"k", b"v", ())])
         assert client.produce("t", records=bytes(batch)).base_offset == 200
     broker.restart()

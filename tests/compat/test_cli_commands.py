@@ -285,6 +285,6 @@ def test_a_reader_that_goes_away(shoal: Shoal, topic: str) -> None:
     command = " ".join([*SHOAL, "consume", topic, "--from-beginning", "--timeout", "3s"])
     done = subprocess.run(
         ["bash", "-c", f"{command} | head -1"], env=shoal.environment, capture_output=True,
-        text=True, timeout=60, check=True,
+        text=True, timeout=180, check=True,
     )  # fmt: skip
     assert len(done.stdout.splitlines()) == 1 and done.stderr == ""

@@ -72,7 +72,7 @@ def settled(group: Group, *members: Consumer, share: int) -> list[set[tuple[str,
         whole = len(set().union(*found)) == group.partitions
         return found if whole and all(len(mine) == share for mine in found) else None
 
-    return eventually(probe, timeout_s=30, what="a balanced assignment")
+    return eventually(probe, timeout_s=120, what="a balanced assignment")
 
 
 def values(consumer: Consumer, count: int) -> list[int]:
@@ -98,7 +98,7 @@ def test_a_member_reads_everything_and_commits(shared_broker: ShoalProcess) -> N
     with group.member() as consumer:
         asked = [TopicPartition(group.topic, p) for p in range(4)]
         settled(group, consumer, share=4)
-        committed = consumer.committed(asked, timeout=10)
+        committed = consumer.committed(asked, timeout=90)
     assert [tp.offset for tp in committed] == [25] * 4
 
 
@@ -117,7 +117,7 @@ def test_members_come_and_go(shared_broker: ShoalProcess, assignor: str) -> None
                 members = (first, second, third)
                 eventually(
                     lambda: sorted(len(partitions_of(m)) for m in members) == [1, 1, 2],
-                    timeout_s=30,
+                    timeout_s=120,
                 )
         settled(group, first, share=4)
     eventually(lambda: group.state() == ConsumerGroupState.EMPTY)
@@ -188,7 +188,7 @@ def test_a_group_survives_its_coordinator(broker: ShoalProcess) -> None:
                     got.add(int(message.value()))
             return len(got) == 40
 
-        eventually(everything, timeout_s=30)
+        eventually(everything, timeout_s=120)
         assert [partitions_of(a), partitions_of(b)] == before
 
 

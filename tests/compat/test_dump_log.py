@@ -27,7 +27,7 @@ def dump(directory: Path, *flags: str) -> str:
     result = subprocess.run(
         command("kafka-dump-log", "--deep-iteration", "--print-data-log", *flags, "--files",
                 ",".join(files)),
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     for fault in ("mismatch", "Found", "Error", "not found", "isvalid: false"):

@@ -108,7 +108,7 @@ def polled(members: list[Member], done: Callable[[], bool], what: str) -> None:
             member.poll()
         return done()
 
-    eventually(probe, timeout_s=30, what=what)
+    eventually(probe, timeout_s=120, what=what)
 
 
 def dealt(members: list[Member]) -> Callable[[], bool]:
@@ -205,7 +205,7 @@ def test_offsets_and_groups_survive_a_restart(
     else:
         broker.restart()
     asked = [TopicPartition(topic, p) for p in range(PARTITIONS)]
-    found = member.consumer.committed(asked, timeout=20)
+    found = member.consumer.committed(asked, timeout=90)
     assert [(p.offset, p.metadata, p.leader_epoch) for p in found] == [
         (5 + p, f"read until {5 + p}".ljust(300), 0) for p in range(PARTITIONS)
     ]

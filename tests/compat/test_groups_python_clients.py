@@ -64,7 +64,7 @@ def polled(members: list[Member], done: Callable[[], bool], what: str) -> None:
             member.poll()
         return done()
 
-    eventually(probe, timeout_s=30, what=what)
+    eventually(probe, timeout_s=120, what=what)
 
 
 def test_kafka_python_members_share_and_commit(shoal: ShoalProcess) -> None:

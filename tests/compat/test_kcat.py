@@ -19,7 +19,7 @@ class Kcat:
 
     def __call__(self, *words: str, stdin: str = "") -> str:
         done = subprocess.run(
-            [*self._start, *words], input=stdin, capture_output=True, text=True, timeout=30,
+            [*self._start, *words], input=stdin, capture_output=True, text=True, timeout=90,
             check=False,
         )  # fmt: skip
         assert done.returncode == 0, (words, done.stdout, done.stderr)

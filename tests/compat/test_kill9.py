@@ -80,7 +80,7 @@ def read_back(bootstrap: str, topic: str) -> dict[int, list[Message]]:
     """Every record, by partition."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex})
     partitions = [TopicPartition(topic, p, OFFSET_BEGINNING) for p in range(PARTITIONS)]
-    ends = [consumer.get_watermark_offsets(p, timeout=20)[1] for p in partitions]
+    ends = [consumer.get_watermark_offsets(p, timeout=90)[1] for p in partitions]
     consumer.assign(partitions)
     found: dict[int, list[Message]] = {p: [] for p in range(PARTITIONS)}
     while (left := sum(ends) - sum(map(len, found.values()))) > 0:
@@ -108,7 +108,7 @@ def test_nothing_acknowledged_is_lost(
     load = Load(broker.bootstrap, topic, **{"enable.idempotence": idempotent})
     for _ in range(KILLS):
         target = len(load.acknowledged) + rng.randrange(200, 3000)
-        eventually(lambda target=target: len(load.acknowledged) >= target, timeout_s=40)
+        eventually(lambda target=target: len(load.acknowledged) >= target, timeout_s=120)
         broker.kill9()
         broker.start()
     load.stop()

@@ -73,7 +73,7 @@ def test_confirmed_offsets_survive(
     try:
         for kill in range(KILLS):
             goal = RECORDS * (kill + 1) // (KILLS + 1) - rng.randrange(50)
-            eventually(lambda goal=goal: len(member.read) >= goal, timeout_s=40)
+            eventually(lambda goal=goal: len(member.read) >= goal, timeout_s=120)
             broker.kill9()
             confirmed, asked = dict(member.confirmed), dict(member.asked)
             broker.start()
@@ -81,7 +81,7 @@ def test_confirmed_offsets_survive(
                 # One commit a partition may have been on its way.
                 assert confirmed.get(partition, 0) <= offset
                 assert offset <= max(asked.get(partition, 0), member.asked.get(partition, 0))
-        eventually(lambda: len(member.read) == RECORDS, timeout_s=60)
+        eventually(lambda: len(member.read) == RECORDS, timeout_s=120)
     finally:
         member.stop()
     assert not member.wrong
@@ -92,7 +92,7 @@ def test_confirmed_offsets_survive(
 def committed(bootstrap: str, group: str, topic: str) -> dict[int, int]:
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, **PATIENT})
     asked = [TopicPartition(topic, p) for p in range(PARTITIONS)]
-    found = {row.partition: max(row.offset, 0) for row in consumer.committed(asked, timeout=20)}
+    found = {row.partition: max(row.offset, 0) for row in consumer.committed(asked, timeout=90)}
     consumer.close()
     return found
 
@@ -107,7 +107,7 @@ def test_topics_and_configs_survive(start_broker: Callable[..., ShoalProcess]) -
         admin.create_topics([made])[name].result(15)
         broker.kill9()
         broker.start()
-        topics = eventually(lambda: admin.list_topics(timeout=15).topics)
+        topics = eventually(lambda: admin.list_topics(timeout=90).topics)
         assert {t: len(topics[t].partitions) for t in sorted(topics)} == {
             f"t{j}": j + 1 for j in range(i + 1)
         }
@@ -120,9 +120,9 @@ def test_topics_and_configs_survive(start_broker: Callable[..., ShoalProcess]) -
     admin.delete_topics(["t2"])["t2"].result(15)
     broker.kill9()
     broker.start()
-    assert sorted(admin.list_topics(timeout=15).topics) == ["t0", "t1"]
+    assert sorted(admin.list_topics(timeout=90).topics) == ["t0", "t1"]
     admin.create_topics([NewTopic("t2", 1, 1)])["t2"].result(15)
     consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "any"})
-    ends = consumer.get_watermark_offsets(TopicPartition("t2", 0), timeout=15)
+    ends = consumer.get_watermark_offsets(TopicPartition("t2", 0), timeout=90)
     consumer.close()
     assert ends == (0, 0)

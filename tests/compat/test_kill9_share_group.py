@@ -159,7 +159,7 @@ def test_a_share_group_through_kills(start_broker: Callable[..., ShoalProcess], 
         try:
             for i, what in enumerate(rng.sample(FAULTS, len(FAULTS)), 1):
                 goal = RECORDS * i // (len(FAULTS) + 1) - rng.randrange(200)
-                eventually(lambda goal=goal: settled(everybody) >= goal, timeout_s=60)
+                eventually(lambda goal=goal: settled(everybody) >= goal, timeout_s=120)
                 if what in ("broker", "restart"):
                     down = now()
                     broker.kill9() if what == "broker" else broker.stop()
@@ -171,7 +171,7 @@ def test_a_share_group_through_kills(start_broker: Callable[..., ShoalProcess], 
                     alive.append(join())
                     everybody.append(alive[-1])
             load.finish()
-            eventually(lambda: settled(everybody) == RECORDS, timeout_s=60)
+            eventually(lambda: settled(everybody) == RECORDS, timeout_s=120)
             queue.drained(60)
         finally:
             for member in alive:

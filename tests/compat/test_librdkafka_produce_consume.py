@@ -149,7 +149,7 @@ def test_offsets_by_time_and_watermarks(shared_broker: ShoalProcess, topic: str)
         producer.produce(topic, b"v", timestamp=timestamp_ms)
         producer.flush(20)
     reader = consumer(shared_broker)
-    assert reader.get_watermark_offsets(TopicPartition(topic, 0), timeout=10) == (0, 3)
+    assert reader.get_watermark_offsets(TopicPartition(topic, 0), timeout=90) == (0, 3)
 
     def offset_at(timestamp_ms: int) -> int:
         return reader.offsets_for_times([TopicPartition(topic, 0, timestamp_ms)], 10)[0].offset

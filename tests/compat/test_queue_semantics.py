@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from conditions import eventually
+from conditions import eventually, slowness
 from confluent_kafka import AcknowledgeType, Consumer, Message, ShareConsumer
 from queues import Queue
 from servers import ShoalProcess
@@ -79,7 +79,7 @@ def test_a_released_record_comes_back_after_ever_longer_waits(
         waits.append(time.monotonic() - released)
         released = time.monotonic()
     for wait, least in zip(waits, (0.4, 0.8, 1.6), strict=True):
-        assert least - 0.05 <= wait < least + 1.5, waits
+        assert least - 0.05 <= wait < least + 1.5 * slowness(), waits
     assert gauge(broker, queue, "backing_off_records") == 0
     queue.drained()
 
@@ -93,7 +93,7 @@ def test_a_killed_broker_keeps_waits(
     released = time.monotonic()
     broker.kill9()
     broker.start()
-    again = poll(member, lambda _: ACCEPT, timeout_s=40)
+    again = poll(member, lambda _: ACCEPT, timeout_s=120)
     assert time.monotonic() - released >= 5.9
     assert [message.value() for message in again] == [b"work"]
 
@@ -115,7 +115,7 @@ def test_a_paused_group_gets_nothing_until_it_is_resumed(
     queue.configure(**{"share.delivery.paused": "false"})
     resumed = time.monotonic()
     assert [message.value() for message in poll(member, lambda _: ACCEPT)] == [b"two"]
-    assert time.monotonic() - resumed < 5
+    assert time.monotonic() - resumed < 5 * slowness()
     queue.drained()
 
 

@@ -18,7 +18,7 @@ def server(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a server that is expected not to start."""
     return subprocess.run(
         [sys.executable, "-m", "shoal.cli", "server", *flags],
-        capture_output=True, text=True, timeout=30, env={**os.environ, **environment},
+        capture_output=True, text=True, timeout=90, env={**os.environ, **environment},
     )  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def test_a_file_sets_configs(start_broker: Callable[..., ShoalProcess], tmp_path
 def test_health_and_metrics(broker: ShoalProcess) -> None:
     def get(path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(broker.metrics_url + path, timeout=10) as answer:
+            with urllib.request.urlopen(broker.metrics_url + path, timeout=90) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

@@ -114,7 +114,7 @@ def work(
 
 def lag(broker: ShoalProcess) -> float:
     """Records of all share partitions whose delivery is not complete."""
-    with urllib.request.urlopen(f"{broker.metrics_url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{broker.metrics_url}/metrics", timeout=90) as answer:
         lines = answer.read().decode().splitlines()
     return sum(float(x.split()[-1]) for x in lines if x.startswith("shoal_share_partition_lag{"))
 
@@ -147,11 +147,11 @@ def test_a_queue_under_faults(start_broker: Callable[..., ShoalProcess]) -> None
     try:
         for kill in range(1, BROKER_KILLS + 1):
             goal = RECORDS * kill // (BROKER_KILLS + 2)
-            eventually(lambda goal=goal: len(ledger.accepted) >= goal, timeout_s=40)
+            eventually(lambda goal=goal: len(ledger.accepted) >= goal, timeout_s=120)
             broker.kill9()
             ledger.broker_lives += 1
             broker.start()
-        eventually(lambda: ledger.settled() == RECORDS and lag(broker) == 0, timeout_s=60)
+        eventually(lambda: ledger.settled() == RECORDS and lag(broker) == 0, timeout_s=120)
     finally:
         stop.set()
         for worker in workers:

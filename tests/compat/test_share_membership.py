@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from conditions import eventually
+from conditions import eventually, slowness
 from confluent_kafka import Message, Producer, ShareConsumer
 from confluent_kafka.admin import (
     AdminClient,
@@ -130,7 +130,7 @@ def test_a_new_group_has_its_first_record_at_once(shared_broker: ShoalProcess) -
     warm.produce(1, 0)
     first_record_ms(warm)
     group.produce(10, 3)
-    assert first_record_ms(group) < FIRST_RECORD_MS
+    assert first_record_ms(group) < FIRST_RECORD_MS * slowness()
 
 
 def test_a_new_member_has_its_first_record_at_once(shared_broker: ShoalProcess) -> None:
@@ -142,7 +142,7 @@ def test_a_new_member_has_its_first_record_at_once(shared_broker: ShoalProcess) 
         eventually(lambda: records(first))
         for partition in (0, 1):
             group.produce(10, partition)
-        assert first_record_ms(group) < FIRST_RECORD_MS
+        assert first_record_ms(group) < FIRST_RECORD_MS * slowness()
 
 
 def test_members_share_what_they_read(shared_broker: ShoalProcess) -> None:
@@ -187,11 +187,11 @@ def test_a_killed_member_is_replaced_within_a_second(shared_broker: ShoalProcess
         eventually(lambda: not records(survivor))
         begun = time.monotonic()
         process.kill()
-        again = eventually(lambda: records(survivor), timeout_s=10)
+        again = eventually(lambda: records(survivor), timeout_s=60)
         took_ms = (time.monotonic() - begun) * 1000
     assert {m.partition() for m in again} == set(held)
     assert again[0].delivery_count() == 2
-    assert took_ms < TAKEOVER_MS
+    assert took_ms < TAKEOVER_MS * slowness()
 
 
 def test_an_id_has_one_type(shared_broker: ShoalProcess) -> None:

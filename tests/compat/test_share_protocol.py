@@ -476,7 +476,7 @@ def test_the_state_log_is_cut_and_state_is_rebuilt_from_what_is_left(
         assert member.acknowledge((offset, offset, [kind])) is ErrorCode.none
 
     def cut() -> bool:
-        with urllib.request.urlopen(f"{broker.metrics_url}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"{broker.metrics_url}/metrics", timeout=90) as answer:
             lines = answer.read().decode().splitlines()
         name = "kafka_server_share_coordinator_metrics_last_pruned_offset{"
         return any(float(x.split()[-1]) >= 30 for x in lines if x.startswith(name))

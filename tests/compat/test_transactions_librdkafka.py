@@ -22,7 +22,7 @@ from shoal.protocol.api import ApiKey
 from wireclient import WireClient
 
 _names = (f"txn-{i}" for i in itertools.count())
-TIMEOUT_S = 20
+TIMEOUT_S = 90
 
 
 @pytest.fixture
@@ -248,7 +248,7 @@ def test_transactions_are_whole_whenever_the_broker_dies(durable: ShoalProcess) 
     writer = threading.Thread(target=write, daemon=True)
     writer.start()
     for round_ in range(1, 6):
-        eventually(lambda goal=round_ * 20: len(acknowledged) >= goal, timeout_s=60)
+        eventually(lambda goal=round_ * 20: len(acknowledged) >= goal, timeout_s=120)
         durable.kill9()
         durable.start()
     stop.set()

@@ -8,9 +8,10 @@ import pytest
 from log_material import NOW_MS, batch, compact, fill, keyed, open_log, records
 from shoal.log.compaction import ENTRY_BYTES, cleanable
 from shoal.log.config import LogConfig
-from shoal.log.log import Log
+from shoal.log.log import Log, Origin
 from shoal.log.memory import MemoryStorage
 from shoal.record.batch import headers
+from shoal.record.control import build_marker
 
 DELAY_MS = 1000
 
@@ -238,3 +239,42 @@ def test_a_crash_at_any_step_of_a_round_loses_and_doubles_nothing(fail_at: int) 
     closed(again)
     compact(again)
     assert [at for at, _, _ in contents(again)] == [20, 21, 22, 23]
+
+
+def in_transaction(log: Log, producer_id: int, sequence: int, key: bytes, value: bytes) -> None:
+    producer = (producer_id, 0, sequence)
+    fill(log, [batch(value, key=key, producer=producer, transactional=True)])
+
+
+def ended(log: Log, producer_id: int, *, committed: bool) -> None:
+    marker = build_marker(
+        committed=committed, producer_id=producer_id, producer_epoch=0, coordinator_epoch=0,
+        timestamp_ms=NOW_MS,
+    )  # fmt: skip
+    log.append(marker, now_ms=NOW_MS, leader_epoch=0, origin=Origin.COORDINATOR)
+
+
+def control_offsets(log: Log) -> list[int]:
+    found = log.read(log.log_start_offset, 1 << 20).data
+    return [header.base_offset for _, header in headers(found) if header.is_control]
+
+
+def test_an_aborted_record_replaces_nothing() -> None:
+    """The last value of a key is the last committed one. The marker of the abort stays in the round
+    that takes its data away: readers may still be in the midst of it."""
+    log = log_of(segment_bytes=1 << 20)
+    in_transaction(log, 1, 0, b"a", b"committed")  # 0
+    ended(log, 1, committed=True)  # 1
+    in_transaction(log, 2, 0, b"a", b"aborted")  # 2
+    in_transaction(log, 1, 1, b"b", b"committed, too")  # 3
+    in_transaction(log, 2, 1, b"c", b"aborted")  # 4
+    ended(log, 2, committed=False)  # 5
+    in_transaction(log, 2, 2, b"d", b"committed")  # 6
+    ended(log, 2, committed=True)  # 7
+    ended(log, 1, committed=True)  # 8
+    closed(log)
+    assert [a.first_offset for a in log.aborted_transactions(0, 9)] == [2]
+    assert compact(log)
+    data = [c for c in contents(log) if c[0] not in control_offsets(log)]
+    assert data == [(0, b"a", b"committed"), (3, b"b", b"committed, too"), (6, b"d", b"committed")]
+    assert 5 in control_offsets(log)

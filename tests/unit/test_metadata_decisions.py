@@ -7,7 +7,8 @@ import pytest
 from shoal.metadata import alterations, brokers, controller, delta, elections, placement, topics
 from shoal.metadata.alterations import Alteration, Change, Operation
 from shoal.metadata.controller import Decision
-from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage, ResourceType
+from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage, ResourceType, Scope
+from shoal.metadata.names import INTERNAL_TOPICS
 from shoal.metadata.topics import Growth, NewTopic
 from shoal.protocol.errors import ApiError, ErrorCode
 
@@ -378,3 +379,17 @@ def test_elections() -> None:
     assert [row["topic"] for row in back.response] == ["t"]
     partition = follow(moved, back).topics["t"].partitions[0]
     assert (partition.leader, partition.leader_epoch) == (1, 2)
+
+
+@pytest.mark.parametrize("name", INTERNAL_TOPICS)
+def test_an_internal_topic_whose_config_is_below_the_least_of_topics(name: str) -> None:
+    """Kafka takes offsets.topic.segment.bytes from 1 on, and segment.bytes from 1 MiB on."""
+    static = {
+        "offsets.topic.segment.bytes": "1000",
+        "transaction.state.log.segment.bytes": "1000",
+        "share.coordinator.state.topic.segment.bytes": "1000",
+    }
+    fresh = follow(MetadataImage(Scope(1, static)), controller.bootstrap())
+    fresh = follow(fresh, controller.register_broker(fresh, broker(1), clean=True))
+    after = follow(fresh, create(fresh, topics.internal_topic(fresh, name)))
+    assert after.topic_config(name)["segment.bytes"] == 1 << 20

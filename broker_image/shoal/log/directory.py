@@ -252,12 +252,13 @@ class LogDirectory:
         """Close all logs and mark the stop as a clean one, unless a log failed. Raises `OSError`
         when the checkpoints cannot be written."""
         whole = True
+        synced: set[str] = set()
         for log in self.logs.values():
             try:
                 if log.offline:
                     whole = False
                 else:
-                    log.close()
+                    log.close(synced)
             except OSError:
                 whole = False
         self.checkpoint()

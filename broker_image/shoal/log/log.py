@@ -667,12 +667,13 @@ class Log:
         elif sync.generation == self.generation:
             self.recovery_point = max(self.recovery_point, sync.end_offset)
 
-    def sync(self) -> None:
-        """Make all of the log durable, here and now. Raises `OSError`."""
+    def sync(self, synced: set[str] | None = None) -> None:
+        """Make all of the log durable, here and now, but directories that are `synced`. Raises
+        `OSError`."""
         sync = self.begin_sync()
         if sync is not None:
             try:
-                sync.run()
+                sync.run(synced)
             except OSError as error:
                 self.finish_sync(sync, error)
                 raise
@@ -682,9 +683,9 @@ class Log:
         """Forget producers that have long been silent; how many."""
         return self.producers.expire(now_ms, expiration_ms)
 
-    def close(self) -> None:
+    def close(self, synced: set[str] | None = None) -> None:
         """Make all durable and leave a producer snapshot, so that the next `open` may be a clean
-        one. Raises `OSError`."""
+        one. Raises `OSError`. Logs that close together share the set of directories `synced`."""
         if self.offline:
             raise LogOffline(self.directory)
         self.generation += 1
@@ -693,9 +694,9 @@ class Log:
         if untouched and not self.names_changed:
             return
         self.active.seal_times()
+        # Its name need not be durable: without it the batches behind an older one tell the state.
         self.write_snapshot(self.log_end_offset)
-        self.names_changed = True
-        self.sync()
+        self.sync(synced)
         for segment in self.segments:
             segment.release()
 

@@ -32,8 +32,9 @@ class Sync:
         #: The log's generation when the work was set down.
         self.generation = generation
 
-    def run(self) -> None:
-        """Wait for the disk. May run in another thread. Raises `OSError`."""
+    def run(self, synced: set[str] | None = None) -> None:
+        """Wait for the disk. May run in another thread. Raises `OSError`. Directories that are
+        `synced` already, since all that is owed was done, are left out, and noted there."""
         for file in self._files:
             file.sync()
         for path in self._paths:
@@ -43,7 +44,11 @@ class Sync:
                 file.sync()
                 file.close()
         for name in self._names:
-            self._storage.sync_directory(name)
+            if synced is None:
+                self._storage.sync_directory(name)
+            elif name not in synced:
+                self._storage.sync_directory(name)
+                synced.add(name)
         self._done = True
 
     def run_once(self) -> None:

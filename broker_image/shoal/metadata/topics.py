@@ -45,7 +45,11 @@ _INTERNAL: dict[str, tuple[tuple[str, str, str], dict[str, str]]] = {
             "transaction.state.log.replication.factor",
             "transaction.state.log.segment.bytes",
         ),
-        {"cleanup.policy": "compact"},
+        {
+            "cleanup.policy": "compact",
+            "compression.type": "uncompressed",
+            "unclean.leader.election.enable": "false",
+        },
     ),
 }
 
@@ -99,10 +103,10 @@ def internal_topic(image: MetadataImage, name: str) -> NewTopic:
     config = image.broker_config
     names_of, own = _INTERNAL[name]
     partitions, replicas, segment_bytes = (config[found] for found in names_of)
-    configs = own | {
+    configs = {
         "compression.type": "producer",
         "segment.bytes": str(max(segment_bytes, SEGMENT_BYTES_MIN)),
-    }
+    } | own
     factor = min(replicas, len(placement.ring(image.brokers.values())))
     return NewTopic(name, partitions, max(1, factor), configs=tuple(configs.items()))
 

@@ -21,7 +21,7 @@ from shoal.metadata import controller
 from shoal.metadata.delta import MetadataDelta
 from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage, Scope
 from shoal.metadata.names import INTERNAL_TOPICS
-from shoal.metadata.topics import NewTopic, create_topics
+from shoal.metadata.topics import NewTopic, create_topics, internal_topic
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.quorum.voters import Endpoint as QuorumEndpoint
@@ -255,14 +255,7 @@ class Broker:
 
     async def create_internal_topic(self, topic: InternalTopic) -> None:
         """Make the topic of a coordinator. Raises `ApiError` when it cannot be made."""
-        new = NewTopic(
-            topic.name,
-            topic.partitions,
-            # A cluster too small for the replicas asked for gets as many as it has brokers.
-            min(topic.replication_factor, max(1, len(self.image.brokers))),
-            configs=tuple(topic.configs.items()),
-        )
-        (row,) = await self.create_topics([new])
+        (row,) = await self.create_topics([internal_topic(self.image, topic.name)])
         if row["error_code"] not in (ErrorCode.none, ErrorCode.topic_already_exists):
             self.log.error("an internal topic was not made", topic=topic.name, **row)
             raise ApiError(ErrorCode.coordinator_not_available, row["error_message"])

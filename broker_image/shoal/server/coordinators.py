@@ -45,16 +45,10 @@ BATCH_BYTES_MAX = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class InternalTopic:
-    """The topic of a coordinator, as it is made on first use."""
+    """The topic of a coordinator; `metadata.topics.internal_topic` has the rest of it."""
 
     name: str
-    partitions: int
-    replication_factor: int
-    configs: Mapping[str, str]
-
-    @property
-    def compacted(self) -> bool:
-        return self.configs.get("cleanup.policy") == "compact"
+    compacted: bool = True
 
 
 class Call:

@@ -37,16 +37,7 @@ class GroupService(CoordinatorService[GroupShard]):
     def __init__(self, broker: Broker) -> None:
         config = broker.image.broker_config
         settings = GroupSettings.of(config)
-        topic = InternalTopic(
-            TOPIC,
-            config["offsets.topic.num.partitions"],
-            config["offsets.topic.replication.factor"],
-            {
-                "cleanup.policy": "compact",
-                "compression.type": "producer",
-                "segment.bytes": str(config["offsets.topic.segment.bytes"]),
-            },
-        )
+        topic = InternalTopic(TOPIC)
         super().__init__(
             broker,
             topic,

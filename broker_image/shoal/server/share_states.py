@@ -39,17 +39,7 @@ class ShareStates(CoordinatorService[ShareStateShard]):
     def __init__(self, broker: Broker) -> None:
         config = broker.image.broker_config
         name = "share.coordinator.state.topic."
-        topic = InternalTopic(
-            TOPIC,
-            config[f"{name}num.partitions"],
-            config[f"{name}replication.factor"],
-            {
-                "cleanup.policy": "delete",
-                "retention.ms": "-1",
-                "compression.type": "producer",
-                "segment.bytes": str(config[f"{name}segment.bytes"]),
-            },
-        )
+        topic = InternalTopic(TOPIC, compacted=False)
         settings = StateStoreConfig(
             config["share.coordinator.snapshot.update.records.per.snapshot"],
             config["share.coordinator.cold.partition.snapshot.interval.ms"],

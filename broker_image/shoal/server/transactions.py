@@ -52,18 +52,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
 
     def __init__(self, broker: Broker) -> None:
         config = broker.image.broker_config
-        name = "transaction.state.log."
-        topic = InternalTopic(
-            TOPIC,
-            config[f"{name}num.partitions"],
-            config[f"{name}replication.factor"],
-            {
-                "cleanup.policy": "compact",
-                "compression.type": "uncompressed",
-                "segment.bytes": str(config[f"{name}segment.bytes"]),
-                "unclean.leader.election.enable": "false",
-            },
-        )
+        topic = InternalTopic(TOPIC)
         settings = TransactionSettings(
             config["transaction.max.timeout.ms"],
             config["transactional.id.expiration.ms"],
