@@ -90,7 +90,7 @@ class Clusters:
         self._statuses = Statuses(kube, store)
         self._applied: dict[tuple[str, str], tuple[str, str]] = {}
         self._not_grown: Trouble | None = None
-        self._pause, self._said = AGAIN_SECONDS, ""
+        self._pause, self._said, self._told = AGAIN_SECONDS, "", ""
 
     def everything(self) -> list[str]:
         return [self._name] if self._store.get(KIND, self._namespace, self._name) else []
@@ -241,13 +241,16 @@ class Clusters:
         changes |= {k: None for k in applied if k not in want and k in state.dynamic_config}
         if not changes:
             return None
+        # Told before it is done: a death in between must not lose it, and the name tells it once.
+        told = broker_config.digest(f"{cluster['metadata'].get('generation')} {sorted(changes)}")
+        if told != self._told:
+            text = f"{', '.join(sorted(changes))}, without a restart."
+            await self._kube.event(cluster, "ConfigChanged", text, once=told)
+            self._told = told
         try:
             await self._brokers.alter_broker_config(changes)
         except KafkaError as error:
             return Verdict.refused("ConfigRefused", f"spec.config: {error}")
-        await self._kube.event(
-            cluster, "ConfigChanged", f"{', '.join(sorted(changes))}, without a restart."
-        )
         return None
 
     def _pods(self) -> list[Manifest]:

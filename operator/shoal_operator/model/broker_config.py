@@ -1,7 +1,7 @@
 """The brokers' settings: which go into the file they start with, and which are set while they run.
 
 Settings that Kafka's documentation lists as changeable cluster-wide go to the brokers' dynamic
-configuration, so that a change of them rolls nothing. All others are in `server.properties`, whose
+configuration, so that a change of them rolls nothing. All others are in the brokers' files, whose
 hash is an annotation of the pods.
 """
 

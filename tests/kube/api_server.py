@@ -1,0 +1,180 @@
+"""An API server in memory, behind the operator's own door to it, and what lets an operator die.
+
+It knows objects by path, server-side apply, merge patches, conflicts and finalizers, and plays the
+StatefulSet controller: pods come at once, ready, and a deleted one comes again from the newest
+template. `Death` strikes after the n-th change, wherever that was made, and from then on nothing
+the dead operator does has an effect.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+from shoal_operator.kube import PLURALS, Kube, KubeError
+from shoal_operator.model import names
+from shoal_operator.store import Store
+
+Manifest = dict[str, Any]
+KINDS = {plural: kind for kind, plural in PLURALS.items()}
+STAMP = "2026-01-01T00:00:00Z"
+
+
+class Death(BaseException):
+    """The operator's process ends here."""
+
+
+class Fate:
+    """Counts changes and tells when one was the last."""
+
+    def __init__(self) -> None:
+        self.changes = 0
+        self.last: int | None = None
+
+    def strike(self) -> None:
+        """Nobody who is dead does anything."""
+        if self.last is not None and self.changes >= self.last:
+            raise Death
+
+    def changed(self) -> None:
+        """A change was made, and the operator may die before it hears of it."""
+        self.changes += 1
+        self.strike()
+
+
+class ApiServer(Kube):
+    """`Kube` over objects in memory instead of HTTP."""
+
+    def __init__(self, fate: Fate) -> None:
+        self.fate = fate
+        self.objects: dict[tuple[str, str], Manifest] = {}
+        self.deleted: list[str] = []
+        self._numbers = itertools.count(1)
+
+    def store(self) -> Store:
+        """What a new operator's watches show."""
+        store = Store()
+        for found in self.objects.values():
+            store.put(copy.deepcopy(found))
+        return store
+
+    def add(self, manifest: Manifest) -> None:
+        """As `kubectl apply` does it, with a new generation where the spec is new."""
+        name = manifest["metadata"]["name"]
+        self._write(manifest["kind"], name, copy.deepcopy(manifest), replace_spec=True)
+
+    def find(self, kind: str, name: str) -> Manifest:
+        return self.objects[kind, name]
+
+    def all(self, kind: str) -> list[Manifest]:
+        return [o for (k, _), o in sorted(self.objects.items()) if k == kind]
+
+    async def _call(
+        self,
+        verb: str,
+        path: str,
+        body: Any = None,
+        content_type: str = "",
+        params: Mapping[str, str] | None = None,
+    ) -> Manifest:
+        self.fate.strike()
+        _, _, rest = path.partition("/namespaces/")
+        _, plural, *more = rest.split("/")
+        kind = KINDS[plural]
+        name = more[0] if more else body["metadata"].get("name", f"made-{next(self._numbers)}")
+        have = self.objects.get((kind, name))
+        if verb == "create":
+            if have:
+                raise KubeError(409, f"{name} exists")
+            body["metadata"]["name"] = name
+            made = self._write(kind, name, body)
+        elif have is None and "apply-patch" not in content_type:
+            raise KubeError(404, f"{name} not found")
+        elif verb == "delete":
+            made = self._delete(kind, name)
+        else:
+            of_status, merge = more[-1] == "status", "merge" in content_type
+            made = self._write(kind, name, body, status=of_status, merge=merge)
+        self.fate.changed()
+        return copy.deepcopy(made)
+
+    def _write(
+        self,
+        kind: str,
+        name: str,
+        body: Manifest,
+        *,
+        status: bool = False,
+        merge: bool = False,
+        replace_spec: bool = False,
+    ) -> Manifest:
+        have = self.objects.get((kind, name))
+        made = copy.deepcopy(have) if have else {"apiVersion": body["apiVersion"], "kind": kind}
+        if replace_spec:
+            made.pop("spec", None)
+        _merge(made, {"status": body["status"]} if status else body)
+        meta = made["metadata"]
+        meta.setdefault("uid", f"uid-{next(self._numbers)}")
+        meta.setdefault("creationTimestamp", STAMP)
+        spec_is_new = not have or have.get("spec") != made.get("spec")
+        meta["generation"] = meta.get("generation", 0) + spec_is_new
+        meta["resourceVersion"] = str(next(self._numbers))
+        if merge and meta.get("deletionTimestamp") and not meta.get("finalizers"):
+            self.objects.pop((kind, name))
+            return made
+        self.objects[kind, name] = made
+        if kind == "StatefulSet" and not status:
+            self._control(made)
+        return made
+
+    def _delete(self, kind: str, name: str) -> Manifest:
+        self.deleted.append(f"{kind}/{name}")
+        gone = self.objects.pop((kind, name))
+        for stateful in self.all("StatefulSet"):
+            self._control(stateful)
+        return {**gone, "metadata": {**gone["metadata"], "deletionTimestamp": STAMP}}
+
+    def _control(self, stateful: Manifest) -> None:
+        """Bring the pods of a StatefulSet, and its status to its spec."""
+        template, meta = stateful["spec"]["template"], stateful["metadata"]
+        revision = hashlib.sha256(repr(template).encode()).hexdigest()[:10]
+        stateful["status"] = {"updateRevision": revision, "observedGeneration": meta["generation"]}
+        for number in range(stateful["spec"]["replicas"]):
+            name = f"{meta['name']}-{number}"
+            if ("Pod", name) in self.objects:
+                continue
+            labels = {**template["metadata"]["labels"], "controller-revision-hash": revision}
+            notes = template["metadata"]["annotations"]
+            ready = {"type": "Ready", "status": "True", "lastTransitionTime": STAMP}
+            pod = {
+                "apiVersion": "v1",
+                "kind": "Pod",
+                "metadata": {
+                    "name": name, "namespace": meta["namespace"], "labels": labels,
+                    "annotations": notes,
+                },
+                "spec": template["spec"],
+                "status": {"conditions": [ready], "hostIP": "127.0.0.1"},
+            }  # fmt: skip
+            self._write("Pod", name, pod)
+
+
+def _merge(into: Manifest, patch: Mapping[str, Any]) -> None:
+    """RFC 7386; server-side apply by one manager is the same for what we render."""
+    for key, value in patch.items():
+        if value is None:
+            into.pop(key, None)
+        elif isinstance(value, Mapping):
+            if not isinstance(into.get(key), dict):
+                into[key] = {}
+            _merge(into[key], value)
+        else:
+            into[key] = copy.deepcopy(value)
+
+
+def resource(kind: str, name: str, **spec: Any) -> Manifest:
+    meta = {"name": name, "namespace": "n"}
+    return {"apiVersion": names.API_VERSION, "kind": kind, "metadata": meta, "spec": spec}

@@ -1,0 +1,196 @@
+"""An operator that dies after any change it makes: the next one ends where the first would have,
+and nothing is done or told twice. A real broker, and an API server in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from kube.api_server import ApiServer, Death, Fate, resource
+from servers import ShoalProcess
+from shoal_operator.brokers import Brokers
+from shoal_operator.clusters import Clusters
+from shoal_operator.groups import Groups
+from shoal_operator.topics import Topics
+
+#: Far more than any of the scenarios takes.
+CHANGES_MAX, ROUNDS_MAX = 60, 30
+CHANGES = (
+    "alter_broker_config", "create_topics", "create_partitions", "alter_topic_configs",
+    "delete_topics", "alter_group_configs", "create_share_group", "set_share_offsets",
+    "delete_groups",
+)  # fmt: skip
+CLUSTER = resource(
+    "QueueCluster", "main", replicas=1, storage={"size": "1Gi"}, config={},
+    listeners=[{"name": "plain", "port": 9092}], metrics={"port": 9404},
+)  # fmt: skip
+
+
+class MortalBrokers(Brokers):
+    """Admin calls after each of which the operator may die."""
+
+    def __init__(self, bootstrap: str, fate: Fate) -> None:
+        super().__init__(bootstrap)
+        self.calls: Counter[str] = Counter()
+        for name in CHANGES:
+            setattr(self, name, self._mortal(name, getattr(self, name), fate))
+
+    async def readdress(self, bootstrap_servers: str, urls: object) -> None:
+        """The broker of the test is where it is."""
+
+    def _mortal(self, name: str, call: Any, fate: Fate) -> Callable[..., Awaitable[Any]]:
+        async def mortal(*arguments: Any) -> Any:
+            fate.strike()
+            answer = await call(*arguments)
+            self.calls[name] += 1
+            fate.changed()
+            return answer
+
+        assert inspect.iscoroutinefunction(call)
+        return mortal
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
+    process = ShoalProcess(tmp_path_factory.mktemp("broker") / "data").start()
+    yield process
+    process.stop()
+
+
+class World:
+    """One life after the other over the same API server and broker."""
+
+    def __init__(self, broker: ShoalProcess) -> None:
+        self.fate = Fate()
+        self.kube = ApiServer(self.fate)
+        self.bootstrap = broker.bootstrap
+        self.calls: Counter[str] = Counter()
+
+    async def live(self) -> bool:
+        """A new operator reconciles until nothing is left to do; whether it lived to see that."""
+        brokers = MortalBrokers(self.bootstrap, self.fate)
+        try:
+            for _ in range(ROUNDS_MAX):
+                before = self.fate.changes
+                await self._round(brokers)
+                if self.fate.changes == before:
+                    return True
+            raise AssertionError("the operator comes to no end")
+        except Death:
+            return False
+        finally:
+            self.calls += brokers.calls
+            await brokers.close()
+
+    async def _round(self, brokers: Brokers) -> None:
+        store = self.kube.store()
+        place = (self.kube, store, brokers, "n", "main")
+        clusters = Clusters(*place, "image:1", reached=lambda: None)
+        topics = Topics(*place)
+        groups = Groups(*place, scaled=set, moved=lambda _: None)
+        for loop in (clusters, topics, groups):
+            await loop.reconcile(loop.everything())
+
+    async def settle(self, dies_after: int | None = None) -> bool:
+        """Live on, through one death after so many changes; whether that came."""
+        self.fate.last = None if dies_after is None else self.fate.changes + dies_after
+        died = not await self.live()
+        self.fate.last = None
+        if died:
+            assert await self.live()
+        return died
+
+    def picture(self) -> dict[str, Any]:
+        """All that is to be the same whether somebody died or not."""
+        ready = {}
+        for kind in ("QueueCluster", "QueueTopic", "ShareGroup"):
+            for found in self.kube.all(kind):
+                status = found.get("status", {})
+                said = {c["type"]: (c["status"], c["reason"]) for c in status["conditions"]}
+                kept = {k: status.get(k) for k in ("appliedConfig", "pendingReset")}
+                reset = status.get("lastReset", {}).get("id")
+                generation = status["observedGeneration"] == found["metadata"]["generation"]
+                ready[kind, found["metadata"]["name"][:1]] = (said, kept, reset, generation)
+        events = [(e["reason"], e["involvedObject"]["kind"]) for e in self.kube.all("Event")]
+        return {
+            "resources": ready,
+            "deleted": sorted(self.kube.deleted),
+            "events": sorted(events),
+        }
+
+
+def each_death(
+    broker: ShoalProcess,
+    prepare: Callable[[World, int], None],
+    change: Callable[[World, int], None],
+    look: Callable[[World, int], Awaitable[Any]],
+) -> None:
+    """Run a scenario whole, then again with a death after each of its changes."""
+
+    async def scenario(number: int, dies_after: int | None) -> tuple[bool, Any]:
+        world = World(broker)
+        prepare(world, number)
+        await world.settle()
+        change(world, number)
+        died = await world.settle(dies_after)
+        return died, (world.picture(), await look(world, number))
+
+    _, whole = asyncio.run(scenario(0, None))
+    for dies_after in range(1, CHANGES_MAX):
+        died, seen = asyncio.run(scenario(dies_after, dies_after))
+        assert seen == whole, f"died after {dies_after} changes"
+        if not died:
+            assert dies_after > 3
+            return
+    raise AssertionError("the scenario takes more changes than expected")
+
+
+async def nothing(world: World, number: int) -> None:
+    """The picture says it all."""
+
+
+def test_a_roll_restarts_each_broker_once(broker: ShoalProcess) -> None:
+    def prepare(world: World, _: int) -> None:
+        world.kube.add(CLUSTER)
+
+    def change(world: World, number: int) -> None:
+        config = {"num.partitions": "3", "log.retention.ms": f"{1000 + number}"}
+        world.kube.add({**CLUSTER, "spec": {**CLUSTER["spec"], "config": config}})
+
+    async def look(world: World, number: int) -> Any:
+        assert world.kube.deleted == ["Pod/main-broker-0"]
+        return world.calls["alter_broker_config"]
+
+    each_death(broker, prepare, change, look)
+
+
+def test_topics_and_groups_are_made_once(broker: ShoalProcess) -> None:
+    def change(world: World, number: int) -> None:
+        topic = {"cluster": "main", "partitions": 2, "config": {"retention.ms": "5000"}}
+        world.kube.add(resource("QueueTopic", f"t{number}", **topic, deletionPolicy="Delete"))
+        world.kube.add(
+            resource(
+                "ShareGroup", f"g{number}", cluster="main", topics=[f"t{number}"],
+                lockDuration="20s", deliveryLimit=4, maxRecordLocks=300, startOffset="Latest",
+                isolation="ReadUncommitted", renewal=True, deletionPolicy="Delete",
+                reset={"id": "first", "to": "Earliest"},
+            )
+        )  # fmt: skip
+
+    async def look(world: World, number: int) -> Any:
+        brokers = Brokers(world.bootstrap)
+        try:
+            topics = await brokers.describe_topics([f"t{number}"])
+            configs = await brokers.describe_group_configs([f"g{number}"])
+            state = (await brokers.share_groups([f"g{number}"]))[f"g{number}"]
+        finally:
+            await brokers.close()
+        (topic,), (config,) = topics.values(), configs.values()
+        positions = [(p.partition, p.start_offset) for p in state.partitions]
+        return topic.partitions, topic.config, config, positions, world.calls["create_topics"]
+
+    each_death(broker, lambda world, _: world.kube.add(CLUSTER), change, look)
