@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import time
@@ -69,7 +70,7 @@ class Pipeline:
     def watched(self) -> Iterator[None]:
         """`sample` works as long as this runs: kubectl is too slow to be asked again and again."""
         command = (str(tool("kubectl")), "proxy", "--port=0")
-        environment = self.cluster.environment()
+        environment = {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig)}
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         ) as process:
