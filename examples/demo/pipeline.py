@@ -132,7 +132,7 @@ class Pipeline:
             "python3", "/opt/spark/jobs/feed_images.py", "--bootstrap-servers",
             "demo-bootstrap:9092", "--topic", TASKS, "--partitions", str(PARTITIONS),
             "--count", str(count), "--size", "128", "--broken-every", str(BROKEN_EVERY),
-            "--group", GROUP, "--dead-letters", DEAD_LETTERS, "--name", self.run, "--spread",
+            "--name", self.run, "--spread",
         )  # fmt: skip
         container = {
             "name": "feeder", "image": images.tag("spark"), "imagePullPolicy": "Never",
