@@ -18,7 +18,7 @@ from typing import Any
 
 from e2e.cluster import images, spark_operator
 from e2e.cluster.backend import Cluster, tool
-from e2e.cluster.layout import ClusterError
+from e2e.cluster.layout import REPOSITORY, ClusterError
 from e2e.release import Release
 from rich.console import Console
 from shoal_spark.demo.watch import Sample, Watch
@@ -60,6 +60,9 @@ class Pipeline:
         manifest = f"{{apiVersion: v1, kind: Namespace, metadata: {{name: {NAMESPACE}}}}}"
         self.cluster.kubectl("apply", "--filename=-", input=manifest)
         spark_operator.install(self.cluster, [])
+        # helm leaves definitions alone that an earlier run has left behind.
+        force = ("--server-side", "--force-conflicts")
+        self.cluster.kubectl("apply", *force, f"--filename={REPOSITORY / 'crds'}")
         Release(self.cluster).install()
         self.kubectl("apply", f"--filename={HERE / 'pipeline.yaml'}")
         self.kubectl("wait", "--for=condition=Ready", "queuecluster/demo", "--timeout=120s")
