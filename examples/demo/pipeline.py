@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import time
@@ -17,7 +18,7 @@ from typing import Any
 
 from e2e.cluster import images, spark_operator
 from e2e.cluster.backend import Cluster, tool
-from e2e.cluster.layout import ClusterError
+from e2e.cluster.layout import REPOSITORY, ClusterError
 from e2e.release import Release
 from rich.console import Console
 from shoal_spark.demo.watch import Sample, Watch
@@ -59,6 +60,9 @@ class Pipeline:
         manifest = f"{{apiVersion: v1, kind: Namespace, metadata: {{name: {NAMESPACE}}}}}"
         self.cluster.kubectl("apply", "--filename=-", input=manifest)
         spark_operator.install(self.cluster, [])
+        # helm leaves definitions alone that an earlier run has left behind.
+        force = ("--server-side", "--force-conflicts")
+        self.cluster.kubectl("apply", *force, f"--filename={REPOSITORY / 'crds'}")
         Release(self.cluster).install()
         self.kubectl("apply", f"--filename={HERE / 'pipeline.yaml'}")
         self.kubectl("wait", "--for=condition=Ready", "queuecluster/demo", "--timeout=120s")
@@ -69,7 +73,7 @@ class Pipeline:
     def watched(self) -> Iterator[None]:
         """`sample` works as long as this runs: kubectl is too slow to be asked again and again."""
         command = (str(tool("kubectl")), "proxy", "--port=0")
-        environment = self.cluster.environment()
+        environment = {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig)}
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         ) as process:
@@ -131,7 +135,7 @@ class Pipeline:
             "python3", "/opt/spark/jobs/feed_images.py", "--bootstrap-servers",
             "demo-bootstrap:9092", "--topic", TASKS, "--partitions", str(PARTITIONS),
             "--count", str(count), "--size", "128", "--broken-every", str(BROKEN_EVERY),
-            "--group", GROUP, "--dead-letters", DEAD_LETTERS, "--name", self.run, "--spread",
+            "--name", self.run, "--spread",
         )  # fmt: skip
         container = {
             "name": "feeder", "image": images.tag("spark"), "imagePullPolicy": "Never",
