@@ -23,6 +23,10 @@ TIMEOUT_S = 3.0
 TEXT_BYTES_MAX = 64 << 20
 _IN_FLIGHT = "kafka_server_SharePartitionMetrics_InFlightMessageCount"
 _REDELIVERED = "shoal_share_partition_redelivered_records_total"
+_HELD = tuple(
+    f"shoal_share_partition_{why}_records" for why in ("held_by_key", "delayed", "backing_off")
+)
+_FIELDS = {_IN_FLIGHT: "in_flight", _REDELIVERED: "redelivered", **dict.fromkeys(_HELD, "held")}
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -38,6 +42,8 @@ class ShareNumbers(NamedTuple):
 
     in_flight: int = 0
     redelivered: int = 0
+    #: Held back: by their key, by a delay, or in retry back-off.
+    held: int = 0
 
 
 def samples(text: str) -> Iterator[Sample]:
@@ -90,14 +96,10 @@ def _by_group(texts: list[str]) -> dict[str, ShareNumbers]:
     found: dict[str, ShareNumbers] = {}
     for text in texts:
         for name, labels, value in samples(text):
-            if name in (_IN_FLIGHT, _REDELIVERED) and "group" in labels:
+            field = _FIELDS.get(name)
+            if field is not None and "group" in labels:
                 one = found.get(labels["group"], ShareNumbers())
-                in_flight, redelivered = one
-                if name == _IN_FLIGHT:
-                    in_flight += int(value)
-                else:
-                    redelivered += int(value)
-                found[labels["group"]] = ShareNumbers(in_flight, redelivered)
+                found[labels["group"]] = one._replace(**{field: getattr(one, field) + int(value)})
     return found
 
 

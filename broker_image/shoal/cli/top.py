@@ -43,6 +43,7 @@ class GroupSample:
     done: int | None
     in_flight: int | None
     redelivered: int | None
+    held: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,7 @@ def _group(
     return GroupSample(
         group.type, group.state, len(group.members), lag.total(positions), done,
         share.in_flight if share else None, share.redelivered if share else None,
+        share.held if share else None,
     )  # fmt: skip
 
 
@@ -154,7 +156,7 @@ def view(before: Sample, now: Sample, height: int | None, note: str = "") -> Sta
     left_out = len(topics) - len(shown_topics) + len(groups) - len(shown_groups)
     parts += [Text(""), _table(
         ["GROUP", "TYPE", "STATE", "MEMBERS", "LAG", "LAG/S", "DONE/S", "IN FLIGHT",
-         "REDELIVERED/S"], shown_groups,
+         "HELD", "REDELIVERED/S"], shown_groups,
     )]  # fmt: skip
     if not groups:
         parts.append(Text("There are no groups.", style="dim"))
@@ -189,7 +191,8 @@ def _group_rows(before: Sample, now: Sample, seconds: float) -> list[tuple[Any, 
 
         rows.append((
             name, group.type, group.state, group.members, group.lag, rate(lambda g: g.lag),
-            rate(lambda g: g.done), group.in_flight, rate(lambda g: g.redelivered),
+            rate(lambda g: g.done), group.in_flight, group.held,
+            rate(lambda g: g.redelivered),
         ))  # fmt: skip
     return sorted(rows, key=lambda row: (-(row[4] or 0), -(row[6] or 0), row[0]))
 

@@ -89,6 +89,7 @@ class ShareService:
                 share_policies.backoff(config),
                 config["share.delivery.paused"],
                 bool(config["errors.deadletterqueue.topic.name"]),
+                share_policies.selection(config),
             )
         return found
 
@@ -110,6 +111,10 @@ class ShareService:
     def wake(self, leader: ShareLeader) -> None:
         """Something of a share partition may have become available."""
         self._broker.purgatory.wake(leader.wake_key)
+
+    def wake_soon(self, leader: ShareLeader) -> None:
+        """Have `wake` called in the next turn of the loop."""
+        self._loop.call_soon(self.wake, leader)
 
     def flush_soon(self, leader: ShareLeader) -> None:
         """Have `flush` called at the end of this turn of the loop."""

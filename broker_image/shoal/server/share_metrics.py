@@ -113,6 +113,32 @@ def _register_partitions(broker: Broker, service: ShareService) -> None:
         of(lambda x: sum(lock.held for lock in x.share.locks.live.values())))  # fmt: skip
     add("shoal_share_partition_backing_off_records", "gauge",
         "Records in retry back-off.", of(lambda x: x.share.backing_off))  # fmt: skip
+    add("shoal_share_partition_oldest_lock_age_ms", "gauge",
+        "Milliseconds that the oldest acquisition lock has run.",
+        of(_oldest_lock_age_ms))  # fmt: skip
+    add("shoal_share_partition_held_by_key_records", "gauge",
+        "Records that wait for one before them with the same key (share.ordering=key).",
+        of(lambda x: x.selection.held_by_key if x.selection else 0))  # fmt: skip
+    add("shoal_share_partition_delayed_records", "gauge",
+        "Records that are held back by a header (share.delay.max.ms).",
+        of(lambda x: x.selection.delayed if x.selection else 0))  # fmt: skip
+    add("shoal_share_partition_header_failures_total", "counter",
+        "Records delivered other than their headers say, by reason.",
+        lambda: [
+            ((*labels, *label(reason=reason)), count)
+            for labels, x in _leaders(service)
+            if x.selection is not None and (headers := x.selection.headers) is not None
+            for reason, count in (
+                ("not-a-number", headers.invalid), ("delay-over-maximum", headers.clamped)
+            )
+        ])  # fmt: skip
+    add("shoal_share_partition_look_ahead_full", "gauge",
+        "1 while no further records are looked at, by the config that bounds it.",
+        lambda: [
+            ((*labels, *label(config=config)), 1)
+            for labels, x in _leaders(service)
+            if x.selection is not None and (config := x.selection.full()) is not None
+        ])  # fmt: skip
     add("shoal_share_partition_paused", "gauge",
         "1 while the group's delivery is paused (share.delivery.paused).",
         of(lambda x: int(x.settings.paused)))  # fmt: skip
@@ -134,6 +160,14 @@ def _register_partitions(broker: Broker, service: ShareService) -> None:
         "Records whose delivery is not complete (KIP-1226).",
         of(lambda x: x.partition.high_watermark - x.share.start_offset - x.share.complete),
         )  # fmt: skip
+
+
+def _oldest_lock_age_ms(leader: ShareLeader) -> int:
+    """Locks stand in the order in which they were opened or renewed."""
+    for lock in leader.share.locks.live.values():
+        opened_ms = lock.deadline_ms - leader.settings.lock_duration_ms
+        return max(0, leader.service.now_ms() - opened_ms)
+    return 0
 
 
 def _of_topics(service: ShareService, attribute: str) -> Samples:
