@@ -166,7 +166,8 @@ class ShareMachine(RuleBasedStateMachine):
 
     def _end_waits(self) -> None:
         due = [e for e in self.twin.values() if e.state is WAITING and e.deadline_ms <= self.now_ms]
-        assert self.share.end_waits(self.now_ms) == len(due)
+        ended = self.share.end_waits(self.now_ms)
+        assert sum(last - first + 1 for first, last in ended) == len(due)
         for entry in due:
             entry.state = AVAILABLE
 

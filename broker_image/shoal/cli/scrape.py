@@ -28,6 +28,8 @@ _COUNTS = {
     "shoal_share_partition_redelivered_records_total": "redelivered",
     "shoal_share_partition_backing_off_records": "backing_off",
     "shoal_share_partition_archiving_records": "archiving",
+    "shoal_share_partition_held_by_key_records": "held_by_key",
+    "shoal_share_partition_delayed_records": "delayed",
     "shoal_share_group_dead_letters_total": "dead_lettered",
     "shoal_share_group_redriven_total": "redriven",
 }
@@ -53,10 +55,17 @@ class ShareNumbers:
     redelivered: int = 0
     backing_off: int = 0
     archiving: int = 0
+    held_by_key: int = 0
+    delayed: int = 0
     dead_lettered: int = 0
     redriven: int = 0
     oldest_lock_age_s: float = 0.0
     held: frozenset[str] = frozenset()
+
+    @property
+    def waiting(self) -> int:
+        """Records that are held back: by their key, a delay, a back-off or a letter to write."""
+        return self.backing_off + self.archiving + self.held_by_key + self.delayed
 
     @property
     def is_paused(self) -> bool:

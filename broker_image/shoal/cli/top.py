@@ -137,7 +137,7 @@ def _group(
     return GroupSample(
         group.type, state, len(group.members), lag.total(positions), done,
         share.in_flight if share else None, share.redelivered if share else None,
-        share.backing_off + share.archiving if share else None,
+        share.waiting if share else None,
         share.dead_lettered if share else None,
     )  # fmt: skip
 

@@ -64,6 +64,26 @@ share.redelivery.backoff.jitter double 0.2 0..1
     By what part of itself a wait is made shorter or longer at random.
 share.delivery.paused boolean false -
     Whether delivery to the group's members stops. Locks run on, and acknowledgements are taken.
+share.ordering string none none|key
+    Whether records of one key are delivered in the order of the log, to one member at a time.
+share.ordering.key.batch int 1 1..10000
+    Records of one key that one fetch may get.
+share.ordering.key.dead.letter string continue continue|hold
+    What a record that waits for its dead letter does to its key: go on, or hold it.
+share.ordering.key.lookahead int 100000 1000..1000000
+    Records of one share partition that may be known and held back, to find others behind them.
+share.delay.max.ms long 0 0..604800000
+    Milliseconds that the record headers shoal.deliver.at and shoal.deliver.after may hold a record
+    back; a longer delay is cut to it. 0 to deliver whatever these headers say.
+share.delay.max.records int 100000 1..1000000
+    Records of one share partition that may be held back at a time; what follows waits behind them.
+share.priority.header string "" -
+    Record header that holds a priority from 0 to 9, as text: higher ones are delivered first, and
+    0 counts where there is none. No priority if empty.
+share.priority.lookahead int 1000 1..10000
+    Available records among which the one of highest priority goes first.
+share.priority.ageing.ms int 60000 1..86400000
+    Milliseconds of waiting that are worth one step of priority, so that nothing waits for ever.
 errors.deadletterqueue.topic.name string "" -
     Topic that records go to which are rejected or reach the delivery limit (KIP-1191); none if
     empty. A record leaves the group only when its dead letter is written.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shoal.server.metrics import Samples, label
 from shoal.server.redrives import Redrives
-from shoal.server.share_meters import of_leaders
+from shoal.server.share_meters import leaders, of_leaders
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -22,6 +22,7 @@ _GROUP = "kafka_server_ShareGroupMetrics_DeadLetterQueue"
 def register(broker: Broker, service: ShareService) -> None:
     """Add the families."""
     _register_partitions(broker, service)
+    _register_selections(broker, service)
     _register_letters(broker, service)
     Redrives(broker)
     add = broker.metrics.add
@@ -68,6 +69,18 @@ def _register_partitions(broker: Broker, service: ShareService) -> None:
             lambda x: x.share.backing_off,
         ),
         (
+            "held_by_key_records",
+            "gauge",
+            "Records that wait for one before them with the same key (share.ordering=key).",
+            lambda x: x.selection.held_by_key if x.selection else 0,
+        ),
+        (
+            "delayed_records",
+            "gauge",
+            "Records that are held back by a header (share.delay.max.ms).",
+            lambda x: x.selection.delayed if x.selection else 0,
+        ),
+        (
             "paused",
             "gauge",
             "1 while the group's delivery is paused (share.delivery.paused).",
@@ -82,6 +95,41 @@ def _register_partitions(broker: Broker, service: ShareService) -> None:
     )
     for name, kind, help, value in families:
         broker.metrics.add(f"shoal_share_partition_{name}", kind, help, of_leaders(service, value))
+
+
+def _register_selections(broker: Broker, service: ShareService) -> None:
+    """Of groups with key order, delay or priority."""
+
+    def failures() -> Samples:
+        return [
+            ((*labels, *label(reason=reason)), count)
+            for labels, x in leaders(service)
+            if x.selection is not None and (headers := x.selection.headers) is not None
+            for reason, count in (
+                ("not-a-number", headers.invalid),
+                ("delay-over-maximum", headers.clamped),
+            )
+        ]
+
+    def full() -> Samples:
+        return [
+            ((*labels, *label(config=config)), 1)
+            for labels, x in leaders(service)
+            if x.selection is not None and (config := x.selection.full()) is not None
+        ]
+
+    broker.metrics.add(
+        "shoal_share_partition_header_failures_total",
+        "counter",
+        "Records delivered other than their headers say, by reason.",
+        failures,
+    )
+    broker.metrics.add(
+        "shoal_share_partition_look_ahead_full",
+        "gauge",
+        "1 while no further records are looked at, by the config that bounds it.",
+        full,
+    )
 
 
 def _register_letters(broker: Broker, service: ShareService) -> None:

@@ -101,6 +101,7 @@ class ShareService:
                 image.features.get("share.version", 0) >= DEAD_LETTERS_FROM
                 and bool(config["errors.deadletterqueue.topic.name"]),
                 config["shoal.errors.deadletterqueue.flood.per.minute"],
+                share_policies.selection(config),
             )
         return found
 
@@ -122,6 +123,10 @@ class ShareService:
     def wake(self, leader: ShareLeader) -> None:
         """Something of a share partition may have become available."""
         self._broker.purgatory.wake(leader.wake_key)
+
+    def wake_soon(self, leader: ShareLeader) -> None:
+        """Have `wake` called in the next turn of the loop."""
+        self._loop.call_soon(self.wake, leader)
 
     def flush_soon(self, leader: ShareLeader) -> None:
         """Have `flush` called at the end of this turn of the loop."""

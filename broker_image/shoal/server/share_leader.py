@@ -19,6 +19,7 @@ from shoal.coordinator.share.backoff import still_due
 from shoal.coordinator.share.batches import AbortedTransaction, scan
 from shoal.coordinator.share.fate import Doomed, Fate
 from shoal.coordinator.share.records import ShareKey
+from shoal.coordinator.share.selection import Selection
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import Acknowledgement, SharePartition, StateBatch
 from shoal.coordinator.share.state_store import NONE, ShareStateShard
@@ -28,6 +29,7 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.record.batch import CorruptBatch
 from shoal.replication.partition import Partition
+from shoal.server import share_selection
 from shoal.server.share_meters import FetchMeter
 
 if TYPE_CHECKING:
@@ -88,7 +90,6 @@ class ShareLeader:
         "_changes",
         "_leader_epoch",
         "_loop_dirty",
-        "_record_size",
         "_state_partition",
         "_timer",
         "_timer_ms",
@@ -102,7 +103,9 @@ class ShareLeader:
         "key",
         "partition",
         "phase",
+        "record_size",
         "redelivered_total",
+        "selection",
         "service",
         "share",
         "wake_key",
@@ -120,7 +123,10 @@ class ShareLeader:
         self.wake_key = ("share", key.group_id, key.topic_id, key.partition)
         self.expired_total = self.acquired_total = self.redelivered_total = 0
         self.fetches = FetchMeter()
-        self._record_size = float(RECORD_SIZE_GUESS)
+        #: Bytes of a record, as last read.
+        self.record_size = float(RECORD_SIZE_GUESS)
+        #: What is known of single records, in groups that have key order, delay or priority.
+        self.selection: Selection | None = None
         self._changes: list[StateBatch] = []
         self._waiters: list[Waiter] = []
         self._loop_dirty = False
@@ -242,9 +248,11 @@ class ShareLeader:
     def may_acquire(self) -> bool:
         """Whether a fetch may get something now."""
         settings = self.settings
-        return not self.held(settings) and self.share.can_acquire(
-            self.limit(settings), settings.max_record_locks
-        )
+        if self.held(settings):
+            return False
+        if settings.selection is not None:
+            return share_selection.may_acquire(self, settings)
+        return self.share.can_acquire(self.limit(settings), settings.max_record_locks)
 
     def held(self, settings: ShareSettings) -> bool:
         """Whether nothing is delivered now: the group is paused, or floods its dead letters."""
@@ -256,7 +264,10 @@ class ShareLeader:
 
     def available_bytes(self, wanted: int) -> int:
         """Bytes that a fetch could read from where it would begin, up to `wanted`."""
-        offset = self.share.next_fetch_offset()
+        selection = self.selection
+        if selection is not None and selection.may_choose():
+            return wanted
+        offset = self.share.next_fetch_offset() if selection is None else selection.next_look()
         log, limit = self.partition.log, self.limit(self.settings)
         if not log.log_start_offset <= offset < limit:
             return 0
@@ -277,11 +288,18 @@ class ShareLeader:
         self.expire(now_ms)
         if self.held(settings):
             return Fetched((), NOTHING)
+        if settings.selection is not None:
+            views, got = share_selection.fetch(self, wanted, max_bytes, settings, now_ms)
+            self._arm()
+            return Fetched(views, self._noted(got))
+        self.selection = None
         for _ in range(FRUITLESS_READS_MAX):
             if not share.can_acquire(limit, settings.max_record_locks):
                 break
             offset = share.next_fetch_offset()
-            data, next_offset = self._read(offset, wanted.max_records, max_bytes, limit)
+            guess = int(wanted.max_records * self.record_size * 1.1)
+            size = min(max_bytes, max(guess, READ_SIZE_MIN))
+            data, next_offset = self.read(offset, size, limit)
             aborted: Sequence[AbortedTransaction] = ()
             if settings.read_committed:
                 aborted = [
@@ -291,33 +309,35 @@ class ShareLeader:
             batches = scan(data, offset, aborted)
             if not len(batches):
                 break
-            self._record_size = len(data) / max(1, batches.lasts[-1] - batches.bases[0] + 1)
+            self.record_size = len(data) / max(1, batches.lasts[-1] - batches.bases[0] + 1)
             got = acquire(share, now_ms, wanted, batches, settings, offset)
-            if got.changes:
-                self.persist(got.changes)
-            if got.total:
-                self.acquired_total += got.total
-                self.fetches.batches += len(got.records)
-                again = (last - first + 1 for first, last, count in got.records if count > 1)
-                self.redelivered_total += sum(again)
-                self._arm()
+            if self._noted(got).total:
                 view = batches.data
                 return Fetched([view[a:b] for a, b in batches.spans(got.records)], got)
             if not got.changes:
                 break
         return Fetched((), NOTHING)
 
-    def _read(
-        self, offset: int, max_records: int, max_bytes: int, limit: int
-    ) -> tuple[bytes | memoryview, int]:
-        """As much of the log as so many records may take."""
+    def _noted(self, got: Acquired) -> Acquired:
+        """Persist what a fetch passed by, and count what it got."""
+        if got.changes:
+            self._write(got.changes)
+        if got.total:
+            self.acquired_total += got.total
+            self.fetches.batches += len(got.records)
+            again = (last - first + 1 for first, last, count in got.records if count > 1)
+            self.redelivered_total += sum(again)
+            self._arm()
+        return got
+
+    def read(self, offset: int, size: int, limit: int) -> tuple[bytes | memoryview, int]:
+        """About `size` bytes of the log from `offset` on, and the offset behind them."""
         log = self.partition.log
-        guess = int(max_records * self._record_size * 1.1)
         try:
             if offset < log.log_start_offset:
-                self.share.advance_log_start(log.log_start_offset)
-                offset = self.share.next_fetch_offset()
-            return log.read(offset, min(max_bytes, max(guess, READ_SIZE_MIN)), max_offset=limit)
+                self._log_start_moved()
+                offset = max(offset, self.share.next_fetch_offset())
+            return log.read(offset, size, max_offset=limit)
         except OffsetOutOfRange:
             self.drop(Failure(ErrorCode.not_leader_or_follower, "the log was truncated"))
             raise ApiError(ErrorCode.not_leader_or_follower) from None
@@ -325,6 +345,11 @@ class ShareLeader:
             raise ApiError(ErrorCode.corrupt_message, str(error)) from None
         except (OSError, LogOffline) as error:
             raise ApiError(ErrorCode.kafka_storage_error, str(error)) from None
+
+    def _log_start_moved(self) -> None:
+        self.share.advance_log_start(self.partition.log.log_start_offset)
+        if self.selection is not None:
+            self.selection.log_start_moved(self.service.now_ms())
 
     def acknowledge(
         self, member_id: str, acknowledgements: Sequence[Acknowledgement], waiter: Waiter
@@ -355,7 +380,9 @@ class ShareLeader:
 
     def take_back(self, lock: int) -> None:
         """Records acquired under a lock never left the broker."""
-        self.share.take_back(lock, self.settings.delivery_count_limit)
+        changes = self.share.take_back(lock, self.settings.delivery_count_limit)
+        if self.selection is not None:
+            self.selection.changed(changes, self.service.now_ms())
         self.service.wake(self)
 
     def moved(self, partition: Partition) -> None:
@@ -365,7 +392,7 @@ class ShareLeader:
         if partition.lost(self._leader_epoch):
             self.drop(Failure(ErrorCode.not_leader_or_follower))
         elif partition.log.log_start_offset > self.share.start_offset:
-            self.share.advance_log_start(partition.log.log_start_offset)
+            self._log_start_moved()
             self.persist(())
             self.service.wake(self)
 
@@ -373,10 +400,15 @@ class ShareLeader:
 
     def expire(self, now_ms: int) -> None:
         """End the locks and the waits that are due."""
-        deadline_ms = self.share.next_deadline_ms
+        deadline_ms = self._next_deadline_ms()
         if deadline_ms is None or deadline_ms > now_ms:
             return
-        if self.share.end_waits(now_ms):
+        ended = self.share.end_waits(now_ms)
+        if self.selection is not None:
+            self.selection.available_again(ended, now_ms)
+            if self.selection.end_delays(now_ms):
+                self.service.wake(self)
+        if ended:
             self.service.wake(self)
         limit = self.settings.delivery_count_limit
         freed, changes = self.share.expire(now_ms, limit, self._fate(now_ms))
@@ -391,9 +423,19 @@ class ShareLeader:
             return None
         return Fate(now_ms, self.service.random, settings.backoff, settings.dead_letters)
 
+    def _next_deadline_ms(self) -> int | None:
+        """When a lock, a wait or a delay ends next."""
+        deadline_ms = self.share.next_deadline_ms
+        if self.selection is None:
+            return deadline_ms
+        due_ms = self.selection.next_due_ms
+        if due_ms is None or deadline_ms is None:
+            return due_ms if deadline_ms is None else deadline_ms
+        return min(due_ms, deadline_ms)
+
     def _arm(self) -> None:
         """See to it that the timer fires at the earliest deadline, or before."""
-        deadline_ms = self.share.next_deadline_ms
+        deadline_ms = self._next_deadline_ms()
         if deadline_ms is None or (self._timer is not None and self._timer_ms <= deadline_ms):
             return
         if self._timer is not None:
@@ -415,6 +457,11 @@ class ShareLeader:
 
     def persist(self, changes: Sequence[StateBatch], waiter: Waiter | None = None) -> None:
         """Write changes, and the start offset, with all others of this turn of the loop."""
+        if self.selection is not None:
+            self.selection.changed(changes, self.service.now_ms())
+        self._write(changes, waiter)
+
+    def _write(self, changes: Sequence[StateBatch], waiter: Waiter | None = None) -> None:
         self._changes += changes
         if self.share.delays:
             self._arm()

@@ -63,10 +63,10 @@ def of_leaders(
     service: ShareService, value: Callable[[ShareLeader], float]
 ) -> Callable[[], Samples]:
     """A family with one sample a share partition that is loaded."""
-    return lambda: [(labels, value(leader)) for labels, leader in _leaders(service)]
+    return lambda: [(labels, value(leader)) for labels, leader in leaders(service)]
 
 
-def _leaders(service: ShareService) -> Iterator[tuple[Labels, ShareLeader]]:
+def leaders(service: ShareService) -> Iterator[tuple[Labels, ShareLeader]]:
     for group_id, group in service.leaders.items():
         for leader in group.values():
             topic, index = leader.partition.topic, str(leader.partition.index)

@@ -7,11 +7,36 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shoal.coordinator.share.backoff import Backoff
 
 #: A batch is delivered in ever smaller pieces only where the limit leaves attempts to do so.
 _SPLITTING_LIMIT_MIN = 3
+
+
+class SelectionPolicy(NamedTuple):
+    """What a group asks for beyond the order of the log: key order, delay, priority (`selection`).
+    Each is off by its default here."""
+
+    #: `share.ordering` is `key`
+    key_order: bool = False
+    #: `share.ordering.key.batch`: records of one key that one fetch may get.
+    key_batch: int = 1
+    #: `share.ordering.key.dead.letter` is `hold`
+    key_held_by_dead_letter: bool = False
+    #: `share.ordering.key.lookahead`: records that may be known and not delivered.
+    lookahead: int = 100_000
+    #: `share.delay.max.ms`; 0 where records are not delayed.
+    delay_max_ms: int = 0
+    #: `share.delay.max.records`: records that may be held back at a time.
+    delayed_max: int = 100_000
+    #: `share.priority.header`; empty where there is no priority.
+    priority_header: str = ""
+    #: `share.priority.lookahead`: available records among which the most urgent go first.
+    priority_lookahead: int = 1000
+    #: `share.priority.ageing.ms`: the wait that is worth one step of priority.
+    priority_ageing_ms: int = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +63,9 @@ class ShareSettings:
     dead_letters: bool = False
     #: `shoal.errors.deadletterqueue.flood.per.minute`; 0 for no limit.
     flood_per_minute: int = 0
+    #: `share.ordering`, `share.delay.*` and `share.priority.*`; None where there is none of it, and
+    #: records are acquired in the order of the log.
+    selection: SelectionPolicy | None = None
 
     @property
     def splitting_count(self) -> int:

@@ -344,18 +344,19 @@ class SharePartition:
             self.advance()
         return sum(last - first + 1 for first, last, _, _ in changes), changes
 
-    def end_waits(self, now_ms: int) -> int:
-        """Make available what has waited long enough: how many records. Nothing is to persist."""
-        runs, freed = self.runs, 0
+    def end_waits(self, now_ms: int) -> list[tuple[int, int]]:
+        """Make available what has waited long enough: its offsets, as ranges. Nothing is to
+        persist."""
+        runs, freed = self.runs, []
         for number in self.waits.due(now_ms):
             wait = self.waits.live[number]
             row = begin = max(runs.row_of(wait.first), 0)
             while number in self.waits.live:
                 if runs.states[row] == WAITING and runs.locks[row] == number:
-                    size = runs.last(row) - runs.firsts[row] + 1
+                    first, last = runs.firsts[row], runs.last(row)
                     runs.states[row], runs.locks[row] = AVAILABLE, 0
-                    self.waits.give_back(number, size)
-                    freed += size
+                    self.waits.give_back(number, last - first + 1)
+                    freed.append((first, last))
                 row += 1
             runs.join(begin, row)
         return freed
@@ -381,10 +382,13 @@ class SharePartition:
             self.advance()
         return changes
 
-    def take_back(self, number: int, delivery_count_limit: int) -> None:
-        """End one lock whose records never left the broker. Nothing was persisted of it."""
+    def take_back(self, number: int, delivery_count_limit: int) -> list[StateBatch]:
+        """End one lock whose records never left the broker: what came free. Nothing was persisted
+        of it, and nothing needs to be."""
+        changes: list[StateBatch] = []
         if number in self.locks.live:
-            self._unlock(number, delivery_count_limit, [], undelivered=True)
+            self._unlock(number, delivery_count_limit, changes, undelivered=True)
+        return changes
 
     def advance_log_start(self, log_start_offset: int) -> None:
         """Retention or DeleteRecords moved the log's start: what lay below it is gone."""

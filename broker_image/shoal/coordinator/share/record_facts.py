@@ -1,0 +1,141 @@
+"""What a selective share partition has to know of single records: key, time and priority.
+
+A group with key order, delay or priority looks into the batches that the others leave as bytes.
+That happens once for each batch that enters the window: a record comes to four numbers, and nothing
+else of it is kept. A header that should hold a number and does not is as good as none, and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from shoal.record.batch import Buffer, CorruptBatch, TimestampType, read_header
+from shoal.record.records import Span, headers_of, records_body
+
+#: Epoch milliseconds before which a record is not to be delivered.
+DELIVER_AT = "shoal.deliver.at"
+#: Milliseconds behind the record's timestamp, for the same.
+DELIVER_AFTER = "shoal.deliver.after"
+#: Priorities are 0 to this; what is above counts as this.
+PRIORITY_MAX = 9
+#: Digits that a number in a header may have.
+_DIGITS_MAX = 18
+
+
+#: One record: its offset, a hash of its key (0 without one), when it is due in epoch milliseconds
+#: (0 for at once), its priority.
+Fact = tuple[int, int, int, int]
+
+
+class HeaderReader:
+    """Reads the headers of a group's records; counts those that are none of the expected."""
+
+    __slots__ = ("clamped", "delay_max_ms", "invalid", "priority_header")
+
+    def __init__(self, delay_max_ms: int, priority_header: str) -> None:
+        #: Longest delay of the group; 0 where its records are not delayed.
+        self.delay_max_ms = delay_max_ms
+        self.priority_header = priority_header
+        #: Headers that held no number, and delays beyond the maximum.
+        self.invalid = self.clamped = 0
+
+    def read(
+        self, found: tuple[tuple[str, bytes | None], ...], timestamp_ms: int, now_ms: int
+    ) -> tuple[int, int]:
+        """When a record is due (0 for now), and its priority."""
+        at_ms = after_ms = priority = None
+        for name, value in found:
+            if self.delay_max_ms and name == DELIVER_AT:
+                at_ms = self._number(value)
+            elif self.delay_max_ms and name == DELIVER_AFTER:
+                after_ms = self._number(value)
+            elif name == self.priority_header:
+                priority = self._number(value)
+        if at_ms is None and after_ms is not None:
+            at_ms = max(timestamp_ms, 0) + after_ms
+        due_ms = 0 if at_ms is None or at_ms <= now_ms else self._within_maximum(
+            at_ms, timestamp_ms, now_ms
+        )  # fmt: skip
+        return due_ms, min(max(priority or 0, 0), PRIORITY_MAX)
+
+    def _within_maximum(self, due_ms: int, timestamp_ms: int, now_ms: int) -> int:
+        """A delay beyond the maximum is cut to it. Counted from the record's timestamp, so that a
+        restart in between does not begin it anew."""
+        if due_ms <= now_ms + self.delay_max_ms:
+            return due_ms
+        self.clamped += 1
+        latest_ms = min(timestamp_ms, now_ms) + self.delay_max_ms
+        return latest_ms if latest_ms > now_ms else 0
+
+    def _number(self, value: bytes | None) -> int | None:
+        try:
+            if value is None or len(value) > _DIGITS_MAX:
+                raise ValueError
+            return int(value)
+        except ValueError:
+            self.invalid += 1
+            return None
+
+
+def facts(
+    data: Buffer, at: int, *, keys: bool, headers: HeaderReader | None, now_ms: int
+) -> Iterator[Fact]:
+    """The records of the batch at `at`, in the order of the log. Raises `CorruptBatch`.
+
+    Key hashes are of this process alone: they are never persisted. `headers` is None where the
+    group needs none of them.
+    """
+    header = read_header(data, at)
+    body = records_body(data, at, header)
+    base = header.base_offset
+    append_time = header.timestamp_type is TimestampType.LOG_APPEND_TIME
+    place, size_all = 0, len(body)
+    try:
+        for _ in range(header.record_count):
+            size, place = _varint(body, place)
+            end = place + size
+            if size < 6 or end > size_all:
+                raise CorruptBatch(f"a record of {size} bytes where {size_all - place} are left")
+            timestamp, place = _varint(body, place + 1)
+            delta, place = _varint(body, place)
+            key_size, place = _varint(body, place)
+            key = 0
+            if key_size >= 0:
+                if keys:
+                    key = hash(body[place : place + key_size]) or 1
+                place += key_size
+            due_ms = priority = 0
+            if headers is not None:
+                value_size, place = _varint(body, place)
+                place += max(value_size, 0)
+                if body[place]:
+                    span = Span(place, end, 0, 0, 0, 0, place, 0)
+                    timestamp_ms = (
+                        header.max_timestamp if append_time else header.base_timestamp + timestamp
+                    )
+                    due_ms, priority = headers.read(headers_of(body, span), timestamp_ms, now_ms)
+            yield base + delta, key, due_ms, priority
+            place = end
+    except IndexError:
+        raise CorruptBatch("the records end early") from None
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    """The zigzag varint at `at`, and the place behind it; one and two bytes are by far the most."""
+    byte = body[at]
+    if byte < 0x80:
+        return (byte >> 1) ^ -(byte & 1), at + 1
+    second = body[at + 1]
+    if second < 0x80:
+        value = byte & 0x7F | second << 7
+        return (value >> 1) ^ -(value & 1), at + 2
+    value, shift = byte & 0x7F, 0
+    while True:
+        at += 1
+        shift += 7
+        byte = body[at]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), at + 1
+        if shift > 63:
+            raise CorruptBatch("a varint of more than ten bytes")

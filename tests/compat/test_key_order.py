@@ -1,0 +1,278 @@
+"""Key order, delay and priority as unmodified clients (librdkafka) see them, with the traps that
+Pulsar's Key_Shared subscriptions are known for."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import pytest
+from conditions import eventually
+from confluent_kafka import AcknowledgeType, Message, ShareConsumer
+from queues import Queue
+from servers import ShoalProcess
+from share_worker import Member
+from shoal.client.client import SyncClient
+
+ACCEPT, RELEASE = AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE
+KEY_ORDER = {"share.ordering": "key"}
+
+
+@pytest.fixture
+def queue(broker: ShoalProcess) -> Iterator[Queue]:
+    with SyncClient(broker.bootstrap) as client:
+        yield Queue(client, broker.bootstrap)
+
+
+@pytest.fixture
+def join(queue: Queue) -> Iterator[Callable[[], ShareConsumer]]:
+    """Starts members; those that are left are closed at the end."""
+    joined = []
+
+    def member() -> ShareConsumer:
+        consumer = ShareConsumer(
+            {
+                "bootstrap.servers": queue.bootstrap,
+                "group.id": queue.group,
+                "share.acknowledgement.mode": "explicit",
+            }
+        )
+        consumer.subscribe([queue.topic])
+        joined.append(consumer)
+        return consumer
+
+    yield member
+    for consumer in joined:
+        consumer.close()
+
+
+def take(member: ShareConsumer, timeout_s: float = 20.0) -> list[Message]:
+    """The records of the first poll that has any."""
+    taken: list[Message] = []
+
+    def some() -> bool:
+        taken.extend(member.poll(0.2))
+        return bool(taken)
+
+    eventually(some, timeout_s=timeout_s, what="records come")
+    assert all(message.error() is None for message in taken)
+    return taken
+
+
+def settle(
+    member: ShareConsumer, messages: list[Message], answer: AcknowledgeType = ACCEPT
+) -> None:
+    for message in messages:
+        member.acknowledge(message, answer)
+    assert not [e for e in member.commit_sync(10).values() if e is not None]
+
+
+def values(messages: list[Message]) -> list[bytes]:
+    return [message.value() for message in messages]
+
+
+def gauge(broker: ShoalProcess, queue: Queue, name: str) -> float:
+    labels = f'group="{queue.group}",topic="{queue.topic}",partition="0"'
+    return broker.metric(f"shoal_share_partition_{name}{{{labels}}}")
+
+
+def produce(queue: Queue, *records: str) -> None:
+    """Records like a1: the letter is the key."""
+    for record in records:
+        queue.produce([record], key=record[:1].encode())
+
+
+def test_a_member_that_joins_gets_no_key_that_another_holds(
+    queue: Queue, join: Callable[[], ShareConsumer]
+) -> None:
+    queue.configure(**KEY_ORDER)
+    produce(queue, "a1", "a2", "b1", "b2")
+    first = join()
+    held = take(first)
+    assert values(held) == [b"a1", b"b1"]
+    second = join()
+    assert not second.poll(1.0)
+    settle(first, held[:1])
+    assert values(take(second)) == [b"a2"]
+
+
+def test_a_member_that_leaves_hands_its_keys_over_from_where_they_stand(
+    queue: Queue, join: Callable[[], ShareConsumer]
+) -> None:
+    queue.configure(**KEY_ORDER)
+    produce(queue, "a1", "a2", "a3")
+    first = join()
+    settle(first, take(first))
+    assert values(take(first)) == [b"a2"]
+    second = join()
+    first.close()
+    for expected in (b"a2", b"a3"):
+        came = take(second)
+        assert values(came) == [expected]
+        settle(second, came)
+    queue.drained()
+
+
+def test_a_released_record_holds_its_key_also_in_back_off(
+    broker: ShoalProcess, queue: Queue, join: Callable[[], ShareConsumer]
+) -> None:
+    queue.configure(**KEY_ORDER, **{
+        "share.redelivery.backoff.ms": "1500", "share.redelivery.backoff.jitter": "0",
+    })  # fmt: skip
+    produce(queue, "a1", "a2", "a3", "b1")
+    member = join()
+    came = take(member)
+    assert values(came) == [b"a1", b"b1"]
+    settle(member, came, RELEASE)
+    released = time.monotonic()
+    other = join()
+    assert gauge(broker, queue, "held_by_key_records") == 2
+    came = take(other)
+    assert time.monotonic() - released >= 1.4
+    assert values(came) == [b"a1", b"b1"]
+    settle(other, came)
+    assert values(take(other)) == [b"a2"]
+
+
+def test_a_hot_key_neither_blocks_others_nor_fills_the_window(
+    broker: ShoalProcess, queue: Queue, join: Callable[[], ShareConsumer]
+) -> None:
+    """One held key with more records before the others than may be in flight."""
+    queue.configure(**KEY_ORDER, **{"share.partition.max.record.locks": "100"})
+    queue.produce(["hot"] * 5000, key=b"h")
+    produce(queue, "a1")
+    member = join()
+    came = take(member)
+    assert values(came) == [b"hot"]
+    other = join()
+    assert values(take(other)) == [b"a1"]
+    assert gauge(broker, queue, "held_by_key_records") == 4999
+
+
+def test_delayed_records_hold_their_key_and_stall_nobody(
+    broker: ShoalProcess, queue: Queue, join: Callable[[], ShareConsumer]
+) -> None:
+    queue.configure(**KEY_ORDER, **{"share.delay.max.ms": "60000"})
+    queue.produce(["a1"], key=b"a", headers=(("shoal.deliver.after", b"3000"),))
+    produced = time.monotonic()
+    produce(queue, "a2", "b1")
+    member = join()
+    came = take(member)
+    assert values(came) == [b"b1"]
+    assert gauge(broker, queue, "delayed_records") == 1
+    settle(member, came)
+    for expected in (b"a1", b"a2"):
+        came = take(member)
+        assert time.monotonic() - produced >= 2.9
+        assert values(came) == [expected]
+        settle(member, came)
+    queue.drained()
+
+
+def test_a_killed_broker_keeps_the_order_of_keys_and_delays(
+    broker: ShoalProcess, queue: Queue, join: Callable[[], ShareConsumer]
+) -> None:
+    queue.configure(**KEY_ORDER, **{"share.delay.max.ms": "60000"})
+    produce(queue, "a1", "a2")
+    queue.produce(["b1"], key=b"b", headers=(("shoal.deliver.after", b"12000"),))
+    produced = time.monotonic()
+    member = join()
+    settle(member, take(member), RELEASE)
+    broker.kill9()
+    broker.start()
+    order = []
+    while len(order) < 3:
+        came = take(member, 60)
+        order += values(came)
+        settle(member, came)
+    assert order == [b"a1", b"a2", b"b1"]
+    assert time.monotonic() - produced >= 11.9
+
+
+def test_up_to_a_batch_of_one_key_goes_to_a_member_at_once(
+    queue: Queue, join: Callable[[], ShareConsumer]
+) -> None:
+    queue.configure(**KEY_ORDER, **{"share.ordering.key.batch": "3"})
+    queue.produce([f"a{n}" for n in range(5)], key=b"a", compression="lz4")
+    member = join()
+    came = take(member)
+    assert values(came) == [b"a0", b"a1", b"a2"]
+    settle(member, came)
+    assert values(take(member)) == [b"a3", b"a4"]
+
+
+def test_the_most_urgent_record_goes_first(queue: Queue, join: Callable[[], ShareConsumer]) -> None:
+    queue.configure(**{"share.priority.header": "urgency"})
+    for value, urgency in (("low", b"1"), ("none", b"often"), ("high", b"9")):
+        queue.produce([value] * 3, headers=(("urgency", urgency),), batch=1)
+    consumer = ShareConsumer(
+        {
+            "bootstrap.servers": queue.bootstrap, "group.id": queue.group,
+            "share.acknowledgement.mode": "explicit", "max.poll.records": 3,
+        }
+    )  # fmt: skip
+    consumer.subscribe([queue.topic])
+    order = []
+    while len(order) < 9:
+        came = take(consumer)
+        order += values(came)
+        settle(consumer, came)
+    consumer.close()
+    assert order == [b"high"] * 3 + [b"low"] * 3 + [b"none"] * 3
+
+
+def test_members_that_release_and_are_killed_never_break_the_order_of_a_key(
+    queue: Queue,
+) -> None:
+    keys, records = 60, 1500
+    queue.configure(**KEY_ORDER, **{"share.delivery.count.limit": "10"})
+    rng = random.Random(7)
+    for number in range(records):
+        key = rng.randrange(keys)
+        queue.client.run(_send(queue, key, number))
+    words = (queue.bootstrap, queue.group, queue.topic)
+    members = [Member(*words, str(seed)) for seed in range(6)]
+    dead = []
+    try:
+        for seed in (100, 101):
+            before = queue.lag
+            eventually(lambda b=before: queue.lag < b - 200, timeout_s=60, what="work goes on")
+            members[0].kill9()
+            dead.append(members.pop(0))
+            members.append(Member(*words, str(seed)))
+        queue.drained(120)
+    finally:
+        for member in members:
+            member.stop()
+    check_order([*dead, *members], records)
+
+
+async def _send(queue: Queue, key: int, number: int) -> None:
+    producer = queue.client.client.producer(linger_ms=0)
+    await (await producer.send(queue.topic, f"{key}".encode(), key=f"k{key}".encode()))
+
+
+def check_order(members: list[Member], records: int) -> None:
+    """Per key: deliveries never go back, and no two members hold it at a time."""
+    deliveries: dict[str, list[tuple[float, float, int, int]]] = {}
+    seen = set()
+    for number, member in enumerate(members):
+        held: dict[int, tuple[float, str]] = {}
+        for event in member.events:
+            if event["e"] == "got":
+                held[event["where"][1]] = (event["t"], event["value"])
+            elif event["e"] == "begin":
+                for _, offset, _, _fate in event["fates"]:
+                    since, key = held.pop(offset)
+                    deliveries.setdefault(key, []).append((since, event["t"], offset, number))
+                    seen.add(offset)
+        for offset, (since, key) in held.items():  # It died with them.
+            deliveries.setdefault(key, []).append((since, min(since, member.died), offset, number))
+    assert len(seen) == records
+    for key, found in deliveries.items():
+        found.sort()
+        for one, other in pairwise(found):
+            assert one[2] <= other[2], f"key {key}: {one} before {other}"
+            assert one[1] <= other[0] or one[3] == other[3], f"key {key}: {one} with {other}"

@@ -1,0 +1,457 @@
+"""Key order, delay and priority in all combinations, with retry back-off and dead letters, against
+the plain twin of `test_share_partition_model`, which this extends by what records have in them.
+
+What the twin knows of the choice: a key is at one member at a time and in the order of the log,
+nothing comes before its time, the most urgent of what was looked at comes first, and a fetch that
+gets nothing has looked at everything it may. Fetches go through the code of the broker; looks and
+reads are so short that they rarely get through a batch.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, invariant, precondition, rule
+from shoal.coordinator.share.acquisition import Wanted
+from shoal.coordinator.share.backoff import Backoff
+from shoal.coordinator.share.batches import scan
+from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
+from shoal.record.records import build_batch
+from shoal.server import share_selection
+from test_share_partition_model import (
+    ABORTED_PRODUCER,
+    ACQUIRED,
+    ARCHIVING,
+    AVAILABLE,
+    BACKOFFS,
+    MEMBERS,
+    TERMINAL,
+    Entry,
+    ShareMachine,
+)
+
+POLICIES = st.builds(
+    SelectionPolicy,
+    key_order=st.booleans(),
+    key_batch=st.integers(1, 4),
+    key_held_by_dead_letter=st.booleans(),
+    lookahead=st.integers(15, 60),
+    delay_max_ms=st.sampled_from([0, 200]),
+    delayed_max=st.integers(3, 60),
+    priority_header=st.sampled_from(["", "p"]),
+    priority_lookahead=st.integers(1, 20),
+    priority_ageing_ms=st.integers(1, 50),
+)
+#: Key, deliver.at as a distance from now, deliver.after, priority: what one record has.
+RECORDS = st.tuples(
+    st.sampled_from([None, b"", b"a", b"a", b"b", b"c"]),
+    st.none() | st.integers(-50, 300),
+    st.none() | st.integers(0, 150),
+    st.none() | st.integers(-1, 12),
+)
+
+
+class Batch:
+    """One batch of the log, as bytes and as facts by offset."""
+
+    def __init__(self, base: int, records: list[Any], kind: str, codec: str, now_ms: int) -> None:
+        self.base, self.last, self.kind = base, base + len(records) - 1, kind
+        self.keys = [key for key, *_ in records]
+        self.priorities = [min(max(p or 0, 0), 9) for *_, p in records]
+        self.times = [
+            (None if at is None else now_ms + at, None if after is None else now_ms + after)
+            for _, at, after, _ in records
+        ]
+        self.timestamp_ms = now_ms
+        self.data = bytes(
+            build_batch(
+                [(now_ms, r[0], b"x", _headers(r, now_ms)) for r in records],
+                base_offset=base,
+                compression=codec if kind == "data" else "none",
+                control=kind == "control",
+                transactional=kind == "aborted",
+                producer_id=ABORTED_PRODUCER if kind == "aborted" else -1,
+            )
+        )
+
+
+def _headers(record: Any, now_ms: int) -> list[tuple[str, bytes]]:
+    _, at, after, priority = record
+    found = [("other", b"1")]
+    if at is not None:
+        found.append(("shoal.deliver.at", str(now_ms + at).encode()))
+    if after is not None:
+        found.append(("shoal.deliver.after", str(after).encode()))
+    if priority is not None:
+        found.append(("p", str(priority).encode()))
+    return found
+
+
+class SelectionMachine(ShareMachine):
+    """The fetches of groups that select; everything else is as in the plain machine."""
+
+    @initialize(
+        limit=st.integers(2, 5),
+        cap=st.integers(3, 40),
+        start=st.integers(0, 5),
+        backoff=BACKOFFS,
+        dead_letters=st.booleans(),
+        policy=POLICIES,
+    )
+    def begin(
+        self, limit: int, cap: int, start: int, backoff: Backoff | None, dead_letters: bool,
+        policy: SelectionPolicy,
+    ) -> None:  # fmt: skip
+        super().begin(limit, cap, start, backoff, dead_letters)
+        self.policy = policy
+        self._set(limit, cap, 100, backoff, dead_letters)
+        self.leader: Any = SimpleNamespace(
+            selection=None,
+            record_size=100.0,
+            limit=lambda _: self.log_end,
+            read=self._read,
+            service=SimpleNamespace(wake_soon=self._wake_soon),
+            partition=SimpleNamespace(
+                log=SimpleNamespace(
+                    aborted_transactions=lambda first, end: [
+                        SimpleNamespace(
+                            producer_id=ABORTED_PRODUCER, first_offset=0, last_offset=self.log_end
+                        )
+                    ]
+                )
+            ),
+        )
+        #: What became ready when, as far as it was looked at.
+        self.ready_ms: dict[int, int] = {}
+        self.more_to_look = False
+
+    def _wake_soon(self, _: Any) -> None:
+        self.more_to_look = True
+
+    def _set(self, limit, cap, lock_ms, backoff, dead_letters) -> None:
+        self.settings = ShareSettings(
+            lock_duration_ms=lock_ms,
+            delivery_count_limit=limit,
+            max_record_locks=cap,
+            read_committed=True,
+            backoff=backoff,
+            dead_letters=dead_letters,
+            selection=self.policy,
+        )
+
+    @property
+    def selection(self) -> Any:
+        return self.leader.selection
+
+    def _read(self, offset: int, size: int, limit: int) -> tuple[bytes, int]:
+        read = [b for b in self.log if b.last >= offset][: max(1, size % 4)]
+        return b"".join(b.data for b in read), read[-1].last + 1 if read else offset
+
+    # The selection hears of what the leader would tell it.
+
+    def _persist(self, changes) -> None:
+        super()._persist(changes)
+        if self.selection is not None and not self.fetching:
+            self._told(lambda: self.selection.changed(changes, self.now_ms))
+
+    fetching = False
+
+    def _told(self, tell) -> None:
+        tell()
+        self._note_ready()
+
+    def _note_ready(self) -> None:
+        """Since when records may be acquired, of those that may."""
+        self.ready_ms = {o: self.ready_ms.get(o, self.now_ms) for o in self._eligible()}
+
+    def _end_waits(self) -> None:
+        due = [e for e in self.twin.values() if e.state == 5 and e.deadline_ms <= self.now_ms]
+        ended = self.share.end_waits(self.now_ms)
+        assert sum(last - first + 1 for first, last in ended) == len(due)
+        for entry in due:
+            entry.state = AVAILABLE
+        if self.selection is not None:
+            self.selection.available_again(ended, self.now_ms)
+            self._end_delays()
+        self._note_ready()
+
+    def _end_delays(self) -> None:
+        self.selection.end_delays(self.now_ms)
+        self.delays_ended_ms = self.now_ms
+        self._note_ready()
+
+    delays_ended_ms = 0
+
+    # What the twin knows of records.
+
+    def _fact(self, offset: int) -> tuple[bytes | None, int, int]:
+        """Key, when it is due, priority."""
+        batch = self.facts[offset]
+        at = offset - batch.base
+        due_ms = 0
+        if self.policy.delay_max_ms:
+            told = batch.times[at]
+            due_ms = (told[0] if told[0] is not None else told[1]) or 0
+        return batch.keys[at], due_ms, batch.priorities[at]
+
+    def _due(self, offset: int) -> bool:
+        """Whether its time has come, or was cut to the maximum; as of when delays last ended."""
+        if offset in self.under_way:
+            return True
+        due_ms = self._fact(offset)[1]
+        latest_ms = self.facts[offset].timestamp_ms + self.policy.delay_max_ms
+        seen_ms = self.seen_ms.get(offset, self.now_ms)
+        if due_ms > seen_ms + self.policy.delay_max_ms:
+            due_ms = latest_ms
+        return due_ms <= max(self.delays_ended_ms, seen_ms)
+
+    def _eligible(self) -> set[int]:
+        """What may be acquired, of what was looked at."""
+        cursor = self.selection.cursor if self.selection is not None else 0
+        found = set()
+        for offset, entry in self.twin.items():
+            if entry.state is AVAILABLE and offset < cursor and not self._never_delivered(offset):
+                if self._due(offset) and self._is_free(offset):
+                    found.add(offset)
+        return found
+
+    def _is_free(self, offset: int) -> bool:
+        return not self._before(offset) and not any(
+            entry.state is ACQUIRED
+            for other, entry in self.twin.items()
+            if other != offset and self._same_key(offset, other)
+        )
+
+    def _same_key(self, offset: int, other: int) -> bool:
+        if not self.policy.key_order or self._never_delivered(other):
+            return False
+        key = self._fact(offset)[0]
+        return key is not None and self._fact(other)[0] == key
+
+    def _before(self, offset: int) -> list[int]:
+        """The records of its key before it that hold it."""
+        return [
+            other
+            for other, entry in self.twin.items()
+            if other < offset and self._same_key(offset, other) and self._holds(entry)
+        ]
+
+    def _holds(self, entry: Entry) -> bool:
+        if entry.state is ARCHIVING:
+            return self.policy.key_held_by_dead_letter
+        return entry.state not in TERMINAL
+
+    # What happens.
+
+    @initialize()
+    def facts_are_kept(self) -> None:
+        self.facts: dict[int, Batch] = {}
+        self.seen_ms: dict[int, int] = {}
+        #: Not available when they were looked at: delivered before, so no delay holds them.
+        self.under_way: set[int] = set()
+
+    @rule(
+        batches=st.lists(st.lists(RECORDS, min_size=1, max_size=7), min_size=1, max_size=5),
+        kinds=st.lists(
+            st.sampled_from(["data"] * 8 + ["control", "aborted"]), min_size=5, max_size=5
+        ),
+        gap=st.integers(0, 2),
+        codec=st.sampled_from(["none", "none", "lz4"]),
+    )
+    def produce(self, batches, kinds, gap: int, codec: str) -> None:
+        self.log_end += gap
+        for records, kind in zip(batches, kinds, strict=False):
+            batch = Batch(self.log_end, records, kind, codec, self.now_ms)
+            self.log.append(batch)
+            self.log_end = batch.last + 1
+            self.facts.update(dict.fromkeys(range(batch.base, batch.last + 1), batch))
+
+    @rule(member=st.sampled_from(MEMBERS), max_records=st.integers(1, 12))
+    def fetch(self, member: str, max_records: int) -> None:
+        self.leader.share = self.share
+        known = share_selection.selection_of(self.leader, self.settings)
+        cursor, held = known.cursor, {o for o, e in self.twin.items() if e.state is ACQUIRED}
+        under_way = {o for o, e in self.twin.items() if e.state is not AVAILABLE}
+        in_flight, self.more_to_look = known.in_flight(), False
+        ready = self._eligible()
+        wanted = Wanted(member, max_records, max_records)
+        views, got = share_selection.fetch(self.leader, wanted, 1 << 20, self.settings, self.now_ms)
+        for offset in range(self.end, self.share.end_offset):
+            self._entry(offset)
+        self.end = self.share.end_offset
+        for offset in range(cursor, known.cursor):
+            self.seen_ms[offset] = self.now_ms
+            if offset in under_way:
+                self.under_way.add(offset)
+        self._note_ready()
+        ready = self._eligible()
+        self._check_passed_by(got.changes)
+        ready -= {o for x in got.changes for o in range(x[0], x[1] + 1)}
+        self._check_chosen(member, got, max_records, held, ready)
+        assert got.total <= max(0, self.settings.max_record_locks - in_flight)
+        if got.total:
+            sent = scan(b"".join(views), 0)
+            covered = {
+                offset
+                for base, last in zip(sent.bases, sent.lasts, strict=True)
+                for offset in range(base, last + 1)
+            }
+            assert covered.issuperset(o for x in got.records for o in range(x[0], x[1] + 1))
+        elif not got.changes and in_flight < self.settings.max_record_locks:
+            self._check_idle(known)
+        self._advance()
+        if got.changes:
+            self.fetching = True
+            self._persist(got.changes)
+            self.fetching = False
+
+    def _check_passed_by(self, changes) -> None:
+        for first, last, state, _ in changes:
+            for offset in range(first, last + 1):
+                entry = self._entry(offset)
+                assert entry.state is AVAILABLE
+                exhausted = entry.count >= self.settings.delivery_count_limit
+                assert self._never_delivered(offset) or exhausted, f"{offset} passed by"
+                entry.state = self._failed_state() if exhausted else TERMINAL[1]
+                if self._never_delivered(offset):
+                    entry.state = TERMINAL[1]
+                assert state == entry.state
+
+    def _check_chosen(self, member, got, max_records, held, ready) -> None:
+        chosen = [o for first, last, _ in got.records for o in range(first, last + 1)]
+        assert chosen == sorted(set(chosen)) and len(chosen) == got.total <= max_records
+        for first, last, count in got.records:
+            for offset in range(first, last + 1):
+                entry = self.twin[offset]
+                assert entry.state is AVAILABLE and entry.count + 1 == count
+                assert count <= self.settings.delivery_count_limit
+                if count == self.settings.delivery_count_limit > 2:
+                    assert got.total == 1, "a last attempt is made alone"
+                assert not self._never_delivered(offset)
+                assert self._due(offset), f"{offset} came before its time"
+                self._check_key(offset, chosen, held)
+        self._check_urgency(chosen, ready, max_records)
+        for first, last, count in got.records:
+            for offset in range(first, last + 1):
+                entry = self.twin[offset]
+                entry.state, entry.count, entry.member = ACQUIRED, count, member
+                entry.deadline_ms = self.now_ms + self.settings.lock_duration_ms
+                self.ready_ms.pop(offset, None)
+
+    def _check_key(self, offset: int, chosen: list[int], held: set[int]) -> None:
+        assert set(self._before(offset)) <= set(chosen), f"{offset} overtakes its key"
+        same = [other for other in chosen if self._same_key(offset, other)]
+        assert len(same) <= self.policy.key_batch
+        assert not any(self._same_key(offset, o) for o in held if o in self.twin)
+
+    def _check_urgency(self, chosen: list[int], ready: set[int], max_records: int) -> None:
+        """What was left behind was less urgent; only what follows in a key may come before."""
+        firsts = [o for o in chosen if o in ready]
+        left = [o for o in ready - set(chosen) if not self._alone(o)]
+        if firsts and left and len(chosen) == max_records and not self._alone(firsts[0]):
+            assert max(map(self._rank, firsts)) <= min(map(self._rank, left))
+
+    def _alone(self, offset: int) -> bool:
+        return self.twin[offset].count >= self.settings.splitting_count
+
+    def _rank(self, offset: int) -> tuple[int, int]:
+        if not self.policy.priority_header:
+            return 0, offset
+        steps = 9 - self._fact(offset)[2]
+        return self.ready_ms[offset] + steps * self.policy.priority_ageing_ms, offset
+
+    def _check_idle(self, known) -> None:
+        assert self.more_to_look or not self._eligible(), "idle although there is work"
+        read_up_to = max((b.last + 1 for b in self.log), default=0)
+        if known.cursor < read_up_to and known.full() is None:
+            assert self.more_to_look, "idle although there is something to look at"
+
+    @precondition(lambda self: self.share.doomed)
+    @rule(count=st.integers(1, 3))
+    def write_dead_letters(self, count: int) -> None:
+        super().write_dead_letters(count)
+
+    @rule(ahead=st.integers(1, 12))
+    def delete_records(self, ahead: int) -> None:
+        super().delete_records(ahead)
+        if self.selection is not None:
+            self.selection.log_start_moved(self.now_ms)
+        self._note_ready()
+
+    @precondition(lambda self: self.log)
+    @rule(at=st.integers(0, 30))
+    def compact(self, at: int) -> None:
+        batch = self.log[at % len(self.log)]
+        # What was looked at stays, for the twin asks for it; and so does the last, as in any log.
+        known = self.selection
+        if known is not None and batch.base >= known.cursor and batch is not self.log[-1]:
+            self.log.remove(batch)
+
+    @rule(
+        limit=st.integers(2, 8),
+        cap=st.integers(1, 60),
+        lock_ms=st.integers(10, 300),
+        backoff=BACKOFFS,
+        dead_letters=st.booleans(),
+        policy=st.none() | POLICIES,
+    )
+    def configure(self, limit, cap, lock_ms, backoff, dead_letters, policy=None) -> None:
+        self.policy = policy or self.policy
+        self._set(limit, cap, lock_ms, backoff, dead_letters)
+        self._begin_selection_anew()
+
+    def _begin_selection_anew(self) -> None:
+        known = self.selection
+        self.leader.share = self.share
+        now = share_selection.selection_of(self.leader, self.settings)
+        if now is not known:
+            self.ready_ms, self.seen_ms, self.under_way = {}, {}, set()
+
+    @rule(replay_all=st.booleans())
+    def crash(self, replay_all: bool) -> None:
+        super().crash(replay_all)
+        self.leader.selection = None
+        self._begin_selection_anew()
+
+    # What always holds.
+
+    @invariant()
+    def counts_agree(self) -> None:
+        if hasattr(self, "share"):
+            complete = sum(e.state in TERMINAL for e in self.twin.values())
+            assert self.share.complete == complete
+
+    @invariant()
+    def numbers_agree(self) -> None:
+        known = getattr(self, "leader", None) and self.selection
+        if not known:
+            return
+        looked = {
+            o: e
+            for o, e in self.twin.items()
+            if o < known.cursor and not self._never_delivered(o) and self._holds(e)
+        }
+        delayed = {o for o, e in looked.items() if e.state is AVAILABLE and not self._due(o)}
+        assert known.delayed == len(delayed)
+        if self.policy.key_order:
+            behind = sum(
+                e.state is not ACQUIRED and bool(self._before(o)) for o, e in looked.items()
+            )
+            assert known.held_by_key == behind
+
+
+@pytest.fixture(autouse=True, scope="module")
+def short_looks():
+    patch = pytest.MonkeyPatch()
+    patch.setattr(share_selection, "LOOKS_MAX", 9)
+    patch.setattr(share_selection, "READS_MAX", 3)
+    yield
+    patch.undo()
+
+
+TestShareSelection = SelectionMachine.TestCase
+TestShareSelection.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
