@@ -116,7 +116,7 @@ class Admin:
         """Data directories of brokers; with `partitions` also the bytes of each in them."""
         found = {}
         for node in nodes:
-            body = {"topics": None if partitions else []}
+            body: dict[str, object] = {"topics": None if partitions else []}
             answer = await self.cluster.request(node, ApiKey.DESCRIBE_LOG_DIRS, body)
             check(getattr(answer, "error_code", 0), f"log dirs of broker {node}")
             found[node] = tuple(_log_dir(row) for row in answer.results)
