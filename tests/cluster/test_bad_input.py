@@ -61,8 +61,8 @@ def test_who_does_not_fit_a_running_cluster(tmp_path: Path) -> None:
         twin = cluster.node(1, tmp_path / "twin", quick)
         twin.bootstrap = "127.0.0.1:0"
         said = twin.refusal()
-        assert "node.id 1 is taken" in said and "--node-id" in said
-        voters = f"--quorum=1@{cluster.addresses[1]},2@127.0.0.1:1"
+        assert "node.id 1 is taken" in said
+        voters = f"--quorum=1@{cluster.addresses[1]},3@127.0.0.1:1"
         said = cluster.node(2, tmp_path / "other", quick, voters).refusal()
-        assert "names the voters 1, 2, and the cluster's are 1" in said
+        assert "names the voters 1, 3, and the cluster's are 1" in said
         assert {b.node_id for b in cluster.metadata(1).brokers} == {1}

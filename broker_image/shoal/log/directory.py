@@ -75,13 +75,11 @@ class LogDirectory:
         node_id: int,
         directory_id: UUID,
         its_cluster: bool = False,
-        notes: Mapping[str, str] | None = None,
     ) -> None:
         """Lock the directory and read what it says of itself; a fresh one is given these ids.
 
-        With `its_cluster` a directory of another cluster is refused. `notes` are kept with the ids
-        of a fresh directory. Raises `DirectoryInUse`, before anything is written to a directory of
-        another broker.
+        With `its_cluster` a directory of another cluster is refused. Raises `DirectoryInUse`,
+        before anything is written to a directory of another broker.
         """
         self.storage.make_directory(self.path)
         try:
@@ -97,7 +95,6 @@ class LogDirectory:
                 "cluster.id": cluster_id,
                 "node.id": str(node_id),
                 "directory.id": uuid_text(directory_id),
-                **(notes or {}),
             }
             write_properties(self.storage, self._file(META), known)
         self._adopt(known, node_id, cluster_id if its_cluster else None)
@@ -113,6 +110,12 @@ class LogDirectory:
     def identity(self) -> Mapping[str, str] | None:
         """What `meta.properties` says, before the directory is opened; None where it is not."""
         return read_properties(self.storage, self._file(META))
+
+    def note(self, name: str, value: str) -> None:
+        """Keep a note with the directory's ids. Raises `OSError`."""
+        known = dict(self.identity() or {})
+        if known.get(name) != value:
+            write_properties(self.storage, self._file(META), {**known, name: value})
 
     def _adopt(self, known: Mapping[str, str], node_id: int, cluster_id: str | None) -> None:
         if cluster_id is not None and known.get("cluster.id") != cluster_id:

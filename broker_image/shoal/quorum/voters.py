@@ -175,6 +175,11 @@ class VoterHistory:
         later = [voters for at, voters in self._sets if at >= offset]
         return [self.at(offset), *later]
 
+    @property
+    def logged(self) -> list[VoterSet]:
+        """The sets that stand in the log, or in its snapshot."""
+        return [voters for at, voters in self._sets if at >= 0]
+
     def appended(self, offset: int, voters: VoterSet) -> None:
         assert offset > self.latest_offset, (offset, self.latest_offset)
         self._sets.append((offset, voters))

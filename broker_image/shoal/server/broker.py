@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 IMAGE_TIMEOUT_S = 5.0
 #: Between two looks whether a snapshot of the metadata is due.
 SNAPSHOT_CHECK_MS = 1_000
-#: In `meta.properties`: the ids of the voters that the directory was formatted for.
+#: In `meta.properties`: the voters of the setting that the quorum once had.
 FIRST_VOTERS = "shoal.first.voters"
 #: After which a client's fetch session may give way to another's
 #: (min.incremental.fetch.session.eviction.ms in Kafka, which has no setting for it either).
@@ -169,6 +169,7 @@ class Broker:
             listener = Listener(self, self.dispatch, endpoint.name)
             listener.bind(endpoint.host, endpoint.port)
             self.listeners.append(listener)
+        self._check_address()
         self._open_directory()
         self.quorum = Quorum(
             self.directory,
@@ -342,7 +343,10 @@ class Broker:
         assert self.cluster.voters is not None
         ids = self.cluster.voters.ids
         formatted = (self.directory.identity() or {}).get(FIRST_VOTERS)
-        if any(known.ids == ids for known in voters.since(0)) or formatted == _listed(ids):
+        if any(known.ids == ids for known in voters.logged):
+            self.directory.note(FIRST_VOTERS, _listed(ids))
+            return
+        if formatted == _listed(ids):
             return
         self.fail(
             f"controller.quorum.voters names the voters {_listed(ids)}, and the cluster's are"
@@ -380,16 +384,23 @@ class Broker:
                 "A node of a cluster needs the cluster's id for its new data directory: give all"
                 f" nodes the same one, for instance --cluster-id {uuid_text(random_id())}."
             )
-        notes = {}
-        if self.config["controller.quorum.voters"] and self.cluster.voters is not None:
-            notes[FIRST_VOTERS] = _listed(self.cluster.voters.ids)
         self.directory.open(
             cluster_id=cluster_id or uuid_text(random_id()),
             node_id=self.node_id,
             directory_id=random_id(),
             its_cluster=cluster_id is not None,
-            notes=notes,
         )
+
+    def _check_address(self) -> None:
+        """A voter has to listen where the others look for it. Raises `CannotJoin`."""
+        listed = self.cluster.voters and self.cluster.voters.voters.get(self.node_id)
+        mine = self.quorum_endpoints()
+        if listed and mine and listed.endpoints[0].port not in [e.port for e in mine]:
+            raise CannotJoin(
+                f"controller.quorum.voters has node {self.node_id} at port"
+                f" {listed.endpoints[0].port}, and this node listens on {mine[0].port}: node.id"
+                f" {self.node_id} is taken by another process, or --listener has to name that port."
+            )
 
     def _first_voters(self) -> VoterSet | None:
         """The voters of a quorum that has none yet."""
