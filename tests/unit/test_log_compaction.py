@@ -259,10 +259,10 @@ def control_offsets(log: Log) -> list[int]:
     return [header.base_offset for _, header in headers(found) if header.is_control]
 
 
-def test_an_aborted_record_replaces_nothing() -> None:
-    """The last value of a key is the last committed one. The marker of the abort stays in the round
-    that takes its data away: readers may still be in the midst of it."""
-    log = log_of(segment_bytes=1 << 20)
+def test_an_aborted_record_replaces_nothing_and_goes_with_its_marker() -> None:
+    """The last value of a key is the last committed one. The marker of an abort stays while readers
+    may still meet its data, and goes a delete.retention.ms after that is gone."""
+    log = log_of(segment_bytes=1 << 20, min_cleanable_dirty_ratio=0.0)
     in_transaction(log, 1, 0, b"a", b"committed")  # 0
     ended(log, 1, committed=True)  # 1
     in_transaction(log, 2, 0, b"a", b"aborted")  # 2
@@ -278,3 +278,12 @@ def test_an_aborted_record_replaces_nothing() -> None:
     data = [c for c in contents(log) if c[0] not in control_offsets(log)]
     assert data == [(0, b"a", b"committed"), (3, b"b", b"committed, too"), (6, b"d", b"committed")]
     assert 5 in control_offsets(log)
+    # A round after the delay: the data is gone, so the marker marks nothing and is due to go.
+    for rounds in (1, 2):
+        fill(log, [keyed((b"e", b"%d" % rounds))])
+        closed(log)
+        assert compact(log, now_ms=NOW_MS + rounds * (DELAY_MS + 1))
+    assert 5 not in control_offsets(log)
+    assert {1, 7, 8} <= set(control_offsets(log))
+    assert not log.aborted_transactions(0, log.log_end_offset)
+    assert data == [c for c in contents(log) if c[1] in (b"a", b"b", b"d")]
