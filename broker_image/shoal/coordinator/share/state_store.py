@@ -32,6 +32,9 @@ from shoal.protocol.errors import ErrorCode
 NONE = -1
 #: Waits that are not worth a look for those that have ended.
 _DELAYS_MIN = 64
+#: A snapshot of more would not fit into one batch of the log; updates go on in its place, until
+#: there is less. Only windows with many held records between complete ones come to so many.
+_SNAPSHOT_BATCHES_MAX = 40_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +240,9 @@ class ShareStateShard:
             [
                 self._snapshot(state, now_ms)
                 for state in self._states.values()
-                if now_ms - state.write_timestamp >= interval_ms and state.snapshot_offset < rest
+                if now_ms - state.write_timestamp >= interval_ms
+                and state.snapshot_offset < rest
+                and len(state.batches) <= _SNAPSHOT_BATCHES_MAX
             ]
         )
 
@@ -322,7 +327,10 @@ class ShareStateShard:
             batches = combine(batches, start_offset)
         elif len(batches) > 1:
             batches = combine(batches, min(batch[0] for batch in batches))
-        if state.updates < self._config.updates_per_snapshot:
+        if (
+            state.updates < self._config.updates_per_snapshot
+            or len(state.batches) + len(batches) > _SNAPSHOT_BATCHES_MAX
+        ):
             update = Update(
                 state.snapshot_epoch,
                 leader_epoch,
