@@ -49,22 +49,22 @@ class Rejecter(threading.Thread):
     def __init__(self, queue: Queue) -> None:
         super().__init__(daemon=True)
         self._queue = queue
-        self._stop = threading.Event()
+        self._told_to_end = threading.Event()
         self.start()
 
     def run(self) -> None:
-        while not self._stop.is_set():
+        while not self._told_to_end.is_set():
             try:
                 with SyncClient(self._queue.bootstrap) as client:
                     client.run(self._reject(client))
             except ClientError:
-                self._stop.wait(0.1)  # The broker is being killed.
+                self._told_to_end.wait(0.1)  # The broker is being killed.
 
     async def _reject(self, client: SyncClient) -> None:
         session = await client.client.share(self._queue.group, [self._queue.topic])
         async with session:
             acks: list = []
-            while not self._stop.is_set():
+            while not self._told_to_end.is_set():
                 found = await session.acquire(
                     max_records=1000, max_wait_ms=200, acknowledgements=acks, payload=False,
                     mode=AcquireMode.RECORD_LIMIT,
@@ -72,7 +72,7 @@ class Rejecter(threading.Thread):
                 acks = [a for one in found for a in one.acknowledge(AcknowledgeType.REJECT)]
 
     def end(self) -> None:
-        self._stop.set()
+        self._told_to_end.set()
         self.join()
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from shoal.server.timers import Timer
 
 #: Letters of one batch at most; fewer where they are large, or the topic refuses them.
-LETTERS_MAX = 500
+LETTERS_MAX = 2000
 READ_BYTES = 1 << 20
 RETRY_MS, RETRY_MS_MAX = 500, 30_000
 COMMIT_TIMEOUT_MS = 30_000
