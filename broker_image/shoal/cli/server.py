@@ -10,10 +10,14 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from shoal.server.config import BrokerConfig
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -71,22 +75,28 @@ def server(
     if not __debug__:
         _fail("shoal server does not run with python -O: its assertions guard the data.")
     from shoal.server import config as settings
-    from shoal.server import logs
 
-    flags = _flags(listener, data_dir, set_ or [], metrics)
     named = {
         "node.id": None if node_id is None else str(node_id),
         "controller.quorum.voters": quorum,
         "shoal.cluster.id": cluster_id,
+        "log.dirs": data_dir,
+        "shoal.metrics.listener": metrics,
     }
-    flags |= {name: value for name, value in named.items() if value is not None}
+    flags = _flags(listener, set_ or [], named)
     file_text, file_name = _file(config)
     try:
         resolved = settings.resolve(flags, os.environ, file_text, file_name)
     except settings.InvalidConfig as error:
         _fail(str(error))
+    _run(resolved, started, log_level, log_json)
+
+
+def _run(resolved: BrokerConfig, started: float, log_level: str, log_json: bool) -> None:
     if log_level not in ("debug", "info", "warning", "error"):
         _fail(f"--log-level is debug, info, warning or error, not {log_level}.")
+    from shoal.server import logs
+
     logs.configure(json=log_json, level=log_level)
     with logs.absent("hypothesis", "rich"):
         from shoal.server import process
@@ -97,9 +107,9 @@ def server(
 
 
 def _flags(
-    listeners: list[str] | None, data_dir: str | None, pairs: list[str], metrics: str | None
+    listeners: list[str] | None, pairs: list[str], named: Mapping[str, str | None]
 ) -> dict[str, str]:
-    """The flags under their property names."""
+    """The flags under their property names; `named` has those with one of their own."""
     flags = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
@@ -110,11 +120,7 @@ def _flags(
         flags["listeners"] = ",".join(
             text if "://" in text else f"PLAINTEXT://{text}" for text in listeners
         )
-    if data_dir is not None:
-        flags["log.dirs"] = data_dir
-    if metrics is not None:
-        flags["shoal.metrics.listener"] = metrics
-    return flags
+    return flags | {name: value for name, value in named.items() if value is not None}
 
 
 def _file(path: Path | None) -> tuple[str, str]:

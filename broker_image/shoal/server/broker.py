@@ -316,10 +316,9 @@ class Broker:
         self._ready = True
 
     def _save_metadata(self) -> None:
-        config, prefix = self.config, "metadata.log.max."
         work = self.metadata.save_if_due(
-            bytes_max=config[prefix + "record.bytes.between.snapshots"],
-            interval_ms=config[prefix + "snapshot.interval.ms"],
+            bytes_max=self.config["metadata.log.max.record.bytes.between.snapshots"],
+            interval_ms=self.config["metadata.log.max.snapshot.interval.ms"],
         )
         if work is not None:
             work.add_done_callback(self._metadata_saved)

@@ -128,13 +128,12 @@ def _cluster_id(config: BrokerConfig) -> str | None:
 
 
 def _settings(config: BrokerConfig) -> QuorumSettings:
-    prefix = "controller.quorum."
     return QuorumSettings(
-        election_timeout_ms=max(1, config[prefix + "election.timeout.ms"]),
-        election_backoff_max_ms=max(1, config[prefix + "election.backoff.max.ms"]),
-        fetch_timeout_ms=max(1, config[prefix + "fetch.timeout.ms"]),
-        request_timeout_ms=max(1, config[prefix + "request.timeout.ms"]),
-        retry_backoff_ms=max(1, config[prefix + "retry.backoff.ms"]),
-        fetch_max_bytes=config[prefix + "fetch.max.bytes"],
-        fetch_snapshot_max_bytes=config[prefix + "fetch.snapshot.max.bytes"],
+        election_timeout_ms=max(1, config["controller.quorum.election.timeout.ms"]),
+        election_backoff_max_ms=max(1, config["controller.quorum.election.backoff.max.ms"]),
+        fetch_timeout_ms=max(1, config["controller.quorum.fetch.timeout.ms"]),
+        request_timeout_ms=max(1, config["controller.quorum.request.timeout.ms"]),
+        retry_backoff_ms=max(1, config["controller.quorum.retry.backoff.ms"]),
+        fetch_max_bytes=config["controller.quorum.fetch.max.bytes"],
+        fetch_snapshot_max_bytes=config["controller.quorum.fetch.snapshot.max.bytes"],
     )
