@@ -96,7 +96,7 @@ def test_announced_arrays_cost_no_memory(count: bytes) -> None:
     try:
         for key, version in SERVED:
             head = frames.request_head(key, version, 1, "c")
-            for before in range(40):
+            for before in range(0, 40, 3):
                 parse(key, version, bytearray(head + bytes(before) + count))
                 parse(key, version, bytearray(head + b"\x01" * before + count))
         assert tracemalloc.get_traced_memory()[1] < 20_000_000

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import random
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.log.directory import LogDirectory
@@ -29,6 +29,7 @@ from shoal.quorum.voters import ReplicaKey, Voter, VoterSet
 from shoal.replication.partition import Partition
 from shoal.server import broker_metrics, logs
 from shoal.server.admission import Admission
+from shoal.server.api import Api
 from shoal.server.background import Background
 from shoal.server.cluster_config import cluster_config
 from shoal.server.config import BrokerConfig
@@ -39,7 +40,7 @@ from shoal.server.disk import Disk
 from shoal.server.dispatch import Dispatcher
 from shoal.server.fetch_sessions import FetchSessions
 from shoal.server.groups import GroupService
-from shoal.server.handlers import EARLY, HANDLERS, OF_CONTROLLERS
+from shoal.server.handlers import AMONG_NODES, EARLY, HANDLERS, OF_CONTROLLERS
 from shoal.server.health import HealthListener
 from shoal.server.lifecycle import CannotJoin, Lifecycle
 from shoal.server.listener import Listener
@@ -85,6 +86,10 @@ class Features(NamedTuple):
     epoch: int
 
 
+#: What a broker serves that is a cluster by itself.
+ALONE = {key: row for key, row in HANDLERS.items() if key not in AMONG_NODES}
+
+
 class Broker:
     """Owns every part; handlers reach them through it."""
 
@@ -106,7 +111,7 @@ class Broker:
         )
         self.quotas = Quotas(self)
         self.admission = Admission(self)
-        self.table = HANDLERS
+        self.table: Mapping[int, Api] = HANDLERS
         self.dispatch = Dispatcher(self, self.table)
         self.listeners: list[Listener] = []
         self.health: HealthListener | None = None
@@ -192,6 +197,8 @@ class Broker:
             return
         alone = not self.cluster.clustered and self.quorum.alone
         if alone:
+            self._serve()
+            self.quorum.on_step.append(self._serve)
             self.metadata.register(self.registration(), clean=self.directory.clean)
         else:
             self.dispatch.served = {key: self.table[key] for key in EARLY}
@@ -226,6 +233,10 @@ class Broker:
             self.dispatch.served = self.table
             await self.lifecycle.enter()
         self._ready = True
+
+    def _serve(self) -> None:
+        """Serve what nodes ask each other once there is another voter, and not before."""
+        self.table = self.dispatch.served = ALONE if self.quorum.alone else HANDLERS
 
     async def stop(self) -> None:
         """Close the connections, sync and close the logs, and mark the stop as a clean one."""

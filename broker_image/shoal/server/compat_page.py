@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from shoal.metadata.controller import SUPPORTED_FEATURES
 from shoal.protocol.api import ApiKey
 from shoal.server.api import Api
-from shoal.server.handlers import HANDLERS, api_versions
+from shoal.server.handlers import AMONG_NODES, HANDLERS, api_versions
 
 KAFKA_VERSION = "4.3.1"
 #: Lowest and highest version by API key.
@@ -45,19 +45,6 @@ KAFKA_FEATURES = {
 CONDITIONAL = {
     ApiKey.GET_TELEMETRY_SUBSCRIPTIONS: "Kafka names it once a metrics reporter takes telemetry",
     ApiKey.PUSH_TELEMETRY: "Kafka names it once a metrics reporter takes telemetry",
-}
-#: APIs of brokers and controllers among themselves, which have listeners of their own in Kafka.
-AMONG_NODES = {
-    ApiKey.VOTE,
-    ApiKey.BEGIN_QUORUM_EPOCH,
-    ApiKey.END_QUORUM_EPOCH,
-    ApiKey.ALTER_PARTITION,
-    ApiKey.ENVELOPE,
-    ApiKey.FETCH_SNAPSHOT,
-    ApiKey.BROKER_REGISTRATION,
-    ApiKey.BROKER_HEARTBEAT,
-    ApiKey.ALLOCATE_PRODUCER_IDS,
-    ApiKey.UPDATE_RAFT_VOTER,
 }
 _INTRODUCTION = f"""\
 # Compatibility with Apache Kafka {KAFKA_VERSION}
@@ -123,7 +110,7 @@ def _span(span: tuple[int, int] | None) -> str:
 
 def _remark(key: ApiKey, span: tuple[int, int]) -> str:
     if key in AMONG_NODES:
-        return "among nodes; Kafka names it to controllers"
+        return "among the nodes of a cluster; Kafka names it to controllers"
     if key not in KAFKA:
         return CONDITIONAL[key]
     return "" if KAFKA[key] == span else "differs"

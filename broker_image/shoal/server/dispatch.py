@@ -129,6 +129,8 @@ class Dispatcher:
         """Handle a request that came in another one, as the active controller: the body of its
         response. Raises `ApiError` with NOT_CONTROLLER when this node is none, or stops being it,
         and `WireError`."""
+        if len(frame) < 10:
+            raise WireError(f"a request of {len(frame)} bytes has no header")
         row = self._table.get(frame[0] << 8 | frame[1])
         if row is None or not row.by_controller:
             raise WireError(f"API key {frame[0] << 8 | frame[1]} is not passed on")

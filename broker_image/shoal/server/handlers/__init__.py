@@ -109,6 +109,23 @@ EARLY = frozenset(
     }
 )
 
+#: What brokers and controllers ask each other, for which Kafka has listeners of their own. A broker
+#: that is alone does not serve it, and so no client can depose it.
+AMONG_NODES = frozenset(
+    {
+        ApiKey.VOTE,
+        ApiKey.BEGIN_QUORUM_EPOCH,
+        ApiKey.END_QUORUM_EPOCH,
+        ApiKey.ALTER_PARTITION,
+        ApiKey.ENVELOPE,
+        ApiKey.FETCH_SNAPSHOT,
+        ApiKey.BROKER_REGISTRATION,
+        ApiKey.BROKER_HEARTBEAT,
+        ApiKey.ALLOCATE_PRODUCER_IDS,
+        ApiKey.UPDATE_RAFT_VOTER,
+    }
+)
+
 #: What a controller serves that is no broker.
 OF_CONTROLLERS = EARLY | BY_CONTROLLER | {ApiKey.DESCRIBE_CLUSTER, ApiKey.DESCRIBE_CONFIGS}
 
