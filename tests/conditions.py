@@ -1,5 +1,6 @@
 """Waiting for a condition with a deadline; the only way in which a test waits."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,18 @@ def eventually(probe: Callable[[], T], *, timeout_s: float = 60.0, what: str = "
         if time.monotonic() > deadline:
             raise error or AssertionError(f"not within {timeout_s} s: {what or probe}")
         pause.wait(0.02)
+
+
+async def eventually_async(probe: Callable[[], T], *, timeout_s: float = 60.0, what: str = "") -> T:
+    """`eventually` in a running loop: what else runs in it goes on between the looks."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while not (found := probe()):
+        assert loop.time() < deadline, f"not within {timeout_s} s: {what or probe}"
+        turn = loop.create_future()
+        loop.call_later(0.02, turn.set_result, None)
+        await turn
+    return found
 
 
 def slowness() -> float:

@@ -22,7 +22,7 @@ from shoal_operator.model import cluster as model
 from shoal_operator.model.names import Manifest
 from shoal_operator.quantities import size_bytes
 from shoal_operator.roller import Wait
-from shoal_operator.statuses import Statuses
+from shoal_operator.statuses import Statuses, moment
 from shoal_operator.store import Store
 from shoal_operator.troubles import Trouble
 from shoal_operator.windows import is_open
@@ -120,9 +120,11 @@ class Clusters:
         state = await self._observe(cluster)
         config = await self._dynamic_config(cluster, state)
         step = await self._next_step(cluster, state)
-        await self._act(cluster, step)
         verdict = config or self._verdict(cluster, step, state)
+        # Said before it is done: who comes after a death knows that the broker is away by our
+        # doing, and tells when it is ready again.
         await self._say(cluster, verdict, state)
+        await self._act(cluster, step)
         return self._again(step, verdict)
 
     def _again(self, step: Any, verdict: Verdict | None) -> float:
@@ -400,8 +402,7 @@ class Clusters:
         said = cluster.get("status", {}).get("conditions", [])
         was_ready = any(c["type"] == "Ready" and c["status"] == "True" for c in said)
         if verdict.ready and not was_ready:
-            once = " ".join(c["lastTransitionTime"] for c in said)
-            await self._kube.event(cluster, "Ready", verdict.message, once=once)
+            await self._kube.event(cluster, "Ready", verdict.message, once=moment(said))
         await self._statuses.write(cluster, verdict, fields)
 
     def _listeners(self, cluster: Manifest, pods: list[Manifest]) -> list[Manifest]:

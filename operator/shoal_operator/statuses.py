@@ -19,10 +19,13 @@ def news(verdict: Verdict, before: Sequence[Mapping[str, Any]]) -> list[tuple[st
     return [(reason, message) for reason, message in found if reason not in known]
 
 
-def _moment(before: Sequence[Mapping[str, Any]] | None) -> str:
+def moment(before: Sequence[Mapping[str, Any]] | None) -> str:
     """What tells this change of conditions from any other of the same resource: an operator that
-    dies between the event and the status tells the event once."""
-    return " ".join(f"{c['reason']}@{c['lastTransitionTime']}" for c in before or ())
+    dies between the event and the status tells the event once. Times are whole seconds, so the
+    generation is in it too: a new spec may be refused or rolled out within the same second."""
+    return " ".join(
+        f"{c['reason']}@{c['lastTransitionTime']}#{c['observedGeneration']}" for c in before or ()
+    )
 
 
 class Statuses:
@@ -45,7 +48,7 @@ class Statuses:
             "conditions": conditions(verdict, generation, kube.now(), said),
         }
         for reason, message in news(verdict, said or ()):
-            await self._api.event(resource, reason, message, warning=True, once=_moment(said))
+            await self._api.event(resource, reason, message, warning=True, once=moment(said))
         return await self._patch(resource, status)
 
     async def update(

@@ -9,12 +9,12 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from cluster.test_replication import CONFIGS, PARTITIONS
 from clusters import ShoalCluster, running
-from conditions import eventually
+from conditions import eventually, eventually_async
 from shoal.client.client import Client
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import ClientError, expect
@@ -75,11 +75,8 @@ class Load:
                 one.acknowledge(AcknowledgeType.ACCEPT)
             )
 
-    async def until(self, holds: object, what: str) -> None:
-        end = time.monotonic() + LIMIT_S
-        while not holds():  # type: ignore[operator]
-            assert time.monotonic() < end, what
-            await asyncio.sleep(0.02)
+    async def until(self, holds: Callable[[], object], what: str) -> None:
+        await eventually_async(holds, timeout_s=LIMIT_S, what=what)
 
     async def settle(self) -> None:
         """Write no more, and deliver what was acknowledged."""

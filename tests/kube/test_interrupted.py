@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from kube.api_server import ApiServer, Death, Fate, resource
+from kube.api_server import STAMP, ApiServer, Death, Fate, resource
 from servers import ShoalProcess
+from shoal_operator import kube as kube_module
 from shoal_operator.brokers import Brokers
 from shoal_operator.clusters import Clusters
 from shoal_operator.groups import Groups
@@ -59,6 +60,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
     process = ShoalProcess(tmp_path_factory.mktemp("broker") / "data").start()
     yield process
     process.stop()
+
+
+@pytest.fixture(autouse=True)
+def one_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kubernetes' times are whole seconds: all of a scenario happens within the same one."""
+    monkeypatch.setattr(kube_module, "now", lambda: STAMP)
 
 
 class World:

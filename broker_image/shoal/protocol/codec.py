@@ -42,6 +42,25 @@ ENTRIES_MAX = 100_000
 #: A body that carries no records of clients: `ENTRIES_MAX` entries of a usual size. Produce alone
 #: may be larger, up to the frame's limit, and is not read here.
 BODY_SIZE_MAX = 8 << 20
+_DELAY = Struct(
+    "Delay",
+    True,
+    (
+        Field("first_offset", "int64", default=0),
+        Field("last_offset", "int64", default=0),
+        Field("delivery_count", "int16", default=0),
+        Field("available_timestamp", "int64", default=0),
+    ),
+)
+_DELAYS = (Field("delays", _DELAY, array=True, tag=1000, default=[]),)
+#: What our brokers tell each other beyond Kafka's schemas, by API and struct, in tags far above
+#: Kafka's, which count up from 0: other readers pass them over. A body that has none is read as
+#: Kafka's is, without these attributes.
+OWN_TAGS: dict[tuple[int, str], tuple[Field, ...]] = {
+    (84, "PartitionResult"): _DELAYS,  # ReadShareGroupState, the answer
+    (85, "PartitionData"): _DELAYS,  # WriteShareGroupState
+}
+_API_KEYS_WITH_OWN_TAGS = frozenset(api_key for api_key, _ in OWN_TAGS)
 _MALFORMED = (SerialError, ValueError, IndexError, OverflowError, _struct.error)
 
 
@@ -81,11 +100,25 @@ def read(api_key: int, version: int, kind: Kind, buf: Any, at: int = 0) -> Any:
         try:
             return _reader(api_key, version, kind)(buf, at)[0]
         except KeyError:  # kio does not know the tag
+            if api_key in _API_KEYS_WITH_OWN_TAGS:
+                return _with_own_tags(api_key, version, kind, memoryview(buf), at)
             clean = _without_unknown_tags(api_key, version, kind, memoryview(buf), at)
             return _reader(api_key, version, kind)(clean, 0)[0]
     except _MALFORMED as error:
         name = api_key_map.get(api_key, str(api_key))
         raise WireError(f"{name} v{version}: {type(error).__name__}: {error}") from None
+
+
+def _with_own_tags(api_key: int, version: int, kind: Kind, buf: memoryview, at: int) -> Any:
+    """The body with `OWN_TAGS`, its structs with their fields as attributes."""
+    body, _ = compiler.reader(struct_of(entity(api_key, version, kind)))(buf, at)
+    return _as_attributes(body)
+
+
+def _as_attributes(value: Any) -> Any:
+    if isinstance(value, dict):
+        return types.SimpleNamespace(**{k: _as_attributes(v) for k, v in value.items()})
+    return [_as_attributes(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _without_unknown_tags(
@@ -151,7 +184,8 @@ def struct_of(cls: Any) -> Struct:
     """The layout of a kio entity."""
     hints = typing.get_type_hints(cls)
     fields = tuple(_field(f, hints[f.name]) for f in dataclasses.fields(cls))
-    return Struct(cls.__name__, bool(cls.__flexible__), fields)
+    own = OWN_TAGS.get((getattr(cls, "__api_key__", -1), cls.__name__), ())
+    return Struct(cls.__name__, bool(cls.__flexible__), fields + own)
 
 
 def _field(field: dataclasses.Field[Any], hint: Any) -> Field:

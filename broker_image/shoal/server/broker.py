@@ -404,13 +404,15 @@ class Broker:
     def _check_address(self) -> None:
         """A voter has to listen where the others look for it. Raises `CannotJoin`."""
         listed = self.cluster.voters and self.cluster.voters.voters.get(self.node_id)
-        mine = self.quorum_endpoints()
-        if listed and mine and listed.endpoints[0].port not in [e.port for e in mine]:
-            raise CannotJoin(
-                f"controller.quorum.voters has node {self.node_id} at port"
-                f" {listed.endpoints[0].port}, and this node listens on {mine[0].port}: node.id"
-                f" {self.node_id} is taken by another process, or --listener has to name that port."
-            )
+        bound = [one.port for one in self.listeners if one.name == self.cluster.listener]
+        if listed and bound:
+            port, told = listed.endpoints[0].port, [e.port for e in self.quorum_endpoints()]
+            if port not in (*bound, *told):
+                raise CannotJoin(
+                    f"controller.quorum.voters has node {self.node_id} at port {port}, and this"
+                    f" node listens on {bound[0]}: node.id {self.node_id} is taken by another"
+                    " process, or --listener has to name that port."
+                )
 
     def _first_voters(self) -> VoterSet | None:
         """The voters of a quorum that has none yet."""

@@ -517,6 +517,7 @@ class ShareLeader:
             start_offset=share.start_offset,
             delivery_complete_count=share.complete,
             batches=changes,
+            delays=delays,
             decide=decide_here,
         ).add_done_callback(lambda done: self._carried_out(write, done))
 

@@ -10,11 +10,12 @@ Answers are mappings, with `error_code` and what the RPC's answer has of one par
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.client.errors import ClientError
 from shoal.coordinator.contract import Result
+from shoal.coordinator.share.backoff import Delay
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.share_partition import StateBatch
 from shoal.coordinator.share.state_store import NONE, Change, ShareStateShard
@@ -104,6 +105,7 @@ class Persister:
         start_offset: int,
         delivery_complete_count: int,
         batches: Sequence[StateBatch],
+        delays: Sequence[Delay],
         decide: Decide,
     ) -> asyncio.Future[Any]:
         """WriteShareGroupState at another broker; `decide` where this one has come to be it."""
@@ -121,6 +123,7 @@ class Persister:
                 }
                 for first, last, state, count in batches
             ],
+            "delays": delay_rows(delays),
         }
         return asyncio.ensure_future(
             self._carried(key, decide, ApiKey.WRITE_SHARE_GROUP_STATE, row)
@@ -162,11 +165,12 @@ class Persister:
         fields = {"group_id": key.group_id, "topics": [topic]}
         answer = await self._broker.peers.request(coordinator, api_key, fields)
         found = answer.results[0].partitions[0]
-        return {
+        told = {
             name: ErrorCode(value) if name == "error_code" else value
             for name in _ANSWERED
             if (value := getattr(found, name, None)) is not None
         }
+        return told | {"delays": delays_of(found)}
 
 
 #: What answers have of a partition, over all of the RPCs.
@@ -179,6 +183,27 @@ _ANSWERED = (
     "delivery_complete_count",
     "state_batches",
 )
+
+
+def delay_rows(delays: Iterable[Delay]) -> list[dict[str, int]]:
+    """Waits as the RPCs carry them between our brokers (`codec.OWN_TAGS`)."""
+    return [
+        {
+            "first_offset": first,
+            "last_offset": last,
+            "delivery_count": count,
+            "available_timestamp": due_ms,
+        }
+        for first, last, count, due_ms in delays
+    ]
+
+
+def delays_of(entry: Any) -> list[Delay]:
+    """The waits that an entry of a partition tells of."""
+    return [
+        (d.first_offset, d.last_offset, d.delivery_count, d.available_timestamp)
+        for d in getattr(entry, "delays", ())
+    ]
 
 
 def answer_of(change: Change) -> tuple[dict[str, Any], Result]:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from shoal.coordinator.contract import Result
+from shoal.coordinator.share.backoff import still_due
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.state_store import NONE, ShareStateShard
 from shoal.protocol.errors import ErrorCode
 from shoal.server.answers import combined
 from shoal.server.api import Answer, Request
-from shoal.server.share_persister import answer_of, summary_of
+from shoal.server.share_persister import answer_of, delay_rows, delays_of, summary_of
 from shoal.server.share_states import outcomes_by_topic
 
 if TYPE_CHECKING:
@@ -58,6 +59,8 @@ def read(broker: Broker, request: Request) -> Answer:
                 }
                 for first, last, delivery_state, count in state.batches
             ]
+            waits = still_due(state.delays, now_ms=now_ms, start_offset=state.start_offset)
+            answer["delays"] = delay_rows(waits)
         return answer, result
 
     return _for_each(broker, request, one)
@@ -71,7 +74,9 @@ def write(broker: Broker, request: Request) -> Answer:
             (b.first_offset, b.last_offset, b.delivery_state, b.delivery_count)
             for b in entry.state_batches
         ]
-        if any(first > last or first < 0 or count < 0 for first, last, _, count in batches):
+        delays = delays_of(entry)
+        ranges = [*((b[0], b[1], b[3]) for b in batches), *(d[:3] for d in delays)]
+        if any(first > last or first < 0 or count < 0 for first, last, count in ranges):
             message = "a state batch whose offsets are no range, or of a negative delivery count"
             return {"error_code": ErrorCode.invalid_request, "error_message": message}, Result()
         return answer_of(
@@ -83,6 +88,7 @@ def write(broker: Broker, request: Request) -> Answer:
                 start_offset=entry.start_offset,
                 delivery_complete_count=getattr(entry, "delivery_complete_count", NONE),
                 batches=batches,
+                delays=delays,
             )
         )
 

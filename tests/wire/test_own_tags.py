@@ -1,0 +1,62 @@
+"""Fields that only our brokers tell each other: tags that every other reader passes over."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from kio.serial import entity_reader
+from kio.static.constants import EntityType
+from shoal.protocol import codec
+from shoal.protocol.api import ApiKey
+from shoal.server.share_persister import delay_rows, delays_of
+
+WRITE, READ = ApiKey.WRITE_SHARE_GROUP_STATE, ApiKey.READ_SHARE_GROUP_STATE
+WAITS = [(3, 5, 1, 1_700_000_000_000), (9, 9, 2, 1_700_000_000_500)]
+
+
+def written(*waits: tuple[int, int, int, int]) -> dict[str, Any]:
+    batch = {"first_offset": 3, "last_offset": 5, "delivery_state": 0, "delivery_count": 1}
+    row = {
+        "partition": 1,
+        "state_epoch": 2,
+        "leader_epoch": 3,
+        "start_offset": 4,
+        "delivery_complete_count": 0,
+        "state_batches": [batch],
+        "delays": delay_rows(waits),
+    }
+    return {"group_id": "g", "topics": [{"topic_id": UUID(int=7), "partitions": [row]}]}
+
+
+def test_a_state_that_is_written_tells_the_waits() -> None:
+    for version in (0, 1):
+        data = bytes(codec.write_request(WRITE, version, written(*WAITS)))
+        (topic,) = codec.read_request(WRITE, version, memoryview(data)).topics
+        (row,) = topic.partitions
+        assert topic.topic_id == UUID(int=7) and delays_of(row) == WAITS
+        assert (row.start_offset, row.state_batches[0].last_offset) == (4, 5)
+
+
+def test_a_state_that_is_read_tells_the_waits() -> None:
+    row = {"partition": 1, "state_epoch": 2, "start_offset": 4, "delays": delay_rows(WAITS)}
+    body = {"results": [{"topic_id": UUID(int=7), "partitions": [row]}]}
+    data = bytes(codec.write_response(READ, 0, body))
+    (found,) = codec.read_response(READ, 0, memoryview(data)).results[0].partitions
+    assert delays_of(found) == WAITS and found.error_code == 0
+
+
+def test_without_waits_the_bytes_are_kafkas() -> None:
+    data = bytes(codec.write_request(WRITE, 1, written()))
+    read = entity_reader(codec.entity(WRITE, 1, EntityType.request))
+    (row,) = read(data, 0)[0].topics[0].partitions
+    assert delays_of(row) == []
+    assert b"\xe8\x07" not in data
+
+
+def test_a_tag_of_somebody_elses_is_passed_over() -> None:
+    data = bytearray(codec.write_request(WRITE, 1, written(*WAITS)))
+    at = data.index(b"\xe8\x07")
+    data[at : at + 2] = b"\xe9\x07"
+    (row,) = codec.read_request(WRITE, 1, memoryview(bytes(data))).topics[0].partitions
+    assert delays_of(row) == [] and row.start_offset == 4
