@@ -14,6 +14,7 @@ from shoal.client.errors import KafkaError, expect
 from shoal.client.producer import Produced
 from shoal.client.share_groups import ShareOffset
 from shoal.client.topics import NewTopic
+from shoal.protocol.errors import ErrorCode
 
 Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -67,7 +68,9 @@ class Queue:
 
     def positions(self) -> dict[TopicPartition, ShareOffset]:
         found = self.client.run(self.client.admin.share_groups.offsets([self.group]))[self.group]
-        assert not isinstance(found, KafkaError), found
+        if isinstance(found, KafkaError):  # A group is there from its first member on.
+            assert found.code is ErrorCode.group_id_not_found, found
+            return {}
         return {
             where: offset
             for where, offset in found.items()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import pytest
-from conditions import eventually
+from conditions import eventually, slowness
 from confluent_kafka import AcknowledgeType, Message, ShareConsumer
 from queues import Queue
 from servers import ShoalProcess
@@ -125,12 +125,12 @@ def test_a_released_record_holds_its_key_also_in_back_off(
     member = join()
     came = take(member)
     assert values(came) == [b"a1", b"b1"]
+    before_release = time.monotonic()
     settle(member, came, RELEASE)
-    released = time.monotonic()
     other = join()
     assert gauge(broker, queue, "held_by_key_records") == 2
     came = take(other)
-    assert time.monotonic() - released >= 1.4
+    assert time.monotonic() - before_release >= 1.5
     assert values(came) == [b"a1", b"b1"]
     settle(other, came)
     assert values(take(other)) == [b"a2"]
@@ -155,8 +155,9 @@ def test_delayed_records_hold_their_key_and_stall_nobody(
     broker: ShoalProcess, queue: Queue, join: Callable[[], ShareConsumer]
 ) -> None:
     queue.configure(**KEY_ORDER, **{"share.delay.max.ms": "60000"})
-    queue.produce(["a1"], key=b"a", headers=(("shoal.deliver.after", b"3000"),))
-    produced = time.monotonic()
+    delay_ms = int(3000 * min(slowness(), 10))
+    before = time.monotonic()
+    queue.produce(["a1"], key=b"a", headers=(("shoal.deliver.after", b"%d" % delay_ms),))
     produce(queue, "a2", "b1")
     member = join()
     came = take(member)
@@ -164,8 +165,8 @@ def test_delayed_records_hold_their_key_and_stall_nobody(
     assert gauge(broker, queue, "delayed_records") == 1
     settle(member, came)
     for expected in (b"a1", b"a2"):
-        came = take(member)
-        assert time.monotonic() - produced >= 2.9
+        came = take(member, 60)
+        assert time.monotonic() - before >= delay_ms / 1000 - 0.01
         assert values(came) == [expected]
         settle(member, came)
     queue.drained()
@@ -176,8 +177,8 @@ def test_a_killed_broker_keeps_the_order_of_keys_and_delays(
 ) -> None:
     queue.configure(**KEY_ORDER, **{"share.delay.max.ms": "60000"})
     produce(queue, "a1", "a2")
+    before = time.monotonic()
     queue.produce(["b1"], key=b"b", headers=(("shoal.deliver.after", b"12000"),))
-    produced = time.monotonic()
     member = join()
     settle(member, take(member), RELEASE)
     broker.kill9()
@@ -188,7 +189,7 @@ def test_a_killed_broker_keeps_the_order_of_keys_and_delays(
         order += values(came)
         settle(member, came)
     assert order == [b"a1", b"a2", b"b1"]
-    assert time.monotonic() - produced >= 11.9
+    assert time.monotonic() - before >= 11.99
 
 
 def test_up_to_a_batch_of_one_key_goes_to_a_member_at_once(
@@ -228,17 +229,13 @@ def test_members_that_release_and_are_killed_never_break_the_order_of_a_key(
 ) -> None:
     keys, records = 60, 1500
     queue.configure(**KEY_ORDER, **{"share.delivery.count.limit": "10"})
-    rng = random.Random(7)
-    for number in range(records):
-        key = rng.randrange(keys)
-        queue.client.run(_send(queue, key, number))
+    queue.client.run(_send(queue, random.Random(7).choices(range(keys), k=records)))
     words = (queue.bootstrap, queue.group, queue.topic)
     members = [Member(*words, str(seed)) for seed in range(6)]
     dead = []
     try:
-        for seed in (100, 101):
-            before = queue.lag
-            eventually(lambda b=before: queue.lag < b - 200, timeout_s=60, what="work goes on")
+        for seed, left in ((100, 1200), (101, 800)):
+            eventually(lambda n=left: 0 <= queue.lag <= n, timeout_s=120, what="work goes on")
             members[0].kill9()
             dead.append(members.pop(0))
             members.append(Member(*words, str(seed)))
@@ -249,9 +246,13 @@ def test_members_that_release_and_are_killed_never_break_the_order_of_a_key(
     check_order([*dead, *members], records)
 
 
-async def _send(queue: Queue, key: int, number: int) -> None:
+async def _send(queue: Queue, keys: list[int]) -> None:
     producer = queue.client.client.producer(linger_ms=0)
-    await (await producer.send(queue.topic, f"{key}".encode(), key=f"k{key}".encode()))
+    sent = [
+        await producer.send(queue.topic, f"{key}".encode(), key=f"k{key}".encode()) for key in keys
+    ]
+    for record in sent:
+        await record
 
 
 def check_order(members: list[Member], records: int) -> None:

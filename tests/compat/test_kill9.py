@@ -41,7 +41,9 @@ class Load:
                 "reconnect.backoff.max.ms": 100,
                 "retry.backoff.ms": 10,
                 "retry.backoff.max.ms": 100,
-                "message.timeout.ms": 60_000,
+                "message.timeout.ms": 600_000,
+                # What it may be ahead of the broker: what is queued at the end only takes time.
+                "queue.buffering.max.messages": 3000,
                 "log_level": 0,
                 **conf,
             }
@@ -73,7 +75,7 @@ class Load:
     def stop(self) -> None:
         self._stop.set()
         self._thread.join()
-        assert self._producer.flush(90) == 0
+        assert self._producer.flush(300) == 0
 
 
 def read_back(bootstrap: str, topic: str) -> dict[int, list[Message]]:

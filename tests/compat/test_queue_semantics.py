@@ -310,12 +310,12 @@ def test_a_flood_passes_by_itself(
     create(queue, topic, errors_deadletterqueue_group_enable="true")
     queue.configure(**{f"{DLQ}.topic.name": topic, f"shoal.{DLQ}.flood.per.minute": "1"})
     queue.produce(["bad"])
+    before = time.monotonic()
     poll(member, lambda _: REJECT)
-    rejected = time.monotonic()
     queue.produce(["good"])
-    taken = poll(member, lambda _: ACCEPT, timeout_s=75)
+    taken = poll(member, lambda _: ACCEPT, timeout_s=150)
     assert [message.value() for message in taken] == [b"good"]
-    assert time.monotonic() - rejected > 58
+    assert time.monotonic() - before >= 60
 
 
 def test_with_share_version_1_there_are_no_dead_letters(
