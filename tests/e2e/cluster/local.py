@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,6 +39,8 @@ CERTIFICATES = (
 #: containerd 1.6 holds no lease while it unpacks, so its garbage collector may take a layer away
 #: between two. It runs once for many changes: the next attempt is past it.
 LOAD_ATTEMPTS_MAX = 3
+#: `up` takes a node away, with all that is in it, that lives but has not answered for so long.
+ANSWER_S = 60.0
 
 
 class Local(Cluster):
@@ -48,7 +51,14 @@ class Local(Cluster):
     _node: subprocess.Popen[str] | None = None
 
     def is_up(self) -> bool:
-        return self._node_pid() is not None and self._answers()
+        """Whether it serves; on a busy machine a node that lives may be slow to say so."""
+        deadline = time.monotonic() + ANSWER_S
+        while self._node_pid() is not None:
+            if self._answers():
+                return True
+            if time.monotonic() > deadline:
+                return False
+        return False
 
     def stop_kubelet(self) -> None:
         (self.state / "stopped" / "kubelet").touch()
