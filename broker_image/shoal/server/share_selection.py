@@ -61,7 +61,7 @@ def fetch(
     acquired: list[tuple[int, int, int]] = []
     number = leader.share.locks.next_number()
     if selection.may_choose():
-        chosen, given_up = selection.choose(records, settings)
+        chosen, given_up = selection.choose(records, settings, now_ms)
         changes += given_up
         left, reads = max_bytes, 0
         while chosen and reads < READS_MAX and (left > 0 or not acquired):

@@ -30,17 +30,19 @@ Fact = tuple[int, int, int, int]
 class HeaderReader:
     """Reads the headers of a group's records; counts those that are none of the expected."""
 
-    __slots__ = ("clamped", "delay_max_ms", "invalid", "priority_header")
+    __slots__ = ("clamped", "delay_max_ms", "invalid", "now_ms", "priority_header")
 
     def __init__(self, delay_max_ms: int, priority_header: str) -> None:
         #: Longest delay of the group; 0 where its records are not delayed.
         self.delay_max_ms = delay_max_ms
         self.priority_header = priority_header
+        #: The time of the look: what is due by then is not delayed. A batch may take several.
+        self.now_ms = 0
         #: Headers that held no number, and delays beyond the maximum.
         self.invalid = self.clamped = 0
 
     def read(
-        self, found: tuple[tuple[str, bytes | None], ...], timestamp_ms: int, now_ms: int
+        self, found: tuple[tuple[str, bytes | None], ...], timestamp_ms: int
     ) -> tuple[int, int]:
         """When a record is due (0 for now), and its priority."""
         at_ms = after_ms = priority = None
@@ -53,19 +55,19 @@ class HeaderReader:
                 priority = self._number(value)
         if at_ms is None and after_ms is not None:
             at_ms = max(timestamp_ms, 0) + after_ms
-        due_ms = 0 if at_ms is None or at_ms <= now_ms else self._within_maximum(
-            at_ms, timestamp_ms, now_ms
-        )  # fmt: skip
+        due_ms = 0
+        if at_ms is not None and at_ms > self.now_ms:
+            due_ms = self._within_maximum(at_ms, timestamp_ms)
         return due_ms, min(max(priority or 0, 0), PRIORITY_MAX)
 
-    def _within_maximum(self, due_ms: int, timestamp_ms: int, now_ms: int) -> int:
+    def _within_maximum(self, due_ms: int, timestamp_ms: int) -> int:
         """A delay beyond the maximum is cut to it. Counted from the record's timestamp, so that a
         restart in between does not begin it anew."""
-        if due_ms <= now_ms + self.delay_max_ms:
+        if due_ms <= self.now_ms + self.delay_max_ms:
             return due_ms
         self.clamped += 1
-        latest_ms = min(timestamp_ms, now_ms) + self.delay_max_ms
-        return latest_ms if latest_ms > now_ms else 0
+        latest_ms = min(timestamp_ms, self.now_ms) + self.delay_max_ms
+        return latest_ms if latest_ms > self.now_ms else 0
 
     def _number(self, value: bytes | None) -> int | None:
         try:
@@ -77,9 +79,7 @@ class HeaderReader:
             return None
 
 
-def facts(
-    data: Buffer, at: int, *, keys: bool, headers: HeaderReader | None, now_ms: int
-) -> Iterator[Fact]:
+def facts(data: Buffer, at: int, *, keys: bool, headers: HeaderReader | None) -> Iterator[Fact]:
     """The records of the batch at `at`, in the order of the log. Raises `CorruptBatch`.
 
     Key hashes are of this process alone: they are never persisted. `headers` is None where the
@@ -113,7 +113,7 @@ def facts(
                     timestamp_ms = (
                         header.max_timestamp if append_time else header.base_timestamp + timestamp
                     )
-                    due_ms, priority = headers.read(headers_of(body, span), timestamp_ms, now_ms)
+                    due_ms, priority = headers.read(headers_of(body, span), timestamp_ms)
             yield base + delta, key, due_ms, priority
             place = end
     except IndexError:

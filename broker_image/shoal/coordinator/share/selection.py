@@ -200,9 +200,8 @@ class Selection:
             if last >= share.end_offset:
                 share.extend(last)
             begin = batches.ends[at - 1] if at else 0
-            self._open = facts(
-                batches.data, begin, keys=self.policy.key_order, headers=self.headers, now_ms=now_ms
-            )
+            keys = self.policy.key_order
+            self._open = facts(batches.data, begin, keys=keys, headers=self.headers)
             self._open_last = last
             taken += self._look_on(now_ms, budget - taken, settings, changes)
             if taken >= budget:
@@ -215,6 +214,8 @@ class Selection:
         """Go on with the batch that is open: how many of its records were looked at."""
         assert self._open is not None
         share, looked, cause = self._share, 0, None
+        if self.headers is not None:
+            self.headers.now_ms = now_ms
         try:
             for fact in islice(self._open, budget):
                 looked += 1
@@ -378,7 +379,9 @@ class Selection:
 
     # Acquiring.
 
-    def choose(self, records: int, settings: ShareSettings) -> tuple[list[int], list[StateBatch]]:
+    def choose(
+        self, records: int, settings: ShareSettings, now_ms: int
+    ) -> tuple[list[int], list[StateBatch]]:
         """Take up to so many offsets that may be acquired, the most urgent ones, in the order of
         the log; and what was given up because the delivery limit was lowered, to be persisted.
 
@@ -396,7 +399,7 @@ class Selection:
             if count >= settings.delivery_count_limit:
                 cause = Cause.LIMIT if settings.dead_letters else None
                 share.archive(offset, offset, changes, cause)
-                self.changed([changes[-1]], 0)
+                self.changed([changes[-1]], now_ms)
                 continue
             alone = count >= settings.splitting_count
             if alone and chosen:

@@ -1,0 +1,69 @@
+"""Selection over a batch that takes several looks, and over a delivery limit that was lowered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.coordinator.share.batches import scan
+from shoal.coordinator.share.selection import Selection
+from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
+from shoal.coordinator.share.share_partition import AVAILABLE, SharePartition
+from shoal.record.records import build_batch
+
+NOW_MS = 1000
+
+
+def batch(*records: tuple[bytes | None, dict[str, int]]) -> Any:
+    """A batch of records with these keys and headers, from offset 0 and at `NOW_MS`."""
+    rows = [
+        (NOW_MS, key, b"x", [(name, str(value).encode()) for name, value in headers.items()])
+        for key, headers in records
+    ]
+    return scan(bytes(build_batch(rows, base_offset=0)), 0)
+
+
+def delaying(header: str, value: int) -> Selection:
+    """A selection with delays of up to 200 ms that has looked at two of three records at `NOW_MS`;
+    the third has the header."""
+    known = Selection(SharePartition(0), SelectionPolicy(delay_max_ms=200))
+    known.look(NOW_MS, 2, ShareSettings(), batch((None, {}), (None, {}), (None, {header: value})))
+    assert known.is_open
+    return known
+
+
+def test_what_fell_due_between_two_looks_at_its_batch_is_not_delayed() -> None:
+    known = delaying("shoal.deliver.after", 100)
+    known.look(NOW_MS + 100, 2, ShareSettings(), None)
+    assert (known.delayed, known.next_due_ms) == (0, None)
+    assert known.choose(3, ShareSettings(), NOW_MS + 100)[0] == [0, 1, 2]
+
+
+def test_a_later_look_at_the_same_batch_still_delays_what_is_not_due() -> None:
+    known = delaying("shoal.deliver.after", 100)
+    known.look(NOW_MS + 99, 2, ShareSettings(), None)
+    assert (known.delayed, known.next_due_ms) == (1, NOW_MS + 100)
+    assert known.choose(3, ShareSettings(), NOW_MS + 99)[0] == [0, 1]
+
+
+def test_a_delay_is_cut_by_the_time_of_the_look_that_finds_it() -> None:
+    known = delaying("shoal.deliver.at", NOW_MS + 250)
+    known.look(NOW_MS + 100, 2, ShareSettings(), None)
+    assert known.next_due_ms == NOW_MS + 250
+    assert known.headers is not None and known.headers.clamped == 0
+
+
+def test_what_follows_an_exhausted_record_of_its_key_is_as_urgent_as_it_would_be_alone() -> None:
+    policy = SelectionPolicy(key_order=True, priority_header="p", priority_ageing_ms=10)
+    share = SharePartition.load(
+        0,
+        [(0, 0, int(AVAILABLE), 3)],
+        state_epoch=0,
+        leader_epoch=0,
+        log_start_offset=0,
+        log_end_offset=3,
+    )
+    known, lowered = Selection(share, policy), ShareSettings(delivery_count_limit=2)
+    known.look(NOW_MS, 9, lowered, batch((b"a", {"p": 9}), (b"a", {}), (b"b", {"p": 5})))
+    chosen, changes = known.choose(1, lowered, NOW_MS)
+    assert [(c[0], c[1]) for c in changes] == [(0, 0)]
+    assert chosen == [2]
