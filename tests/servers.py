@@ -15,8 +15,9 @@ from typing import IO
 
 _LISTENS = re.compile(r"listens on (\S+:\d+)")
 _METRICS = re.compile(r"(http://\S+)/metrics")
-START_TIMEOUT_S = 60
-STOP_TIMEOUT_S = 60
+#: These end a hang and judge no speed.
+START_TIMEOUT_S = 180
+STOP_TIMEOUT_S = 180
 
 
 class ShoalProcess:

@@ -187,9 +187,9 @@ def test_a_killed_broker_keeps_the_order_of_keys_and_delays(
     while len(order) < 3:
         came = take(member, 60)
         order += values(came)
+        assert b"b1" not in values(came) or time.monotonic() - before >= 11.99
         settle(member, came)
-    assert order == [b"a1", b"a2", b"b1"]
-    assert time.monotonic() - before >= 11.99
+    assert [value for value in order if value != b"b1"] == [b"a1", b"a2"]
 
 
 def test_up_to_a_batch_of_one_key_goes_to_a_member_at_once(
