@@ -54,7 +54,7 @@ CASES = [
     Case(
         "fetches_before_its_cut_is_durable",
         "committed_prefix",
-        88,
+        24,
         ("blackout", "slow_disk", "partition"),
         3,
     ),

@@ -12,13 +12,14 @@ import pytest
 from shoal.log.errors import OffsetOutOfRange
 from sim.replica_checker import Violation
 from sim.replica_cluster import FAULTS, ReplicaCluster, simulate, torment
-from sim.replica_mutants import MUTANTS
+from sim.replica_mutants import MUTANTS, RARE
 
 FIRST, LAST = (int(n) for n in os.environ.get("SEEDS", "1-120").split("-"))
 CHUNK = 20
 CHUNKS = [range(at, min(at + CHUNK, LAST + 1)) for at in range(FIRST, LAST + 1, CHUNK)]
-#: The most seeds that a mutant gets.
-MUTANT_SEEDS = 20
+#: Mutants, and the most seeds that each gets.
+SOUGHT = MUTANTS | (RARE if os.environ.get("RARE") else {})
+MUTANT_SEEDS = LAST if os.environ.get("RARE") else 20
 
 
 @pytest.mark.parametrize("seeds", CHUNKS, ids=lambda s: f"{s.start}-{s.stop - 1}")
@@ -53,9 +54,9 @@ def test_who_led_without_a_record_comes_back_into_step() -> None:
     simulate(2)
 
 
-@pytest.mark.parametrize("mutant", sorted(MUTANTS))
+@pytest.mark.parametrize("mutant", sorted(SOUGHT))
 def test_a_broken_rule_is_found(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    MUTANTS[mutant](monkeypatch)
+    SOUGHT[mutant](monkeypatch)
     with pytest.raises((Violation, OffsetOutOfRange)):
         for seed in range(1, MUTANT_SEEDS + 1):
             simulate(seed)
