@@ -67,3 +67,17 @@ def test_what_follows_an_exhausted_record_of_its_key_is_as_urgent_as_it_would_be
     chosen, changes = known.choose(1, lowered, NOW_MS)
     assert [(c[0], c[1]) for c in changes] == [(0, 0)]
     assert chosen == [2]
+
+
+def test_a_record_that_comes_back_alone_waits_for_those_of_its_key_that_are_out() -> None:
+    policy, share = SelectionPolicy(key_order=True, key_batch=2), SharePartition(0)
+    known, log = Selection(share, policy), batch((b"a", {}), (b"a", {}), (b"a", {}), (b"b", {}))
+    known.look(NOW_MS, 9, ShareSettings(), log)
+    assert known.choose(2, ShareSettings(), NOW_MS)[0] == [0, 1]
+    assert known.held_by_key == 1
+    known.put_back([0], NOW_MS)
+    assert known.held_by_key == 2
+    assert known.choose(4, ShareSettings(), NOW_MS)[0] == [3]
+    known.put_back([1], NOW_MS)
+    assert known.held_by_key == 2
+    assert known.choose(1, ShareSettings(), NOW_MS)[0] == [0]

@@ -99,7 +99,8 @@ class Selection:
 
     @property
     def held_by_key(self) -> int:
-        """Records that wait for one before them that has the same key."""
+        """Records that wait for another of their key: one before them or, where several of a key
+        were acquired at once, for the rest of those."""
         behind = len(self._key_of) - len(self._queues)
         return behind - (len(self._held & self._key_of.keys()) - len(self._busy))
 
