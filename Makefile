@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests start brokers by the hundred: without compiled modules each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv check lint types imports unit model sim wire fuzz java kcat compat spark kube cluster image e2e demo bench test test-all docs lock clean
+.PHONY: help venv check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench test test-all docs lock clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -48,6 +48,8 @@ compat: venv java kcat      ## real clients against a real broker process
 
 spark: venv java            ## the Spark source and its jobs in local mode
 	$(PYTEST) -q tests/spark
+brokers: venv               ## clusters of several real broker processes, and their failures
+	$(PYTEST) -q tests/cluster
 kube: venv                  ## the operator's deciders, without a cluster
 	$(PYTEST) -q tests/kube
 cluster: venv               ## a Kubernetes cluster for the tests: kind where Docker is, a local one else
@@ -62,7 +64,7 @@ bench: venv java            ## the same loads against Shoal and Apache Kafka: a 
 	$(BIN)/python bench/run.py $(BENCH)
 test: venv                  ## every kind of test that needs no other program on the machine; .ci/run adds compat and fuzz
 	$(PYTEST) -q tests/unit tests/wire tests/model tests/sim tests/kube
-test-all: test compat spark e2e   ## all of it: Java's and C's clients, Spark, a real Kubernetes
+test-all: test brokers compat spark e2e   ## all of it: Java's and C's clients, Spark, a real Kubernetes
 
 docs: venv                  ## the pages that are generated from tables
 	$(BIN)/python -m shoal.metadata.config_page > docs/configs.md

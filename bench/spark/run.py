@@ -6,7 +6,7 @@
 * latency: from produce to accepted, light load, default trigger, no work.
 
 Each starts a Shoal broker of its own. The time from a backlog to the third executor needs a
-Kubernetes: the report of `make demo` has it. Spark's Kafka source comes from Maven:
+Kubernetes and is not measured here. Spark's Kafka source comes from Maven:
 `mvn -q -f bench/spark/pom.xml dependency:copy-dependencies -DoutputDirectory=lib`.
 """
 

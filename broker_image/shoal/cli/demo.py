@@ -24,7 +24,7 @@ def demo(
         Path | None, typer.Option(help="A PNG of what happened; needs matplotlib.")
     ] = None,
 ) -> None:
-    """Run the image pipeline on this machine, without Kubernetes, in about a minute.
+    """Run the image pipeline on this machine, without Kubernetes.
 
     Starts a broker, fills a queue of one partition with images, and lets Spark make thumbnails of
     them, in more tasks than there are partitions; broken images become dead letters. Ends with 1
