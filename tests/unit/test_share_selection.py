@@ -81,3 +81,14 @@ def test_a_record_that_comes_back_alone_waits_for_those_of_its_key_that_are_out(
     known.put_back([1], NOW_MS)
     assert known.held_by_key == 2
     assert known.choose(1, ShareSettings(), NOW_MS)[0] == [0]
+
+
+def test_what_is_put_back_has_waited_all_the_same() -> None:
+    policy = SelectionPolicy(priority_header="p", priority_ageing_ms=50)
+    known = Selection(SharePartition(0), policy)
+    known.look(NOW_MS, 9, ShareSettings(), batch((None, {"p": 2})))
+    assert known.choose(1, ShareSettings(), NOW_MS)[0] == [0]
+    known.put_back([0], NOW_MS + 400)
+    later = build_batch([(NOW_MS, None, b"x", [("p", b"5")])], base_offset=1)
+    known.look(NOW_MS + 400, 9, ShareSettings(), scan(bytes(later), 1))
+    assert known.choose(1, ShareSettings(), NOW_MS + 400)[0] == [0]

@@ -62,6 +62,7 @@ class Selection:
         "_queues",
         "_ready",
         "_share",
+        "_taken",
         "cursor",
         "headers",
         "policy",
@@ -75,6 +76,8 @@ class Selection:
         #: Members hold records whose keys are not known yet: nothing is acquired before this.
         self._blind_until = share.end_offset if share.locks.live else 0
         self._ready: list[int] = []
+        #: Entries of `_ready` that were chosen last, by offset: they hold since when each waits.
+        self._taken: dict[int, int] = {}
         self._queues: dict[int, list[int]] = {}
         self._key_of: dict[int, int] = {}
         #: Acquired, or about to be; of a key, how many.
@@ -391,6 +394,7 @@ class Selection:
         chosen: list[int] = []
         changes: list[StateBatch] = []
         runs, ready, share = self._share.runs, self._ready, self._share
+        self._taken = taken = {}
         while ready and len(chosen) < records:
             entry = heapq.heappop(ready)
             offset = entry & _OFFSET_MASK
@@ -408,6 +412,7 @@ class Selection:
                 break
             self._hold(offset)
             chosen.append(offset)
+            taken[offset] = entry
             if alone:
                 break
             if self.policy.key_batch > 1:
@@ -452,8 +457,12 @@ class Selection:
             self._busy[key] = self._busy.get(key, 0) + 1
 
     def put_back(self, offsets: Iterable[int], now_ms: int) -> None:
-        """What was chosen is not acquired after all."""
-        self.changed([(o, o, int(AVAILABLE), 0) for o in offsets], now_ms)
+        """What was chosen last is not acquired after all, and has waited all the same."""
+        back = list(offsets)
+        self.changed([(o, o, int(AVAILABLE), 0) for o in back], now_ms)
+        for offset in back:
+            if (entry := self._taken.pop(offset, None)) is not None:
+                heapq.heappush(self._ready, entry)
 
     def lock(
         self,
