@@ -101,7 +101,8 @@ class ShoalCluster:
     # What the nodes say.
 
     def ask(self, id: int, api_key: ApiKey, fields: Mapping[str, Any]) -> Any:
-        """One node's answer. Raises `ClientError`."""
+        """One node's answer. Raises `ClientError`, and `AssertionError` with what the node has said
+        where it has ended."""
         host, _, port = self.addresses[id].rpartition(":")
 
         async def main() -> Any:
@@ -112,7 +113,14 @@ class ShoalCluster:
             finally:
                 connection.close()
 
-        return asyncio.run(main())
+        try:
+            return asyncio.run(main())
+        except ClientError:
+            node = self.nodes.get(id)
+            assert node is None or node.is_running, "\n".join(
+                [f"node {id} ended:", *node.log[-60:]]
+            )
+            raise
 
     def metadata(self, id: int) -> Any:
         """A broker's Metadata answer about all topics."""

@@ -50,6 +50,11 @@ class ShoalProcess:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended by itself, and was not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def scrape(self) -> str:
         """What `/metrics` gives now."""
         with urllib.request.urlopen(f"{self.metrics_url}/metrics", timeout=60) as answer:

@@ -60,7 +60,6 @@ OWN_TAGS: dict[tuple[int, str], tuple[Field, ...]] = {
     (84, "PartitionResult"): _DELAYS,  # ReadShareGroupState, the answer
     (85, "PartitionData"): _DELAYS,  # WriteShareGroupState
 }
-_API_KEYS_WITH_OWN_TAGS = frozenset(api_key for api_key, _ in OWN_TAGS)
 _MALFORMED = (SerialError, ValueError, IndexError, OverflowError, _struct.error)
 
 
@@ -100,8 +99,9 @@ def read(api_key: int, version: int, kind: Kind, buf: Any, at: int = 0) -> Any:
         try:
             return _reader(api_key, version, kind)(buf, at)[0]
         except KeyError:  # kio does not know the tag
-            if api_key in _API_KEYS_WITH_OWN_TAGS:
-                return _with_own_tags(api_key, version, kind, memoryview(buf), at)
+            own = _with_own_tags(api_key, version, kind, memoryview(buf), at)
+            if own is not None:
+                return own
             clean = _without_unknown_tags(api_key, version, kind, memoryview(buf), at)
             return _reader(api_key, version, kind)(clean, 0)[0]
     except _MALFORMED as error:
@@ -110,9 +110,19 @@ def read(api_key: int, version: int, kind: Kind, buf: Any, at: int = 0) -> Any:
 
 
 def _with_own_tags(api_key: int, version: int, kind: Kind, buf: memoryview, at: int) -> Any:
-    """The body with `OWN_TAGS`, its structs with their fields as attributes."""
+    """The body, its structs with their fields as attributes, if it has some of `OWN_TAGS`."""
+    names = {f.name for (key, _), fields in OWN_TAGS.items() if key == api_key for f in fields}
+    if not names:
+        return None
     body, _ = compiler.reader(struct_of(entity(api_key, version, kind)))(buf, at)
-    return _as_attributes(body)
+    return _as_attributes(body) if _has(body, names) else None
+
+
+def _has(value: Any, names: set[str]) -> bool:
+    """Whether a field of these names is there at any depth, and not empty."""
+    if isinstance(value, dict):
+        return any((k in names and v) or _has(v, names) for k, v in value.items())
+    return isinstance(value, list) and any(_has(v, names) for v in value)
 
 
 def _as_attributes(value: Any) -> Any:
