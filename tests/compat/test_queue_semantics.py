@@ -315,7 +315,7 @@ def test_a_flood_passes_by_itself(
     queue.produce(["good"])
     taken = poll(member, lambda _: ACCEPT, timeout_s=150)
     assert [message.value() for message in taken] == [b"good"]
-    assert time.monotonic() - before >= 60
+    assert time.monotonic() - before >= 59, "letters are counted by whole seconds"
 
 
 def test_with_share_version_1_there_are_no_dead_letters(
