@@ -62,7 +62,7 @@ demo: venv                  ## the whole pipeline on a real Kubernetes, watched
 	PYTHONPATH=tests $(BIN)/python examples/demo/demo.py $(DEMO)
 bench: venv java            ## the same loads against Shoal and Apache Kafka: a table, JSON and a picture
 	$(BIN)/python bench/run.py $(BENCH)
-test: venv                  ## every kind of test that needs no other program on the machine; .ci/run adds compat and fuzz
+test: venv                  ## every kind of test that needs no other program on the machine, which is what CI runs
 	$(PYTEST) -q tests/unit tests/wire tests/model tests/sim tests/kube
 test-all: test brokers compat spark e2e   ## all of it: Java's and C's clients, Spark, a real Kubernetes
 

@@ -151,3 +151,19 @@ def test_skimming_ends_where_the_message_does(key: int) -> None:
             if body:
                 with pytest.raises(WireError):
                     skim.skimmer(layout)(body[:-1], 0, 10_000)
+
+
+@pytest.mark.parametrize("key", sorted(HANDLERS), ids=lambda key: HANDLERS[key].key.name)
+def test_a_response_may_claim_what_it_likes(key: int) -> None:
+    """Our client trusts a broker's lengths no more than the broker a client's."""
+    rng = random.Random(key)
+    for version in HANDLERS[key].versions:
+        layout = codec.struct_of(codec.entity(key, version, EntityType.response))
+        body = codec.write_response(key, version, example(rng, layout))
+        claim = b"\xff\xff\xff\xff\x07" if layout.flexible else b"\x7f\xff\xff\xff"
+        assert codec.read_response(key, version, bytes(body)) is not None
+        for at in range(len(body)):
+            try:
+                codec.read_response(key, version, bytes(body[:at] + claim + body[at + 5 :]))
+            except WireError:
+                pass

@@ -153,19 +153,24 @@ def read_request(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
     if len(buf) - at > BODY_SIZE_MAX:
         raise WireError(f"a {name} request of {len(buf)} bytes")
     try:
-        _skimmer(api_key, version)(buf, at, ENTRIES_MAX)
+        _skimmer(api_key, version, EntityType.request)(buf, at, ENTRIES_MAX)
     except WireError as error:
         raise WireError(f"{name} v{version}: {error}") from None
     return read(api_key, version, EntityType.request, buf, at)
 
 
 @cache
-def _skimmer(api_key: int, version: int) -> skim.Skimmer:
-    return skim.skimmer(struct_of(entity(api_key, version, EntityType.request)))
+def _skimmer(api_key: int, version: int, kind: Kind) -> skim.Skimmer:
+    return skim.skimmer(struct_of(entity(api_key, version, kind)))
 
 
 def read_response(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
-    """`read` for a response body."""
+    """`read` for a response body, whose arrays have no more entries than it has bytes."""
+    try:
+        _skimmer(api_key, version, EntityType.response)(buf, at, len(buf) - at)
+    except WireError as error:
+        name = api_key_map.get(api_key)
+        raise WireError(f"{name} v{version}: {error}") from None
     return read(api_key, version, EntityType.response, buf, at)
 
 
