@@ -9,6 +9,7 @@ bounded time, then go.
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import TYPE_CHECKING, Any
 
 from shoal.metadata import controller
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 CONTROLLED_SHUTDOWN_S = 20.0
 #: How long a connection to the advertised address may take.
 ADVERTISED_TIMEOUT_S = 5.0
+#: A name is asked for again for so long: a pod of Kubernetes starts before its name is known.
+RESOLVE_TIMEOUT_S = 30.0
 #: A broker that stops gives up after so long without an answer of any controller.
 NO_CONTROLLER_S = 3.0
 #: Between two tries to register.
@@ -80,9 +83,7 @@ class Lifecycle:
             return
         (told,) = [e for e in broker.endpoints() if e.name == name]
         try:
-            async with asyncio.timeout(ADVERTISED_TIMEOUT_S):
-                _, writer = await asyncio.open_connection(told.host, told.port)
-                writer.close()
+            await reach(told.host, told.port)
         except (OSError, TimeoutError) as error:
             reason = getattr(error, "strerror", None) or "it does not answer"
             raise CannotJoin(
@@ -238,3 +239,19 @@ class Lifecycle:
                 broker.log.warning("the broker stops without having handed over what it leads")
         self._heart.cancel()
         self._heart = None
+
+
+async def reach(host: str, port: int) -> None:
+    """Connect, and hang up. Raises `OSError`, `TimeoutError`."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + RESOLVE_TIMEOUT_S
+    while True:
+        try:
+            async with asyncio.timeout(ADVERTISED_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(host, port)
+                writer.close()
+                return
+        except socket.gaierror:
+            if loop.time() > until:
+                raise
+        await asyncio.sleep(_RETRY_S)

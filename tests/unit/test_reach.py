@@ -1,0 +1,44 @@
+"""The address that a node advertises is tried at its start."""
+
+import asyncio
+import socket
+
+import pytest
+from shoal.server import lifecycle
+
+
+async def hear(host: str) -> list[str]:
+    """Reach a listener under a name that is known from the third question on; all questions."""
+    asked = []
+    loop = asyncio.get_running_loop()
+    resolve = loop.getaddrinfo
+
+    async def late(name, port, **more):
+        asked.append(name)
+        if len(asked) < 3:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return await resolve("127.0.0.1", port, **more)
+
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1")
+    async with server:
+        loop.getaddrinfo = late
+        await lifecycle.reach(host, server.sockets[0].getsockname()[1])
+    return asked
+
+
+def test_a_name_that_comes_late_is_waited_for() -> None:
+    assert asyncio.run(hear("pod.not.known.yet")) == ["pod.not.known.yet"] * 3
+
+
+def test_a_name_that_never_comes_is_told(monkeypatch) -> None:
+    monkeypatch.setattr(lifecycle, "RESOLVE_TIMEOUT_S", 0.0)
+    with pytest.raises(socket.gaierror):
+        asyncio.run(hear("never"))
+
+
+def test_a_closed_port_is_told_at_once() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+        with pytest.raises(ConnectionRefusedError):
+            asyncio.run(lifecycle.reach("127.0.0.1", port))
