@@ -20,10 +20,12 @@ from lightkube.core.exceptions import ConfigError, LoadResourceError
 from shoal_operator import logs
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.main import Environment
+from shoal_operator.model import names
+from shoal_operator.runtime import CUSTOM
 
 #: How long an API server that does not answer is waited for; a node that boots starts us early.
 REACH_SECONDS_MAX = 30.0
-RETRY_SECONDS = 2.0
+RETRY_SECONDS = 1.0
 
 
 def main() -> None:
@@ -66,18 +68,29 @@ def _config() -> SingleConfig:
 
 
 async def _reach(config: SingleConfig) -> None:
-    """Wait until the API server answers; one that refuses us ends the process."""
+    """Wait until the API server answers and serves our kinds; one that refuses us ends the
+    process.
+
+    kopf looks for kinds when it starts, and a kind that a definition's change hides for a moment
+    would never be watched again; so it starts when all are there and does not look later.
+    """
     kube = Kube(config)
     loop = asyncio.get_running_loop()
     deadline = loop.time() + REACH_SECONDS_MAX
+    server = config.cluster.server
     try:
         while True:
             try:
-                await kube.version()
-                return
+                missing = await kube.missing_kinds(CUSTOM)
+                if not missing:
+                    return
+                if loop.time() > deadline:
+                    _fail(
+                        f"the API server {server} has no {', '.join(missing)} of "
+                        f"{names.API_VERSION}: apply the definitions that the chart has in crds/."
+                    )
             except KubeError as error:
-                server = config.cluster.server
-                if error.status:
+                if error.status in (401, 403):
                     _fail(f"the API server {server} refuses: {error} (HTTP {error.status}).")
                 if loop.time() > deadline:
                     _fail(f"{server}: {error}. Is it the right address, and does it run?")

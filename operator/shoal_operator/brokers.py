@@ -7,9 +7,7 @@ single objects are values; a broker that does not answer raises `ClientError`.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
@@ -23,6 +21,16 @@ from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
 from shoal_operator import metrics
+from shoal_operator.broker_states import (
+    NO_GROUP,
+    ClusterState,
+    GroupState,
+    Partition,
+    StartSpec,
+    TopicState,
+    group_counts,
+    group_state,
+)
 from shoal_operator.queues import QueueNumbers, numbers_of
 from shoal_operator.roller import PartitionState, Quorum
 from shoal_operator.troubles import Disk
@@ -34,78 +42,7 @@ HTTP_TIMEOUT_SECONDS = 2.0
 #: A controller that was caught up so much later than another one does not keep up.
 CAUGHT_UP_MS = 10_000
 MIN_ISR = "min.insync.replicas"
-LOCKED = "shoal_share_partition_locked_records"
-REDELIVERED = "shoal_share_partition_redelivered_records_total"
-_SAMPLE = re.compile(rf'^({LOCKED}|{REDELIVERED}){{.*?group="((?:[^"\\]|\\.)*)".*}} (\S+)$', re.M)
-_ESCAPED = re.compile(r"\\(.)")
 ABSENT = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
-NO_GROUP = frozenset({ErrorCode.group_id_not_found})
-
-
-@dataclass(frozen=True, slots=True)
-class TopicState:
-    """A topic as the brokers have it; `config` are the settings that were set on it."""
-
-    topic_id: str
-    partitions: int
-    replicas: int
-    config: Mapping[str, str] = field(default_factory=dict)
-
-
-#: A topic and the number of one of its partitions.
-Partition = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class StartSpec:
-    """A place in a log by time, in epoch milliseconds, or by one of ListOffsets' words."""
-
-    timestamp: int
-
-
-EARLIEST, LATEST = StartSpec(OffsetSpec.EARLIEST), StartSpec(OffsetSpec.LATEST)
-
-
-@dataclass(frozen=True, slots=True)
-class SharePartition:
-    topic: str
-    partition: int
-    start_offset: int
-    lag: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupState:
-    """A share group; `type` is empty for one that has had no member yet. Counts are records.
-
-    `in_flight` are those locked to members now and `redelivered` those delivered more than once
-    since their broker began; -1 where no broker said.
-    """
-
-    group: str
-    type: str = ""
-    state: str = "Empty"
-    members: int = 0
-    lag: int = 0
-    in_flight: int = -1
-    redelivered: int = -1
-    partitions: tuple[SharePartition, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterState:
-    """The cluster as its brokers describe it.
-
-    `versions` and `advertised` (`advertised.listeners`) are by broker, without those that did not
-    say or were not asked.
-    """
-
-    cluster_id: str
-    controller_id: int
-    dynamic_config: Mapping[str, str]
-    disks: tuple[Disk, ...] = ()
-    versions: Mapping[int, str] = field(default_factory=dict)
-    advertised: Mapping[int, str] = field(default_factory=dict)
 
 
 def chunks(names: Sequence[str]) -> Iterable[Sequence[str]]:
@@ -172,12 +109,13 @@ class Brokers:
         """The cluster, and its brokers' settings, disks and versions; with `outside` also what
         they tell clients about themselves."""
         self._count("DescribeCluster")
-        about = await self._client.admin.describe_cluster()
+        about = await self._client.admin.describe_cluster(fenced=True)
         everyone = Resource(ResourceType.BROKER, "")
         self._count("DescribeConfigs")
         found = (await self._client.admin.configs.describe([everyone]))[everyone]
         dynamic = {} if isinstance(found, KafkaError) else found
-        known = {broker.node_id for broker in about.brokers}
+        registered = frozenset(broker.node_id for broker in about.brokers)
+        known = registered - about.fenced
         return ClusterState(
             about.cluster_id,
             about.controller_id,
@@ -186,6 +124,10 @@ class Brokers:
                 for e in dynamic.values()
                 if e.source == ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG and e.value is not None
             },
+            registered,
+            about.fenced,
+            {b.node_id: b.rack for b in about.brokers if b.rack},
+            await self._quorum(),
             tuple([await self._disk(broker) for broker in ids if broker in known]),
             await self._versions(),
             await self._advertised(sorted(known)) if outside else {},
@@ -240,7 +182,27 @@ class Brokers:
             for p in t.partitions
         )
 
-    async def quorum(self) -> Quorum:
+    async def reassignments(self) -> frozenset[str]:
+        """The partitions whose replicas are moving."""
+        self._count("ListPartitionReassignments")
+        return frozenset(str(p) for p in await self._client.admin.reassignments())
+
+    async def reassign(self, replicas: Mapping[str, Sequence[int]]) -> dict[str, KafkaError | None]:
+        """Move partitions to these brokers; a refusal is a value."""
+        done: dict[str, KafkaError | None] = {}
+        for some in chunks(sorted(replicas)):
+            self._count("AlterPartitionReassignments")
+            asked = {_partition(name): list(replicas[name]) for name in some}
+            found = await self._client.admin.reassign(asked)
+            done |= {str(p): error for p, error in found.items()}
+        return done
+
+    async def unregister(self, broker_id: int) -> None:
+        """Take a broker that is gone out of the cluster. Raises `KafkaError`."""
+        self._count("UnregisterBroker")
+        await self._client.admin.unregister_broker(broker_id)
+
+    async def _quorum(self) -> Quorum:
         """The controllers, and which of them keep up."""
         self._count("DescribeQuorum")
         found = await self._client.admin.describe_quorum()
@@ -373,7 +335,7 @@ class Brokers:
             self._count("DescribeShareGroupOffsets")
             offsets = await self._client.admin.share_groups.offsets(known) if known else {}
             for name in names:
-                states[name] = _group_state(
+                states[name] = group_state(
                     name,
                     about.get(name),
                     offsets.get(name),
@@ -447,45 +409,11 @@ class Brokers:
         return {g: e for g, e in done.items() if e and e.code not in NO_GROUP}
 
 
+def _partition(name: str) -> TopicPartition:
+    """`topic-0` as topic and partition."""
+    topic, _, index = name.rpartition("-")
+    return TopicPartition(topic, int(index))
+
+
 def _operation(value: str | None) -> tuple[Any, ...]:
     return (AlterOperation.DELETE,) if value is None else ()
-
-
-def group_counts(texts: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Records in flight and records redelivered, by group, from brokers' metrics pages."""
-    found: dict[str, tuple[int, int]] = {}
-    for text in texts:
-        for metric, escaped, value in _SAMPLE.findall(text):
-            group = _ESCAPED.sub(lambda m: "\n" if m[1] == "n" else m[1], escaped)
-            locked, redelivered = found.get(group, (0, 0))
-            count = int(float(value))
-            if metric == LOCKED:
-                found[group] = (locked + count, redelivered)
-            else:
-                found[group] = (locked, redelivered + count)
-    return found
-
-
-def _group_state(name: str, about: Any, offsets: Any, counts: tuple[int, int] | None) -> GroupState:
-    in_flight, redelivered = counts or (-1, -1)
-    if about is None or isinstance(about, KafkaError):
-        if isinstance(about, KafkaError) and about.code not in NO_GROUP:
-            raise about
-        return GroupState(name, in_flight=in_flight, redelivered=redelivered)
-    rows: tuple[SharePartition, ...] = ()
-    if isinstance(offsets, Mapping):
-        rows = tuple(
-            SharePartition(p.topic, p.partition, o.start_offset, o.lag)
-            for p, o in sorted(offsets.items())
-            if not isinstance(o, ClientError)
-        )
-    return GroupState(
-        name,
-        about.type.lower(),
-        about.state,
-        len(about.members),
-        sum(max(0, r.lag) for r in rows),
-        in_flight,
-        redelivered,
-        rows,
-    )

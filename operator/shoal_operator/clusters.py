@@ -13,10 +13,12 @@ from typing import Any
 
 from shoal.client.errors import ClientError, KafkaError
 
-from shoal_operator import __version__, clock, roller, troubles
-from shoal_operator.brokers import Brokers, ClusterState
+from shoal_operator import __version__, pods, roller, troubles
+from shoal_operator.broker_states import ClusterState
+from shoal_operator.brokers import Brokers
 from shoal_operator.conditions import Verdict
 from shoal_operator.kube import Kube, KubeError
+from shoal_operator.membership import Leaving, Membership
 from shoal_operator.model import broker_config, listeners, names
 from shoal_operator.model import cluster as model
 from shoal_operator.model.names import Manifest
@@ -28,8 +30,8 @@ from shoal_operator.troubles import Trouble
 from shoal_operator.windows import is_open
 
 KIND = "QueueCluster"
-#: Brokers that this version can join into one cluster.
-REPLICAS_MAX = 1
+#: Pods are ready a little before the Service leads to them.
+REACHED_SECONDS_MAX = 15.0
 #: Seconds between looks: at a cluster that is well, and, first and at most, at one that is not.
 STEADY_SECONDS = 30.0
 AGAIN_SECONDS, AGAIN_SECONDS_MAX = 2.0, 15.0
@@ -53,11 +55,11 @@ def missing(want: Any, have: Any) -> bool:
 def refusal(cluster: Manifest) -> Verdict | None:
     """What of the spec this version cannot do, if anything."""
     spec = cluster["spec"]
-    if int(spec.get("replicas", 1)) > REPLICAS_MAX:
+    if int(spec.get("replicas", 1)) == 2:
         return Verdict.refused(
-            "ReplicasNotSupported",
-            f"spec.replicas is {spec['replicas']}; this version runs {REPLICAS_MAX} broker in a "
-            f"cluster. Set it to {REPLICAS_MAX}.",
+            "NoMajority",
+            "spec.replicas is 2, of which neither has a majority without the other. Set it to 1 "
+            "or to 3.",
         )
     for number, listener in enumerate(spec["listeners"]):
         for key in ("tls", "authentication"):
@@ -89,6 +91,8 @@ class Clusters:
         self._reached, self._answered = reached, False
         self._statuses = Statuses(kube, store)
         self._applied: dict[tuple[str, str], tuple[str, str]] = {}
+        self._membership = Membership(kube, brokers)
+        self._strays = False
         self._not_grown: Trouble | None = None
         self._pause, self._said, self._told = AGAIN_SECONDS, "", ""
 
@@ -108,7 +112,8 @@ class Clusters:
             await self._say(cluster, refused)
             return None
         try:
-            waits_for = await self._apply_objects(cluster)
+            leaving = await self._leaving(cluster)
+            waits_for = await self._apply_objects(_held(cluster, leaving))
         except KubeError as error:
             if error.terminating:
                 return None
@@ -117,14 +122,17 @@ class Clusters:
         if waits_for:
             await self._say(cluster, no_address(waits_for))
             return self._again(Wait(STEADY_SECONDS, ""), None)
-        state = await self._observe(cluster)
+        held = _held(cluster, leaving)
+        state = await self._observe(held)
         config = await self._dynamic_config(cluster, state)
-        step = await self._next_step(cluster, state)
-        verdict = config or self._verdict(cluster, step, state)
+        step = await self._next_step(held, state)
+        verdict = config or self._verdict(cluster, step, state, leaving)
         # Said before it is done: who comes after a death knows that the broker is away by our
         # doing, and tells when it is ready again.
         await self._say(cluster, verdict, state)
         await self._act(cluster, step)
+        if state and verdict.ready and (asked := await self._membership.spread(cluster, state)):
+            await self._statuses.note(cluster, {"lastRebalance": asked})
         return self._again(step, verdict)
 
     def _again(self, step: Any, verdict: Verdict | None) -> float:
@@ -137,6 +145,25 @@ class Clusters:
             self._said, self._pause = verdict.reason, AGAIN_SECONDS
         waits = step.seconds if isinstance(step, Wait) and step.serving else 0.0
         return max(waits, self._pause)
+
+    async def _leaving(self, cluster: Manifest) -> Leaving:
+        """How many brokers have to stay for now, if the spec has fewer than there are."""
+        wanted, running = listeners.replicas(cluster), {pods.broker_id(p) for p in self._pods()}
+        stateful = self._store.get("StatefulSet", self._namespace, names.stateful_set(self._name))
+        asked = int((stateful or {}).get("spec", {}).get("replicas", 0))
+        have = max([wanted, asked, *(broker + 1 for broker in running)])
+        if have == wanted and not self._strays:
+            return Leaving(wanted)
+        nobody = Leaving(
+            have, Trouble("ScalingDown", "No broker ends before brokers answer what is on it.")
+        )
+        state = await self._observe(_held(cluster, nobody))
+        if state is None:
+            return nobody
+        try:
+            return await self._membership.leaving(cluster, state, running)
+        except ClientError as error:
+            return Leaving(have, Trouble("ScalingDown", f"Replicas could not be moved: {error}."))
 
     async def _apply_objects(self, cluster: Manifest) -> list[str]:
         """Bring all objects to what is wanted, unless some Services, which are named, have no
@@ -224,6 +251,8 @@ class Clusters:
         except ClientError:
             self._answered = False
             return None
+        wanted = int(cluster["spec"].get("replicas", 1))
+        self._strays = any(broker >= wanted for broker in state.registered)
         if not self._answered:
             self._answered = True
             self._reached()
@@ -270,17 +299,21 @@ class Clusters:
         revision = (stateful or {}).get("status", {}).get("updateRevision", "")
         generation = (stateful or {}).get("metadata", {}).get("generation", 0)
         seen = (stateful or {}).get("status", {}).get("observedGeneration", 0)
-        pods = {p["metadata"]["name"]: p for p in self._pods()}
+        found = {p["metadata"]["name"]: p for p in self._pods()}
         out = []
         for broker in range(listeners.replicas(cluster)):
-            pod = pods.get(names.pod(self._name, broker))
+            pod = found.get(names.pod(self._name, broker))
             if pod is None:
                 out.append(roller.Broker(broker, False))
                 continue
             old = pod["metadata"]["labels"].get("controller-revision-hash", "")
             stale = bool(revision) and seen >= generation and old != revision
-            reason = _why(pod, stateful) if stale else self._misplaced(cluster, broker, pod, state)
-            out.append(roller.Broker(broker, _ready(pod), reason, _unready_seconds(pod)))
+            reason = (
+                pods.restart_reason(pod, stateful)
+                if stale
+                else self._misplaced(cluster, broker, pod, state)
+            )
+            out.append(roller.Broker(broker, pods.is_ready(pod), reason, pods.unready_seconds(pod)))
         return out
 
     def _misplaced(
@@ -297,17 +330,16 @@ class Clusters:
 
     async def _next_step(self, cluster: Manifest, state: ClusterState | None) -> Any:
         seen = self._brokers_seen(cluster, state)
-        partitions, quorum = None, None
+        partitions = None
         if state and any(b.restart_reason and b.ready for b in seen):
             with contextlib.suppress(ClientError):
-                quorum = await self._brokers.quorum() if len(seen) > 1 else None
                 partitions = await self._brokers.partitions()
         windows = cluster["spec"].get("maintenanceWindows", [])
         return roller.next_step(
             seen,
             partitions,
             state.controller_id if state else -1,
-            quorum=quorum,
+            quorum=state.quorum if state else None,
             window_open=is_open(windows, datetime.datetime.now(datetime.UTC)),
         )
 
@@ -324,21 +356,27 @@ class Clusters:
             if going:
                 self._store.put(going)
 
-    def _verdict(self, cluster: Manifest, step: Any, state: ClusterState | None) -> Verdict:
+    def _verdict(
+        self, cluster: Manifest, step: Any, state: ClusterState | None, leaving: Leaving
+    ) -> Verdict:
         broken, coming = troubles.of_disks(state.disks) if state else (None, None)
         asked = cluster["spec"].get("version", "")
         other = troubles.of_versions(state.versions, asked, __version__) if state else None
-        warning = self._not_grown or coming or other
-        return self._verdict_of_roll(cluster, step, state, broken).warned(warning)
+        verdict = self._verdict_of_roll(cluster, step, state, broken)
+        trouble = leaving.trouble
+        if trouble and trouble.reason == "ScalingDown" and verdict.ready:
+            return Verdict(True, *trouble, progressing=True)
+        return verdict.warned(trouble or self._not_grown or coming or other)
 
     def _verdict_of_roll(
         self, cluster: Manifest, step: Any, state: ClusterState | None, broken: Trouble | None
     ) -> Verdict:
         if isinstance(step, roller.Done):
             if state is None:
-                return Verdict.trouble(
-                    "BrokersUnreachable", "Pods are ready but no broker answers the operator."
-                )
+                text = "Pods are ready but no broker answers the operator."
+                if min(map(pods.ready_seconds, self._pods()), default=0.0) < REACHED_SECONDS_MAX:
+                    return Verdict.waiting("Starting", text)
+                return Verdict.trouble("BrokersUnreachable", text)
             if broken:
                 return Verdict.refused(*broken)
             return Verdict.fine("All brokers are ready and run what the spec asks.")
@@ -368,33 +406,34 @@ class Clusters:
     async def _say(
         self, cluster: Manifest, verdict: Verdict, state: ClusterState | None = None
     ) -> None:
-        pods = self._pods()
-        ready = sum(map(_ready, pods))
+        found = self._pods()
+        ready = sum(map(pods.is_ready, found))
         wanted = listeners.replicas(cluster)
         fields: dict[str, Any] = {
-            "replicas": len(pods),
+            "replicas": len(found),
             "readyReplicas": ready,
             "brokersReady": f"{ready}/{wanted}",
             "selector": names.selector_text(names.selector(self._name)),
             "image": model.image(cluster, self._image),
             "bootstrapServers": model.bootstrap_servers(cluster),
-            "listeners": self._listeners(cluster, pods),
+            "listeners": self._listeners(cluster, found),
             "brokers": [
                 {
-                    "id": _id(p),
+                    "id": pods.broker_id(p),
                     "pod": p["metadata"]["name"],
-                    "ready": _ready(p),
+                    "ready": pods.is_ready(p),
                     "node": p["spec"].get("nodeName", ""),
-                    "version": state.versions.get(_id(p), "") if state else "",
+                    "version": state.versions.get(pods.broker_id(p), "") if state else "",
                     "configHash": p["metadata"]["annotations"].get(names.CONFIG_HASH, ""),
                 }
-                for p in pods
+                for p in found
             ],
         }
         if state:
             fields |= {
                 "clusterId": state.cluster_id,
                 "controllerId": state.controller_id,
+                "quorumVoters": sorted(state.quorum.voters),
                 "appliedConfig": sorted(broker_config.dynamic(cluster["spec"].get("config", {}))),
             }
             if state.versions:
@@ -405,9 +444,9 @@ class Clusters:
             await self._kube.event(cluster, "Ready", verdict.message, once=moment(said))
         await self._statuses.write(cluster, verdict, fields)
 
-    def _listeners(self, cluster: Manifest, pods: list[Manifest]) -> list[Manifest]:
+    def _listeners(self, cluster: Manifest, running: list[Manifest]) -> list[Manifest]:
         services = {s["metadata"]["name"]: s for s in self._ours(cluster, "Service")}
-        nodes = sorted({ip for p in pods if (ip := p.get("status", {}).get("hostIP"))})
+        nodes = sorted({ip for p in running if (ip := p.get("status", {}).get("hostIP"))})
         found = []
         for listener in cluster["spec"]["listeners"]:
             kind = listener.get("type", listeners.INTERNAL)
@@ -418,6 +457,11 @@ class Clusters:
         return found
 
 
+def _held(cluster: Manifest, leaving: Leaving) -> Manifest:
+    """The cluster with the brokers that have to stay for now."""
+    return {**cluster, "spec": {**cluster["spec"], "replicas": leaving.replicas}}
+
+
 def no_address(services: Sequence[str]) -> Verdict:
     """What to say while brokers of external listeners cannot know how they are reached."""
     return Verdict.trouble(
@@ -425,36 +469,3 @@ def no_address(services: Sequence[str]) -> Verdict:
         f"Service {services[0]} has no address yet; does this Kubernetes cluster have a load "
         "balancer? Listeners of type NodePort need none.",
     )
-
-
-def _id(pod: Mapping[str, Any]) -> int:
-    return int(pod["metadata"]["name"].rpartition("-")[2])
-
-
-def _ready(pod: Mapping[str, Any]) -> bool:
-    if pod["metadata"].get("deletionTimestamp"):
-        return False
-    found = pod.get("status", {}).get("conditions", [])
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in found)
-
-
-def _unready_seconds(pod: Mapping[str, Any]) -> float:
-    for condition in pod.get("status", {}).get("conditions", []):
-        if condition["type"] == "Ready" and condition["status"] != "True":
-            return clock.seconds_since(condition["lastTransitionTime"])
-    return 0.0
-
-
-def _why(pod: Mapping[str, Any], stateful: Mapping[str, Any] | None) -> str:
-    """The reason of a restart: what differs between the pod and its template."""
-    template = (stateful or {}).get("spec", {}).get("template", {})
-    have, want = pod["spec"]["containers"][0], template["spec"]["containers"][0]
-    notes = template.get("metadata", {}).get("annotations", {})
-    mine = pod["metadata"].get("annotations", {})
-    if have["image"] != want["image"]:
-        return f"image {have['image']} becomes {want['image']}"
-    if mine.get(names.CONFIG_HASH) != notes.get(names.CONFIG_HASH):
-        return "a setting changed that brokers read at their start"
-    if mine.get(names.RESTART) != notes.get(names.RESTART):
-        return f"the annotation {names.RESTART} asks for it"
-    return "the pod's template changed"

@@ -19,7 +19,8 @@ from shoal.client.errors import ClientError, KafkaError
 from shoal.protocol.errors import ErrorCode
 
 from shoal_operator import clock, metrics
-from shoal_operator.brokers import EARLIEST, LATEST, Brokers, GroupState, Partition, StartSpec
+from shoal_operator.broker_states import EARLIEST, LATEST, GroupState, Partition, StartSpec
+from shoal_operator.brokers import Brokers
 from shoal_operator.conditions import Verdict
 from shoal_operator.kube import Kube, now
 from shoal_operator.model import groups as model
@@ -27,6 +28,7 @@ from shoal_operator.model import names
 from shoal_operator.model.names import Manifest
 from shoal_operator.quantities import duration_ms
 from shoal_operator.queues import ENABLE, ORDERING, QueueNumbers, dead_letter_topic
+from shoal_operator.redeliveries import Redeliveries
 from shoal_operator.statuses import Statuses
 from shoal_operator.store import Store, older
 
@@ -126,7 +128,7 @@ class Groups:
         self._scaled, self._moved = scaled, moved
         self._statuses = Statuses(kube, store)
         self._watched = 0
-        self._redelivered: dict[str, tuple[int, int]] = {}
+        self._redeliveries = Redeliveries()
         self.states: dict[str, GroupState] = {}
 
     def everything(self) -> list[str]:
@@ -187,10 +189,7 @@ class Groups:
         now_ms = clock.now_ms()
         states = await self._brokers.share_groups(groups)
         for group, state in states.items():
-            # The counter begins anew with its broker; a rate then waits for the next look.
-            if state.redelivered < self._redelivered.get(group, (0, 0))[0]:
-                self._redelivered.pop(group)
-            self._redelivered.setdefault(group, (state.redelivered, now_ms))
+            self._redeliveries.seen(group, state.redelivered, now_ms)
         self.states |= states
 
     async def _bring(
@@ -413,11 +412,9 @@ class Groups:
         if state.in_flight >= 0:
             numbers = self._brokers.queue_numbers.get(state.group, QueueNumbers())
             fields |= numbers.status()
-        count, since_ms = self._redelivered.get(state.group, (0, 0))
-        minutes = (clock.now_ms() - since_ms) / 60_000
-        if state.redelivered >= 0 and minutes >= 1:
-            fields["redeliveriesPerMinute"] = round((state.redelivered - count) / minutes)
-            self._redelivered[state.group] = (state.redelivered, clock.now_ms())
+        rate = self._redeliveries.per_minute(state.group, state.redelivered, clock.now_ms())
+        if rate is not None:
+            fields["redeliveriesPerMinute"] = rate
         return fields
 
     async def _write(self, outcomes: list[Outcome]) -> None:

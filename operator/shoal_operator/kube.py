@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 import httpx2
@@ -124,6 +124,17 @@ class Kube:
     async def version(self) -> str:
         """The API server's version, such as v1.35.4."""
         return str((await self._call("get", "/version"))["gitVersion"])
+
+    async def missing_kinds(self, wanted: Iterable[str]) -> list[str]:
+        """Which of the project's own kinds the API server does not serve."""
+        try:
+            found = await self._call("get", f"/apis/{names.API_VERSION}")
+        except KubeError as error:
+            if error.status != 404:
+                raise
+            found = {}
+        served = {r["kind"] for r in found.get("resources", []) if "watch" in r["verbs"]}
+        return [kind for kind in wanted if kind not in served]
 
     async def get(self, api_version: str, kind: str, name: str, namespace: str) -> Manifest | None:
         """The object, or None if there is none."""

@@ -29,6 +29,8 @@ from shoal_operator.runtime import SPARK_CRD, WATCHED, Operator
 from shoal_operator.settings import Settings
 
 log = structlog.get_logger()
+#: A watch that the API server turns away, as it does while a definition changes, soon comes again.
+API_BACKOFFS_SECONDS = (0.5, *[1.0] * 20, *[5.0] * 10)
 
 
 @dataclass(slots=True)
@@ -55,6 +57,9 @@ def _settings() -> Settings:
 async def start(memo: Environment, settings: kopf.OperatorSettings, **_: Any) -> None:
     """Connect, serve metrics and begin to seek the Lease."""
     settings.posting.enabled = False
+    # All kinds were there when the process began (see `__main__`).
+    settings.scanning.disabled = True
+    settings.networking.error_backoffs = API_BACKOFFS_SECONDS
     made = _settings()
     kube = Kube(memo.config)
     memo.operator = Operator(kube, made, memo.namespaces)

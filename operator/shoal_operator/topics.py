@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.client.errors import ClientError, KafkaError
+from shoal.protocol.errors import ErrorCode
 
-from shoal_operator.brokers import Brokers, TopicState
+from shoal_operator.broker_states import TopicState
+from shoal_operator.brokers import Brokers
 from shoal_operator.conditions import Verdict
 from shoal_operator.kube import Kube
 from shoal_operator.model import names
@@ -188,10 +190,11 @@ class Topics:
             }
         error = failures.get(name)
         if error:
-            where = "Retrying." if error.retriable else "Change the spec."
+            again = error.retriable or self._too_early(resource, error)
+            where = "Retrying." if again else "Change the spec."
             verdict = Verdict(
                 False, _camel(error), f"The brokers refused the topic: {error}. {where}",
-                progressing=error.retriable, degraded=not error.retriable,
+                progressing=again, degraded=not again,
             )  # fmt: skip
             return verdict, fields
         refusal = plan[name][1].refusal
@@ -204,6 +207,13 @@ class Topics:
             return unmanaged, fields
         fields["appliedConfig"] = sorted(resource["spec"].get("config", {}))
         return Verdict.fine("The topic is as its spec asks."), fields
+
+    def _too_early(self, resource: Manifest, error: KafkaError) -> bool:
+        """Whether there will be brokers enough once all of the cluster's have joined."""
+        cluster = self._store.get("QueueCluster", self._namespace, self._cluster)
+        brokers = int((cluster or {}).get("spec", {}).get("replicas", 1))
+        enough = int(resource["spec"].get("replicas") or 1) <= brokers
+        return enough and error.code == ErrorCode.invalid_replication_factor
 
     async def _write(self, outcomes: list[tuple[Manifest, Verdict, dict[str, Any]]]) -> None:
         gate = asyncio.Semaphore(WRITES_MAX)

@@ -22,6 +22,8 @@ from shoal_operator.store import Store
 #: A SparkApplication without any state after so long has nobody who takes care of it.
 SILENCE_SECONDS_MAX = 30
 _FAILED = ("FAILED", "SUBMISSION_FAILED", "FAILING")
+#: Exit code of a driver that was told to end: suspended, evicted or deleted, it did not fail.
+TERMINATED = 143
 #: An application that failed counts as well again when it has run for so long.
 HEALTHY_SECONDS_MIN = 60
 #: Characters that a failed driver's last words are cut to.
@@ -137,7 +139,7 @@ class Workloads:
             return Workload(0, 0, selector, verdict)
         state = have.get("status", {}).get("applicationState", {}).get("state", "")
         verdict = application_verdict(
-            have, replicas, running, self._words_of(consumer, state), _age_seconds(have)
+            have, replicas, running, self.words_of(consumer, state), _age_seconds(have)
         )
         return Workload(len(pods), running, selector, verdict, state)
 
@@ -150,7 +152,7 @@ class Workloads:
             and p.get("status", {}).get("phase") in ("Pending", "Running")
         ]
 
-    def _words_of(self, consumer: Manifest, state: str) -> str:
+    def words_of(self, consumer: Manifest, state: str) -> str:
         """The last words of the driver that failed last, until one has run for long enough.
 
         The pod itself is soon gone, and an application that fails again and again is RUNNING
@@ -161,8 +163,10 @@ class Workloads:
         driver = self._store.get("Pod", meta["namespace"], f"{meta['name']}-driver")
         for container in (driver or {}).get("status", {}).get("containerStatuses", []):
             ended = container.get("state", {}).get("terminated", {})
-            if ended.get("exitCode") and ended.get("message"):
+            if ended.get("exitCode", 0) not in (0, TERMINATED) and ended.get("message"):
                 self._failures[uid] = last_words(ended["message"])
+        if state == "SUSPENDED":
+            self._failures.pop(uid, None)
         if state != "RUNNING" or uid not in self._failures:
             self._running_since_ms.pop(uid, None)
         elif now_ms - self._running_since_ms.setdefault(uid, now_ms) > HEALTHY_SECONDS_MIN * 1000:

@@ -12,7 +12,7 @@ from shoal.metadata.configs import BROKER
 from shoal.metadata.configs import GROUP as GROUP_KEYS
 from shoal.protocol.errors import ErrorCode
 from shoal_operator import conditions, quantities, reference
-from shoal_operator.brokers import (
+from shoal_operator.broker_states import (
     EARLIEST,
     LATEST,
     GroupState,
@@ -278,7 +278,7 @@ def test_pods_are_restricted() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "reason"),
     [
-        ("replicas", 3, "ReplicasNotSupported"),
+        ("replicas", 2, "NoMajority"),
         ("listeners", [{"name": "a", "port": 1, "tls": {}}], "SecurityNotSupported"),
     ],
 )

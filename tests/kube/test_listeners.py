@@ -76,17 +76,48 @@ def test_an_address_outside_changes_no_template() -> None:
 
 
 def test_more_brokers_change_no_setting_of_those_that_run() -> None:
-    three, five = (
-        files(cluster.manifests(queue_cluster(INSIDE, replicas=n), "i:1")) for n in (3, 5)
-    )
+    three, five = (cluster.manifests(queue_cluster(INSIDE, replicas=n), "i:1") for n in (3, 5))
+    assert three[-1]["spec"]["template"] == five[-1]["spec"]["template"]
+    three, five = files(three), files(five)
     assert three["broker-0.properties"] == five["broker-0.properties"]
     assert len(five) == 5
     voters = "controller.quorum.voters=" + ",".join(
         f"{n}@main-broker-{n}.main-brokers.n.svc:9093" for n in range(3)
     )
     assert voters in three["broker-2.properties"]
+    assert voters in five["broker-4.properties"]
+    assert "process.roles=broker\n" in five["broker-4.properties"]
+    assert "auto.join" not in "".join(five.values())
+
+
+def test_a_lone_broker_grows_into_a_cluster_of_three() -> None:
+    """The two that come ask to be let in by the one that votes; its log knows no others yet."""
     alone = files(cluster.manifests(queue_cluster(INSIDE, replicas=1), "i:1"))
-    assert "quorum" not in alone["broker-0.properties"]
+    only = "controller.quorum.voters=0@main-broker-0.main-brokers.n.svc:9093\n"
+    assert only in alone["broker-0.properties"]
+    grown = queue_cluster(INSIDE, replicas=3)
+    grown["status"] = {"clusterId": "known-before", "quorumVoters": [0]}
+    told = files(cluster.manifests(grown, "i:1"))
+    assert all(only in text for text in told.values())
+    assert all("shoal.cluster.id=known-before\n" in text for text in told.values())
+    join = "controller.quorum.auto.join.enable=true"
+    assert [join in told[f"broker-{n}.properties"] for n in range(3)] == [False, True, True]
+
+
+def test_a_cluster_that_comes_back_over_its_volumes_has_its_id() -> None:
+    one, other = (files(cluster.manifests(queue_cluster(INSIDE), "i:1")) for _ in range(2))
+    again = queue_cluster(INSIDE)
+    again["metadata"]["uid"] = "another"
+    assert one == other == files(cluster.manifests(again, "i:1"))
+    elsewhere = queue_cluster(INSIDE)
+    elsewhere["metadata"]["namespace"] = "m"
+    key = "shoal.cluster.id="
+    first, second = (
+        next(line for line in f["broker-0.properties"].splitlines() if line.startswith(key))
+        for f in (one, files(cluster.manifests(elsewhere, "i:1")))
+    )
+    assert first != second
+    assert len(first) == len(key) + 22
 
 
 def test_the_image_of_a_version() -> None:

@@ -6,7 +6,8 @@ import pytest
 from shoal_operator import consumers
 from shoal_operator.model import spark
 from shoal_operator.scaling import History, Load, ceiling, decide
-from shoal_operator.workloads import application_verdict, last_words
+from shoal_operator.store import Store
+from shoal_operator.workloads import Workloads, application_verdict, last_words
 
 PLACE = spark.Place(
     cluster="main", bootstrap_servers="main-bootstrap.n.svc:9092", group_id="g",
@@ -144,6 +145,30 @@ def test_states(state, wanted, running, words, age, ready, reason) -> None:
     assert (verdict.ready, verdict.reason) == (ready, reason)
     if reason == "ApplicationFailed":
         assert (words or "exit 1") in verdict.message
+
+
+def ended_driver(exit_code):
+    ended = {"exitCode": exit_code, "message": "INFO x\nValueError: y"}
+    return {
+        "kind": "Pod",
+        "metadata": {"name": "c-driver", "namespace": "n", "uid": "p", "resourceVersion": "1"},
+        "status": {"containerStatuses": [{"state": {"terminated": ended}}]},
+    }
+
+
+@pytest.mark.parametrize(("exit_code", "reason"), [(1, "ApplicationFailed"), (143, "Suspending")])
+def test_a_driver_that_was_told_to_end_did_not_fail(exit_code, reason) -> None:
+    store = Store()
+    store.put(ended_driver(exit_code))
+    workloads = Workloads(None, store)
+
+    def said(state):
+        application = {"status": {"applicationState": {"state": state}}}
+        words = workloads.words_of(CONSUMER, state)
+        return application_verdict(application, 0, 0, words, 9).reason
+
+    assert said("SUSPENDING") == reason
+    assert said("SUSPENDED") == "ScaledToZero"
 
 
 def test_last_words() -> None:

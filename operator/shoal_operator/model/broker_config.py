@@ -7,7 +7,9 @@ hash is an annotation of the pods.
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +18,8 @@ from shoal_operator.model import listeners, names
 #: The listener of the controllers' quorum.
 CONTROLLER, CONTROLLER_PORT = "controller", 9093
 VOTERS_MAX = 3
+#: Of the names that cluster ids are made of.
+NAMESPACE = uuid.UUID("6f0c5d5e-5f0b-5f39-9f0e-3a8d2f1c7b44")
 
 #: Cluster-wide dynamic broker settings (Kafka documentation, "Updating Broker Configs").
 DYNAMIC = frozenset(
@@ -59,11 +63,13 @@ def properties(cluster: Mapping[str, Any]) -> str:
     """The settings that all brokers of a cluster start with."""
     spec = cluster["spec"]
     given = {n["name"].upper(): n["port"] for n in spec["listeners"]}
-    ports = given | ({CONTROLLER.upper(): CONTROLLER_PORT} if voters(cluster) else {})
+    ports = given | {CONTROLLER.upper(): CONTROLLER_PORT}
     replication = min(int(spec.get("replicas", 1)), 3)
     lines = {
         "listeners": ",".join(f"{name}://:{port}" for name, port in ports.items()),
         "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in ports),
+        "controller.listener.names": CONTROLLER.upper(),
+        "inter.broker.listener.name": listeners.inside(cluster)["name"].upper(),
         "log.dirs": names.DATA_DIR,
         "shoal.metrics.listener": f"0.0.0.0:{spec['metrics']['port']}",
         "offsets.topic.replication.factor": str(replication),
@@ -71,39 +77,59 @@ def properties(cluster: Mapping[str, Any]) -> str:
         "share.coordinator.state.topic.min.isr": str(max(1, replication - 1)),
         "transaction.state.log.replication.factor": str(replication),
         "transaction.state.log.min.isr": str(max(1, replication - 1)),
+        "default.replication.factor": str(replication),
+        "min.insync.replicas": str(max(1, replication - 1)),
     }
-    if voters(cluster):
-        lines |= {
-            "process.roles": "broker,controller",
-            "controller.listener.names": CONTROLLER.upper(),
-            "controller.quorum.voters": ",".join(voters(cluster)),
-            "inter.broker.listener.name": listeners.inside(cluster)["name"].upper(),
-            "default.replication.factor": str(replication),
-            "min.insync.replicas": str(max(1, replication - 1)),
-        }
     lines |= {k: v for k, v in spec.get("config", {}).items() if k not in DYNAMIC}
-    return "".join(f"{k}={_escape(v)}\n" for k, v in sorted(lines.items()))
+    return _file(lines)
 
 
-def voters(cluster: Mapping[str, Any]) -> list[str]:
-    """The controllers' quorum, `id@host:port` each; empty for a broker that is alone.
+def of_broker(cluster: Mapping[str, Any], broker_id: int, advertised: str) -> str:
+    """The settings that are one broker's own.
 
-    Three vote however many brokers there are, so that more brokers change no setting of those
-    that run, and a cluster of two has one voter, since two need both.
+    They are no part of the hash that restarts brokers: a voter's log knows the voters once it has
+    begun, and an address that changed is seen in what the broker tells.
     """
-    replicas, meta = int(cluster["spec"].get("replicas", 1)), cluster["metadata"]
-    if replicas == 1:
-        return []
+    first, wanted = first_voters(cluster), wanted_voters(cluster)
+    lines = {
+        "advertised.listeners": advertised,
+        "shoal.cluster.id": cluster_id(cluster),
+        "process.roles": "broker,controller" if broker_id < VOTERS_MAX else "broker",
+        "controller.quorum.voters": ",".join(_voter(cluster, voter) for voter in first),
+    }
+    if broker_id in wanted and broker_id not in first:
+        lines["controller.quorum.auto.join.enable"] = "true"
+    return _file(lines)
+
+
+def wanted_voters(cluster: Mapping[str, Any]) -> list[int]:
+    """Three vote however many brokers there are, so that more brokers change nothing for those
+    that run."""
+    return list(range(VOTERS_MAX if listeners.replicas(cluster) >= VOTERS_MAX else 1))
+
+
+def first_voters(cluster: Mapping[str, Any]) -> list[int]:
+    """Those that vote already; in a cluster that nobody has seen yet, all that shall."""
+    return cluster.get("status", {}).get("quorumVoters") or wanted_voters(cluster)
+
+
+def _voter(cluster: Mapping[str, Any], broker_id: int) -> str:
+    meta = cluster["metadata"]
     domain = f"{names.headless(meta['name'])}.{meta['namespace']}.svc"
-    return [
-        f"{broker}@{names.pod(meta['name'], broker)}.{domain}:{CONTROLLER_PORT}"
-        for broker in range(VOTERS_MAX if replicas >= VOTERS_MAX else 1)
-    ]
+    return f"{broker_id}@{names.pod(meta['name'], broker_id)}.{domain}:{CONTROLLER_PORT}"
 
 
-def controller_ports(cluster: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The container's ports for the quorum."""
-    return [{"name": CONTROLLER, "containerPort": CONTROLLER_PORT}] if voters(cluster) else []
+def cluster_id(cluster: Mapping[str, Any]) -> str:
+    """What Kafka's clients see: the cluster's own once that is known, and before the same for the
+    same namespace and name, since kept volumes outlive their resource."""
+    meta = cluster["metadata"]
+    known = cluster.get("status", {}).get("clusterId")
+    made = uuid.uuid5(NAMESPACE, f"{meta['namespace']}/{meta['name']}").bytes
+    return known or base64.urlsafe_b64encode(made).rstrip(b"=").decode()
+
+
+def _file(lines: Mapping[str, str]) -> str:
+    return "".join(f"{k}={_escape(v)}\n" for k, v in sorted(lines.items()))
 
 
 def _escape(value: str) -> str:

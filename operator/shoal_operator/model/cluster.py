@@ -99,12 +99,12 @@ def _service_account(cluster: Mapping[str, Any]) -> Manifest:
 
 
 def _config_map(cluster: Mapping[str, Any], services: listeners.Services) -> Manifest:
-    """A file for each broker; they differ in what brokers tell clients of themselves."""
+    """A file for each broker; they differ in what a broker is among the others."""
     name = names.stateful_set(cluster["metadata"]["name"])
     common = broker_config.properties(cluster)
     data = {
         f"broker-{broker}.properties": common
-        + f"advertised.listeners={listeners.advertised(cluster, broker, services)}\n"
+        + broker_config.of_broker(cluster, broker, listeners.advertised(cluster, broker, services))
         for broker in range(listeners.replicas(cluster))
     }
     return _object(cluster, "v1", "ConfigMap", name, {"data": data})
@@ -137,15 +137,15 @@ def _network_policy(cluster: Mapping[str, Any]) -> Manifest:
         clients["from"] = [*peers, {"podSelector": {"matchLabels": names.selector(name)}}]
     scrape = {"ports": [{"port": spec["metrics"]["port"], "protocol": "TCP"}]}
     brokers = [{"podSelector": {"matchLabels": names.selector(name)}}]
-    quorum = [
-        {"ports": [{"port": p["containerPort"], "protocol": "TCP"}], "from": brokers}
-        for p in broker_config.controller_ports(cluster)
-    ]
+    quorum = {
+        "ports": [{"port": broker_config.CONTROLLER_PORT, "protocol": "TCP"}],
+        "from": brokers,
+    }
     body = {
         "spec": {
             "podSelector": {"matchLabels": names.selector(name)},
             "policyTypes": ["Ingress"],
-            "ingress": [clients, scrape, *quorum],
+            "ingress": [clients, scrape, quorum],
         }
     }
     return _object(
@@ -255,7 +255,10 @@ def _container(cluster: Mapping[str, Any], default_image: str) -> Manifest:
         "env": _environment(cluster),
         "ports": [
             *({"name": n["name"], "containerPort": n["port"]} for n in spec["listeners"]),
-            *broker_config.controller_ports(cluster),
+            {
+                "name": broker_config.CONTROLLER,
+                "containerPort": broker_config.CONTROLLER_PORT,
+            },
             {"name": READY_PORT_NAME, "containerPort": metrics_port},
         ],
         "volumeMounts": [

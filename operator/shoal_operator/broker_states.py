@@ -1,0 +1,135 @@
+"""What brokers say of topics, groups and themselves, as values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.client.errors import ClientError, KafkaError
+from shoal.client.topics import OffsetSpec
+from shoal.protocol.errors import ErrorCode
+
+from shoal_operator.roller import Quorum
+from shoal_operator.troubles import Disk
+
+LOCKED = "shoal_share_partition_locked_records"
+REDELIVERED = "shoal_share_partition_redelivered_records_total"
+_SAMPLE = re.compile(rf'^({LOCKED}|{REDELIVERED}){{.*?group="((?:[^"\\]|\\.)*)".*}} (\S+)$', re.M)
+_ESCAPED = re.compile(r"\\(.)")
+NO_GROUP = frozenset({ErrorCode.group_id_not_found})
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """A topic as the brokers have it; `config` are the settings that were set on it."""
+
+    topic_id: str
+    partitions: int
+    replicas: int
+    config: Mapping[str, str] = field(default_factory=dict)
+
+
+#: A topic and the number of one of its partitions.
+Partition = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StartSpec:
+    """A place in a log by time, in epoch milliseconds, or by one of ListOffsets' words."""
+
+    timestamp: int
+
+
+EARLIEST, LATEST = StartSpec(OffsetSpec.EARLIEST), StartSpec(OffsetSpec.LATEST)
+
+
+@dataclass(frozen=True, slots=True)
+class SharePartition:
+    topic: str
+    partition: int
+    start_offset: int
+    lag: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """A share group; `type` is empty for one that has had no member yet. Counts are records.
+
+    `in_flight` are those locked to members now and `redelivered` those delivered more than once
+    since their broker began; -1 where no broker said.
+    """
+
+    group: str
+    type: str = ""
+    state: str = "Empty"
+    members: int = 0
+    lag: int = 0
+    in_flight: int = -1
+    redelivered: int = -1
+    partitions: tuple[SharePartition, ...] = ()
+
+
+NO_QUORUM = Quorum(frozenset(), frozenset())
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """The cluster as its brokers describe it.
+
+    `registered` brokers are part of it, `fenced` ones of them cut off. `racks`, `versions` and
+    `advertised` (`advertised.listeners`) are by broker, without those that did not say or were not
+    asked.
+    """
+
+    cluster_id: str
+    controller_id: int
+    dynamic_config: Mapping[str, str]
+    registered: frozenset[int] = frozenset()
+    fenced: frozenset[int] = frozenset()
+    racks: Mapping[int, str] = field(default_factory=dict)
+    quorum: Quorum = NO_QUORUM
+    disks: tuple[Disk, ...] = ()
+    versions: Mapping[int, str] = field(default_factory=dict)
+    advertised: Mapping[int, str] = field(default_factory=dict)
+
+
+def group_counts(texts: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Records in flight and records redelivered, by group, from brokers' metrics pages."""
+    found: dict[str, tuple[int, int]] = {}
+    for text in texts:
+        for metric, escaped, value in _SAMPLE.findall(text):
+            group = _ESCAPED.sub(lambda m: "\n" if m[1] == "n" else m[1], escaped)
+            locked, redelivered = found.get(group, (0, 0))
+            count = int(float(value))
+            if metric == LOCKED:
+                found[group] = (locked + count, redelivered)
+            else:
+                found[group] = (locked, redelivered + count)
+    return found
+
+
+def group_state(name: str, about: Any, offsets: Any, counts: tuple[int, int] | None) -> GroupState:
+    in_flight, redelivered = counts or (-1, -1)
+    if about is None or isinstance(about, KafkaError):
+        if isinstance(about, KafkaError) and about.code not in NO_GROUP:
+            raise about
+        return GroupState(name, in_flight=in_flight, redelivered=redelivered)
+    rows: tuple[SharePartition, ...] = ()
+    if isinstance(offsets, Mapping):
+        rows = tuple(
+            SharePartition(p.topic, p.partition, o.start_offset, o.lag)
+            for p, o in sorted(offsets.items())
+            if not isinstance(o, ClientError)
+        )
+    return GroupState(
+        name,
+        about.type.lower(),
+        about.state,
+        len(about.members),
+        sum(max(0, r.lag) for r in rows),
+        in_flight,
+        redelivered,
+        rows,
+    )

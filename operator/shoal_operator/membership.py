@@ -1,0 +1,108 @@
+"""Brokers that shall leave a cluster, and replicas that shall spread over those that came.
+
+A broker leaves once no partition has a replica on it. Its pod ends only then, and it is taken out
+of the cluster's metadata once it is gone. All of it is worked out anew from what is there, so that
+an operator that dies in between goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from shoal.client.errors import KafkaError
+
+from shoal_operator import placement
+from shoal_operator.broker_states import ClusterState
+from shoal_operator.brokers import Brokers
+from shoal_operator.kube import Kube
+from shoal_operator.model import names
+from shoal_operator.model.names import Manifest
+from shoal_operator.troubles import Trouble
+
+#: The annotation that asks, by any new value, for replicas to be spread over all brokers.
+REBALANCE = f"{names.GROUP}/rebalance"
+#: Partitions that are named in a message.
+NAMED_MAX = 3
+
+
+class Leaving(NamedTuple):
+    """How many brokers have to be there still, and why it is more than the spec asks for."""
+
+    replicas: int
+    trouble: Trouble | None = None
+
+
+class Membership:
+    """Owns no state but what brokers and Kubernetes have."""
+
+    def __init__(self, kube: Kube, brokers: Brokers) -> None:
+        self._kube, self._brokers = kube, brokers
+
+    async def leaving(
+        self, cluster: Manifest, state: ClusterState, running: Iterable[int]
+    ) -> Leaving:
+        """Move replicas off the brokers that the spec has no more; `running` are those with a
+        pod. Raises `ClientError`."""
+        wanted = int(cluster["spec"].get("replicas", 1))
+        present = set(running)
+        extra = {b for b in state.registered | present if b >= wanted}
+        if not extra:
+            return Leaving(wanted)
+        partitions = await self._brokers.partitions()
+        under_way = await self._brokers.reassignments()
+        still = [p for p in partitions if p.name not in under_way]
+        plan = placement.drained(still, range(wanted), state.racks)
+        if plan.stuck:
+            return Leaving(max(extra & present, default=wanted - 1) + 1, _stuck(plan, wanted))
+        await self._move(cluster, plan.moves, "BrokersDrain")
+        moving = [p for p in partitions if extra & set(p.replicas)]
+        left = {b for p in moving for b in p.replicas} & extra
+        if left & present:
+            text = f"{len(moving)} partitions are leaving {_brokers(left)}, and then it ends."
+            return Leaving(max(left & present) + 1, Trouble("ScalingDown", text))
+        for broker in sorted(extra - present - left):
+            if broker in state.fenced:
+                await self._brokers.unregister(broker)
+        return Leaving(wanted)
+
+    async def spread(self, cluster: Manifest, state: ClusterState) -> str | None:
+        """Spread replicas if that was asked for; what it was asked with, once it is under way.
+        Raises `ClientError`."""
+        asked = cluster["metadata"].get("annotations", {}).get(REBALANCE, "")
+        if not asked or asked == cluster.get("status", {}).get("lastRebalance"):
+            return None
+        brokers = range(int(cluster["spec"].get("replicas", 1)))
+        under_way = await self._brokers.reassignments()
+        partitions = [p for p in await self._brokers.partitions() if p.name not in under_way]
+        plan = placement.spread(partitions, brokers, state.racks)
+        await self._move(cluster, plan.moves, "Rebalance")
+        return str(asked)
+
+    async def _move(
+        self, cluster: Manifest, moves: Mapping[str, tuple[int, ...]], reason: str
+    ) -> None:
+        """Ask for these moves, if there are any. Raises `KafkaError`."""
+        if not moves:
+            return
+        generation = cluster["metadata"].get("generation")
+        text = f"{len(moves)} partitions get other replicas."
+        await self._kube.event(cluster, reason, text, once=f"{generation} {sorted(moves)[:1]}")
+        for error in (await self._brokers.reassign(moves)).values():
+            if isinstance(error, KafkaError):
+                raise error
+
+
+def _stuck(plan: placement.Plan, wanted: int) -> Trouble:
+    names_of = ", ".join(plan.stuck[:NAMED_MAX])
+    more = f" and {len(plan.stuck) - NAMED_MAX} more" if len(plan.stuck) > NAMED_MAX else ""
+    return Trouble(
+        "ScaleDownRefused",
+        f"spec.replicas is {wanted}, and {names_of}{more} have more replicas than that; lower "
+        "their spec.replicas, or keep the brokers.",
+    )
+
+
+def _brokers(ids: Iterable[int]) -> str:
+    every = sorted(ids)
+    return f"broker{'s' if len(every) > 1 else ''} {', '.join(map(str, every))}"

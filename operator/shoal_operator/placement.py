@@ -1,0 +1,94 @@
+"""Where replicas go when brokers come and go: pure.
+
+A partition's replicas are moved one for one, so that it keeps its order and most of its data. The
+place of a replica that moves is a broker of a rack that the partition is not in yet, and of those
+the one with the fewest replicas.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shoal_operator.roller import PartitionState
+
+#: Broker ids to racks; a broker without a rack is left out.
+Racks = Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """New replicas by partition, and the partitions that have nowhere to go, by name."""
+
+    moves: Mapping[str, tuple[int, ...]]
+    stuck: tuple[str, ...] = ()
+
+
+def drained(
+    partitions: Sequence[PartitionState], staying: Iterable[int], racks: Racks | None = None
+) -> Plan:
+    """Every replica on a broker that stays."""
+    places = sorted(staying)
+    loads = _loads(partitions, places)
+    moves: dict[str, tuple[int, ...]] = {}
+    stuck = []
+    for partition in sorted(partitions, key=lambda p: p.name):
+        replicas = list(partition.replicas)
+        for at, broker in enumerate(replicas):
+            if broker in loads:
+                continue
+            place = _place(replicas, at, loads, racks or {})
+            if place is None:
+                stuck.append(partition.name)
+                break
+            replicas[at] = place
+            loads[place] += 1
+        else:
+            if tuple(replicas) != partition.replicas:
+                moves[partition.name] = tuple(replicas)
+    return Plan(moves, tuple(stuck))
+
+
+def spread(
+    partitions: Sequence[PartitionState], brokers: Iterable[int], racks: Racks | None = None
+) -> Plan:
+    """Brokers with the same number of replicas and of preferred leaders, give or take one."""
+    places = sorted(brokers)
+    loads = _loads(partitions, places)
+    now = {p.name: list(p.replicas) for p in sorted(partitions, key=lambda p: p.name)}
+    for replicas in now.values():
+        for at, broker in enumerate(replicas):
+            place = _place(replicas, at, loads, racks or {})
+            if place is not None and broker in loads and loads[broker] - loads[place] > 1:
+                replicas[at] = place
+                loads[broker] -= 1
+                loads[place] += 1
+    _spread_leaders(now, places)
+    before = {p.name: p.replicas for p in partitions}
+    return Plan({n: tuple(r) for n, r in now.items() if tuple(r) != before[n]})
+
+
+def _spread_leaders(replicas_of: Mapping[str, list[int]], brokers: Sequence[int]) -> None:
+    """Change the order of replicas, which moves no data."""
+    leads = Counter(dict.fromkeys(brokers, 0))
+    leads.update(r[0] for r in replicas_of.values() if r)
+    for replicas in replicas_of.values():
+        for at, broker in enumerate(replicas):
+            if leads[replicas[0]] - leads[broker] > 1:
+                leads[replicas[0]] -= 1
+                leads[broker] += 1
+                replicas[0], replicas[at] = broker, replicas[0]
+
+
+def _loads(partitions: Sequence[PartitionState], brokers: Sequence[int]) -> Counter[int]:
+    loads = Counter(dict.fromkeys(brokers, 0))
+    loads.update(b for p in partitions for b in p.replicas if b in loads)
+    return loads
+
+
+def _place(replicas: Sequence[int], at: int, loads: Mapping[int, int], racks: Racks) -> int | None:
+    """The broker for the replica that is at this place now; None if there is no other."""
+    free = [b for b in loads if b not in replicas]
+    taken = {racks.get(b) for i, b in enumerate(replicas) if i != at}
+    return min(free, key=lambda b: (b in racks and racks[b] in taken, loads[b], b), default=None)

@@ -1,0 +1,51 @@
+"""What a broker's pod says of itself, and why it has to start anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shoal_operator import clock
+from shoal_operator.model import names
+
+
+def broker_id(pod: Mapping[str, Any]) -> int:
+    return int(pod["metadata"]["name"].rpartition("-")[2])
+
+
+def is_ready(pod: Mapping[str, Any]) -> bool:
+    if pod["metadata"].get("deletionTimestamp"):
+        return False
+    found = pod.get("status", {}).get("conditions", [])
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in found)
+
+
+def unready_seconds(pod: Mapping[str, Any]) -> float:
+    return _seconds_since_ready(pod, "False")
+
+
+def ready_seconds(pod: Mapping[str, Any]) -> float:
+    return _seconds_since_ready(pod, "True")
+
+
+def _seconds_since_ready(pod: Mapping[str, Any], status: str) -> float:
+    """How long the condition Ready has had a status; 0 where it has another one."""
+    for condition in pod.get("status", {}).get("conditions", []):
+        if condition["type"] == "Ready" and (condition["status"] == "True") == (status == "True"):
+            return clock.seconds_since(condition["lastTransitionTime"])
+    return 0.0
+
+
+def restart_reason(pod: Mapping[str, Any], stateful: Mapping[str, Any] | None) -> str:
+    """The reason of a restart: what differs between the pod and its template."""
+    template = (stateful or {}).get("spec", {}).get("template", {})
+    have, want = pod["spec"]["containers"][0], template["spec"]["containers"][0]
+    notes = template.get("metadata", {}).get("annotations", {})
+    mine = pod["metadata"].get("annotations", {})
+    if have["image"] != want["image"]:
+        return f"image {have['image']} becomes {want['image']}"
+    if mine.get(names.CONFIG_HASH) != notes.get(names.CONFIG_HASH):
+        return "a setting changed that brokers read at their start"
+    if mine.get(names.RESTART) != notes.get(names.RESTART):
+        return f"the annotation {names.RESTART} asks for it"
+    return "the pod's template changed"

@@ -1,0 +1,74 @@
+"""Replicas that move when brokers come and go, by the pure plans."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+from shoal_operator.placement import drained, spread
+from shoal_operator.roller import PartitionState
+
+
+def partition(name: str, *replicas: int) -> PartitionState:
+    return PartitionState(name, replicas, replicas, 1)
+
+
+@st.composite
+def layouts(draw):
+    """Partitions of at most three replicas over brokers 0 to n-1."""
+    brokers = draw(st.integers(3, 6))
+    replicas = st.lists(st.integers(0, brokers - 1), min_size=1, max_size=3, unique=True)
+    rows = draw(st.lists(replicas, max_size=30))
+    return brokers, [partition(f"t-{n}", *r) for n, r in enumerate(rows)]
+
+
+def test_a_broker_is_drained_replica_for_replica() -> None:
+    plan = drained([partition("a-0", 3, 1), partition("a-1", 0, 1)], range(3))
+    assert plan.moves == {"a-0": (2, 1)}
+    assert plan.stuck == ()
+
+
+def test_what_has_nowhere_to_go_is_named() -> None:
+    plan = drained([partition("a-0", 0, 1, 2, 3), partition("b-0", 3)], range(3))
+    assert plan.stuck == ("a-0",)
+    assert list(plan.moves) == ["b-0"]
+
+
+def test_a_replica_goes_to_a_rack_of_its_own() -> None:
+    racks = {0: "x", 1: "x", 2: "y", 3: "y"}
+    full = [partition(f"f-{n}", 2) for n in range(9)]
+    plan = drained([partition("a-0", 0, 3), *full], range(3), racks)
+    assert plan.moves == {"a-0": (0, 2)}
+
+
+def test_new_brokers_get_their_share() -> None:
+    rows = [partition(f"t-{n}", 0, 1, 2) for n in range(12)]
+    plan = spread(rows, range(4))
+    after = [plan.moves.get(r.name, r.replicas) for r in rows]
+    assert Counter(b for r in after for b in r) == {0: 9, 1: 9, 2: 9, 3: 9}
+    assert Counter(r[0] for r in after) == {0: 3, 1: 3, 2: 3, 3: 3}
+
+
+@given(layouts())
+def test_drained_partitions_keep_their_number_and_nobody_twice(layout) -> None:
+    brokers, rows = layout
+    plan = drained(rows, range(brokers - 1))
+    for row in rows:
+        after = plan.moves.get(row.name, row.replicas)
+        assert len(set(after)) == len(row.replicas)
+        assert row.name in plan.stuck or brokers - 1 not in after
+        assert [b for b in row.replicas if b in after or b == brokers - 1] == list(row.replicas)
+
+
+@given(layouts())
+def test_spread_is_even_and_does_nothing_the_second_time(layout) -> None:
+    brokers, rows = layout
+    plan = spread(rows, range(brokers))
+    after = [partition(r.name, *plan.moves.get(r.name, r.replicas)) for r in rows]
+    for row in after:
+        assert len(set(row.replicas)) == len(row.replicas)
+    again = spread(after, range(brokers))
+    moved = {n for n, r in again.moves.items() if set(r) != set(plan.moves.get(n, r))}
+    worst = Counter(b for r in after for b in r.replicas)
+    before = Counter(b for r in rows for b in r.replicas)
+    assert max(worst.values(), default=0) <= max(before.values(), default=0)
+    assert not moved or max(worst.values()) - min(worst.get(b, 0) for b in range(brokers)) > 1
