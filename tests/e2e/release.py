@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from conditions import eventually
+from e2e.cluster import images
 from e2e.cluster.backend import Cluster
 from e2e.cluster.layout import REPOSITORY
 
@@ -24,6 +25,9 @@ class Release:
 
     def install(self, **values: Any) -> None:
         """Install or upgrade with these values and no others; returns when its pods are ready."""
+        # A cluster that stayed up may run an operator of the same tag from an older tree.
+        built = {"built": images.archive("operator").stem}
+        values["podAnnotations"] = built | values.get("podAnnotations", {})
         settings = [f"--set-json={k.replace('__', '.')}={json.dumps(v)}" for k, v in values.items()]
         where = (f"--namespace={NAMESPACE}", "--create-namespace", "--wait", "--timeout=90s")
         # Without it, helm takes the values of the time before where none are given.

@@ -2,39 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from conditions import eventually
+from e2e.producing import producing
 from e2e.release import NAMESPACE, OPERATOR, Release
 from e2e.resources import Resources, queue_topic, share_group
-
-#: Produces without a pause until a line comes in; then tells how many were sent and refused.
-PRODUCE = """
-import asyncio, os, sys
-from shoal.client.client import Client
-from shoal.client.errors import ClientError
-
-async def main():
-    stop = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
-    sent = failed = 0
-    async with Client(os.environ["SHOAL_BOOTSTRAP"]) as client:
-        async with client.producer() as producer:
-            while not stop.done():
-                try:
-                    await (await producer.send("jobs", b"%d" % sent))
-                    sent += 1
-                    if sent == 1:
-                        print("begun", flush=True)
-                except ClientError as error:
-                    failed += 1
-                    print(error, file=sys.stderr)
-                await asyncio.wait([stop], timeout=0.02)
-    print(sent, failed)
-
-asyncio.run(main())
-"""
 
 
 def broker(queue: Resources) -> str:
@@ -48,22 +19,6 @@ def restarts(queue: Resources) -> list[str]:
 def wait_new_broker(queue: Resources, before: str) -> None:
     queue.wait_replaced("pod/main-broker-0", before)
     queue.wait("queuecluster/main")
-
-
-@contextmanager
-def producing(queue: Resources) -> Iterator[list[int]]:
-    """A producer in the client's pod; afterwards the list holds how many were sent and failed."""
-    counts: list[int] = []
-    environment = queue.cluster.environment()
-    servers = f"SHOAL_BOOTSTRAP=main-bootstrap.{queue.namespace}.svc:9092"
-    exec_ = ("kubectl", "exec", f"--namespace={queue.namespace}", "--stdin", "client", "--")
-    with subprocess.Popen(
-        [*exec_, "env", servers, "python3", "-c", PRODUCE],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-    ) as process:  # fmt: skip
-        assert process.stdout and process.stdout.readline() == "begun\n"
-        yield counts
-        counts.extend(map(int, process.communicate("\n", timeout=60)[0].split()))
 
 
 def test_a_dynamic_setting_changes_without_a_restart(queue: Resources) -> None:

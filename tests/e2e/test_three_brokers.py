@@ -1,0 +1,135 @@
+"""A cluster of three from one manifest: ready soon, rolled under load, killed, grown and shrunk."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from conditions import eventually
+from e2e.conftest import new_namespace
+from e2e.producing import producing
+from e2e.release import Release
+from e2e.resources import Resources, queue_cluster, queue_topic, share_group
+
+READY_SECONDS_MAX = 30
+BROKERS = [f"main-broker-{n}" for n in range(3)]
+
+
+@pytest.fixture(scope="module")
+def three(release: Release) -> Iterator[Resources]:
+    """Three brokers, a topic on all of them and a client's pod."""
+    three = Resources(release.cluster, new_namespace(release.cluster, "three-brokers"))
+    three.start_client()
+    began = time.monotonic()
+    three.apply(queue_cluster(replicas=3), queue_topic(partitions=6), share_group())
+    three.wait("queuecluster/main")
+    took = time.monotonic() - began
+    three.wait("queuetopic/jobs", "sharegroup/workers")
+    assert took < READY_SECONDS_MAX, f"{took:.0f} s to Ready"
+    yield three
+    release.cluster.kubectl("delete", "namespace", three.namespace, "--wait=false")
+
+
+def wait_in_sync(three: Resources) -> None:
+    """Until every replica of every partition is in sync."""
+
+    def in_sync() -> bool:
+        said = three.shoal("cluster", "describe")
+        assert ", 0 offline, 0 under-replicated" in said, said
+        return True
+
+    eventually(in_sync, timeout_s=90)
+
+
+def replicas_of(three: Resources, topic: str) -> list[tuple[int, ...]]:
+    """The replicas of each partition, as Kafka's own protocol has them."""
+    said = three.shoal("topics", "describe", topic, "--format=json")
+    return [
+        tuple(map(int, re.findall(r"\d+", r)))
+        for r in re.findall(r'"replicas": \[(.*?)\]', said, re.S)
+    ]
+
+
+def test_three_brokers_stand_as_one_cluster(three: Resources) -> None:
+    status = three.status("queuecluster/main")
+    assert status["brokersReady"] == "3/3"
+    assert status["quorumVoters"] == [0, 1, 2]
+    assert [b["pod"] for b in status["brokers"]] == BROKERS
+    assert replicas_of(three, "jobs")
+    assert all(sorted(r) == [0, 1, 2] for r in replicas_of(three, "jobs"))
+    assert three.events("QueueCluster", "main", "BrokersUnreachable") == []
+
+
+def test_a_roll_under_load_refuses_no_record(three: Resources) -> None:
+    before = {pod: three.uid(f"pod/{pod}") for pod in BROKERS}
+    controller = three.status("queuecluster/main")["controllerId"]
+    with producing(three) as counts:
+        three.patch("queuecluster/main", {"spec": {"config": {"num.partitions": "3"}}})
+        for pod in BROKERS:
+            three.wait_replaced(f"pod/{pod}", before[pod])
+        three.wait("queuecluster/main", timeout_s=120)
+    sent, failed = counts
+    assert (failed, sent > 50) == (0, True), counts
+    three.wait_status("sharegroup/workers", lag=sent)
+    told = three.events("QueueCluster", "main", "BrokerRestart")
+    restarted = [int(text.partition(":")[0].rpartition("-")[2]) for text in told]
+    assert sorted(restarted) == [0, 1, 2]
+    assert restarted[0] != controller
+    values = three.share_consume("jobs", "workers", "-n", str(sent))
+    assert Counter(map(int, values)) == Counter(range(sent))
+
+
+def test_a_broker_killed_under_load_loses_nothing(three: Resources) -> None:
+    wait_in_sync(three)
+    before = three.uid("pod/main-broker-1")
+    with producing(three) as counts:
+        three.kubectl("delete", "pod", "main-broker-1", "--grace-period=0", "--force")
+        three.wait_replaced("pod/main-broker-1", before)
+        three.wait("queuecluster/main", timeout_s=120)
+    sent, failed = counts
+    assert failed == 0
+    assert Counter(map(int, three.share_consume("jobs", "workers", "-n", str(sent)))) == Counter(
+        range(sent)
+    )
+
+
+def test_brokers_come_take_their_share_and_leave(three: Resources) -> None:
+    before = {pod: three.uid(f"pod/{pod}") for pod in BROKERS}
+    three.produce("jobs", 100)
+    three.patch("queuecluster/main", {"spec": {"replicas": 4}})
+    three.wait_status("queuecluster/main", brokersReady="4/4")
+    three.patch("queuecluster/main", {"metadata": {"annotations": {"shoal.dev/rebalance": "1"}}})
+    three.wait_status("queuecluster/main", lastRebalance="1")
+    three.wait_event("QueueCluster", "main", "Rebalance")
+    eventually(lambda: any(3 in r for r in replicas_of(three, "jobs")), timeout_s=60)
+    wait_in_sync(three)
+    three.patch("queuecluster/main", {"spec": {"replicas": 3}})
+    three.kubectl("wait", "--for=delete", "pod/main-broker-3", "--timeout=120s")
+    three.wait("queuecluster/main")
+    assert all(3 not in r for r in replicas_of(three, "jobs"))
+    eventually(lambda: "\n     3 " not in three.shoal("cluster", "describe"), timeout_s=60)
+    assert three.find("pvc/data-main-broker-3") is not None
+    assert {pod: three.uid(f"pod/{pod}") for pod in BROKERS} == before
+    assert sorted(map(int, three.share_consume("jobs", "workers"))) == list(range(100))
+
+
+def test_what_leaves_no_majority_is_refused(three: Resources) -> None:
+    assert "neither has a majority" in three.refusal(queue_cluster("other", replicas=2))
+    assert "keeps three" in three.refusal(queue_cluster(replicas=1))
+
+
+def test_a_lone_broker_grows_into_three(resources: Resources) -> None:
+    resources.start_client()
+    resources.apply(queue_cluster(), queue_topic(), share_group())
+    resources.wait("queuecluster/main", "queuetopic/jobs", "sharegroup/workers")
+    resources.wait_status("queuecluster/main", quorumVoters=[0])
+    resources.produce("jobs", 50)
+    resources.patch("queuecluster/main", {"spec": {"replicas": 3}})
+    resources.wait_status("queuecluster/main", brokersReady="3/3", quorumVoters=[0, 1, 2])
+    resources.wait("queuecluster/main", timeout_s=120)
+    resources.apply(queue_topic("wide", replicas=3))
+    resources.wait("queuetopic/wide")
+    assert sorted(map(int, resources.share_consume("jobs", "workers"))) == list(range(50))
