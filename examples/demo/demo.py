@@ -73,6 +73,7 @@ def report(watch: Watch, pipeline: Pipeline, given: argparse.Namespace, console:
         "seconds in all": f"{last.at_s:.0f}",
         "picture": f"{given.picture}",
     }
+    console.print()
     console.rule("report")
     for name, text in lines.items():
         console.print(f"{name:20} {text}", highlight=False)

@@ -391,9 +391,15 @@ class Clusters:
             return Verdict.refused(found.reason if found else "BrokerNotReady", text)
         if found:
             return Verdict.trouble(found.reason, text)
-        if "clusterId" in cluster.get("status", {}):
-            return self._not_ready(cluster, text)
-        return Verdict.waiting("Starting", text)
+        if "clusterId" not in cluster.get("status", {}) or self._only_new_wait(cluster, state):
+            return Verdict.waiting("Starting", text)
+        return self._not_ready(cluster, text)
+
+    def _only_new_wait(self, cluster: Manifest, state: ClusterState | None) -> bool:
+        """Whether all brokers that are not ready are new to the cluster."""
+        ready = {pods.broker_id(p) for p in self._pods() if pods.is_ready(p)}
+        waited = set(range(listeners.replicas(cluster))) - ready
+        return state is not None and bool(waited) and not waited & state.registered
 
     def _not_ready(self, cluster: Manifest, text: str) -> Verdict:
         """Of a broker that was ready before: an alarm, unless we ourselves restart it."""

@@ -1,6 +1,7 @@
 """The address that a node advertises is tried at its start."""
 
 import asyncio
+import errno
 import socket
 
 import pytest
@@ -8,15 +9,17 @@ from shoal.server import lifecycle
 
 
 async def hear(host: str) -> list[str]:
-    """Reach a listener under a name that is known from the third question on; all questions."""
+    """Reach a listener under a name that is known, and leads here, from the third try on; all questions."""
     asked = []
     loop = asyncio.get_running_loop()
     resolve = loop.getaddrinfo
 
     async def late(name, port, **more):
         asked.append(name)
-        if len(asked) < 3:
+        if len(asked) == 1:
             raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        if len(asked) == 2:
+            raise OSError(errno.EHOSTUNREACH, "No route to host")
         return await resolve("127.0.0.1", port, **more)
 
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1")
@@ -26,12 +29,12 @@ async def hear(host: str) -> list[str]:
     return asked
 
 
-def test_a_name_that_comes_late_is_waited_for() -> None:
+def test_a_name_that_leads_here_late_is_waited_for() -> None:
     assert asyncio.run(hear("pod.not.known.yet")) == ["pod.not.known.yet"] * 3
 
 
 def test_a_name_that_never_comes_is_told(monkeypatch) -> None:
-    monkeypatch.setattr(lifecycle, "RESOLVE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(lifecycle, "NAME_TIMEOUT_S", 0.0)
     with pytest.raises(socket.gaierror):
         asyncio.run(hear("never"))
 

@@ -9,7 +9,7 @@ bounded time, then go.
 from __future__ import annotations
 
 import asyncio
-import socket
+import ipaddress
 from typing import TYPE_CHECKING, Any
 
 from shoal.metadata import controller
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 CONTROLLED_SHUTDOWN_S = 20.0
 #: How long a connection to the advertised address may take.
 ADVERTISED_TIMEOUT_S = 5.0
-#: A name is asked for again for so long: a pod of Kubernetes starts before its name is known.
-RESOLVE_TIMEOUT_S = 30.0
+#: A name is tried for so long: a pod of Kubernetes starts before its name leads to it.
+NAME_TIMEOUT_S = 30.0
 #: A broker that stops gives up after so long without an answer of any controller.
 NO_CONTROLLER_S = 3.0
 #: Between two tries to register.
@@ -242,16 +242,28 @@ class Lifecycle:
 
 
 async def reach(host: str, port: int) -> None:
-    """Connect, and hang up. Raises `OSError`, `TimeoutError`."""
+    """Connect, and hang up. Raises `OSError`, `TimeoutError`.
+
+    A name may not be known yet, or still be that of the pod before: it is tried for a while.
+    """
     loop = asyncio.get_running_loop()
-    until = loop.time() + RESOLVE_TIMEOUT_S
+    until = loop.time() + (0.0 if _is_address(host) else NAME_TIMEOUT_S)
     while True:
         try:
             async with asyncio.timeout(ADVERTISED_TIMEOUT_S):
                 _, writer = await asyncio.open_connection(host, port)
                 writer.close()
                 return
-        except socket.gaierror:
-            if loop.time() > until:
+        except (OSError, TimeoutError):
+            if loop.time() >= until:
                 raise
         await asyncio.sleep(_RETRY_S)
+
+
+def _is_address(host: str) -> bool:
+    """Whether this is an IP address, which means the same at any time."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
