@@ -9,7 +9,7 @@ from shoal.server import lifecycle
 
 
 async def hear(host: str) -> list[str]:
-    """Reach a listener under a name that is known, and leads here, from the third try on; all questions."""
+    """Reach a listener under a name that leads to it from the third try on; what was asked."""
     asked = []
     loop = asyncio.get_running_loop()
     resolve = loop.getaddrinfo
