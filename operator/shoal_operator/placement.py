@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shoal_operator.roller import PartitionState
 
@@ -53,20 +54,43 @@ def drained(
 def spread(
     partitions: Sequence[PartitionState], brokers: Iterable[int], racks: Racks | None = None
 ) -> Plan:
-    """Brokers with the same number of replicas and of preferred leaders, give or take one."""
+    """Brokers with as many replicas of each topic, give or take one, and then as many in all and
+    as many preferred leaders, as far as racks let them."""
     places = sorted(brokers)
     loads = _loads(partitions, places)
-    now = {p.name: list(p.replicas) for p in sorted(partitions, key=lambda p: p.name)}
-    for replicas in now.values():
-        for at, broker in enumerate(replicas):
-            place = _place(replicas, at, loads, racks or {})
-            if place is not None and broker in loads and loads[broker] - loads[place] > 1:
-                replicas[at] = place
-                loads[broker] -= 1
-                loads[place] += 1
-    _spread_leaders(now, places)
+    now = {p.name: list(p.replicas) for p in partitions}
+    topics: dict[str, list[str]] = {}
+    for name in sorted(now):
+        topics.setdefault(name.rpartition("-")[0], []).append(name)
+    # The second time what was even within topics becomes even in all.
+    for _ in range(2):
+        for rows in topics.values():
+            of_topic = Counter(b for name in rows for b in now[name])
+            for name in rows:
+                now[name] = _evened(now[name], of_topic, loads, racks or {})
+    for rows in topics.values():
+        _spread_leaders({name: now[name] for name in rows}, places)
     before = {p.name: p.replicas for p in partitions}
     return Plan({n: tuple(r) for n, r in now.items() if tuple(r) != before[n]})
+
+
+def _evened(
+    before: Sequence[int], of_topic: Counter[int], loads: Counter[int], racks: Racks
+) -> list[int]:
+    """A partition's replicas after those moves that even out; the loads then have them."""
+    replicas = list(before)
+    for at, broker in enumerate(replicas):
+        pairs = {b: (of_topic[b], loads[b]) for b in loads}
+        place = _place(replicas, at, pairs, racks)
+        if place is None or broker not in pairs:
+            continue
+        more, in_all = of_topic[broker] - of_topic[place], loads[broker] - loads[place]
+        if more > 1 or (more == 1 and in_all > 1):
+            replicas[at] = place
+            for counts in (of_topic, loads):
+                counts[broker] -= 1
+                counts[place] += 1
+    return replicas
 
 
 def _spread_leaders(replicas_of: Mapping[str, list[int]], brokers: Sequence[int]) -> None:
@@ -87,7 +111,7 @@ def _loads(partitions: Sequence[PartitionState], brokers: Sequence[int]) -> Coun
     return loads
 
 
-def _place(replicas: Sequence[int], at: int, loads: Mapping[int, int], racks: Racks) -> int | None:
+def _place(replicas: Sequence[int], at: int, loads: Mapping[int, Any], racks: Racks) -> int | None:
     """The broker for the replica that is at this place now; None if there is no other."""
     free = [b for b in loads if b not in replicas]
     taken = {racks.get(b) for i, b in enumerate(replicas) if i != at}
