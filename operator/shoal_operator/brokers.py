@@ -65,9 +65,9 @@ class Brokers:
 
     async def readdress(self, bootstrap_servers: str, urls: Sequence[str]) -> None:
         """Use these addresses from now on."""
-        addresses = (bootstrap_servers, tuple(urls))
-        if addresses != self._addresses:
-            self._addresses = addresses
+        moved = bootstrap_servers != self._addresses[0]
+        self._addresses = (bootstrap_servers, tuple(urls))
+        if moved:
             await self.close()
 
     @property

@@ -86,6 +86,12 @@ class Loop:
                 return await self._reconcile(names)
         except (KubeError, ClientError) as error:
             log.warning("will try again", kind=self.kind, resources=len(names), error=str(error))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Somebody else's cancellation that leaked out of a call must not end this loop.
+            log.exception("a defect of the operator; will try again", kind=self.kind)
         except Exception:
             log.exception("a defect of the operator; will try again", kind=self.kind)
         metrics.ERRORS.labels(self.kind).inc()

@@ -147,7 +147,11 @@ class Cluster:
         if task is None:
             task = self._loop.create_task(connect(self.settings, address))
             self._connections[key] = task
-        return await asyncio.shield(task)
+        # Who waits is not the task: to close the cluster cancels that, and nobody else.
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise ConnectionLost(f"the connection to {address[0]}:{address[1]} was closed here")
+        return task.result()
 
     async def connection(self, node_id: int, lane: str = "") -> Connection:
         """An open connection to a broker. Raises `Unreachable` or what `connect` raises."""
