@@ -51,14 +51,16 @@ def read(options: SourceOptions, ranges: Sequence[Range]) -> Iterator[pa.RecordB
         columns = Columns(*where, with_headers=options.include_headers)
         for r in group:
             for chunk in reading.chunks(r):
+                # The log start may lie in the midst of a batch.
+                part = r._replace(first=max(r.first, chunk.first))
                 for at, header in headers(chunk.data):
                     if header.base_offset > r.last:
                         break
-                    if not header.is_control and header.last_offset >= r.first:
+                    if not header.is_control and header.last_offset >= part.first:
                         try:
-                            columns.add(chunk.data, at, header, r)
+                            columns.add(chunk.data, at, header, part)
                         except (CorruptRecords, CorruptBatch) as error:
-                            reading.undecodable(r, header, error)
+                            reading.undecodable(part, header, error)
                     if columns.full:
                         yield columns.take()
         if columns.offsets:
