@@ -67,7 +67,8 @@ class Controller:
         now_ms = self._now_ms()
         self._heard_ms = dict.fromkeys(metadata.newest.brokers, now_ms)
         self._fencing.clear()
-        self._broker.log.info("this node is the active controller", epoch=self._epoch)
+        if not self._broker.quorum.alone:
+            self._broker.log.info("this node is the active controller", epoch=self._epoch)
         for id, known in metadata.newest.brokers.items():
             if not known.fenced:
                 self._probe(id)
