@@ -172,7 +172,8 @@ def kill_share_leader(cluster: Cluster, scale: float) -> Figures:
         "share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET
     )
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
-    for future in cluster.admin().incremental_alter_configs([resource]).values():
+    admin = cluster.admin()
+    for future in admin.incremental_alter_configs([resource]).values():
         future.result(30)
     consumer = ShareConsumer({
         "bootstrap.servers": cluster.bootstrap, "group.id": group, **QUIET,
