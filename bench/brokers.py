@@ -38,6 +38,7 @@ class Broker:
         self.directory = directory
         self.port = free_port()
         self.start_s = 0.0
+        self._began = 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -49,6 +50,10 @@ class Broker:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def runs(self) -> bool:
+        return self._process is not None
+
     def command(self) -> list[str]:
         raise TypeError("a broker of a kind has a command")
 
@@ -56,15 +61,25 @@ class Broker:
         self.directory.mkdir(parents=True, exist_ok=True)
 
     def start(self) -> None:
+        self.launch()
+        self.wait()
+
+    def launch(self) -> None:
+        """Start the process, to be waited for by `wait`."""
         self.prepare()
-        began = time.perf_counter()
+        self._began = time.perf_counter()
         with (self.directory / "out").open("ab") as out:
             self._process = subprocess.Popen(self.command(), stdout=out, stderr=out)
+
+    def wait(self) -> None:
+        """Until it answers."""
+        assert self._process is not None
         while not self._answers():
-            if self._process.poll() is not None or time.perf_counter() - began > START_TIMEOUT_S:
+            late = time.perf_counter() - self._began > START_TIMEOUT_S
+            if self._process.poll() is not None or late:
                 raise SystemExit((self.directory / "out").read_text()[-3000:])
             time.sleep(0.005)
-        self.start_s = time.perf_counter() - began
+        self.start_s = time.perf_counter() - self._began
 
     def _answers(self) -> bool:
         try:

@@ -12,7 +12,9 @@ from rich.table import Table
 UNITS = {
     "rate": "records/s", "p50_ms": "p50 ms", "p99_ms": "p99 ms", "cpu_s": "broker CPU s",
     "rss_mb": "broker MB", "idle_mb": "idle MB", "loaded_mb": "loaded MB",
-    "idle_cpu": "cores idle", "start_s": "seconds",
+    "idle_cpu": "cores idle", "start_s": "seconds", "cpu_s_gb": "broker CPU s/GB",
+    "pause_s": "pause s", "errors": "client errors", "whole_s": "seconds in all",
+    "failover_s": "failover s", "sync_s": "in sync after s",
 }  # fmt: skip
 
 
@@ -35,8 +37,8 @@ def cells(row: dict[str, Any]) -> list[str]:
 HEAD = ["load", "figure", "Shoal (min-max)", "Kafka (min-max)", "ratio", "goal", ""]
 
 
-def show(rows: list[dict[str, Any]], folder: Path) -> None:
-    """Print the table and write latest.json, latest.md and latest.png into `folder`."""
+def show(rows: list[dict[str, Any]], folder: Path, name: str = "latest") -> None:
+    """Print the table and write it into `folder` as `name`.json, .md and .png."""
     folder.mkdir(parents=True, exist_ok=True)
     table = Table(*HEAD)
     lines = ["| " + " | ".join(HEAD) + " |", "|" + " --- |" * len(HEAD)]
@@ -44,10 +46,10 @@ def show(rows: list[dict[str, Any]], folder: Path) -> None:
         table.add_row(*cells(row))
         lines.append("| " + " | ".join(cells(row)) + " |")
     Console(width=150).print(table)
-    (folder / "latest.json").write_text(json.dumps(rows, indent=1))
-    (folder / "latest.md").write_text("\n".join(lines) + "\n")
-    picture(rows, folder / "latest.png")
-    print(f"Written to {folder}/latest.json, .md and .png")
+    (folder / f"{name}.json").write_text(json.dumps(rows, indent=1))
+    (folder / f"{name}.md").write_text("\n".join(lines) + "\n")
+    picture(rows, folder / f"{name}.png")
+    print(f"Written to {folder}/{name}.json, .md and .png")
 
 
 def picture(rows: list[dict[str, Any]], path: Path) -> None:

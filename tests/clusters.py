@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,12 @@ class ShoalCluster:
         process.bootstrap = self.addresses.get(id, "127.0.0.1:0")
         return process
 
-    def start(self) -> ShoalCluster:
-        for node in self.nodes.values():
+    def start(self, ids: Iterable[int] | None = None) -> ShoalCluster:
+        """Start those nodes, all unless told, at once; returns when they are ready."""
+        nodes = [self.nodes[id] for id in ids or self.nodes]
+        for node in nodes:
             node.launch()
-        for node in self.nodes.values():
+        for node in nodes:
             node.wait()
         return self
 

@@ -41,6 +41,7 @@ class ShoalProcess:
         self.start_timeout_s = start_timeout_s
         self.bootstrap = "127.0.0.1:0"
         self.metrics_url = ""
+        self._said_ready = False
         self.log: list[str] = []
         self._process: subprocess.Popen[str] | None = None
         self._readers: list[threading.Thread] = []
@@ -89,6 +90,7 @@ class ShoalProcess:
             env={**os.environ, **self.environment},
         )  # fmt: skip
         self._ready = ready = threading.Event()
+        self._said_ready = False
         streams = (self._process.stdout, self._process.stderr)
         self._readers = [
             threading.Thread(target=self._read, args=(stream, ready), daemon=True)
@@ -100,7 +102,8 @@ class ShoalProcess:
     def wait(self) -> ShoalProcess:
         """Until it is ready."""
         assert self._process is not None
-        if not self._ready.wait(self.start_timeout_s) or self._process.poll() is not None:
+        self._ready.wait(self.start_timeout_s)
+        if not (self._said_ready and self.is_running):
             self.kill9()
             raise AssertionError("the broker did not start:\n" + "\n".join(self.log[-40:]))
         return self
@@ -162,5 +165,6 @@ class ShoalProcess:
             if match := _LISTENS.search(line):
                 self.bootstrap = match[1]
             if line.startswith("Ready"):
+                self._said_ready = True
                 ready.set()
-        ready.set()
+        ready.set()  # its end: there is nothing to wait for

@@ -393,3 +393,19 @@ def test_an_internal_topic_whose_config_is_below_the_least_of_topics(name: str) 
     fresh = follow(fresh, controller.register_broker(fresh, broker(1), clean=True))
     after = follow(fresh, create(fresh, topics.internal_topic(fresh, name)))
     assert after.topic_config(name)["segment.bytes"] == 1 << 20
+
+
+def test_a_request_that_is_tried_again_finds_its_own_topic(image: MetadataImage) -> None:
+    """A controller may have committed what it died before answering."""
+
+    def ask(image: MetadataImage, request_id: bytes) -> Decision:
+        new = [NewTopic("t", 2, 1, configs=[("retention.ms", "5000")])]
+        return topics.create_topics(image, new, new_id=ids(), request_id=request_id)
+
+    first = ask(image, b"1" * 16)
+    later = follow(image, first)
+    again = ask(later, b"1" * 16)
+    assert not again.records
+    assert again.response == first.response
+    other = ask(later, b"2" * 16)
+    assert errors(other)[0][0] is ErrorCode.topic_already_exists

@@ -35,7 +35,7 @@ from shoal.quorum.messages import (
 )
 from shoal.quorum.quorum_state import QuorumState
 from shoal.quorum.raft import QuorumSettings, Raft
-from shoal.quorum.ready import Event, Propose, Ready, Received, Resign, Synced, Tick
+from shoal.quorum.ready import Event, Gone, Propose, Ready, Received, Resign, Synced, Tick
 from shoal.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet
 from shoal.record.batch import headers
 from shoal.record.control import ControlType
@@ -135,6 +135,10 @@ class Dialogue:
         assert raft.deadline_ms is not None
         raft.deadline_ms = self.now_ms
         self._step(int(id), Tick())
+
+    def gone(self, id: str, peer: str) -> None:
+        """Nothing listens at the peer any more, as that replica sees."""
+        self._step(int(id), Gone(int(peer)))
 
     def wait(self, duration: str) -> None:
         self.now_ms += int(duration.removesuffix("ms"))

@@ -60,3 +60,12 @@ def test_a_tag_of_somebody_elses_is_passed_over() -> None:
     data[at : at + 2] = b"\xe9\x07"
     (row,) = codec.read_request(WRITE, 1, memoryview(bytes(data))).topics[0].partitions
     assert delays_of(row) == [] and row.start_offset == 4
+
+
+def test_a_request_that_is_passed_on_tells_which_it_is() -> None:
+    fields = {"request_data": b"r", "request_principal": None, "client_host_address": b"1234"}
+    data = codec.write_request(ApiKey.ENVELOPE, 0, fields | {"request_id": b"i" * 16})
+    found = codec.read_request(ApiKey.ENVELOPE, 0, memoryview(bytes(data)))
+    assert (found.request_data, found.request_id) == (b"r", b"i" * 16)
+    plain = codec.write_request(ApiKey.ENVELOPE, 0, fields)
+    assert entity_reader(codec.entity(ApiKey.ENVELOPE, 0, EntityType.request))(bytes(plain), 0)[0]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli import local_cluster, output
-from shoal.cli.local_cluster import LocalCluster
+from shoal.cli.local_cluster import STOP_TIMEOUT_S, LocalCluster
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import Failed, command, guarded, new_app, pairs
 from shoal.client.client import Client
@@ -65,12 +65,19 @@ def start(
 
 
 @app.command()
-def stop(dir: Folder = _FOLDER) -> None:
+def stop(
+    dir: Folder = _FOLDER,
+    timeout: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="Who has not stopped by then is killed."),
+    ] = STOP_TIMEOUT_S,
+) -> None:
     """Stop all brokers; their data stays."""
 
     def run() -> None:
         cluster = _known(dir)
-        cluster.end(cluster.nodes)
+        for sentence in cluster.stop(cluster.nodes, timeout_s=timeout):
+            print(sentence)
         print(f"Stopped. The data is in {cluster.folder}; `shoal cluster start` goes on with it.")
 
     guarded(run)
@@ -106,7 +113,7 @@ def kill(id: Id, dir: Folder = _FOLDER) -> None:
         node = cluster.node(id)
         if not cluster.runs(node):
             raise Failed(f"broker {id} does not run")
-        cluster.end([node], kill=True)
+        cluster.kill([node])
         print(f"Broker {id} is dead. `shoal cluster restart {id}` brings it back.")
 
     guarded(run)
@@ -120,7 +127,8 @@ def restart(id: Id, dir: Folder = _FOLDER) -> None:
         cluster = _known(dir)
         node = cluster.node(id)
         if cluster.runs(node):
-            cluster.end([node])
+            for sentence in cluster.stop([node]):
+                print(sentence)
         cluster.launch(node)
         cluster.wait(node)
         print(f"Broker {id} runs.")

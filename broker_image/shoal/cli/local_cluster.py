@@ -25,6 +25,8 @@ NODES_MAX = 9
 #: A node that has not said "Ready" for so long will not, as far as its user is concerned.
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 40.0
+#: What a broker logs that ends without a controller.
+NOT_HANDED_OVER = "without having handed over"
 _LOOK_S = 0.05
 
 
@@ -120,19 +122,50 @@ class LocalCluster:
             f"broker {node.id} is not ready after {START_TIMEOUT_S:.0f} s: see {self.log(node)}"
         )
 
-    def end(self, nodes: list[Node], *, kill: bool = False) -> None:
-        """Stop nodes cleanly, or as a crash would; returns when they are gone. Raises `Failed`."""
-        left = [node for node in nodes if self.runs(node)]
-        for node in left:
-            os.kill(node.pid, signal.SIGKILL if kill else signal.SIGTERM)
-        end = time.monotonic() + STOP_TIMEOUT_S
-        while left := [node for node in left if not _reap(node.pid) and self.runs(node)]:
-            if time.monotonic() > end:
-                raise Failed(
-                    f"broker {left[0].id} (process {left[0].pid}) does not stop: see"
-                    f" {self.log(left[0])}, or end it by `shoal cluster kill {left[0].id}`"
+    def stop(self, nodes: list[Node], *, timeout_s: float = STOP_TIMEOUT_S) -> list[str]:
+        """Stop nodes, those cleanly that can within `timeout_s`, and kill the others: sentences
+        about what went otherwise than it should. They are gone when this returns."""
+        down = [node for node in nodes if not self.runs(node)]
+        for node in nodes:
+            if node not in down:
+                os.kill(node.pid, signal.SIGTERM)
+        killed = self._gone(nodes, timeout_s)
+        self.kill(killed)
+        said = {node.id: f"Broker {node.id} was down already." for node in down}
+        for node in nodes:
+            if node in killed:
+                said[node.id] = (
+                    f"Broker {node.id} was killed: it did not stop within {timeout_s:g} s. It will"
+                    f" look through its logs when it starts. See {self.log(node)}"
                 )
+            elif node not in down and NOT_HANDED_OVER in self.log(node).read_text():
+                said[node.id] = (
+                    f"Broker {node.id} stopped, and no controller was there to take over what it"
+                    " led. Nothing is lost by that."
+                )
+        self._forget(nodes)
+        return [said[id] for id in sorted(said)]
+
+    def kill(self, nodes: list[Node]) -> None:
+        """End nodes as a crash would; they are gone when this returns."""
+        for node in nodes:
+            if self.runs(node):
+                os.kill(node.pid, signal.SIGKILL)
+        self._gone(nodes, None)
+        self._forget(nodes)
+
+    def _gone(self, nodes: list[Node], timeout_s: float | None) -> list[Node]:
+        """Wait until their processes have ended: those that have not within that time."""
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        left = nodes
+        while left := [node for node in left if not _reap(node.pid) and self.runs(node)]:
+            if end is not None and time.monotonic() > end:
+                return left
             time.sleep(_LOOK_S)
+        return []
+
+    def _forget(self, nodes: list[Node]) -> None:
+        """They have no process."""
         for node in nodes:
             node.pid = 0
         self.save()
@@ -140,6 +173,8 @@ class LocalCluster:
 
 def _reap(pid: int) -> bool:
     """Whether the process was a child of this one, and has ended."""
+    if not pid:
+        return False
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except OSError:

@@ -6,9 +6,11 @@ Order of checks, error codes and the sense of messages follow Kafka's Replicatio
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import count
 from typing import Any, NamedTuple
-from uuid import UUID
+from uuid import UUID, uuid5
 
+from shoal.log.uuids import uuid_text
 from shoal.metadata import names, placement
 from shoal.metadata.alterations import checked_topic_configs
 from shoal.metadata.config_keys import text_of
@@ -79,15 +81,25 @@ def create_topics(
     *,
     new_id: Callable[[], UUID],
     validate_only: bool = False,
+    request_id: bytes = b"",
 ) -> Decision:
-    """Create topics, each by itself. The response is CreateTopics' rows."""
+    """Create topics, each by itself. The response is CreateTopics' rows.
+
+    With a `request_id` of 16 bytes the topics' ids follow from it. The same request can then be
+    told from another one: a topic that it has made already is no refusal, and is not made again.
+    """
     records: list[MetadataRecord] = []
     rows = []
     taken = _Names(image)
     for topic in topics:
+        topic_id = _derived_id(request_id, topic.name) if request_id else new_id()
+        present = image.topics.get(topic.name)
+        if request_id and present is not None and present.topic_id == topic_id:
+            rows.append(_made(image, present))
+            continue
         try:
             made, row = _create(
-                image, topic, taken, new_id, RECORDS_PER_DECISION_MAX - len(records)
+                image, topic, taken, topic_id, RECORDS_PER_DECISION_MAX - len(records)
             )
         except Refused as refused:
             rows.append(_row(topic.name, refused))
@@ -96,6 +108,18 @@ def create_topics(
         records += made
         rows.append(row)
     return Decision([] if validate_only else records, rows)
+
+
+def _derived_id(request_id: bytes, name: str) -> UUID:
+    """The id of the topic that a request makes; its text starts with no dash."""
+    tries = (uuid5(UUID(bytes=request_id), f"{name}/{n}") for n in count())
+    return next(id for id in tries if not uuid_text(id).startswith("-"))
+
+
+def _made(image: MetadataImage, topic: TopicImage) -> dict[str, Any]:
+    """CreateTopics' row of a topic that is there."""
+    own = dict(image.configs.get((2, topic.name), {}))
+    return _made_row(image, topic.name, topic.topic_id, [p.replicas for p in topic.partitions], own)
 
 
 def internal_topic(image: MetadataImage, name: str) -> NewTopic:
@@ -139,12 +163,11 @@ class _Names:
 
 
 def _create(
-    image: MetadataImage, topic: NewTopic, taken: _Names, new_id: Callable[[], UUID], room: int
+    image: MetadataImage, topic: NewTopic, taken: _Names, topic_id: UUID, room: int
 ) -> tuple[list[MetadataRecord], dict[str, Any]]:
     """The records and the row of one topic. Raises `Refused`."""
     taken.refuse(topic.name)
     own = _configs(image, topic)
-    topic_id = new_id()
     if topic.assignments:
         replicas = _manual(image, topic)
     else:
@@ -158,8 +181,18 @@ def _create(
         for name, value in own.items()
     ]
     records += _partitions(image, topic_id, replicas, 0)
-    row = {
-        "name": topic.name,
+    return records, _made_row(image, topic.name, topic_id, replicas, own)
+
+
+def _made_row(
+    image: MetadataImage,
+    name: str,
+    topic_id: UUID,
+    replicas: Sequence[Sequence[int]],
+    own: dict[str, str],
+) -> dict[str, Any]:
+    return {
+        "name": name,
         "topic_id": topic_id,
         "error_code": ErrorCode.none,
         "error_message": None,
@@ -167,7 +200,6 @@ def _create(
         "replication_factor": len(replicas[0]),
         "configs": _effective(image, own),
     }
-    return records, row
 
 
 def _configs(image: MetadataImage, topic: NewTopic) -> dict[str, str]:

@@ -57,6 +57,8 @@ _DELAYS = (Field("delays", _DELAY, array=True, tag=1000, default=[]),)
 #: Kafka's, which count up from 0: other readers pass them over. A body that has none is read as
 #: Kafka's is, without these attributes.
 OWN_TAGS: dict[tuple[int, str], tuple[Field, ...]] = {
+    # Envelope: 16 bytes that are the same however often the request is tried.
+    (58, "EnvelopeRequest"): (Field("request_id", "bytes", tag=1000, default=b""),),
     (84, "PartitionResult"): _DELAYS,  # ReadShareGroupState, the answer
     (85, "PartitionData"): _DELAYS,  # WriteShareGroupState
 }

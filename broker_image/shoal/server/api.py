@@ -69,7 +69,8 @@ class Request:
     """One request: its header, its parsed body (kio's entity of that version), and its sender.
 
     `size` is that of its frame in bytes. `busy_ns` is the time that the broker has spent on it,
-    measured where there are quotas.
+    measured where there are quotas. `id` is that of a request which may be tried again: the same
+    16 bytes each time.
     """
 
     header: RequestHeader
@@ -78,6 +79,7 @@ class Request:
     received_ns: int = 0
     size: int = 0
     busy_ns: int = 0
+    id: bytes = b""
 
     @property
     def version(self) -> int:

@@ -13,8 +13,9 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from shoal.metadata import brokers, controller, elections
+from shoal.metadata import brokers, controller, elections, internal_topics
 from shoal.metadata.controller import Decision
+from shoal.metadata.delta import MetadataDelta
 from shoal.metadata.image import BrokerImage, MetadataImage
 from shoal.protocol.errors import ApiError, ErrorCode
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Between two looks at the sessions.
 _LOOK_MS = 100
+#: Between two looks whether internal topics could have more replicas; a broker's coming is one too.
+_GROW_MS = 10_000
 #: A look at an address that is not refused within this time tells nothing.
 _PROBE_TIMEOUT_S = 1.0
 
@@ -42,7 +45,9 @@ class Controller:
     def start(self) -> None:
         broker = self._broker
         broker.quorum.on_step.append(self._stepped)
+        broker.metadata.on_change.append(self._changed)
         broker.timers.every(_LOOK_MS, self._look)
+        broker.timers.every(_GROW_MS, lambda: self._now_and_then(internal_topics.grow))
         config = broker.config
         if config["auto.leader.rebalance.enable"]:
             interval_ms = config["leader.imbalance.check.interval.seconds"] * 1000
@@ -54,6 +59,10 @@ class Controller:
         metadata = self._broker.metadata
         if metadata.is_active and len(metadata.newest.brokers) > 1:
             self._submit(decide)
+
+    def _changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        if delta.brokers:
+            self._now_and_then(internal_topics.grow)
 
     def _now_ms(self) -> int:
         return int(self._broker.loop.time() * 1000)
@@ -67,7 +76,8 @@ class Controller:
         now_ms = self._now_ms()
         self._heard_ms = dict.fromkeys(metadata.newest.brokers, now_ms)
         self._fencing.clear()
-        self._broker.log.info("this node is the active controller", epoch=self._epoch)
+        if not self._broker.quorum.alone:
+            self._broker.log.info("this node is the active controller", epoch=self._epoch)
         for id, known in metadata.newest.brokers.items():
             if not known.fenced:
                 self._probe(id)

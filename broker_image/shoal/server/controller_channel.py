@@ -3,7 +3,11 @@ on to it.
 
 A request travels in an Envelope (KIP-590), whose answer tells apart what the controller says from
 the node's not being the controller. It is tried until its time is up, since a controller that is
-gone is replaced soon. On the active controller itself nothing travels.
+gone is replaced soon. On the active controller itself nothing travels; what it decided and could
+not commit is asked of the next one.
+
+A controller that is gone may have committed what it did not answer. So that the second try of
+CreateTopics does not find its own topic and call it another's, the request carries an id.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
@@ -71,12 +76,14 @@ class ControllerChannel:
     async def _answer(self, frame: bytes, peer: Peer, timeout_ms: int | None) -> bytes:
         """The body of the response to the request in `frame`."""
         broker = self._broker
+        key = frame[0] << 8 | frame[1]
+        request_id = uuid4().bytes if key == ApiKey.CREATE_TOPICS else b""
         if timeout_ms is None:
             timeout_ms = broker.config["request.timeout.ms"]
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while True:
-                    found = await self._try(frame, peer)
+                    found = await self._try(frame, peer, request_id)
                     if found is not None:
                         return found
                     await asyncio.sleep(_RETRY_S)
@@ -85,19 +92,19 @@ class ControllerChannel:
                 ErrorCode.request_timed_out, "The cluster has no controller that answers."
             ) from None
 
-    async def _try(self, frame: bytes, peer: Peer) -> bytes | None:
+    async def _try(self, frame: bytes, peer: Peer, request_id: bytes) -> bytes | None:
         """The answer, or None when the node asked is not the controller, or gone."""
         broker = self._broker
         try:
             if broker.metadata.is_active:
-                return await broker.dispatch.embedded(frame, peer)
-            return await self._ask(frame, peer)
+                return await broker.dispatch.embedded(frame, peer, request_id)
+            return await self._ask(frame, peer, request_id)
         except ApiError as error:
             if error.code is not ErrorCode.not_controller:
                 raise
             return None
 
-    async def _ask(self, frame: bytes, peer: Peer) -> bytes | None:
+    async def _ask(self, frame: bytes, peer: Peer, request_id: bytes) -> bytes | None:
         from shoal.client.errors import ClientError
 
         leader_id = self._broker.quorum.leader_id
@@ -108,6 +115,7 @@ class ControllerChannel:
             "request_data": frame,
             "request_principal": None,
             "client_host_address": _packed(peer.host),
+            "request_id": request_id,
         }
         try:
             answer = await self._to(address).request(ApiKey.ENVELOPE, fields)

@@ -103,7 +103,7 @@ class Dispatcher:
             body = codec.read_request(header.api_key, version, view.toreadonly(), header.body_at)
         request = Request(header, body, peer, received_ns, len(frame))
         try:
-            if row.by_controller and not self._broker.metadata.is_active:
+            if row.by_controller and not self._is_alone:
                 answer: Any = self._broker.channel.passed_on(frame, request)
             else:
                 answer = row.handle(self._broker, request)
@@ -125,7 +125,12 @@ class Dispatcher:
             return Pending(self, request, answer)
         return self.finished(request, answer)
 
-    async def embedded(self, frame: bytes, peer: Peer) -> bytes:
+    @property
+    def _is_alone(self) -> bool:
+        """Whether this node is the controller, and no other one can become it."""
+        return self._broker.metadata.is_active and self._broker.quorum.alone
+
+    async def embedded(self, frame: bytes, peer: Peer, request_id: bytes = b"") -> bytes:
         """Handle a request that came in another one, as the active controller: the body of its
         response. Raises `ApiError` with NOT_CONTROLLER when this node is none, or stops being it,
         and `WireError`."""
@@ -140,7 +145,7 @@ class Dispatcher:
         body = codec.read_request(
             header.api_key, header.api_version, memoryview(frame), header.body_at
         )
-        request = Request(header, body, peer, time.perf_counter_ns())
+        request = Request(header, body, peer, time.perf_counter_ns(), id=request_id)
         if not self._broker.metadata.is_active:
             raise ApiError(ErrorCode.not_controller)
         try:

@@ -55,16 +55,27 @@ class Link:
         if self._connecting is None:
             self._connecting = asyncio.ensure_future(connect(self._settings, self.address))
             self._connecting.add_done_callback(self._connected)
-        return await asyncio.shield(self._connecting)
+        connecting = self._connecting
+        # Not awaited itself: `close` cancels it, which must not cancel who waits for it.
+        await asyncio.wait((connecting,))
+        if connecting.cancelled():
+            host, port = self.address
+            raise ConnectionLost(f"the connection to {host}:{port} was closed here")
+        return connecting.result()
 
     def _connected(self, done: asyncio.Task[Connection]) -> None:
+        if done is not self._connecting:
+            if not done.cancelled() and done.exception() is None:
+                done.result().close()
+            return
         self._connecting = None
         if not done.cancelled() and done.exception() is None:
             self._connection = done.result()
 
     def close(self) -> None:
-        if self._connecting is not None:
-            self._connecting.cancel()
+        connecting, self._connecting = self._connecting, None
+        if connecting is not None:
+            connecting.cancel()
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

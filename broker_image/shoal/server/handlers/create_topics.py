@@ -53,7 +53,11 @@ def handle(broker: Broker, request: Request) -> Answer:
     ]
     return broker.metadata.submit(
         lambda image: create_topics(
-            image, topics, new_id=random_id, validate_only=body.validate_only
+            image,
+            topics,
+            new_id=random_id,
+            validate_only=body.validate_only,
+            request_id=request.id,
         ),
         lambda rows: {"throttle_time_ms": pause_ms, "topics": [*rows, *refused.values()]},
     )

@@ -32,7 +32,8 @@ async def _open(broker: Broker, request: Request) -> dict[str, Any]:
         sender.connection_id,
         sender.on_close,
     )
-    response = await broker.dispatch.embedded(frame, peer)
+    request_id = getattr(body, "request_id", b"")
+    response = await broker.dispatch.embedded(frame, peer, request_id)
     key, version = frame[0] << 8 | frame[1], frame[2] << 8 | frame[3]
     correlation_id = int.from_bytes(frame[4:8], "big", signed=True)
     head = frames.response_head(key, version, correlation_id)

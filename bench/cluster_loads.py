@@ -1,0 +1,268 @@
+"""What is done to a cluster of three, each a function of the cluster that gives figures.
+
+`pause_s` is the longest time in which some partition acknowledged nothing, counted from the kill.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+from clusters import Cluster, eventually
+from confluent_kafka import KafkaException, Producer, ShareConsumer
+from confluent_kafka.admin import (
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+
+Figures = dict[str, float]
+QUIET = {"log_level": 0}
+#: A producer's pace in the loads that break something: records a second for each partition.
+PACE = 200
+PARTITIONS = 3
+
+
+def create(cluster: Cluster, partitions: int, topics: int = 1) -> list[str]:
+    """New topics with three replicas, led."""
+    names = [f"bench-{uuid.uuid4().hex[:10]}" for _ in range(topics)]
+    admin = cluster.admin()
+    for future in admin.create_topics([NewTopic(n, partitions, 3) for n in names]).values():
+        future.result(120)
+
+    def led() -> bool:
+        found = admin.list_topics(timeout=60).topics
+        return all(
+            n in found
+            and len(found[n].partitions) == partitions
+            and all(p.leader > 0 for p in found[n].partitions.values())
+            for n in names
+        )
+
+    eventually(led, "new topics have no leaders")
+    return names
+
+
+def produce(cluster: Cluster, scale: float) -> Figures:
+    """1 KB, acks=all; broker CPU is that of all three."""
+    (topic,) = create(cluster, 1)
+    count = int(300_000 * scale)
+    send(cluster.bootstrap, topic, count // 10)
+    before = cluster.cpu_s()
+    elapsed = send(cluster.bootstrap, topic, count)
+    gigabytes = count * 1024 / 1e9
+    return {"rate": count / elapsed, "cpu_s_gb": (cluster.cpu_s() - before) / gigabytes}
+
+
+def send(bootstrap: str, topic: str, count: int, partition: int = 0, acks: str = "all") -> float:
+    """Seconds until so many records of 1 KB are acknowledged."""
+    failed: list[Any] = []
+    producer = Producer({
+        "bootstrap.servers": bootstrap, "acks": acks, "linger.ms": 5,
+        "batch.size": 1_000_000, "queue.buffering.max.messages": 200_000,
+        "queue.buffering.max.kbytes": 1 << 20, **QUIET,
+    })  # fmt: skip
+    value, began = os.urandom(1024), time.perf_counter()
+    for n in range(count):
+        while True:
+            try:
+                producer.produce(
+                    topic,
+                    value,
+                    partition=partition,
+                    on_delivery=lambda e, _: e and failed.append(e),
+                )
+                break
+            except BufferError:
+                producer.poll(0.01)
+        if not n & 1023:
+            producer.poll(0)
+    assert producer.flush(120) == 0 and not failed, failed[:1]
+    return time.perf_counter() - began
+
+
+class Steady:
+    """A producer at a pace over all partitions, with the times of its acknowledgements."""
+
+    def __init__(self, cluster: Cluster, topic: str, partitions: int) -> None:
+        self.errors: list[str] = []
+        self.acknowledged: list[list[float]] = [[] for _ in range(partitions)]
+        self._topic, self._stop = topic, threading.Event()
+        self._producer = Producer({
+            "bootstrap.servers": cluster.bootstrap, "acks": "all", "linger.ms": 0,
+            "enable.idempotence": True, **QUIET,
+        })  # fmt: skip
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Steady:
+        self._thread.start()
+        eventually(lambda: all(len(a) > 50 for a in self.acknowledged), "nothing is acknowledged")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._producer.flush(60)
+
+    def _run(self) -> None:
+        began, sent = time.perf_counter(), 0
+        while not self._stop.is_set():
+            while sent < (time.perf_counter() - began) * PACE:
+                for partition in range(len(self.acknowledged)):
+                    self._producer.produce(
+                        self._topic, repr(time.perf_counter()).encode(), partition=partition,
+                        on_delivery=self._told,
+                    )  # fmt: skip
+                sent += 1
+            self._producer.poll(0.002)
+
+    def _told(self, error: Any, message: Any) -> None:
+        if error is not None:
+            self.errors.append(str(error))
+        else:
+            self.acknowledged[message.partition()].append(time.perf_counter())
+
+    def on(self, after: float) -> bool:
+        """Whether every partition has acknowledged for a second since `after`."""
+        now = time.perf_counter()
+        return all(a[-1] > after + 0.5 and now - a[-1] < 0.3 for a in self.acknowledged)
+
+    def pause_s(self, begin: float, end: float) -> float:
+        """The longest time between two acknowledgements of a partition, of those that end there."""
+        found = 0.0
+        for times in self.acknowledged:
+            for before, after in pairwise(times):
+                if begin <= after and before <= end:
+                    found = max(found, after - max(before, begin))
+        return found
+
+
+def kill_leader(cluster: Cluster, scale: float) -> Figures:
+    return _kill(cluster, lambda topic: cluster.leaders(topic)[0])
+
+
+def kill_controller(cluster: Cluster, scale: float) -> Figures:
+    return _kill(cluster, lambda topic: cluster.controller())
+
+
+def _kill(cluster: Cluster, whom: Callable[[str], int]) -> Figures:
+    (topic,) = create(cluster, PARTITIONS)
+    with Steady(cluster, topic, PARTITIONS) as steady:
+        victim = whom(topic)
+        killed = time.perf_counter()
+        cluster.nodes[victim].kill9()
+        eventually(lambda: steady.on(killed + 1), "no writes after a kill")
+        pause_s = steady.pause_s(killed, time.perf_counter())
+    cluster.heal()
+    return {"pause_s": pause_s, "errors": len(steady.errors)}
+
+
+def kill_share_leader(cluster: Cluster, scale: float) -> Figures:
+    """From the kill until a record that was written after it is delivered to the share group."""
+    (topic,) = create(cluster, 1)
+    group = f"bench-{uuid.uuid4().hex[:10]}"
+    entry = ConfigEntry(
+        "share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET
+    )
+    resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
+    admin = cluster.admin()
+    for future in admin.incremental_alter_configs([resource]).values():
+        future.result(30)
+    consumer = ShareConsumer({
+        "bootstrap.servers": cluster.bootstrap, "group.id": group, **QUIET,
+    })  # fmt: skip
+    consumer.subscribe([topic])
+
+    def delivered(since: float) -> bool:
+        messages = [m for m in consumer.poll(0.1) if not m.error()]
+        return any(float(m.value()) > since for m in messages)
+
+    with Steady(cluster, topic, 1) as steady:
+        begun = time.perf_counter()
+        eventually(lambda: delivered(begun), "nothing is delivered")
+        (leader,) = cluster.leaders(topic)
+        killed = time.perf_counter()
+        cluster.nodes[leader].kill9()
+        eventually(lambda: delivered(killed), "nothing is delivered after the kill")
+        pause_s = time.perf_counter() - killed
+    consumer.close()
+    cluster.heal()
+    return {"pause_s": pause_s, "errors": len(steady.errors)}
+
+
+def rolling_restart(cluster: Cluster, scale: float) -> Figures:
+    """SIGTERM and start of one node after the other, each once all is in sync."""
+    (topic,) = create(cluster, PARTITIONS)
+    admin = cluster.admin()
+    with Steady(cluster, topic, PARTITIONS) as steady:
+        began = time.perf_counter()
+        for node in cluster.nodes.values():
+            node.stop()
+            node.start()
+            eventually(lambda: cluster.in_sync(admin), "not in sync after a restart")
+        ended = time.perf_counter()
+        eventually(lambda: steady.on(ended), "no writes after the restarts")
+        pause_s = steady.pause_s(began, time.perf_counter())
+    cluster.heal()
+    return {"pause_s": pause_s, "errors": len(steady.errors), "whole_s": ended - began}
+
+
+def create_topics(cluster: Cluster, scale: float) -> Figures:
+    """Topics of one partition with three replicas, a hundred a request, until all are led."""
+    hundreds = max(1, int(10 * scale))
+    began = time.perf_counter()
+    for _ in range(hundreds):
+        create(cluster, 1, 100)
+    return {"whole_s": time.perf_counter() - began, "rss_mb": cluster.rss_mb()}
+
+
+def transactions(cluster: Cluster, scale: float) -> Figures:
+    """1 KB records in transactions of 100 ms."""
+    (topic,) = create(cluster, PARTITIONS)
+    producer = Producer({
+        "bootstrap.servers": cluster.bootstrap, "transactional.id": uuid.uuid4().hex,
+        "linger.ms": 5, "queue.buffering.max.messages": 20_000, **QUIET,
+    })  # fmt: skip
+    producer.init_transactions(60)
+    value, count = os.urandom(1024), 0
+    _one(producer, topic, value)
+    began = time.perf_counter()
+    while time.perf_counter() - began < 10 * scale:
+        count += _one(producer, topic, value)
+    return {"rate": count / (time.perf_counter() - began)}
+
+
+def _one(producer: Producer, topic: str, value: bytes) -> int:
+    producer.begin_transaction()
+    count, end = 0, time.perf_counter() + 0.1
+    while time.perf_counter() < end:
+        try:
+            producer.produce(topic, value, partition=count // 500 % PARTITIONS)
+            count += 1
+        except BufferError:
+            producer.poll(0.002)
+        if not count & 255:
+            producer.poll(0)
+    try:
+        producer.commit_transaction(60)
+    except KafkaException as error:
+        raise SystemExit(f"a transaction was not committed: {error}") from None
+    return count
+
+
+LOADS: dict[str, Callable[[Cluster, float], Figures]] = {
+    "produce 1 KB, acks=all": produce,
+    "transactions of 100 ms": transactions,
+    "kill -9 of a leader": kill_leader,
+    "kill -9 of the controller": kill_controller,
+    "kill -9 of a share-partition leader": kill_share_leader,
+    "rolling restart": rolling_restart,
+    "create 1,000 topics x 3": create_topics,
+}

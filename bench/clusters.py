@@ -1,0 +1,186 @@
+"""The two clusters that are compared: three nodes each, voter and broker in one, on loopback.
+
+Both have stock timeouts, three replicas and two in sync, and internal topics of eight partitions.
+Kafka's heap is BENCH_HEAP, 1 GiB a node unless set.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from brokers import LIBRARY, Broker, free_port
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+from shoal.client.client import SyncClient
+
+NODES = (1, 2, 3)
+HEAP = os.environ.get("BENCH_HEAP", "1g")
+CLUSTER_ID = "benchmarkOfShoal0003AA"
+#: Directory ids of Kafka's first voters: base64 of 16 bytes.
+_DIRECTORIES = {id: f"benchmarkDirectory00{id}A" for id in NODES}
+SETTINGS = {
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+    "offsets.topic.num.partitions": "8",
+    "transaction.state.log.num.partitions": "8",
+    "share.coordinator.state.topic.num.partitions": "8",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.share.min.record.lock.duration.ms": "1000",
+}
+WAIT_S = 180.0
+
+
+def eventually(probe: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
+    """Look until `probe` gives something true, and return that."""
+    end = time.monotonic() + timeout_s
+    while not (found := probe()):
+        if time.monotonic() > end:
+            raise SystemExit(f"not within {timeout_s:.0f} s: {what}")
+        time.sleep(0.02)
+    return found
+
+
+class ShoalNode(Broker):
+    name = "shoal"
+
+    def __init__(self, directory: Path, id: int, ports: Mapping[int, int]) -> None:
+        super().__init__(directory)
+        self.id, self.port = id, ports[id]
+        self._voters = ",".join(f"{n}@127.0.0.1:{port}" for n, port in ports.items())
+
+    def command(self) -> list[str]:
+        pairs = [f"--set={name}={value}" for name, value in SETTINGS.items()]
+        return [
+            sys.executable, "-m", "shoal.cli", "server", f"--node-id={self.id}",
+            f"--quorum={self._voters}", f"--cluster-id={CLUSTER_ID}", "--log-level=warning",
+            f"--listener={self.bootstrap}", f"--data-dir={self.directory / 'data'}", *pairs,
+        ]  # fmt: skip
+
+
+class KafkaNode(Broker):
+    name = "kafka"
+
+    def __init__(self, directory: Path, id: int, ports: Mapping[int, int]) -> None:
+        super().__init__(directory)
+        self.id, self.port = id, ports[id]
+        self._controllers = {n: ports[n + 10] for n in NODES}
+
+    def _java(self, *words: str) -> list[str]:
+        jvm = ["-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", f"-Xmx{HEAP}", f"-Xms{HEAP}"]
+        return ["java", *jvm, "-cp", f"{LIBRARY}/*", *words]
+
+    def prepare(self) -> None:
+        super().prepare()
+        if not LIBRARY.is_dir():
+            raise SystemExit(f"No Kafka in {LIBRARY}: run `make java`, or set KAFKA_LIB.")
+        path = self.directory / "server.properties"
+        if path.exists():
+            return
+        known = self._controllers
+        lines = SETTINGS | {
+            "process.roles": "broker,controller",
+            "node.id": str(self.id),
+            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://127.0.0.1:{known[self.id]}",
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.bootstrap.servers": ",".join(
+                f"127.0.0.1:{port}" for port in known.values()
+            ),
+            "log.dirs": str(self.directory / "data"),
+        }
+        path.write_text("".join(f"{k}={v}\n" for k, v in lines.items()))
+        voters = ",".join(f"{n}@127.0.0.1:{port}:{_DIRECTORIES[n]}" for n, port in known.items())
+        done = subprocess.run(
+            [*self._java("kafka.tools.StorageTool"), "format", "--initial-controllers", voters,
+             "-t", CLUSTER_ID, "-c", str(path), "--feature", "share.version=1"],
+            check=False, capture_output=True, text=True,
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(done.stderr[-2000:])
+
+    def command(self) -> list[str]:
+        return self._java("kafka.Kafka", str(self.directory / "server.properties"))
+
+
+class Cluster:
+    """Three nodes of a kind."""
+
+    def __init__(self, kind: type[ShoalNode] | type[KafkaNode], folder: Path) -> None:
+        ports = {id: free_port() for id in (*NODES, *(n + 10 for n in NODES))}
+        if kind is ShoalNode:
+            ports = {id: ports[id] for id in NODES}
+        self.name = kind.name
+        self.nodes = {id: kind(folder / str(id), id, ports) for id in NODES}
+        self.start_s = 0.0
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(node.bootstrap for node in self.nodes.values())
+
+    def start(self) -> None:
+        """Returns when all three serve; `start_s` says after how long."""
+        for node in self.nodes.values():
+            node.prepare()
+        began = time.perf_counter()
+        with ThreadPoolExecutor(len(NODES)) as pool:
+            list(pool.map(lambda node: node.start(), self.nodes.values()))
+        eventually(lambda: len(self.brokers()) == len(NODES), "the brokers are not all let in")
+        self.start_s = time.perf_counter() - began
+
+    def stop(self) -> None:
+        for node in self.nodes.values():
+            node.kill9()
+
+    def cpu_s(self) -> float:
+        return sum(node.cpu_s() for node in self.nodes.values())
+
+    def rss_mb(self) -> float:
+        return sum(node.rss_mb() for node in self.nodes.values())
+
+    # What the cluster says.
+
+    def admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+
+    def brokers(self) -> list[int]:
+        try:
+            return sorted(self.admin().list_topics(timeout=10).brokers)
+        except KafkaException:
+            return []
+
+    def controller(self) -> int:
+        """Who leads the quorum; AdminClient's word is any broker."""
+        with SyncClient(self.bootstrap) as client:
+            return int(client.run(client.admin.describe_quorum()).leader_id)
+
+    def leaders(self, topic: str) -> list[int]:
+        found = self.admin().list_topics(topic, timeout=20).topics[topic].partitions
+        return [found[index].leader for index in sorted(found)]
+
+    def in_sync(self, admin: AdminClient) -> bool:
+        """Whether every partition has a leader and all of its replicas."""
+        try:
+            topics = admin.list_topics(timeout=20).topics
+        except KafkaException:
+            return False
+        return all(
+            p.leader > 0 and len(p.isrs) == len(p.replicas)
+            for topic in topics.values()
+            for p in topic.partitions.values()
+        )
+
+    def heal(self) -> None:
+        """Start who was killed, wait until all is in sync and led as at first."""
+        for node in self.nodes.values():
+            if not node.runs:
+                node.start()
+        admin = self.admin()
+        eventually(lambda: self.in_sync(admin), f"{self.name} is not in sync again")
+        with SyncClient(self.bootstrap) as client:
+            client.run(client.admin.elect_leaders(None))

@@ -1,0 +1,42 @@
+"""What is asked of a controller that is deposed meanwhile is answered by the next one."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cluster.test_quorum import create, on_all
+from clusters import ShoalCluster, running
+from conditions import eventually
+
+#: Time for the controller to write what no other voter takes, before it gives up leading.
+PATIENT = {"controller.quorum.fetch.timeout.ms": "4000"}
+
+
+def test_a_topic_asked_of_a_controller_that_is_deposed_is_made(tmp_path: Path) -> None:
+    """The controller writes the topic into its log, which no other voter takes, and another one
+    is elected: its client is told what that one says, and not NOT_CONTROLLER."""
+    with (
+        running(ShoalCluster(tmp_path, configs=PATIENT)) as cluster,
+        ThreadPoolExecutor(1) as beside,
+    ):
+        old = cluster.controller()
+        others = [id for id in cluster.brokers if id != old]
+        for id in others:
+            cluster.nodes[id].kill9()
+        before = cluster.describe_quorum(old).high_watermark
+        asked = beside.submit(create, cluster, old, "asked")
+        eventually(lambda: _end(cluster, old) > before, what="the topic is not in the log")
+        cluster.freeze(old)
+        cluster.start(others)
+        new = cluster.controller(but=old)
+        assert new in others and not asked.done()
+        cluster.thaw(old)
+        asked.result(60)
+        on_all(cluster, "asked", cluster.brokers)
+
+
+def _end(cluster: ShoalCluster, id: int) -> int:
+    """The log end of a node that leads the quorum, by its own word."""
+    found = cluster.describe_quorum(id)
+    return next(v.log_end_offset for v in found.current_voters if v.replica_id == id)

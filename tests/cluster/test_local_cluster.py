@@ -1,0 +1,62 @@
+"""`shoal cluster` as a user types it: brokers on one machine, killed, and stopped in any state."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from clusters import free_ports
+from commands import Shoal
+
+
+class Local:
+    """The cluster in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._shoal, self._folder = Shoal(""), folder
+
+    def says(self, *words: str) -> str:
+        return self._shoal.says("cluster", *words, "--dir", str(self._folder))
+
+    def status(self) -> dict[int, dict[str, object]]:
+        found = self._shoal.json("cluster", "status", "--dir", str(self._folder))
+        return {row["broker"]: row for row in found}
+
+    def states(self) -> list[object]:
+        return [row["state"] for row in self.status().values()]
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Iterator[Local]:
+    found = Local(tmp_path)
+    # Ports that follow each other: below those that the machine gives to others.
+    port = 10_000 + free_ports(1)[0] % 20_000
+    found.says("start", "--brokers", "3", "--port", str(port))
+    yield found
+    for row in found.status().values():
+        if row["pid"] is not None:
+            os.kill(int(str(row["pid"])), signal.SIGKILL)
+
+
+def test_it_stops_and_goes_on(local: Local) -> None:
+    said = local.says("stop")
+    assert said.startswith("Stopped. The data is in "), said
+    assert local.states() == ["stopped"] * 3
+    local.says("start")
+    assert local.states() == ["running"] * 3
+
+
+def test_stop_ends_brokers_that_have_no_quorum_and_says_how_each_ended(local: Local) -> None:
+    """One is dead, one is frozen, and the third finds no controller to hand over to."""
+    frozen = int(str(local.status()[2]["pid"]))
+    local.says("kill", "1")
+    os.kill(frozen, signal.SIGSTOP)
+    said = local.says("stop", "--timeout", "8").splitlines()
+    assert said[0] == "Broker 1 was down already."
+    assert said[1].startswith("Broker 2 was killed: it did not stop within 8 s.")
+    assert said[2].startswith("Broker 3 stopped, and no controller was there to take over")
+    assert said[3].startswith("Stopped. The data is in ")
+    assert local.states() == ["stopped"] * 3

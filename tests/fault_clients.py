@@ -1,0 +1,334 @@
+"""Clients that go on whatever happens to the brokers, and write down what they are told.
+
+Each runs in a thread of its own from `start` to `finish`: producers (idempotent, and transactional
+ones that abort every third transaction), members of a consumer group, members of a share group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from histories import Acquire, Assigned, Commit, History, Poll, Send, Settle
+from shoal.client.client import Client
+from shoal.client.errors import ClientError
+from shoal.client.errors import KafkaError as Refused
+from shoal.client.settings import Settings, addresses
+from shoal.client.share import Acknowledgement, AcknowledgeType, ShareSession
+from shoal.protocol.errors import ErrorCode
+
+#: Ends a hang; far more than any fault lasts.
+TIMEOUT_S = 120
+#: How long an answer is waited for: a frozen broker does not close its connections.
+SOCKET_TIMEOUT_MS = 6_000
+#: Between two records of a producer.
+PACE_S = 0.004
+#: Refusals after which an acknowledgement has certainly not been taken.
+_NOT_TAKEN = (
+    ErrorCode.invalid_record_state,
+    ErrorCode.share_session_not_found,
+    ErrorCode.invalid_share_session_epoch,
+    ErrorCode.not_leader_or_follower,
+    ErrorCode.fenced_leader_epoch,
+)
+_ACTIONS = {
+    "accept": AcknowledgeType.ACCEPT,
+    "release": AcknowledgeType.RELEASE,
+    "reject": AcknowledgeType.REJECT,
+}
+
+
+class Worker:
+    """A thread that works until it is told to finish; what ended it early is raised then."""
+
+    def __init__(self, bootstrap: str, topic: str, history: History) -> None:
+        self.bootstrap, self.topic, self.history = bootstrap, topic, history
+        #: Things done so far, to see that it gets on.
+        self.done = 0
+        self.stopping = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._guarded, daemon=True)
+
+    def __str__(self) -> str:
+        return type(self).__name__
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def finish(self) -> None:
+        self.stopping.set()
+        self._thread.join(2 * TIMEOUT_S)
+        assert not self._thread.is_alive(), f"{self} hangs"
+        self.check()
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise AssertionError(f"{self} failed") from self._error
+
+    def _guarded(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:
+            self._error = error
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+    def client(self, **more: object) -> dict[str, Any]:
+        known = {"bootstrap.servers": self.bootstrap, "log_level": 0}
+        known["socket.timeout.ms"] = SOCKET_TIMEOUT_MS
+        return known | {name.replace("_", "."): value for name, value in more.items()}
+
+
+class Writer(Worker):
+    """An idempotent producer with acks=all."""
+
+    def __init__(self, bootstrap: str, topic: str, history: History, name: str, partitions: int):
+        super().__init__(bootstrap, topic, history)
+        self._name, self._partitions = name, partitions
+        self.errors: list[str] = []
+
+    def run(self) -> None:
+        settings = self.client(enable_idempotence=True, delivery_timeout_ms=TIMEOUT_S * 1000)
+        producer = Producer(settings | {"linger.ms": 1})
+        for n in itertools.count():
+            if self.stopping.is_set():
+                break
+            send = Send(self._name, n % self._partitions, b"%s-%d" % (self._name.encode(), n))
+            self.history.sends.append(send)
+            producer.produce(
+                self.topic, send.value, partition=send.partition, on_delivery=self._told(send)
+            )
+            producer.poll(PACE_S)
+        assert producer.flush(TIMEOUT_S) == 0
+
+    def _told(self, send: Send) -> Any:
+        def told(error: KafkaError | None, message: Any) -> None:
+            if error is not None:
+                self.errors.append(f"{send.value!r}: {error}")
+            else:
+                send.offset = message.offset()
+                self.done += 1
+
+        return told
+
+
+class TransactionalWriter(Worker):
+    """Transactions of a few records over all partitions; every third is aborted."""
+
+    RECORDS = 6
+
+    def __init__(self, bootstrap: str, topic: str, history: History, name: str, partitions: int):
+        super().__init__(bootstrap, topic, history)
+        self._name, self._partitions = name, partitions
+        self._sent = itertools.count()
+        self.lives = 0
+
+    def run(self) -> None:
+        producer = self._producer()
+        for number in itertools.count():
+            if self.stopping.is_set():
+                return
+            producer.begin_transaction()
+            whole = self._write(producer, number) and number % 3 != 2
+            told = self._end(producer.commit_transaction if whole else producer.abort_transaction)
+            if told == "abort":
+                whole, told = False, self._end(producer.abort_transaction)
+            if told == "done":
+                ended = self.history.committed if whole else self.history.aborted
+                ended.add((self._name, number))
+                self.done += 1
+            else:  # a new life ends what was open, either way
+                producer = self._producer()
+
+    def _producer(self) -> Producer:
+        self.lives += 1
+        while True:
+            producer = Producer(self.client(transactional_id=self._name, linger_ms=1))
+            if self._end(producer.init_transactions) == "done":
+                return producer
+
+    def _write(self, producer: Producer, number: int) -> bool:
+        try:
+            for _ in range(self.RECORDS):
+                n = next(self._sent)
+                value = b"%s-%d" % (self._name.encode(), n)
+                send = Send(self._name, n % self._partitions, value, transaction=number)
+                self.history.sends.append(send)
+                producer.produce(
+                    self.topic, value, partition=send.partition, on_delivery=_note(send)
+                )
+                producer.poll(PACE_S)
+            return producer.flush(TIMEOUT_S) == 0
+        except KafkaException:
+            return False
+
+    def _end(self, call: Any) -> str:
+        """What became of a step of a transaction: done, abort it, or the producer is lost."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                call(20)
+                return "done"
+            except KafkaException as caught:
+                error = caught.args[0]
+                if error.txn_requires_abort():
+                    return "abort"
+                if not error.retriable() or time.monotonic() > deadline:
+                    return "lost"
+
+
+def _note(send: Send) -> Any:
+    def told(error: KafkaError | None, message: Any) -> None:
+        if error is None:
+            send.offset = message.offset()
+
+    return told
+
+
+class GroupMember(Worker):
+    """A member of a consumer group, in read_committed, that commits what it has got."""
+
+    def __init__(self, bootstrap: str, topic: str, history: History, name: str) -> None:
+        super().__init__(bootstrap, topic, history)
+        self._name, self._generation = name, 0
+
+    def run(self) -> None:
+        consumer = Consumer(
+            self.client(
+                group_id="readers",
+                auto_offset_reset="earliest",
+                enable_auto_commit=False,
+                isolation_level="read_committed",
+                session_timeout_ms=10_000,
+            )
+        )
+        consumer.subscribe([self.topic], on_assign=self._assigned)
+        try:
+            while not self.stopping.is_set():
+                self._read(consumer)
+        finally:
+            consumer.close()
+
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._generation += 1
+        asked = time.monotonic()
+        with contextlib.suppress(KafkaException):
+            for one in consumer.committed(partitions, 20):
+                if one.error is None:
+                    offset = max(0, one.offset)
+                    self.history.assigned.append(Assigned(one.partition, offset, asked))
+
+    def _read(self, consumer: Consumer) -> None:
+        """Some records, one by one so that assignments fall between them, and a commit."""
+        reached: dict[int, int] = {}
+        for _ in range(50):
+            message = consumer.poll(0.05)
+            if message is None or message.error() is not None:
+                break
+            partition, offset = message.partition(), message.offset()
+            self.history.polls.append(
+                Poll(self._name, self._generation, partition, offset, message.value())
+            )
+            reached[partition] = offset + 1
+            self.done += 1
+        if not reached:
+            return
+        offsets = [TopicPartition(self.topic, p, o) for p, o in reached.items()]
+        with contextlib.suppress(KafkaException):
+            for one in consumer.commit(offsets=offsets, asynchronous=False):
+                if one.error is None:
+                    told = Commit(one.partition, one.offset, time.monotonic())
+                    self.history.commits.append(told)
+
+
+class ShareMember(Worker):
+    """A member of a share group: most records are accepted, some rejected, some released once."""
+
+    GROUP = "sharers"
+
+    def __init__(self, bootstrap: str, topic: str, history: History, name: str) -> None:
+        super().__init__(bootstrap, topic, history)
+        self._name = name
+
+    def run(self) -> None:
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        settings = Settings(addresses(self.bootstrap), request_timeout_ms=SOCKET_TIMEOUT_MS)
+        async with Client(settings) as client:
+            while not self.stopping.is_set():
+                with contextlib.suppress(ClientError):
+                    async with await client.share(self.GROUP, [self.topic]) as session:
+                        while not self.stopping.is_set():
+                            await self._work(session)
+
+    async def _work(self, session: ShareSession) -> None:
+        sent = time.monotonic()
+        found = await session.acquire(max_records=100, max_wait_ms=300)
+        answered, lock_s = time.monotonic(), found.lock_timeout_ms / 1000
+        settles: dict[tuple[int, int], Settle] = {}
+        for record in (r for one in found for r in one.records()):
+            place = (record.partition, record.offset)
+            self.history.acquires.append(
+                Acquire(
+                    self._name, *place, record.value or b"", record.delivery_count, sent,
+                    answered, lock_s,
+                )
+            )  # fmt: skip
+            settles[place] = Settle(
+                self._name, *place, _action(record.offset, record.delivery_count), 0.0, 0.0, None
+            )
+        gaps = [a for one in found for a in one.acknowledge(AcknowledgeType.GAP)]
+        await self._settle(session, settles, _without(gaps, settles))
+
+    async def _settle(
+        self, session: ShareSession, settles: dict[tuple[int, int], Settle],
+        gaps: Sequence[Acknowledgement],
+    ) -> None:  # fmt: skip
+        sent = time.monotonic()
+        acks = [
+            Acknowledgement(self.topic, s.partition, s.offset, s.offset, _ACTIONS[s.type])
+            for s in settles.values()
+        ]
+        for one in settles.values():
+            one.sent, one.ok = sent, None
+        try:
+            refusals = await session.acknowledge([*acks, *gaps])
+        finally:
+            self.history.settles += settles.values()
+        now = time.monotonic()
+        refused = {(r.acknowledgement.partition, r.acknowledgement.first_offset): r.error
+                   for r in refusals}  # fmt: skip
+        for place, one in settles.items():
+            error = refused.get(place)
+            one.answered = now
+            if error is None:
+                one.ok = True
+                self.done += 1
+            elif isinstance(error, Refused) and error.code in _NOT_TAKEN:
+                one.ok = False
+
+
+def _action(offset: int, delivery_count: int) -> str:
+    if offset % 10 == 3 and delivery_count == 1:
+        return "release"
+    return "reject" if offset % 10 == 7 else "accept"
+
+
+def _without(
+    ranges: Sequence[Acknowledgement], records: dict[tuple[int, int], Settle]
+) -> list[Acknowledgement]:
+    """Acknowledgements of the offsets in `ranges` that hold no record, each by itself."""
+    return [
+        one._replace(first_offset=offset, last_offset=offset)
+        for one in ranges
+        for offset in range(one.first_offset, one.last_offset + 1)
+        if (one.partition, offset) not in records
+    ]

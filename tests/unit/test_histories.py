@@ -1,0 +1,87 @@
+"""The checker of clients' histories: a good run is silent, and each break of it has its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+from histories import Acquire, Assigned, Commit, History, Poll, Send, Settle, check
+
+Broken = Callable[[History, dict[tuple[int, int], bytes]], object]
+
+
+def good() -> tuple[History, dict[tuple[int, int], bytes]]:
+    """Four records by themselves, one in a committed transaction and one in an aborted one."""
+    history = History()
+    log: dict[tuple[int, int], bytes] = {}
+    for offset, transaction in ((0, None), (1, None), (2, None), (3, 0), (5, 1), (7, None)):
+        producer = "w" if transaction is None else "t"
+        value = b"v%d" % offset
+        history.sends.append(Send(producer, 0, value, offset, transaction))
+        log[0, offset] = value
+        if transaction == 1:
+            continue
+        at = float(offset)
+        history.polls.append(Poll("g", 1, 0, offset, value))
+        history.commits.append(Commit(0, offset + 1, at + 0.9))
+        history.acquires.append(Acquire("s", 0, offset, value, 1, at, at + 0.1, 30.0))
+        history.settles.append(Settle("s", 0, offset, "accept", at + 0.2, at + 0.3, True))
+    history.committed.add(("t", 0))
+    history.aborted.add(("t", 1))
+    history.assigned.append(Assigned(0, 0, 0.0))
+    return history, log
+
+
+def test_a_good_run_has_no_anomalies() -> None:
+    assert check(*good()) == []
+
+
+def again(history: History, **changes: object) -> None:
+    """The first record is acquired once more."""
+    found = deepcopy(history.acquires[0])
+    found.sent, found.answered = 9.0, 9.1
+    for name, value in changes.items():
+        setattr(found, name, value)
+    history.acquires.append(found)
+
+
+BREAKS: list[tuple[str, Broken]] = [
+    ("lost-write", lambda h, log: log.pop((0, 1))),
+    ("duplicate", lambda h, log: log.update({(0, 8): b"v1"})),
+    ("inconsistent-offsets", lambda h, log: log.update({(0, 1): b"other"})),
+    ("inconsistent-offsets", lambda h, log: setattr(h.polls[1], "value", b"other")),
+    ("inconsistent-offsets", lambda h, log: setattr(h.acquires[1], "value", b"other")),
+    ("nonmonotonic-send", lambda h, log: h.sends.reverse()),
+    ("unseen", lambda h, log: h.polls.pop()),
+    ("G1a", lambda h, log: h.polls.insert(4, Poll("g", 1, 0, 5, b"v5"))),
+    ("nonmonotonic-poll", lambda h, log: h.polls.append(h.polls[0])),
+    ("poll-skip", lambda h, log: h.polls.append(h.polls.pop(1))),
+    ("lost-commit", lambda h, log: h.assigned.append(Assigned(0, 3, 8.0))),
+    ("double-accept", lambda h, log: h.settles.append(h.settles[0])),
+    ("terminal-redelivered", lambda h, log: again(h)),
+    ("share-G1a", lambda h, log: h.acquires.append(Acquire("s", 0, 5, b"v5", 1, 6.0, 6.1, 30.0))),
+    ("share-unseen", lambda h, log: h.settles.pop()),
+    ("share-unseen", lambda h, log: setattr(h.settles[2], "ok", False)),
+    ("delivery-count-back", lambda h, log: (setattr(h.settles[0], "type", "release"), again(h))),
+    ("lock-overlap", lambda h, log: again(h, member="s2", sent=0.1, answered=0.15)),
+]
+
+
+@pytest.mark.parametrize(("name", "broken"), BREAKS)
+def test_each_break_has_its_name(name: str, broken: Broken) -> None:
+    history, log = good()
+    broken(history, log)
+    assert name in {anomaly.name for anomaly in check(history, log)}
+
+
+def test_what_is_allowed_is_silent() -> None:
+    """A rebalance goes back to the commit; an answer was lost; a fault took the locks."""
+    history, log = good()
+    history.polls.append(Poll("g", 2, 0, 7, b"v7"))
+    history.sends.append(Send("w", 0, b"never told"))
+    log[0, 8] = b"never told"
+    history.settles[0].ok = None
+    history.faults.append((0.0, 1.0))
+    again(history, member="s2", sent=0.1, answered=0.15)
+    assert check(history, log) == []

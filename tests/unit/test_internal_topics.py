@@ -1,0 +1,109 @@
+"""Internal topics get the replicas that they should have once there are brokers for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import count
+from uuid import UUID
+
+from shoal.metadata import brokers, controller, delta, internal_topics, topics
+from shoal.metadata.controller import Decision
+from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage, Scope
+from shoal.metadata.names import INTERNAL_TOPICS
+
+IDS = (UUID(int=n) for n in count(1))
+CONFIGS = {
+    "offsets.topic.num.partitions": "6",
+    "transaction.state.log.num.partitions": "6",
+    "share.coordinator.state.topic.num.partitions": "6",
+}
+
+
+class Cluster:
+    """The metadata of a cluster whose brokers come one by one."""
+
+    def __init__(self, **configs: str) -> None:
+        self.image = MetadataImage(scope=Scope(1, {**CONFIGS, **configs}))
+        self.do(controller.bootstrap())
+
+    def do(self, decision: Decision) -> Decision:
+        offset = self.image.offset + len(decision.records)
+        self.image, _ = delta.apply(self.image, decision.records, offset=offset, epoch=1)
+        return decision
+
+    def join(self, id: int, rack: str | None = None) -> None:
+        endpoint = Endpoint("PLAINTEXT", "127.0.0.1", 9092 + id)
+        new = BrokerImage(
+            id, UUID(int=id), -1, (endpoint,), controller.SUPPORTED_FEATURES, rack, fenced=True
+        )
+        self.do(brokers.register(self.image, new, clean=True, alive=False))
+        self.do(brokers.unfence(self.image, id))
+
+    def create(self, name: str) -> None:
+        new = topics.internal_topic(self.image, name)
+        self.do(topics.create_topics(self.image, [new], new_id=lambda: next(IDS)))
+
+    def grow(self) -> None:
+        """Grow, and have what was added come in sync."""
+        decision = self.do(internal_topics.grow(self.image))
+        for record in decision.records:
+            name = self.image.topics_by_id[record.fields["topic_id"]].name
+            index = record.fields["partition_id"]
+            partition = self.image.partition(name, index)
+            assert partition is not None and partition.adding_replicas
+        self.settle()
+
+    def settle(self) -> None:
+        from shoal.metadata.partition_changes import change, settled, view_of
+
+        for topic, index, partition in list(brokers.partitions(self.image)):
+            after = settled(partition, view_of(self.image, topic.name), isr=partition.replicas)
+            record = change(topic.topic_id, index, partition, after)
+            if record is not None:
+                self.do(Decision([record]))
+
+    def replicas(self, name: str) -> list[tuple[int, ...]]:
+        return [p.replicas for p in self.image.topics[name].partitions]
+
+
+def test_they_grow_with_the_cluster_up_to_what_their_config_says() -> None:
+    cluster = Cluster()
+    cluster.join(1)
+    for name in INTERNAL_TOPICS:
+        cluster.create(name)
+        assert cluster.replicas(name) == [(1,)] * 6
+    assert not internal_topics.grow(cluster.image).records
+    for brokers_, factor in ((2, 2), (3, 3), (4, 3)):
+        cluster.join(brokers_)
+        cluster.grow()
+        for name in INTERNAL_TOPICS:
+            assert {len(r) for r in cluster.replicas(name)} == {factor}
+    for name in INTERNAL_TOPICS:
+        assert set(Counter(r[0] for r in cluster.replicas(name))) == {1, 2, 3}
+    assert not internal_topics.grow(cluster.image).records
+
+
+def test_leaders_and_replicas_spread_over_brokers_and_racks() -> None:
+    cluster = Cluster(**{"offsets.topic.replication.factor": "2"})
+    cluster.join(1, "a")
+    cluster.create("__consumer_offsets")
+    for id, rack in ((2, "a"), (3, "b"), (4, "b")):
+        cluster.join(id, rack)
+    cluster.grow()
+    found = cluster.replicas("__consumer_offsets")
+    assert all(1 in r and {3, 4} & set(r) for r in found), found
+    assert Counter(id for r in found for id in r) == {1: 6, 3: 3, 4: 3}
+    assert max(Counter(r[0] for r in found).values()) == 2
+
+
+def test_what_moves_already_is_left_alone_and_brokers_that_are_down_get_nothing() -> None:
+    cluster = Cluster()
+    cluster.join(1)
+    cluster.create("__consumer_offsets")
+    cluster.join(2)
+    cluster.do(internal_topics.grow(cluster.image))
+    cluster.join(3)
+    assert not internal_topics.grow(cluster.image).records
+    cluster.settle()
+    cluster.do(brokers.fence(cluster.image, 3))
+    assert not internal_topics.grow(cluster.image).records
