@@ -43,6 +43,7 @@ _ALONE_DONE = {
 _TOPIC_SIZE_MIN, _PARTITION_SIZE_MIN, _BATCH_SIZE_MIN = 18, 6, 18
 
 uuid_of = lru_cache(4096)(lambda data: UUID(bytes=data))
+_text_of = lru_cache(4096)(lambda data: str(data, "utf-8"))
 
 #: First offset, last offset, acknowledge types: one for all or one an offset.
 AcknowledgementBatch = tuple[int, int, bytes]
@@ -98,8 +99,8 @@ class PartitionError(NamedTuple):
 def read_fetch(version: int, frame: memoryview, at: int) -> ShareFetchRequest:
     """Parse the body that starts at `at`. Raises `WireError` for bytes that do not fit."""
     try:
-        group_id, at = _string(frame, at)
-        member_id, at = _string(frame, at)
+        group_id, at = _id(frame, at)
+        member_id, at = _id(frame, at)
         head = _FETCH_HEAD.unpack_from(frame, at)
         epoch, max_wait_ms, min_bytes, max_bytes, max_records, batch_size = head
         at += _FETCH_HEAD.size
@@ -132,8 +133,8 @@ def read_fetch(version: int, frame: memoryview, at: int) -> ShareFetchRequest:
 def read_acknowledge(version: int, frame: memoryview, at: int) -> ShareAcknowledgeRequest:
     """Parse the body that starts at `at`. Raises `WireError` for bytes that do not fit."""
     try:
-        group_id, at = _string(frame, at)
-        member_id, at = _string(frame, at)
+        group_id, at = _id(frame, at)
+        member_id, at = _id(frame, at)
         epoch = _EPOCH.unpack_from(frame, at)[0]
         at += _EPOCH.size
         renew = False
@@ -211,6 +212,15 @@ def _count(frame: memoryview, at: int, size_min: int) -> tuple[int, int]:
     if count > ENTRIES_MAX or count * size_min > len(frame) - at:
         raise WireError(f"{count} entries announced where {len(frame) - at} bytes are left")
     return max(count, 0), at
+
+
+def _id(frame: memoryview, at: int) -> tuple[str | None, int]:
+    """`_string` of an id that comes with every request: one that is known is not decoded again."""
+    size = frame[at]
+    end = at + size
+    if 0 < size <= 0x7F and end <= len(frame):
+        return _text_of(bytes(frame[at + 1 : end])), end
+    return _string(frame, at)
 
 
 def _string(frame: memoryview, at: int) -> tuple[str | None, int]:

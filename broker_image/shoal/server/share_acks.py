@@ -13,7 +13,8 @@ from shoal.coordinator.share.states import AcknowledgeType
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.share import AcknowledgementBatch, Acknowledgements
 from shoal.server.share import ShareService
-from shoal.server.share_leader import Failure, Phase
+from shoal.server.share_leader import Phase
+from shoal.server.share_writes import Failure
 
 _INVALID = ErrorCode.invalid_request
 #: The largest acknowledge type, without and with renewals (KIP-1222).
@@ -58,7 +59,7 @@ class Acks:
                 key = (topic_id, index)
                 self.partitions.append(key)
                 leader = service.find(group_id, topic_id, index)
-                failure = _misuse(batches, version=version, is_renew=is_renew)
+                failure = misuse(batches, version=version, is_renew=is_renew)
                 if failure is None and (leader is None or leader.phase is not Phase.ACTIVE):
                     failure = service.unknown(topic_id, index)
                 if failure is None and leader is not None:
@@ -69,9 +70,8 @@ class Acks:
                 if failure is not None:
                     self.failures[key] = failure
                 if leader is not None:
-                    meter = service.meter(leader.partition.topic)
-                    meter.acknowledgements += 1
-                    meter.failed_acknowledgements += failure is not None
+                    leader.meter.acknowledgements += 1
+                    leader.meter.failed_acknowledgements += failure is not None
 
     def _waiter(
         self, key: tuple[UUID, int], batches: Sequence[AcknowledgementBatch]
@@ -89,7 +89,7 @@ class Acks:
         return written
 
 
-def _misuse(
+def misuse(
     batches: Sequence[AcknowledgementBatch], *, version: int, is_renew: bool
 ) -> Failure | None:
     """What is wrong with acknowledgements by themselves: Kafka's checks, in its order."""
