@@ -102,6 +102,7 @@ class ShareService:
                 image.features.get("share.version", 0) >= DEAD_LETTERS_FROM
                 and bool(config["errors.deadletterqueue.topic.name"]),
                 config["shoal.errors.deadletterqueue.flood.per.minute"],
+                config["share.redelivery.backoff.max.ms"],
                 share_policies.selection(config),
             )
         return found

@@ -16,9 +16,13 @@ from shoal.server.share import ShareService
 from shoal.server.share_leader import Phase
 from shoal.server.share_writes import Failure
 
+#: Releases may say how long they wait (`protocol.share`). Named to our own client alone, as the
+#: headers-only fetch is.
+RELEASE_DELAY_FEATURE = "shoal.share.release.delay"
 _INVALID = ErrorCode.invalid_request
 #: The largest acknowledge type, without and with renewals (KIP-1222).
 _RENEW = int(AcknowledgeType.RENEW)
+_RELEASE = bytes((AcknowledgeType.RELEASE,))
 _TYPE_MAX = (int(AcknowledgeType.REJECT), _RENEW)
 
 
@@ -78,7 +82,7 @@ class Acks:
     ) -> Callable[[Failure | None], None]:
         def written(failure: Failure | None) -> None:
             if failure is None:
-                for first, last, types in batches:
+                for first, last, types, *_ in batches:
                     self._service.count_acknowledged(types, last - first + 1)
             else:
                 self.failures[key] = failure
@@ -95,7 +99,7 @@ def misuse(
     """What is wrong with acknowledgements by themselves: Kafka's checks, in its order."""
     highest = _TYPE_MAX[version >= 2]
     previous = -1
-    for first, last, types in batches:
+    for first, last, types, *delay_ms in batches:
         if first > last:
             return Failure(_INVALID, f"offsets {first} to {last} are no range")
         if first <= previous:
@@ -111,5 +115,7 @@ def misuse(
             return Failure(_INVALID, f"there is no acknowledge type {largest}")
         if largest == _RENEW and not is_renew:
             return Failure(_INVALID, "a renewal needs IsRenewAck")
+        if delay_ms and (delay_ms[0] < 0 or types.strip(_RELEASE)):
+            return Failure(_INVALID, "only a release waits, and for no negative time")
         previous = last
     return None

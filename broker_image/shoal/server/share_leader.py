@@ -344,6 +344,9 @@ class ShareLeader:
         """Settle what a member holds; `waiter` is called once that is committed, if it returns
         None, and never if it returns why it refuses."""
         now_ms, settings, share = self.service.now_ms(), self.settings, self.share
+        for _, _, _, *delay_ms in acknowledgements:
+            if delay_ms and delay_ms[0] > settings.release_delay_max_ms:
+                return _too_late(delay_ms[0], settings.release_delay_max_ms)
         was_full = share.in_flight >= settings.max_record_locks
         outcome = share.acknowledge(
             now_ms, member_id, acknowledgements, settings, self._fate(now_ms, settings)
@@ -526,6 +529,13 @@ def _read(
         "delays": still_due(state.delays, now_ms=now_ms, start_offset=state.start_offset),
     }
     return answer, Result(() if change.record is None else (change.record,))
+
+
+def _too_late(delay_ms: int, max_ms: int) -> Failure:
+    return Failure(
+        ErrorCode.invalid_request,
+        f"a release may wait {max_ms} ms at most (share.redelivery.backoff.max.ms), not {delay_ms}",
+    )
 
 
 def _frees(changes: Sequence[StateBatch]) -> bool:

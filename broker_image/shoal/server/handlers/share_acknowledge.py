@@ -67,7 +67,7 @@ class _Lone(Prompt):
 
     def __call__(self, failure: Failure | None) -> None:
         """The write is committed, or has failed."""
-        (topic_id, ((index, ((first, last, types),)),)) = self._request.body.topics[0]
+        (topic_id, ((index, ((first, last, types, *_),)),)) = self._request.body.topics[0]
         if failure is None:
             self._broker.share.count_acknowledged(types, last - first + 1)
         if not self.done():
