@@ -670,7 +670,8 @@ class Log:
         """What is to be synced now, None when all is durable. Raises `OSError`."""
         if self.offline:
             raise LogOffline(self.directory)
-        if self.recovery_point >= self.log_end_offset and not self.names_changed:
+        durable = self.recovery_point >= self.log_end_offset
+        if durable and not self.names_changed and not self._sync_wanted:
             return None
         first = max(0, bisect_right(self.bases, self.recovery_point) - 1)
         files = [file for segment in self.segments[first:] for file in segment.unsynced()]
@@ -722,7 +723,10 @@ class Log:
         untouched = self.recovery_point == self.snapshot_offset == self.log_end_offset
         if untouched and not self.names_changed:
             return
+        entries = len(self.active.time_index)
         self.active.seal_times()
+        # The records may be durable already, and this entry not.
+        self._sync_wanted |= len(self.active.time_index) > entries
         # Its name need not be durable: without it the batches behind an older one tell the state.
         self.write_snapshot(self.log_end_offset)
         self.sync(synced)
