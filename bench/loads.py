@@ -28,6 +28,8 @@ from confluent_kafka.admin import (
 
 Figures = dict[str, Any]
 QUIET = {"log_level": 3}
+#: Printed where a topic has been filled: what the broker did until then is not the load.
+FILLED = "FILLED"
 
 
 class Run:
@@ -103,6 +105,7 @@ def rate_of_produce(run: Run, records: int, size: int, acks: str) -> Figures:
 def rate_of_consume(run: Run, records: int, size: int, partitions: int, group: str) -> Figures:
     topic, count = run.topic(partitions), run.count(records)
     produce(run, topic, count, size, acks="all", partitions=partitions)
+    print(FILLED, flush=True)
     settings = {
         "bootstrap.servers": run.bootstrap, "group.id": f"g-{topic}",
         "auto.offset.reset": "earliest",
@@ -130,6 +133,7 @@ def rate_of_consume(run: Run, records: int, size: int, partitions: int, group: s
 def rate_of_share(run: Run, records: int, size: int, mode: str) -> Figures:
     topic, count, group = run.topic(), run.count(records), run.share_group()
     produce(run, topic, count, size, acks="all")
+    print(FILLED, flush=True)
     consumer = ShareConsumer({
         "bootstrap.servers": run.bootstrap, "group.id": group, "share.acknowledgement.mode": mode,
         "max.poll.records": 500, **QUIET,
@@ -191,6 +195,7 @@ def job_queue(run: Run, jobs: int, partitions: int, each: bool, members: int = 8
         worker.start()
     produce(run, topic, count, 100, acks="all", partitions=partitions,
             **{"batch.num.messages": 10, "linger.ms": 0})  # fmt: skip
+    print(FILLED, flush=True)
     go.set()
     first = None
     while total.value < count:

@@ -125,7 +125,8 @@ class LogAgainstList(RuleBasedStateMachine):
             gone.remove()
         start = self.log.log_start_offset
         assert start >= self.start
-        for segment in self.log.segments[:-1]:
+        # From the oldest on, up to one that stays: records' times need not rise.
+        for segment in self.log.segments[:-1][:1]:
             assert segment.age_timestamp() >= self.now_ms - 10_000
         excess = self.log.size_bytes - 5_000
         assert len(self.log.segments) == 1 or excess < self.log.segments[0].size

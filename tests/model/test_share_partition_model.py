@@ -150,13 +150,15 @@ class ShareMachine(RuleBasedStateMachine):
             return None
         return Fate(self.now_ms, lambda: 0.5, backoff, self.settings.dead_letters)
 
-    def _settle(self, entry: Entry, state: RecordState) -> None:
+    def _settle(self, entry: Entry, state: RecordState, delay_ms: int | None = None) -> None:
         backoff = self.settings.backoff
         if state is AVAILABLE and entry.count >= self.settings.delivery_count_limit:
             state = self._failed_state()
-        elif state is AVAILABLE and backoff is not None and entry.count:
+        elif state is AVAILABLE and delay_ms is None and backoff is not None and entry.count:
             wait = backoff.first_ms * backoff.multiplier ** (entry.count - 1)
-            state, entry.deadline_ms = WAITING, self.now_ms + round(min(wait, backoff.max_ms))
+            delay_ms = round(min(wait, backoff.max_ms))
+        if state is AVAILABLE and delay_ms is not None:
+            state, entry.deadline_ms = WAITING, self.now_ms + delay_ms
             offset = next(o for o, e in self.twin.items() if e is entry)
             self.waits[offset] = (entry.count, entry.deadline_ms)
         entry.state, entry.member = state, ""
@@ -257,6 +259,14 @@ class ShareMachine(RuleBasedStateMachine):
         if got.changes:
             self._persist(got.changes)
 
+    @rule(
+        member=st.sampled_from(MEMBERS), sizes=st.lists(st.integers(1, 7), min_size=1, max_size=4)
+    )
+    def work_comes_and_is_fetched(self, member: str, sizes: list[int]) -> None:
+        """Most rules need something acquired, to which a fetch by itself comes seldom."""
+        self.produce(sizes=sizes, kinds=["data"] * len(sizes), gap=0)
+        self.fetch(member=member, max_records=12, batch_size=12, strict=False, reach=8)
+
     def _check_acquired(self, member, got, max_records, batch_size, strict, wanted_from, read):
         limit = self.settings.delivery_count_limit
         previous = wanted_from - 1
@@ -309,15 +319,19 @@ class ShareMachine(RuleBasedStateMachine):
         size=st.integers(1, 12),
         kind=st.sampled_from([*AcknowledgeType, AcknowledgeType.RELEASE]),
         each=st.booleans(),
+        delay_ms=st.none() | st.integers(0, 200),
     )
-    def acknowledge_held(self, pick: int, size: int, kind: AcknowledgeType, each: bool) -> None:
+    def acknowledge_held(
+        self, pick: int, size: int, kind: AcknowledgeType, each: bool, delay_ms: int | None
+    ) -> None:
         held = sorted(o for o, e in self.twin.items() if e.state is ACQUIRED)
         first = held[pick % len(held)]
         member, last = self.twin[first].member, first
         while last - first + 1 < size and last + 1 in held and self.twin[last + 1].member == member:
             last += 1
         types = [kind] * (last - first + 1 if each else 1)
-        self._acknowledge(member, [(first, last, types)])
+        released_late = kind is AcknowledgeType.RELEASE and delay_ms is not None
+        self._acknowledge(member, [(first, last, types, *([delay_ms] if released_late else []))])
 
     @precondition(lambda self: any(e.state is ACQUIRED for e in self.twin.values()))
     @rule()
@@ -328,7 +342,7 @@ class ShareMachine(RuleBasedStateMachine):
     def _acknowledge(self, member: str, acks) -> None:
         expected = {
             first + i: types[i if len(types) > 1 else 0]
-            for first, last, types in acks
+            for first, last, types, *_ in acks
             for i in range(last - first + 1)
         }
         refused = any(
@@ -353,7 +367,7 @@ class ShareMachine(RuleBasedStateMachine):
             if kind is AcknowledgeType.RENEW:
                 entry.deadline_ms = self.now_ms + self.settings.lock_duration_ms
             elif kind is AcknowledgeType.RELEASE:
-                self._settle(entry, AVAILABLE)
+                self._settle(entry, AVAILABLE, *acks[0][3:])
             elif kind is AcknowledgeType.ACCEPT:
                 self._settle(entry, ACKNOWLEDGED)
                 self.accepted.add(o)

@@ -309,6 +309,14 @@ class SelectionMachine(ShareMachine):
             self._persist(got.changes)
             self.fetching = False
 
+    @rule(
+        member=st.sampled_from(MEMBERS),
+        batches=st.lists(st.lists(RECORDS, min_size=1, max_size=7), min_size=1, max_size=3),
+    )
+    def work_comes_and_is_fetched(self, member: str, batches) -> None:
+        self.produce(batches=batches, kinds=["data"] * 3, gap=0, codec="none")
+        self.fetch(member=member, max_records=12)
+
     def _check_passed_by(self, changes) -> None:
         for first, last, state, _ in changes:
             for offset in range(first, last + 1):

@@ -283,6 +283,17 @@ def test_a_clean_start_scans_nothing() -> None:
     assert total[0] < 50_000
 
 
+def test_a_log_that_was_synced_before_it_closed_keeps_its_times() -> None:
+    storage = MemoryStorage()
+    log = open_log(storage)
+    fill(log, [batch(b"a", timestamp_ms=NOW_MS)])
+    log.sync()
+    log.close()
+    again = open_log(storage, clean=True, recovery_point=1)
+    assert again.offset_for_timestamp(NOW_MS) == (NOW_MS, 0, 0)
+    assert again.active.age_timestamp() == NOW_MS
+
+
 def test_a_start_after_kill_9_scans_from_the_recovery_point() -> None:
     storage = MemoryStorage()
     log = big_log(storage)

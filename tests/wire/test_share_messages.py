@@ -279,3 +279,26 @@ def test_the_response_without_a_refusal(version: int, partitions: int) -> None:
     assert b"".join(ours) == b"".join(
         share.write_acknowledge(version, told, acquisition_lock_timeout_ms=30_000)
     )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("delay_ms", (0, 1, 86_400_000))
+def test_a_release_with_a_delay_of_its_own(version: int, delay_ms: int) -> None:
+    body = alone(2, release_delay_ms=delay_ms)
+    data = codec.write_request(ACKNOWLEDGE, version, body)
+    ours = share.read_acknowledge(version, memoryview(data), 0)
+    assert ours.topics == [(uuid.UUID(int=3), [(5, [(7, 7, b"\x02", delay_ms)])])]
+    for size in range(len(data)):
+        with pytest.raises(WireError):
+            share.read_acknowledge(version, memoryview(data)[:size], 0)
+    assert b"\xe8\x07" in data
+    assert b"\xe8\x07" not in codec.write_request(ACKNOWLEDGE, version, alone(2))
+
+
+@pytest.mark.parametrize("tags", (b"\x01\xe8\x07\x04abcd", b"\x02\x05\x01a\x63\x00"))
+def test_other_tags_of_a_batch_are_passed_over(tags: bytes) -> None:
+    plain = codec.write_request(ACKNOWLEDGE, 1, alone(1))
+    data = plain[:-4] + tags + plain[-3:]
+    assert share.read_acknowledge(1, memoryview(data), 0).topics == [
+        (uuid.UUID(int=3), [(5, [(7, 7, b"\x01")])])
+    ]

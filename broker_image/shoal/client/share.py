@@ -37,6 +37,8 @@ QUICK_ROUND_S = 0.02
 #: with the 61-byte headers of the acquired batches, one behind the other, in place of the batches.
 HEADERS_ONLY_FEATURE = "shoal.share.headers.only"
 HEADERS_ONLY = 0x10
+#: A broker that names this feature takes delays in releases; others would release at once.
+RELEASE_DELAY_FEATURE = "shoal.share.release.delay"
 _LOST_SESSION = (ErrorCode.share_session_not_found, ErrorCode.invalid_share_session_epoch)
 
 
@@ -73,6 +75,9 @@ class Acknowledgement(NamedTuple):
     first_offset: int
     last_offset: int
     type: AcknowledgeType = AcknowledgeType.ACCEPT
+    #: Of a release: milliseconds before the records are available again; -1 leaves that to the
+    #: group's back-off. At most the group's `share.redelivery.backoff.max.ms`.
+    delay_ms: int = -1
 
 
 class Refusal(NamedTuple):
@@ -135,9 +140,10 @@ class Acquired:
             if record.offset >= current.first_offset:
                 yield SharedRecord(self.topic, self.partition, *record, current.delivery_count)
 
-    def acknowledge(self, type: AcknowledgeType) -> list[Acknowledgement]:
-        """One acknowledgement for each of the ranges."""
-        return [Acknowledgement(self.topic, self.partition, r.first_offset, r.last_offset, type)
+    def acknowledge(self, type: AcknowledgeType, *, delay_ms: int = -1) -> list[Acknowledgement]:
+        """One acknowledgement for each of the ranges; `delay_ms` as `Acknowledgement` has it."""
+        topic, partition = self.topic, self.partition
+        return [Acknowledgement(topic, partition, r.first_offset, r.last_offset, type, delay_ms)
                 for r in self.ranges]  # fmt: skip
 
 
@@ -390,6 +396,7 @@ class ShareSession:
             acks = []
         if node.epoch == 0 and not wanted:
             return []
+        acks = _delayable(node.link, acks, refusals)
         lean = not limits.payload and HEADERS_ONLY_FEATURE in node.link.features
         body = self._head(node.epoch) | {
             "max_wait_ms": wait_ms,
@@ -483,6 +490,9 @@ class ShareSession:
             error = KafkaError(ErrorCode.share_session_not_found, _LOCKS_GONE)
             refusals += [Refusal(ack, error) for ack in acks]
             return
+        acks = _delayable(node.link, acks, refusals)
+        if not acks:
+            return
         body = self._head(node.epoch)
         body["is_renew_ack"] = any(a.type == AcknowledgeType.RENEW for a in acks)
         body["topics"] = await self._topics(frozenset(), acks)
@@ -552,6 +562,7 @@ class ShareSession:
                 "first_offset": ack.first_offset,
                 "last_offset": ack.last_offset,
                 "acknowledge_types": [int(ack.type)],
+                "release_delay_ms": ack.delay_ms,
             })  # fmt: skip
         return [
             {"topic_id": topic_id, "partitions": [
@@ -560,6 +571,17 @@ class ShareSession:
             ]}
             for topic_id, partitions in batches.items()
         ]  # fmt: skip
+
+
+def _delayable(
+    link: Connection, acks: list[Acknowledgement], refusals: list[Refusal]
+) -> list[Acknowledgement]:
+    """The acknowledgements that this broker understands: delays would be passed over elsewhere."""
+    if RELEASE_DELAY_FEATURE in link.features:
+        return acks
+    error = KafkaError(ErrorCode.unsupported_version, "the broker cannot delay what is released")
+    refusals += [Refusal(ack, error) for ack in acks if ack.delay_ms >= 0]
+    return [ack for ack in acks if ack.delay_ms < 0]
 
 
 _LOCKS_GONE = "the broker ended the share session, and with it the locks of this member"

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from shoal.log import compaction, recovery, retention, rolling, search
+from shoal.log import compaction, recovery, retention, rolling, search, slices
 from shoal.log.config import LogConfig
 from shoal.log.epochs import LeaderEpochs
 from shoal.log.errors import AppendRefused, LogOffline, OffsetOutOfRange
@@ -416,12 +416,41 @@ class Log:
 
         Raises `OffsetOutOfRange`; `OSError` and `CorruptBatch` when the disk fails or lies.
         """
+        bound = self._bound(offset, max_offset)
+        place = self._place(offset, bound)
+        if place is None:
+            return Read(b"", offset)
+        return self._read_at(*place, offset, max_bytes, bound, min_one)
+
+    def slice(
+        self, offset: int, max_bytes: int, *, max_offset: int | None = None, min_one: bool = True
+    ) -> slices.Slice:
+        """`read`, but batches of some size are only found, for `sendfile`."""
+        bound = self._bound(offset, max_offset)
+        place = self._place(offset, bound)
+        if place is None:
+            return slices.Slice(b"", offset)
+        segment, position = place
+        found = slices.find(self, segment, position, max_bytes, bound)
+        if found is None:
+            return slices.Slice(
+                *self._read_at(segment, position, offset, max_bytes, bound, min_one)
+            )
+        self._remember(found[1], segment, position + len(found[0]))
+        return slices.Slice(*found)
+
+    def _bound(self, offset: int, max_offset: int | None) -> int:
+        """Where reading from `offset` ends. Raises `OffsetOutOfRange`."""
         end = self.log_end_offset
-        bound = end if max_offset is None or max_offset > end else max_offset
         if not self.log_start_offset <= offset <= end:
             raise OffsetOutOfRange(offset, self.log_start_offset, end)
+        return end if max_offset is None or max_offset > end else max_offset
+
+    def _place(self, offset: int, bound: int) -> tuple[Segment, int] | None:
+        """The segment and the position in it of the batch that holds `offset`, if that is below
+        `bound`."""
         if offset >= bound:
-            return Read(b"", offset)
+            return None
         hint = self._hints.pop(offset, None)
         at = bisect_right(self.bases, offset) - 1
         while at < len(self.segments):
@@ -432,9 +461,9 @@ class Log:
                 found = segment.find(offset)
                 position = None if found is None else found[0]
             if position is not None and position < segment.size:
-                return self._read_at(segment, position, offset, max_bytes, bound, min_one)
+                return segment, position
             at += 1
-        return Read(b"", offset)
+        return None
 
     def _read_at(
         self,
@@ -641,7 +670,8 @@ class Log:
         """What is to be synced now, None when all is durable. Raises `OSError`."""
         if self.offline:
             raise LogOffline(self.directory)
-        if self.recovery_point >= self.log_end_offset and not self.names_changed:
+        durable = self.recovery_point >= self.log_end_offset
+        if durable and not self.names_changed and not self._sync_wanted:
             return None
         first = max(0, bisect_right(self.bases, self.recovery_point) - 1)
         files = [file for segment in self.segments[first:] for file in segment.unsynced()]
@@ -693,7 +723,10 @@ class Log:
         untouched = self.recovery_point == self.snapshot_offset == self.log_end_offset
         if untouched and not self.names_changed:
             return
+        entries = len(self.active.time_index)
         self.active.seal_times()
+        # The records may be durable already, and this entry not.
+        self._sync_wanted |= len(self.active.time_index) > entries
         # Its name need not be durable: without it the batches behind an older one tell the state.
         self.write_snapshot(self.log_end_offset)
         self.sync(synced)

@@ -53,7 +53,10 @@ _DELAY = Struct(
     ),
 )
 _DELAYS = (Field("delays", _DELAY, array=True, tag=1000, default=[]),)
-#: What our brokers tell each other beyond Kafka's schemas, by API and struct, in tags far above
+#: How long released records wait before they are available again (`protocol.share`).
+RELEASE_DELAY_TAG = 1000
+_RELEASE_DELAY = (Field("release_delay_ms", "int64", tag=RELEASE_DELAY_TAG, default=-1),)
+#: What our brokers and our client tell beyond Kafka's schemas, by API and struct, in tags far above
 #: Kafka's, which count up from 0: other readers pass them over. A body that has none is read as
 #: Kafka's is, without these attributes.
 OWN_TAGS: dict[tuple[int, str], tuple[Field, ...]] = {
@@ -61,6 +64,8 @@ OWN_TAGS: dict[tuple[int, str], tuple[Field, ...]] = {
     (58, "EnvelopeRequest"): (Field("request_id", "bytes", tag=1000, default=b""),),
     (84, "PartitionResult"): _DELAYS,  # ReadShareGroupState, the answer
     (85, "PartitionData"): _DELAYS,  # WriteShareGroupState
+    (78, "AcknowledgementBatch"): _RELEASE_DELAY,  # ShareFetch, the request
+    (79, "AcknowledgementBatch"): _RELEASE_DELAY,  # ShareAcknowledge, the request
 }
 _MALFORMED = (SerialError, ValueError, IndexError, OverflowError, _struct.error)
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
 
-from shoal.protocol.codec import ENTRIES_MAX
+from shoal.protocol.codec import ENTRIES_MAX, RELEASE_DELAY_TAG
 from shoal.protocol.compiler import get_uvarint, put_uvarint
 from shoal.protocol.errors import WireError
 
@@ -24,6 +24,7 @@ RENEWAL_FROM = 2
 _FETCH_HEAD = struct.Struct(">iiiiii")
 _EPOCH = struct.Struct(">i")
 _INDEX = struct.Struct(">i")
+_DELAY = struct.Struct(">q")
 _ONE_TYPE = struct.Struct(">qqB1sB")
 _ERROR = struct.Struct(">ih")
 _FETCH_RESPONSE_HEAD = struct.Struct(">ih")
@@ -43,9 +44,11 @@ _ALONE_DONE = {
 _TOPIC_SIZE_MIN, _PARTITION_SIZE_MIN, _BATCH_SIZE_MIN = 18, 6, 18
 
 uuid_of = lru_cache(4096)(lambda data: UUID(bytes=data))
+_text_of = lru_cache(4096)(lambda data: str(data, "utf-8"))
 
-#: First offset, last offset, acknowledge types: one for all or one an offset.
-AcknowledgementBatch = tuple[int, int, bytes]
+#: First offset, last offset, acknowledge types: one for all or one an offset; and, told by our own
+#: client alone, how many milliseconds what is released waits.
+AcknowledgementBatch = tuple[int, int, bytes] | tuple[int, int, bytes, int]
 Acknowledgements = list[tuple[UUID, list[tuple[int, list[AcknowledgementBatch]]]]]
 
 
@@ -98,8 +101,8 @@ class PartitionError(NamedTuple):
 def read_fetch(version: int, frame: memoryview, at: int) -> ShareFetchRequest:
     """Parse the body that starts at `at`. Raises `WireError` for bytes that do not fit."""
     try:
-        group_id, at = _string(frame, at)
-        member_id, at = _string(frame, at)
+        group_id, at = _id(frame, at)
+        member_id, at = _id(frame, at)
         head = _FETCH_HEAD.unpack_from(frame, at)
         epoch, max_wait_ms, min_bytes, max_bytes, max_records, batch_size = head
         at += _FETCH_HEAD.size
@@ -132,8 +135,8 @@ def read_fetch(version: int, frame: memoryview, at: int) -> ShareFetchRequest:
 def read_acknowledge(version: int, frame: memoryview, at: int) -> ShareAcknowledgeRequest:
     """Parse the body that starts at `at`. Raises `WireError` for bytes that do not fit."""
     try:
-        group_id, at = _string(frame, at)
-        member_id, at = _string(frame, at)
+        group_id, at = _id(frame, at)
+        member_id, at = _id(frame, at)
         epoch = _EPOCH.unpack_from(frame, at)[0]
         at += _EPOCH.size
         renew = False
@@ -180,13 +183,30 @@ def _topics(frame: memoryview, at: int) -> tuple[Acknowledgements, int]:
                     at += _ONE_TYPE.size
                     continue
                 size, at = _count(frame, at + 16, 1)
-                batches.append((first, last, bytes(frame[at : at + size])))
-                at = _skip_tags(frame, at + size)
+                types = bytes(frame[at : at + size])
+                delay_ms, at = _release_delay(frame, at + size)
+                if delay_ms is None:
+                    batches.append((first, last, types))
+                else:
+                    batches.append((first, last, types, delay_ms))
             at = at + 1 if frame[at] == 0 else _skip_tags(frame, at)
             partitions.append((index, batches))
         at = at + 1 if frame[at] == 0 else _skip_tags(frame, at)
         topics.append((topic_id, partitions))
     return topics, at
+
+
+def _release_delay(frame: memoryview, at: int) -> tuple[int | None, int]:
+    """What a batch's tagged fields say of the wait of released records, if they do."""
+    end = _skip_tags(frame, at)
+    count, at = get_uvarint(frame, at)
+    for _ in range(count):
+        tag, at = get_uvarint(frame, at)
+        size, at = get_uvarint(frame, at)
+        if tag == RELEASE_DELAY_TAG and size == _DELAY.size:
+            return _DELAY.unpack_from(frame, at)[0], end
+        at += size
+    return None, end
 
 
 def _forgotten(frame: memoryview, at: int) -> tuple[list[tuple[UUID, list[int]]], int]:
@@ -211,6 +231,15 @@ def _count(frame: memoryview, at: int, size_min: int) -> tuple[int, int]:
     if count > ENTRIES_MAX or count * size_min > len(frame) - at:
         raise WireError(f"{count} entries announced where {len(frame) - at} bytes are left")
     return max(count, 0), at
+
+
+def _id(frame: memoryview, at: int) -> tuple[str | None, int]:
+    """`_string` of an id that comes with every request: one that is known is not decoded again."""
+    size = frame[at]
+    end = at + size
+    if 0 < size <= 0x7F and end <= len(frame):
+        return _text_of(bytes(frame[at + 1 : end])), end
+    return _string(frame, at)
 
 
 def _string(frame: memoryview, at: int) -> tuple[str | None, int]:

@@ -18,8 +18,10 @@ import struct
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
+from shoal.log.slices import FileSlice
 from shoal.protocol.errors import WireError
 from shoal.server.api import Buffer, Peer
+from shoal.server.outflow import Outflow
 
 if TYPE_CHECKING:
     from shoal.server.dispatch import Dispatcher, Pending
@@ -48,6 +50,7 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_backlog",
+        "_closes",
         "_dispatch",
         "_filled",
         "_frame",
@@ -58,6 +61,7 @@ class Connection(asyncio.BufferedProtocol):
         "_loop",
         "_muted",
         "_out",
+        "_outflow",
         "_paused",
         "_pending",
         "_pending_bytes",
@@ -77,7 +81,10 @@ class Connection(asyncio.BufferedProtocol):
         self._frame: bytearray | None = None
         self._frame_view = _scratch_view
         self._size = self._filled = 0
-        self._out: list[Buffer] = []
+        self._out: list[Buffer | FileSlice] = []
+        self._outflow: Outflow | None = None
+        #: To be closed once the outflow has drained.
+        self._closes = False
         self._pending: deque[Pending] = deque()
         self._pending_bytes = 0
         self._held = 0
@@ -101,6 +108,8 @@ class Connection(asyncio.BufferedProtocol):
             self._muted.cancel()
         self._transport = None
         self._frame = None
+        if self._outflow is not None:
+            self._outflow.close()
         # What gives up at once may come back here.
         given_up, self._pending = self._pending, deque()
         for pending in given_up:
@@ -220,10 +229,45 @@ class Connection(asyncio.BufferedProtocol):
             if self._transport is not None and not self._transport.is_closing():
                 size = sum(map(len, out))
                 self._listener.bytes_out += size
-                if size <= JOIN_SIZE_MAX:
-                    self._transport.write(b"".join(out))
+                if self._outflow is not None and self._outflow.waits:
+                    self._outflow.send(out)
+                elif size <= JOIN_SIZE_MAX:
+                    self._transport.write(b"".join(out))  # type: ignore[arg-type]
+                elif any(isinstance(part, FileSlice) for part in out):
+                    self._send_files(out)
                 else:
-                    self._transport.writelines(out)
+                    self._transport.writelines(out)  # type: ignore[arg-type]
+
+    def _send_files(self, out: list[Buffer | FileSlice]) -> None:
+        """Send buffers that have slices of files among them."""
+        transport = self._transport
+        assert transport is not None
+        if transport.get_write_buffer_size():
+            transport.writelines(
+                part.file.read(part.at, part.size) if isinstance(part, FileSlice) else part
+                for part in out
+            )
+            return
+        if self._outflow is None:
+            fd = transport.get_extra_info("socket").fileno()
+            self._outflow = Outflow(self._loop, fd, self._drained, self._broken)
+        self._outflow.send(out)
+        if self._outflow.waits:
+            self._write_paused = True
+            self._pause()
+
+    def _drained(self) -> None:
+        """The client has taken the slices that waited for it."""
+        self.resume_writing()
+        if self._closes:
+            self.close()
+
+    def _broken(self, error: OSError) -> None:
+        """A slice could not be sent to its end: the client is gone, or the disk fails."""
+        if not isinstance(error, ConnectionError):
+            self._listener.refused(self, f"an answer could not be read from the log: {error}")
+        if self._transport is not None:
+            self._transport.abort()
 
     def pause_writing(self) -> None:
         assert self._transport is not None
@@ -290,5 +334,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Close once what has been written is sent."""
-        if self._transport is not None:
+        if self._outflow is not None and self._outflow.waits:
+            self._closes = True
+        elif self._transport is not None:
             self._transport.close()

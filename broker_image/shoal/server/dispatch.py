@@ -118,12 +118,12 @@ class Dispatcher:
                 peer.pause(pause_ms)
             self._observe(request)
             return None
-        if isinstance(answer, (list, Mapping)):
-            return self._respond(request, answer)
-        assert isinstance(answer, (Prompt, asyncio.Future)), answer
-        if not answer.done():
-            return Pending(self, request, answer)
-        return self.finished(request, answer)
+        if isinstance(answer, (Prompt, asyncio.Future)):
+            if not answer.done():
+                return Pending(self, request, answer)
+            return self.finished(request, answer)
+        assert isinstance(answer, (list, Mapping)), answer
+        return self._respond(request, answer)
 
     @property
     def _is_alone(self) -> bool:

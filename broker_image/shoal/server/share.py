@@ -26,9 +26,10 @@ from shoal.server import share_admin, share_meters, share_metrics, share_policie
 from shoal.server.api import Peer
 from shoal.server.dead_letters import DeadLetterMeter, DeadLetters
 from shoal.server.floods import Floods
-from shoal.server.share_leader import Failure, Phase, ShareLeader
+from shoal.server.share_leader import Phase, ShareLeader
 from shoal.server.share_persister import Persister
 from shoal.server.share_states import ShareStates
+from shoal.server.share_writes import Failure
 
 if TYPE_CHECKING:
     from shoal.metadata.delta import MetadataDelta
@@ -101,6 +102,7 @@ class ShareService:
                 image.features.get("share.version", 0) >= DEAD_LETTERS_FROM
                 and bool(config["errors.deadletterqueue.topic.name"]),
                 config["shoal.errors.deadletterqueue.flood.per.minute"],
+                config["share.redelivery.backoff.max.ms"],
                 share_policies.selection(config),
             )
         return found

@@ -13,11 +13,16 @@ from shoal.coordinator.share.states import AcknowledgeType
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.share import AcknowledgementBatch, Acknowledgements
 from shoal.server.share import ShareService
-from shoal.server.share_leader import Failure, Phase
+from shoal.server.share_leader import Phase
+from shoal.server.share_writes import Failure
 
+#: Releases may say how long they wait (`protocol.share`). Named to our own client alone, as the
+#: headers-only fetch is.
+RELEASE_DELAY_FEATURE = "shoal.share.release.delay"
 _INVALID = ErrorCode.invalid_request
 #: The largest acknowledge type, without and with renewals (KIP-1222).
 _RENEW = int(AcknowledgeType.RENEW)
+_RELEASE = bytes((AcknowledgeType.RELEASE,))
 _TYPE_MAX = (int(AcknowledgeType.REJECT), _RENEW)
 
 
@@ -58,7 +63,7 @@ class Acks:
                 key = (topic_id, index)
                 self.partitions.append(key)
                 leader = service.find(group_id, topic_id, index)
-                failure = _misuse(batches, version=version, is_renew=is_renew)
+                failure = misuse(batches, version=version, is_renew=is_renew)
                 if failure is None and (leader is None or leader.phase is not Phase.ACTIVE):
                     failure = service.unknown(topic_id, index)
                 if failure is None and leader is not None:
@@ -69,16 +74,15 @@ class Acks:
                 if failure is not None:
                     self.failures[key] = failure
                 if leader is not None:
-                    meter = service.meter(leader.partition.topic)
-                    meter.acknowledgements += 1
-                    meter.failed_acknowledgements += failure is not None
+                    leader.meter.acknowledgements += 1
+                    leader.meter.failed_acknowledgements += failure is not None
 
     def _waiter(
         self, key: tuple[UUID, int], batches: Sequence[AcknowledgementBatch]
     ) -> Callable[[Failure | None], None]:
         def written(failure: Failure | None) -> None:
             if failure is None:
-                for first, last, types in batches:
+                for first, last, types, *_ in batches:
                     self._service.count_acknowledged(types, last - first + 1)
             else:
                 self.failures[key] = failure
@@ -89,13 +93,13 @@ class Acks:
         return written
 
 
-def _misuse(
+def misuse(
     batches: Sequence[AcknowledgementBatch], *, version: int, is_renew: bool
 ) -> Failure | None:
     """What is wrong with acknowledgements by themselves: Kafka's checks, in its order."""
     highest = _TYPE_MAX[version >= 2]
     previous = -1
-    for first, last, types in batches:
+    for first, last, types, *delay_ms in batches:
         if first > last:
             return Failure(_INVALID, f"offsets {first} to {last} are no range")
         if first <= previous:
@@ -111,5 +115,7 @@ def _misuse(
             return Failure(_INVALID, f"there is no acknowledge type {largest}")
         if largest == _RENEW and not is_renew:
             return Failure(_INVALID, "a renewal needs IsRenewAck")
+        if delay_ms and (delay_ms[0] < 0 or types.strip(_RELEASE)):
+            return Failure(_INVALID, "only a release waits, and for no negative time")
         previous = last
     return None

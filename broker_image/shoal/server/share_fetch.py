@@ -22,7 +22,8 @@ from shoal.record.batch import HEADER_SIZE, headers
 from shoal.server.api import Answer, Body, Request
 from shoal.server.prompt import Prompt
 from shoal.server.share_acks import Acks
-from shoal.server.share_leader import Failure, Phase, ShareLeader
+from shoal.server.share_leader import Phase, ShareLeader
+from shoal.server.share_writes import Failure
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -9,11 +9,11 @@ whoever waits is refused; the next fetch loads it again as persisted (`coordinat
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.coordinator.contract import Record, Reply, Result, Token
+from shoal.coordinator.contract import Result
 from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted, acquire
 from shoal.coordinator.share.backoff import still_due
 from shoal.coordinator.share.batches import AbortedTransaction, scan
@@ -21,7 +21,12 @@ from shoal.coordinator.share.fate import Doomed, Fate
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.selection import Selection
 from shoal.coordinator.share.settings import ShareSettings
-from shoal.coordinator.share.share_partition import Acknowledgement, SharePartition, StateBatch
+from shoal.coordinator.share.share_partition import (
+    AVAILABLE,
+    Acknowledgement,
+    SharePartition,
+    StateBatch,
+)
 from shoal.coordinator.share.state_store import NONE, ShareStateShard
 from shoal.log.errors import LogOffline, OffsetOutOfRange
 from shoal.metadata.config_keys import duration_ms
@@ -31,6 +36,7 @@ from shoal.record.batch import CorruptBatch
 from shoal.replication.partition import Partition
 from shoal.server import share_selection
 from shoal.server.share_meters import FetchMeter
+from shoal.server.share_writes import Failure, StateWrite, Waiter, told
 
 if TYPE_CHECKING:
     import asyncio
@@ -43,16 +49,6 @@ RECORD_SIZE_GUESS = 1024
 READ_SIZE_MIN = 16 * 1024
 #: Reads of one fetch that may come to nothing because all they held was passed by.
 FRUITLESS_READS_MAX = 16
-
-#: Called when a write is committed, with None, or with why it failed.
-Waiter = Callable[["Failure | None"], None]
-
-
-class Failure(NamedTuple):
-    """Why a share partition refuses."""
-
-    code: ErrorCode
-    message: str | None = None
 
 
 class Fetched(NamedTuple):
@@ -68,17 +64,6 @@ class Phase(Enum):
     LOADING = "loading"
     ACTIVE = "active"
     DROPPED = "dropped"
-
-
-#: A state write is refused with these when this leader is no longer the right one, which a client
-#: is told as such; everything about the coordinator is told as it being unavailable.
-_NOT_LEADER = {ErrorCode.fenced_leader_epoch, ErrorCode.fenced_state_epoch}
-_NO_COORDINATOR = {
-    ErrorCode.not_coordinator,
-    ErrorCode.coordinator_not_available,
-    ErrorCode.coordinator_load_in_progress,
-}
-_TOLD = {ErrorCode.group_id_not_found, ErrorCode.unknown_topic_or_partition}
 
 
 class ShareLeader:
@@ -101,6 +86,7 @@ class ShareLeader:
         "failure",
         "fetches",
         "key",
+        "meter",
         "partition",
         "phase",
         "record_size",
@@ -119,6 +105,7 @@ class ShareLeader:
         self.failure: Failure | None = None
         self.share = SharePartition(0)
         self.dead_letters = service.dead_letters_of(self)
+        self.meter = service.meter(partition.topic)
         #: What fetches wait for beside the partition's own key.
         self.wake_key = ("share", key.group_id, key.topic_id, key.partition)
         self.expired_total = self.acquired_total = self.redelivered_total = 0
@@ -177,12 +164,12 @@ class ShareLeader:
         error = reply.exception()
         answer = {} if error is not None else reply.result()
         if isinstance(error, ApiError):
-            self.drop(_told(error.code, error.message))
+            self.drop(told(error.code, error.message))
             return
         if error is not None:
             raise error
         if answer["error_code"]:
-            self.drop(_told(answer["error_code"], answer.get("error_message")))
+            self.drop(told(answer["error_code"], answer.get("error_message")))
             return
         if self.partition.lost(self._leader_epoch):
             self.drop(Failure(ErrorCode.not_leader_or_follower))
@@ -356,15 +343,20 @@ class ShareLeader:
     ) -> Failure | None:
         """Settle what a member holds; `waiter` is called once that is committed, if it returns
         None, and never if it returns why it refuses."""
-        now_ms = self.service.now_ms()
-        outcome = self.share.acknowledge(
-            now_ms, member_id, acknowledgements, self.settings, self._fate(now_ms)
+        now_ms, settings, share = self.service.now_ms(), self.settings, self.share
+        for _, _, _, *delay_ms in acknowledgements:
+            if delay_ms and delay_ms[0] > settings.release_delay_max_ms:
+                return _too_late(delay_ms[0], settings.release_delay_max_ms)
+        was_full = share.in_flight >= settings.max_record_locks
+        outcome = share.acknowledge(
+            now_ms, member_id, acknowledgements, settings, self._fate(now_ms, settings)
         )
         if outcome.error is not ErrorCode.none:
             return Failure(outcome.error, outcome.message)
         if outcome.changes:
             self.persist(outcome.changes, waiter)
-            self.service.wake(self)
+            if was_full or settings.selection is not None or _frees(outcome.changes):
+                self.service.wake(self)
         else:
             self._arm()
             waiter(None)
@@ -372,7 +364,7 @@ class ShareLeader:
 
     def release(self, member_id: str) -> None:
         """A member's share session is over: what it holds is available again."""
-        fate = self._fate(self.service.now_ms())
+        fate = self._fate(self.service.now_ms(), self.settings)
         changes = self.share.release(member_id, self.settings.delivery_count_limit, fate=fate)
         if changes:
             self.persist(changes)
@@ -410,15 +402,16 @@ class ShareLeader:
                 self.service.wake(self)
         if ended:
             self.service.wake(self)
-        limit = self.settings.delivery_count_limit
-        freed, changes = self.share.expire(now_ms, limit, self._fate(now_ms))
+        settings = self.settings
+        freed, changes = self.share.expire(
+            now_ms, settings.delivery_count_limit, self._fate(now_ms, settings)
+        )
         self.expired_total += freed
         if changes:
             self.persist(changes)
             self.service.wake(self)
 
-    def _fate(self, now_ms: int) -> Fate | None:
-        settings = self.settings
+    def _fate(self, now_ms: int, settings: ShareSettings) -> Fate | None:
         if settings.backoff is None and not settings.dead_letters:
             return None
         return Fate(now_ms, self.service.random, settings.backoff, settings.dead_letters)
@@ -476,52 +469,27 @@ class ShareLeader:
         self._loop_dirty = False
         if self.phase is not Phase.ACTIVE or self._carried:
             return
-        changes, self._changes = self._changes, []
+        write = StateWrite(self, self._changes, self._waiters)
+        self._changes, self._waiters = [], []
         self._writes += 1
-        share = self.share
-        delays, share.delays = share.delays, []
-        write = _Write(self, self._waiters, share.doomed)
-        self._waiters, share.doomed = [], []
-
-        def decide(shard: ShareStateShard, now_ms: int, token: Token) -> Result:
-            change = shard.write(
-                now_ms,
-                self.key,
-                state_epoch=share.state_epoch,
-                leader_epoch=share.leader_epoch,
-                start_offset=share.start_offset,
-                delivery_complete_count=share.complete,
-                batches=changes,
-                delays=delays,
-            )
-            records: Sequence[Record] = () if change.record is None else (change.record,)
-            return Result(records, (Reply(token, {"refusal": change.refusal}),))
-
-        now_ms = self.service.now_ms()
-        write.begun_ms = now_ms
+        now_ms = write.begun_ms
         if self._state_partition is not None and self.service.persister.is_here(self.key):
-            self.service.states.runtime.submit(self._state_partition, write, decide, now_ms)
+            self.service.states.runtime.submit(self._state_partition, write, write.decide, now_ms)
             return
         self._carried = True
-
-        def decide_here(shard: ShareStateShard, now_ms: int) -> tuple[dict[str, Any], Result]:
-            result = decide(shard, now_ms, None)
-            refusal = result.replies[0].response["refusal"]
-            code, message = refusal or (ErrorCode.none, None)
-            return {"error_code": code, "error_message": message}, Result(result.records)
-
+        share = self.share
         self.service.persister.write_elsewhere(
             self.key,
             state_epoch=share.state_epoch,
             leader_epoch=share.leader_epoch,
             start_offset=share.start_offset,
             delivery_complete_count=share.complete,
-            batches=changes,
-            delays=delays,
-            decide=decide_here,
+            batches=write.changes,
+            delays=write.delays,
+            decide=write.decide_late,
         ).add_done_callback(lambda done: self._carried_out(write, done))
 
-    def _carried_out(self, write: _Write, done: asyncio.Future[Any]) -> None:
+    def _carried_out(self, write: StateWrite, done: asyncio.Future[Any]) -> None:
         """A write at another broker has its answer."""
         self._carried = False
         if done.cancelled():
@@ -545,33 +513,6 @@ class ShareLeader:
             self.dead_letters.add(doomed)
 
 
-class _Write:
-    """A state write that is under way: the token of its decision, in place of a future."""
-
-    __slots__ = ("_doomed", "_leader", "_waiters", "begun_ms")
-
-    def __init__(
-        self, leader: ShareLeader, waiters: list[Waiter], doomed: Sequence[Doomed]
-    ) -> None:
-        self._leader = leader
-        self._waiters = waiters
-        self._doomed = doomed
-        self.begun_ms = 0
-
-    def done(self) -> bool:
-        return False
-
-    def set_result(self, response: dict[str, Any]) -> None:
-        refusal = response["refusal"]
-        failure = None if refusal is None else _told(*refusal)
-        service = self._leader.service
-        service.write_times.note("", service.now_ms() - self.begun_ms)
-        self._leader.written(failure, self._waiters, self._doomed)
-
-    def set_exception(self, error: ApiError) -> None:
-        self._leader.written(_told(error.code, error.message), self._waiters, self._doomed)
-
-
 def _read(
     shard: ShareStateShard, now_ms: int, key: ShareKey, leader_epoch: int
 ) -> tuple[dict[str, Any], Result]:
@@ -590,17 +531,20 @@ def _read(
     return answer, Result(() if change.record is None else (change.record,))
 
 
+def _too_late(delay_ms: int, max_ms: int) -> Failure:
+    return Failure(
+        ErrorCode.invalid_request,
+        f"a release may wait {max_ms} ms at most (share.redelivery.backoff.max.ms), not {delay_ms}",
+    )
+
+
+def _frees(changes: Sequence[StateBatch]) -> bool:
+    """Whether something may be acquired again."""
+    return any(state == AVAILABLE for _, _, state, _ in changes)
+
+
 def _state_batch(found: Any) -> StateBatch:
     """A batch as the shard has it, or as the RPC's answer does."""
     if isinstance(found, tuple):
         return found
     return (found.first_offset, found.last_offset, found.delivery_state, found.delivery_count)
-
-
-def _told(code: ErrorCode, message: str | None) -> Failure:
-    """What a client is told of a failure at the share coordinator. Kafka's mapping."""
-    if code in _NOT_LEADER:
-        return Failure(ErrorCode.not_leader_or_follower, message)
-    if code in _NO_COORDINATOR:
-        return Failure(ErrorCode.coordinator_not_available, message)
-    return Failure(code if code in _TOLD else ErrorCode.unknown_server_error, message)

@@ -63,6 +63,8 @@ class ShareSettings:
     dead_letters: bool = False
     #: `shoal.errors.deadletterqueue.flood.per.minute`; 0 for no limit.
     flood_per_minute: int = 0
+    #: `share.redelivery.backoff.max.ms`: no release may ask for a longer wait.
+    release_delay_max_ms: int = 300_000
     #: `share.ordering`, `share.delay.*` and `share.priority.*`; None where there is none of it, and
     #: records are acquired in the order of the log.
     selection: SelectionPolicy | None = None

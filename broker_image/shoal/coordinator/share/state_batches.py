@@ -70,7 +70,9 @@ class StateBatches:
     def move_start(self, start_offset: int) -> None:
         """Forget what lies below a new start offset; an earlier one forgets everything."""
         runs = self._runs
-        if not runs.start <= start_offset < runs.end:
+        if not len(runs):
+            runs.end = start_offset
+        elif not runs.start <= start_offset < runs.end:
             self._runs = Runs(start_offset)
         else:
             runs.drop_rows(runs.cut(start_offset))

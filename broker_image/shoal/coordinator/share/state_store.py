@@ -323,7 +323,9 @@ class ShareStateShard:
         delays: Sequence[Delay] = (),
     ) -> Record:
         """An update, or the snapshot that stands in for every n-th one."""
-        if start_offset != NONE:
+        if len(batches) == 1 and batches[0][0] >= start_offset:
+            pass
+        elif start_offset != NONE:
             batches = combine(batches, start_offset)
         elif len(batches) > 1:
             batches = combine(batches, min(batch[0] for batch in batches))

@@ -133,7 +133,7 @@ class _Fetch:
             return 1
         try:
             wanted = min(cursor.max_bytes, self._min_bytes)
-            return len(partition.log.read(cursor.fetch_offset, wanted, max_offset=limit).data)
+            return len(partition.log.slice(cursor.fetch_offset, wanted, max_offset=limit).data)
         except (OSError, LogOffline, CorruptBatch):
             return self._min_bytes  # the answer tells of it
 
@@ -254,7 +254,7 @@ class _Fetch:
         limit = entry["last_stable_offset" if self._committed else "high_watermark"]
         if offset < limit and (size_max > 0 or min_one):
             try:
-                found = log.read(offset, size_max, max_offset=limit, min_one=min_one)
+                found = log.slice(offset, size_max, max_offset=limit, min_one=min_one)
                 entry["records"], next_offset = found
             except OffsetOutOfRange:
                 return _refusal(ErrorCode.offset_out_of_range)

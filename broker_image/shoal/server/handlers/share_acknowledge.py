@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 from shoal.coordinator.share.sessions import FINAL_EPOCH, INITIAL_EPOCH
 from shoal.protocol.errors import ApiError, ErrorCode
@@ -15,7 +17,9 @@ from shoal.protocol.share import (
 from shoal.server.api import Answer, Body, Request
 from shoal.server.handlers.share_fetch import checked_ids
 from shoal.server.prompt import Prompt
-from shoal.server.share_acks import Acks
+from shoal.server.share_acks import Acks, misuse
+from shoal.server.share_leader import Phase
+from shoal.server.share_writes import Failure
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -31,6 +35,8 @@ def handle(broker: Broker, request: Request) -> Answer:
             "a share session is opened by ShareFetch, not by an acknowledgement",
         )
     service.sessions.next(group_id, member_id, body.share_session_epoch)
+    if body.share_session_epoch != FINAL_EPOCH and (lone := _acknowledge_lone(broker, request)):
+        return lone
     acks = Acks(service)
     acks.apply(
         group_id, member_id, body.topics, version=request.version, is_renew=body.is_renew_ack
@@ -38,20 +44,58 @@ def handle(broker: Broker, request: Request) -> Answer:
     if body.share_session_epoch == FINAL_EPOCH:
         service.close_session(group_id, member_id, request.peer)
     if acks.settled:
-        return _answer(broker, request, acks)
+        return _answer(broker, request, acks.failures)
     answer = Prompt()
 
     def settled() -> None:
         if not answer.done():
-            answer.set_result(_answer(broker, request, acks))
+            answer.set_result(_answer(broker, request, acks.failures))
 
     acks.on_settled = settled
     return answer
 
 
-def _answer(broker: Broker, request: Request, acks: Acks) -> Body:
+class _Lone(Prompt):
+    """The answer to the acknowledgement of one batch alone, which waits for its write itself."""
+
+    __slots__ = ("_broker", "_request")
+
+    def __init__(self, broker: Broker, request: Request) -> None:
+        super().__init__()
+        self._broker = broker
+        self._request = request
+
+    def __call__(self, failure: Failure | None) -> None:
+        """The write is committed, or has failed."""
+        (topic_id, ((index, ((first, last, types, *_),)),)) = self._request.body.topics[0]
+        if failure is None:
+            self._broker.share.count_acknowledged(types, last - first + 1)
+        if not self.done():
+            failures = {} if failure is None else {(topic_id, index): failure}
+            self.set_result(_answer(self._broker, self._request, failures))
+
+
+def _acknowledge_lone(broker: Broker, request: Request) -> _Lone | None:
+    """Acknowledge one batch of one partition, as a worker does that commits each record; None where
+    there is more than that, or it is refused, and nothing has happened."""
+    body: ShareAcknowledgeRequest = request.body
+    if len(body.topics) != 1 or len(body.topics[0][1]) != 1:
+        return None
+    topic_id, ((index, batches),) = body.topics[0]
+    leader = broker.share.find(body.group_id or "", topic_id, index)
+    if len(batches) != 1 or leader is None or leader.phase is not Phase.ACTIVE:
+        return None
+    if misuse(batches, version=request.version, is_renew=body.is_renew_ack) is not None:
+        return None
+    lone = _Lone(broker, request)
+    if leader.acknowledge(body.member_id or "", batches, lone) is not None:
+        return None
+    leader.meter.acknowledgements += 1
+    return lone
+
+
+def _answer(broker: Broker, request: Request, failures: Mapping[tuple[UUID, int], Failure]) -> Body:
     lock_ms = broker.share.settings(request.body.group_id).lock_duration_ms
-    failures = acks.failures
     if not failures:
         return write_acknowledged(request.version, request.body.topics, lock_ms)
     topics = []

@@ -1,0 +1,420 @@
+"""What queues have beyond Kafka's share groups, beside the same without: `make bench-queues`.
+
+Key order, a hot key, delayed records, dead letters over a broker that is killed. There is no Kafka
+to compare with, so every figure is Shoal's, beside a goal of its own. Prints one table and writes
+it into bench/results/queues.json and .md; `--only WORD` picks loads, `--rounds N` repeats them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from brokers import Shoal, free_port
+from confluent_kafka import Consumer, Producer, ShareConsumer
+from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from loads import QUIET, Figures, Run, percentiles
+from rich.console import Console
+from rich.table import Table
+from shoal.client.client import Client
+from shoal.client.errors import ClientError
+from shoal.client.share import AcknowledgeType, AcquireMode
+
+HERE = Path(__file__).resolve().parent
+DLQ = "errors.deadletterqueue"
+WRITTEN = "shoal_share_group_dead_letters_total"
+
+
+class Measured(Shoal):
+    """A broker that tells its metrics."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._metrics = free_port()
+
+    def command(self) -> list[str]:
+        return [*super().command(), f"--metrics=127.0.0.1:{self._metrics}"]
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(x.rpartition(" ")[2]) for x in lines if x.split("{")[0] == name)
+
+
+def group_with(run: Run, **configs: str) -> str:
+    """A share group with configs, whose names have `_` for `.`."""
+    group = run.share_group()
+    entries = [
+        ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in configs.items()
+    ]
+    resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
+    for future in run.admin.incremental_alter_configs([resource]).values() if entries else ():
+        future.result(30)
+    return group
+
+
+def fill(run: Run, topic: str, keys: list[int], headers: Callable[[int], Any] = lambda _: None,
+         batch: int = 10) -> None:  # fmt: skip
+    """100 B to each of the keys, in small batches; the record of key n goes to partition n % 2."""
+    producer = Producer({
+        "bootstrap.servers": run.bootstrap, "linger.ms": 5, "batch.num.messages": batch,
+        "queue.buffering.max.messages": 200_000, **QUIET,
+    })  # fmt: skip
+    value = os.urandom(100)
+    for n, key in enumerate(keys):
+        if not n % 100:
+            while len(producer) > 100_000:
+                producer.poll(0.01)
+            producer.poll(0)
+        producer.produce(topic, value, f"k{key}", partition=key % 2, headers=headers(n))
+    assert not producer.flush(120)
+
+
+def member(bootstrap: str, group: str, **conf: Any) -> ShareConsumer:
+    return ShareConsumer({
+        "bootstrap.servers": bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit",
+        **QUIET, **conf,
+    })  # fmt: skip
+
+
+def _work(
+    bootstrap: str, group: str, topic: str, work_s: float, polled: int, each: bool,
+    go: Any, end: Any, out: Any,
+) -> None:  # fmt: skip
+    """Take records, work on each, commit each poll or record; counts those of key 0 and others."""
+    consumer = member(bootstrap, group, **{"max.poll.records": polled})
+    consumer.subscribe([topic])
+    go.wait()
+    while not end.is_set():
+        messages = consumer.poll(0.2)
+        hot = sum(message.key() == b"k0" for message in messages)
+        for message in messages:
+            if work_s:
+                time.sleep(work_s)
+            consumer.acknowledge(message)
+            if each:
+                consumer.commit_sync(10)
+                with out.get_lock():
+                    out[1] += 1
+        if messages and not each:
+            consumer.commit_sync(10)
+            with out.get_lock():
+                out[0] += hot
+                out[1] += len(messages) - hot
+    consumer.close()
+
+
+def worked(
+    run: Run, group: str, topic: str, until: Callable[[Any], bool], *,
+    work_s: float = 0, polled: int = 500, each: bool = False, warm: int = 500,
+) -> tuple[float, float]:  # fmt: skip
+    """Eight members at work until it is enough: hot and other records a second, after the first
+    `warm` ones."""
+    out = multiprocessing.Array("q", 2)
+    go, end = multiprocessing.Event(), multiprocessing.Event()
+    words = (run.bootstrap, group, topic, work_s, polled, each, go, end, out)
+    members = [multiprocessing.Process(target=_work, args=words) for _ in range(8)]
+    for one in members:
+        one.start()
+    go.set()
+    while sum(out[:]) < warm:
+        time.sleep(0.002)
+    begun, before = time.perf_counter(), out[:]
+    while not until(out):
+        time.sleep(0.002)
+    elapsed, after = time.perf_counter() - begun, out[:]
+    end.set()
+    for one in members:
+        one.join(30)
+    return (after[0] - before[0]) / elapsed, (after[1] - before[1]) / elapsed
+
+
+def key_order(broker: Measured, run: Run, counts: tuple[int, int], *, each: bool) -> Figures:
+    """10,000 keys, 8 members, 100 B: unordered, and ordered by key, so many records."""
+    found: Figures = {}
+    kinds = (("none", "unordered"), ("key", "ordered"))
+    for (ordering, told), wanted in zip(kinds, counts, strict=True):
+        count, topic = run.count(wanted), run.topic(2)
+        fill(run, topic, random.Random(1).choices(range(10_000), k=count))
+        group, cpu = group_with(run, share_ordering=ordering), broker.cpu_s()
+        rates = worked(
+            run, group, topic, lambda out, n=count: sum(out[:]) >= n, each=each, warm=count // 20
+        )
+        found[f"{told}_per_s"] = sum(rates)
+        found[f"{told}_cpu_us"] = (broker.cpu_s() - cpu) / count * 1e6
+    return {**found, "ratio": found["ordered_per_s"] / found["unordered_per_s"]}
+
+
+def hot_key(broker: Measured, run: Run) -> Figures:
+    """Half of all records have one key; 8 members with 5 ms of work: the other keys' rate against
+    that without a hot key."""
+    rng, seconds = random.Random(2), max(5.0, 15 * run.scale)
+    rates = {}
+    for hot in (False, True):
+        topic, group = run.topic(2), group_with(run, share_ordering="key")
+        keys = [0 if hot and n % 2 else rng.randint(1, 10_000) for n in range(40_000)]
+        fill(run, topic, keys)
+        end = []
+
+        def over(_: Any, end: list[float] = end) -> bool:
+            end[:] = end or [time.monotonic() + seconds]
+            return time.monotonic() > end[0]
+
+        rates[hot] = worked(run, group, topic, over, work_s=0.005, polled=10)
+    return {
+        "others_per_s": rates[False][1], "others_beside_hot_per_s": rates[True][1],
+        "hot_per_s": rates[True][0], "ratio": rates[True][1] / rates[False][1],
+    }  # fmt: skip
+
+
+def _listen(bootstrap: str, group: str, topic: str, end: Any, out: Any) -> None:
+    consumer = member(bootstrap, group)
+    consumer.subscribe([topic])
+    late: list[float] = []
+    while not end.is_set():
+        for message in consumer.poll(0.2):
+            due_ms = float(dict(message.headers())["shoal.deliver.at"])
+            late.append(time.time() - due_ms / 1000)
+            consumer.acknowledge(message)
+        consumer.commit_async()
+    consumer.close()
+    out.put(late)
+
+
+def delayed(broker: Measured, run: Run) -> Figures:
+    """100,000 records that are held back for some 40 s and due over 20 s: bytes each, lateness."""
+    count = run.count(100_000)
+    topic = run.topic(2)
+    group = group_with(run, share_delay_max_ms="3600000")
+    begin_ms = int(time.time() * 1000) + 45_000
+    due = lambda n: [("shoal.deliver.at", str(begin_ms + n // 5).encode())]  # noqa: E731
+    fill(run, topic, list(range(count)), due, batch=1000)
+    before = broker.rss_mb()
+    end, out = multiprocessing.Event(), multiprocessing.Queue()
+    words = (run.bootstrap, group, topic, end, out)
+    listeners = [multiprocessing.Process(target=_listen, args=words) for _ in range(4)]
+    for one in listeners:
+        one.start()
+    while broker.metric("shoal_share_partition_delayed_records") < count:
+        if time.time() * 1000 > begin_ms:
+            raise SystemExit("what is delayed was not all looked at in time")
+        time.sleep(0.2)
+    held_bytes = (broker.rss_mb() - before) * (1 << 20) / count
+    cpu = broker.cpu_s()
+    while broker.metric("shoal_share_partition_delayed_records"):
+        time.sleep(0.2)
+    cpu_us = (broker.cpu_s() - cpu) / count * 1e6
+    time.sleep(2)  # What came last is polled.
+    end.set()
+    late = sorted(x for _ in listeners for x in out.get())
+    for one in listeners:
+        one.join()
+    assert len(late) >= count, f"{len(late)} of {count} came"
+    assert late[0] > -0.002, "a record came before its time"
+    return {"bytes_each": held_bytes, "cpu_us": cpu_us, **percentiles(late)}
+
+
+async def _reject(bootstrap: str, group: str, topic: str, end: threading.Event) -> None:
+    """A member that rejects whatever it gets, and comes back when its broker does."""
+    while not end.is_set():
+        try:
+            async with (
+                Client(bootstrap) as client, await client.share(group, [topic]) as session
+            ):  # fmt: skip
+                acks: list[Any] = []
+                while not end.is_set():
+                    found = await session.acquire(
+                        max_records=1000, max_wait_ms=200, acknowledgements=acks, payload=False,
+                        mode=AcquireMode.RECORD_LIMIT,
+                    )  # fmt: skip
+                    acks = [a for one in found for a in one.acknowledge(AcknowledgeType.REJECT)]
+        except (ClientError, OSError):
+            await asyncio.sleep(0.1)
+
+
+def dead_letters(broker: Measured, run: Run) -> Figures:
+    """Every record is rejected by two members: letters a second."""
+    count = run.count(60_000)
+    group, topic, letters = _with_letters(run, count)
+    cpu, begun = broker.cpu_s(), 0.0
+    with _rejecters(run, group, topic):
+        while (written := broker.metric(WRITTEN)) < count:
+            begun = begun or (time.perf_counter() if written else 0.0)
+            time.sleep(0.01)
+        elapsed = time.perf_counter() - begun
+    cpu_us = (broker.cpu_s() - cpu) / count * 1e6
+    found = _sources(run, letters)
+    return {
+        "rate": count / elapsed, "cpu_us": cpu_us, "lost": count - len(found),
+        "twice": sum(found.values()) - len(found),
+    }  # fmt: skip
+
+
+def dead_letters_over_a_kill(broker: Measured, run: Run) -> Figures:
+    """The same over a broker that is killed half way: what the dead-letter topic lacks then."""
+    count = run.count(60_000)
+    group, topic, letters = _with_letters(run, count)
+    with _rejecters(run, group, topic):
+        while (before := broker.metric(WRITTEN)) < count / 2:
+            time.sleep(0.01)
+        broker.kill9()
+        broker.start()
+        while broker.metric("shoal_share_partition_lag") > 0 or not broker.metric(WRITTEN):
+            time.sleep(0.1)
+    found = _sources(run, letters)
+    return {
+        "written_before": before, "lost": count - len(found),
+        "twice": sum(found.values()) - len(found),
+    }  # fmt: skip
+
+
+def _with_letters(run: Run, count: int) -> tuple[str, str, str]:
+    """A group, its topic with so many records, and its dead-letter topic."""
+    topic, letters = run.topic(2), run.topic(2)
+    set_to = AlterConfigOpType.SET
+    entry = ConfigEntry(f"{DLQ}.group.enable", "true", incremental_operation=set_to)
+    resource = ConfigResource(ResourceType.TOPIC, letters, incremental_configs=[entry])
+    for future in run.admin.incremental_alter_configs([resource]).values():
+        future.result(30)
+    fill(run, topic, list(range(count)), batch=100)
+    group = group_with(run, **{
+        f"{DLQ}.topic.name": letters, f"{DLQ}.copy.record.enable": "true",
+        "share.partition.max.record.locks": "4000",
+    })  # fmt: skip
+    return group, topic, letters
+
+
+@contextlib.contextmanager
+def _rejecters(run: Run, group: str, topic: str) -> Iterator[None]:
+    """Two members that reject, until the block ends."""
+    end = threading.Event()
+    words = (run.bootstrap, group, topic, end)
+    threads = [threading.Thread(target=lambda: asyncio.run(_reject(*words))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+
+
+def _sources(run: Run, letters: str) -> dict[tuple[Any, Any], int]:
+    """How many letters each record has, by source partition and offset, once all have come or
+    none comes any more."""
+    consumer = Consumer({
+        "bootstrap.servers": run.bootstrap, "group.id": f"read-{letters}",
+        "auto.offset.reset": "earliest", **QUIET,
+    })  # fmt: skip
+    consumer.subscribe([letters])
+    found: dict[tuple[Any, Any], int] = {}
+    idle_since = time.monotonic()
+    while time.monotonic() - idle_since < 5:
+        for message in consumer.consume(10_000, 1.0):
+            told = dict(message.headers())
+            source = (told["__dlq.errors.partition"], told["__dlq.errors.offset"])
+            found[source] = found.get(source, 0) + 1
+            idle_since = time.monotonic()
+    consumer.close()
+    return found
+
+
+LOADS: dict[str, Callable[[Measured, Run], Figures]] = {
+    "key order, a commit a poll": lambda b, r: key_order(b, r, (400_000, 60_000), each=False),
+    "key order, a commit a record": lambda b, r: key_order(b, r, (15_000, 15_000), each=True),
+    "hot key with half of the records": hot_key,
+    "100,000 delayed records": delayed,
+    "dead letters": dead_letters,
+    "dead letters over kill -9": dead_letters_over_a_kill,
+}
+#: (load, figure): goal, whether more is better.
+GOALS = {
+    ("key order, a commit a poll", "ratio"): (0.6, True),
+    ("key order, a commit a record", "ratio"): (0.6, True),
+    ("hot key with half of the records", "ratio"): (0.9, True),
+    ("100,000 delayed records", "bytes_each"): (200, False),
+    ("100,000 delayed records", "p50_ms"): (100, False),
+    ("100,000 delayed records", "p99_ms"): (500, False),
+    ("dead letters", "rate"): (5000, True),
+    ("dead letters over kill -9", "lost"): (0, False),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--only", action="append", default=[])
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
+    rows: list[dict[str, Any]] = []
+    try:
+        for name, load in LOADS.items():
+            if options.only and not any(word in name for word in options.only):
+                continue
+            rounds = []
+            for _ in range(options.rounds):
+                broker = Measured(folder / f"{len(rows)}-{len(rounds)}")
+                broker.start()
+                rounds.append(load(broker, Run(broker.bootstrap, options.scale)))
+                broker.stop()
+                print(f"{name:40} {json.dumps(rounds[-1])}", flush=True)
+            rows += summary(name, rounds)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    show(rows)
+
+
+def summary(name: str, rounds: list[Figures]) -> list[dict[str, Any]]:
+    rows = []
+    for figure in rounds[0]:
+        values = sorted(found[figure] for found in rounds)
+        median = statistics.median(values)
+        goal, more = GOALS.get((name, figure), (None, True))
+        met = None if goal is None else (median >= goal if more else median <= goal)
+        rows.append({
+            "load": name, "figure": figure, "median": median, "spread": (values[0], values[-1]),
+            "goal": goal, "more": more, "met": met,
+        })  # fmt: skip
+    return rows
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    head = ["load", "figure", "median (min-max)", "goal", ""]
+    table, lines = Table(*head), ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    for row in rows:
+        low, high = row["spread"]
+        goal = "" if row["goal"] is None else f"{'≥' if row['more'] else '≤'} {row['goal']:g}"
+        verdict = {True: "met", False: "missed", None: ""}[row["met"]]
+        cells = [row["load"], row["figure"], f"{row['median']:,.3g} ({low:,.3g}-{high:,.3g})",
+                 goal, verdict]  # fmt: skip
+        table.add_row(*cells)
+        lines.append("| " + " | ".join(cells) + " |")
+    Console(width=150).print(table)
+    folder = HERE / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "queues.json").write_text(json.dumps(rows, indent=1))
+    (folder / "queues.md").write_text("\n".join(lines) + "\n")
+    print(f"Written to {folder}/queues.json and .md", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
