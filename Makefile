@@ -64,9 +64,9 @@ bench: venv java            ## the same loads against Shoal and Apache Kafka: a 
 	$(BIN)/python bench/run.py $(BENCH)
 bench-cluster: venv java    ## three brokers against three of Apache Kafka: loads, failovers, restarts
 	$(BIN)/python bench/cluster.py $(BENCH)
-test: venv                  ## every kind of test that needs no other program on the machine, which is what CI runs
-	$(PYTEST) -q tests/unit tests/wire tests/model tests/sim tests/kube
-test-all: test brokers compat spark e2e   ## all of it: Java's and C's clients, Spark, a real Kubernetes
+test: venv java kcat        ## every kind of test but those on a Kubernetes, which is what CI runs; needs Java, Maven and kcat
+	CI=true $(PYTEST) -q tests/unit tests/wire tests/model tests/sim tests/kube tests/cluster tests/compat tests/spark
+test-all: test e2e          ## all of it, a real Kubernetes too
 
 docs: venv                  ## the pages that are generated from tables
 	$(BIN)/python -m shoal.metadata.config_page > docs/configs.md
