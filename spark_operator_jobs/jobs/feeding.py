@@ -1,0 +1,115 @@
+"""What every feeder does: arguments, topics, the group's configs, and sending without waiting."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from shoal.client.client import Client
+from shoal.client.configs import ConfigChange, Resource, ResourceType
+from shoal.client.errors import ClientError, KafkaError, expect
+from shoal.client.topics import NewTopic
+from shoal.protocol.errors import ErrorCode
+
+#: Records that are on their way at once.
+WINDOW = 500
+
+
+class Task(NamedTuple):
+    """A record of the queue."""
+
+    key: str
+    value: bytes
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+def arguments(
+    doc: str | None, *, topic: str, count: int, broken_every: int
+) -> argparse.ArgumentParser:
+    """A parser of what all feeders take; the rest is the caller's to add."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    server = os.environ.get("SHOAL_BOOTSTRAP_SERVERS", "localhost:9092")
+    parser.add_argument("--bootstrap-servers", default=server)
+    parser.add_argument("--topic", default=topic)
+    parser.add_argument("--partitions", type=int, default=2)
+    parser.add_argument("--replication-factor", type=int, default=-1)
+    parser.add_argument("--count", type=int, default=count)
+    parser.add_argument(
+        "--broken-every", type=int, default=broken_every, help="each so many is broken; 0 for none"
+    )
+    parser.add_argument("--group", default="", help="a share group to configure")
+    parser.add_argument("--dead-letters", default="", help="the group's dead-letter topic")
+    parser.add_argument("--results-topic", default="", help="a topic to make for results")
+    parser.add_argument(
+        "--spread", action="store_true", help="over the partitions in turn, not by key"
+    )
+    parser.add_argument(
+        "--config", action="append", default=[], metavar="NAME=VALUE",
+        help="a config of the group, such as share.ordering=key",
+    )  # fmt: skip
+    return parser
+
+
+def run(given: argparse.Namespace, tasks: Iterable[Task], what: str) -> None:
+    """Fill the queue and say so; ends the process with a sentence if that fails."""
+    try:
+        print(f"{asyncio.run(_feed(given, tasks))} {what} are in topic {given.topic}.")
+    except (ClientError, ValueError) as error:
+        sys.exit(f"{os.path.basename(sys.argv[0]).removesuffix('.py')}: {error}")
+
+
+def broken(tasks: Iterable[Task], every: int, part: int) -> Iterator[Task]:
+    """The same, but of each `every`th the value is cut off after one `part`th."""
+    for number, task in enumerate(tasks):
+        if every and number % every == every - 1:
+            task = task._replace(value=task.value[: len(task.value) // part])
+        yield task
+
+
+async def _feed(given: argparse.Namespace, tasks: Iterable[Task]) -> int:
+    async with Client(given.bootstrap_servers) as client:
+        await _prepare(client, given)
+        waiting, sent = [], 0
+        async with client.producer() as producer:
+            for number, task in enumerate(tasks):
+                waiting.append(await producer.send(
+                    given.topic, task.value, key=task.key.encode(), headers=list(task.headers),
+                    partition=number % given.partitions if given.spread else None,
+                ))  # fmt: skip
+                if len(waiting) == WINDOW:
+                    await asyncio.gather(*waiting)
+                    sent, waiting = sent + len(waiting), []
+            await asyncio.gather(*waiting)
+        return sent + len(waiting)
+
+
+async def _prepare(client: Client, given: argparse.Namespace) -> None:
+    """The topics, and what the group needs to know."""
+    topics: dict[str, dict[str, str]] = {given.topic: {}, given.results_topic: {}}
+    topics[given.dead_letters] = {"errors.deadletterqueue.group.enable": "true"}
+    for name, configs in topics.items():
+        if name:
+            await _make(client, given, name, configs)
+    if not given.group:
+        return
+    configs = {"share.auto.offset.reset": "earliest"}
+    configs |= dict(pair.partition("=")[::2] for pair in given.config)
+    if given.dead_letters:
+        configs["errors.deadletterqueue.topic.name"] = given.dead_letters
+        configs["errors.deadletterqueue.copy.record.enable"] = "true"
+    group = Resource(ResourceType.GROUP, given.group)
+    changes = [ConfigChange(name, value) for name, value in configs.items()]
+    expect(await client.admin.configs.alter({group: changes}))
+
+
+async def _make(
+    client: Client, given: argparse.Namespace, name: str, configs: Mapping[str, str]
+) -> None:
+    topic = NewTopic(name, given.partitions, given.replication_factor, configs=dict(configs))
+    made = (await client.admin.topics.create([topic]))[name]
+    if isinstance(made, KafkaError) and made.code != ErrorCode.topic_already_exists:
+        raise made
