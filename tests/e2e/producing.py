@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 from e2e.resources import Resources
 
-#: Produces without a pause until a line comes in; then tells how many were sent and refused.
+#: Produces until a line comes in, and fifty records more; then tells how many were sent and
+#: how many refused.
 PRODUCE = """
 import asyncio, os, sys
 from shoal.client.client import Client
@@ -16,10 +17,11 @@ from shoal.client.errors import ClientError
 
 async def main():
     stop = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
-    sent = failed = 0
+    sent = failed = after = 0
     async with Client(os.environ["SHOAL_BOOTSTRAP"]) as client:
         async with client.producer() as producer:
-            while not stop.done():
+            while not stop.done() or after < 50:
+                after += stop.done()
                 try:
                     await (await producer.send("jobs", b"%d" % sent))
                     sent += 1
@@ -28,7 +30,7 @@ async def main():
                 except ClientError as error:
                     failed += 1
                     print(error, file=sys.stderr)
-                await asyncio.wait([stop], timeout=0.02)
+                await asyncio.sleep(0.02)
     print(sent, failed)
 
 asyncio.run(main())

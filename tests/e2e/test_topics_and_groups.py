@@ -212,6 +212,7 @@ BAD = {
         queue_cluster(config={"node.id": "3"}),
         "are set by the operator; use replicas, storage, listeners and rack instead",
     ),
+    "two": (queue_cluster(replicas=2), "of two brokers neither has a majority"),
     "typo": (queue_topic(partitons=3), 'unknown field "spec.partitons"'),
 }
 
@@ -223,7 +224,8 @@ def test_a_bad_spec_is_refused_with_a_reason(queue: Resources, case: str) -> Non
 
 
 def test_what_this_version_cannot_do_is_a_condition(resources: Resources) -> None:
-    resources.apply(queue_cluster(replicas=3))
-    said = resources.wait_reason("queuecluster/main", "ReplicasNotSupported")
-    assert "spec.replicas is 3" in said
+    encrypted = {"name": "plain", "port": 9092, "tls": {"secretName": "mine"}}
+    resources.apply(queue_cluster(listeners=[encrypted]))
+    said = resources.wait_reason("queuecluster/main", "SecurityNotSupported")
+    assert "spec.listeners[0].tls is set" in said
     assert resources.list("pods") == []

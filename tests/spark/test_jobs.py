@@ -29,6 +29,8 @@ def job(name: str) -> ModuleType:
     """A job as a module, whose functions travel to the workers as those of a main program do."""
     from pyspark import cloudpickle
 
+    if str(JOBS) not in sys.path:
+        sys.path.append(str(JOBS))  # as that of a main program
     spec = importlib.util.spec_from_file_location(f"job_{name}", JOBS / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
