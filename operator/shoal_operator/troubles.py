@@ -67,8 +67,10 @@ def _of_scheduling(pod: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) 
         if condition["type"] != "PodScheduled" or condition["status"] != "False":
             continue
         said = condition.get("message", "").rstrip(".")
+        # A claim that waits for its first consumer is pending while there is no room for that.
+        of_volumes = any(word in said.lower() for word in ("persistentvolumeclaim", "storageclass"))
         for claim in claims:
-            if claim.get("status", {}).get("phase") == "Pending":
+            if of_volumes and claim.get("status", {}).get("phase") == "Pending":
                 wanted = claim["spec"].get("storageClassName") or "the default one"
                 return Trouble(
                     "VolumeNotBound",

@@ -18,6 +18,7 @@ def test_a_killed_broker_keeps_its_data(queue: Resources) -> None:
     before, claim = queue.uid("pod/main-broker-0"), queue.uid("pvc/data-main-broker-0")
     queue.kubectl("delete", "pod", "main-broker-0", "--grace-period=0", "--force")
     queue.wait_replaced("pod/main-broker-0", before)
+    queue.kubectl("wait", "--for=condition=Ready", "pod/main-broker-0", "--timeout=60s")
     queue.wait("queuecluster/main", "sharegroup/workers")
     assert queue.uid("pvc/data-main-broker-0") == claim
     queue.wait_status("sharegroup/workers", lag=150)

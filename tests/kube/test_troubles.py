@@ -48,10 +48,13 @@ def test_a_claim_that_is_not_bound_names_its_class() -> None:
         "spec": {"storageClassName": "fast"},
         "status": {"phase": "Pending"},
     }
-    found = of_pods([pod(message="unbound claims")], [claim])
+    unbound = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."
+    found = of_pods([pod(message=unbound)], [claim])
     assert found.reason == "VolumeNotBound"
     assert "data-main-broker-0" in found.message
     assert "storage class fast" in found.message
+    full = of_pods([pod(message="0/1 nodes are available: 1 Insufficient cpu.")], [claim])
+    assert full.reason == "Unschedulable"
 
 
 @pytest.mark.parametrize(
