@@ -56,7 +56,7 @@ cluster: venv               ## a Kubernetes cluster for the tests: kind where Do
 	$(BIN)/python tests/e2e/cluster/cli.py up
 image: venv                 ## the images of broker, operator and Spark
 	$(BIN)/python tests/e2e/cluster/cli.py build broker operator spark
-e2e: venv cluster           ## promises to users on that cluster, with kubectl, helm and clients in pods
+e2e: venv java cluster          ## promises to users on that cluster, with kubectl, helm and clients in pods
 	$(PYTEST) -q tests/e2e
 demo: venv                  ## the whole pipeline on a real Kubernetes, watched
 	PYTHONPATH=tests $(BIN)/python examples/demo/demo.py $(DEMO)
