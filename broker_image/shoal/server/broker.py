@@ -54,6 +54,7 @@ from shoal.server.quorum import Quorum
 from shoal.server.quotas import Quotas
 from shoal.server.replicas import Replicas
 from shoal.server.share import ShareService
+from shoal.server.suspects import Suspects
 from shoal.server.timers import Clock, Timers
 from shoal.server.transactions import TransactionService
 from shoal.server.voter_update import VoterUpdate
@@ -125,6 +126,7 @@ class Broker:
         )
         self.partitions.on_removed.append(lambda p: self.metrics.forget_topic(p.topic))
         self.peers = BrokerPeers(self)
+        self.suspects = Suspects(self)
         self.replicas = Replicas(self)
         self.partitions.alter = self.replicas.alter
         self.partitions.broker_epoch_of = self.replicas.broker_epoch_of
