@@ -256,6 +256,8 @@ class Broker:
         self.channel.close()
         if hasattr(self, "quorum"):
             self.quorum.stop()
+        if hasattr(self, "metadata"):
+            self.metadata.stop()
         if self._opened:
             await self.disk.drained()
             self.background.stop()
@@ -337,7 +339,7 @@ class Broker:
             work.add_done_callback(self._metadata_saved)
 
     def _metadata_saved(self, work: asyncio.Future[None]) -> None:
-        error = work.exception()
+        error = None if work.cancelled() else work.exception()
         if error is not None:
             self.log.error("the metadata snapshot was not written", error=str(error))
 
