@@ -25,10 +25,14 @@ def count(command: RunningCommand, name: str) -> int:
 def test_the_verifiable_clients_lose_nothing_with_a_killed_leader(tmp_path: Path) -> None:
     with running(ShoalCluster(tmp_path, configs=CONFIGS)) as cluster:
         tools = KafkaTools(cluster.bootstrap)
+        # By itself the tool has its producer give up at the first error.
+        settings = tmp_path / "producer.properties"
+        settings.write_text("retries=2147483647\nenable.idempotence=true\n")
         tools.run("topics", "--create", "--topic", "t", "--partitions", "3",
                   "--replication-factor", "3")  # fmt: skip
         writer = tools.start("verifiable-producer", "--topic", "t", "--max-messages", str(COUNT),
-                             "--throughput", str(RATE), "--acks", "-1")  # fmt: skip
+                             "--throughput", str(RATE), "--acks", "-1",
+                             "--command-config", str(settings))  # fmt: skip
         reader = tools.start("verifiable-consumer", "--topic", "t", "--group-id", "g",
                              "--reset-policy", "earliest")  # fmt: skip
         sharer = tools.start("verifiable-share-consumer", "--topic", "t", "--group-id", "s",
