@@ -36,6 +36,8 @@ GOALS: dict[str, dict[str, tuple[float, bool]]] = {
         "failover_s": (1.0, False),
     },
 }
+#: Loads whose first round warms the JVM and the page cache, and is not counted.
+WARMED = ("produce 1 KB, acks=all", "transactions of 100 ms")
 FIGURES = ("rate", "cpu_s_gb", "pause_s", "errors", "whole_s", "start_s", "failover_s", "sync_s",
            "rss_mb")  # fmt: skip
 
@@ -90,9 +92,11 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, li
             cluster.start()
             note("start of three", cluster, {"start_s": cluster.start_s})
         for name in wanted:
-            for number in range(options.rounds):
+            for number in range(-1 if name in WARMED else 0, options.rounds):
                 for cluster in clusters if number % 2 == 0 else clusters[::-1]:
-                    note(name, cluster, LOADS[name](cluster, options.scale))
+                    figures = LOADS[name](cluster, options.scale)
+                    if number >= 0:
+                        note(name, cluster, figures)
     finally:
         for cluster in clusters:
             cluster.stop()

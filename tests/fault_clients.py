@@ -78,7 +78,7 @@ class Worker:
             self._error = error
 
     def run(self) -> None:
-        raise NotImplementedError
+        raise TypeError("a worker of a kind runs")
 
     def client(self, **more: object) -> dict[str, Any]:
         known = {"bootstrap.servers": self.bootstrap, "log_level": 0}

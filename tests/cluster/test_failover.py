@@ -95,6 +95,24 @@ async def prepared(client: Client) -> tuple[str, str]:
     return topic, group
 
 
+def test_who_asks_at_once_is_told_of_the_new_leader(cluster: ShoalCluster) -> None:
+    """Clients see a broker end when its followers do, and ask others who leads now."""
+
+    async def prepare() -> str:
+        async with Client(cluster.bootstrap) as client:
+            return (await prepared(client))[0]
+
+    topic = asyncio.run(prepare())
+    controller = cluster.controller()
+    victim = next(p.leader_id for p in cluster.topic(1, topic) if p.leader_id != controller)
+    cluster.nodes[victim].kill9()
+    try:
+        leaders = [p.leader_id for p in cluster.topic(controller, topic)]
+        assert victim not in leaders
+    finally:
+        cluster.nodes[victim].start()
+
+
 @pytest.mark.parametrize("whom", ["leader", "controller"])
 def test_writes_and_a_share_group_go_on(cluster: ShoalCluster, whom: str) -> None:
     async def main() -> tuple[float, float]:

@@ -12,7 +12,9 @@ from shoal.log.errors import CorruptLog
 from shoal.log.memory import MemoryStorage
 from shoal.metadata import topics
 from shoal.metadata.controller import Decision
+from shoal.metadata.delta import Draft
 from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage, Scope
+from shoal.metadata.records import decode
 from shoal.metadata.topics import NewTopic
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.disk import Disk
@@ -220,6 +222,37 @@ def test_an_empty_decision_is_answered_at_once() -> None:
         node = Node(MemoryStorage())
         answer = node.metadata.submit(lambda image: Decision((), "x"), lambda r: r + "y")
         assert answer.done() and answer.result() == "xy"
+        node.stop()
+
+    run(main())
+
+
+def test_a_snapshot_is_written_a_little_at_a_time() -> None:
+    """Nobody waits for it, and it is of the moment in which it was begun."""
+
+    async def main() -> None:
+        node = Node(MemoryStorage())
+        for n in range(20):
+            await node.create(*(f"t-{n}-{m}" for m in range(50)))
+        image = node.metadata.image
+        saving = node.metadata.save_if_due(bytes_max=1, interval_ms=0)
+        assert saving is not None
+        turns = 0
+        while not saving.done():
+            if turns == 1:
+                await node.create("meanwhile")
+            turns += 1
+            await asyncio.sleep(0)
+        await saving
+        assert turns > 5
+        snapshot_id = node.quorum.snapshot_id
+        assert snapshot_id is not None and snapshot_id.offset == image.offset + 1
+        draft = Draft(MetadataImage(scope=Scope(1)))
+        for value in node.quorum.snapshot_values(snapshot_id):
+            draft.replay(decode(value))
+        found, _ = draft.finish(offset=image.offset, epoch=image.epoch)
+        assert found.topics == image.topics and found.brokers == image.brokers
+        assert "meanwhile" in node.metadata.image.topics
         node.stop()
 
     run(main())

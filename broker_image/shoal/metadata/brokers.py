@@ -7,12 +7,12 @@ shutdown, before the broker goes. Pure; see `controller`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from shoal.metadata.controller import Decision, registration
 from shoal.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
-from shoal.metadata.partition_changes import Election, change, settled, view_of
+from shoal.metadata.partition_changes import Election, View, change, settled, view_of
 from shoal.metadata.records import MetadataRecord
 from shoal.protocol.errors import ApiError, ErrorCode
 
@@ -105,11 +105,12 @@ def shut_down(image: MetadataImage, broker_id: int) -> Decision:
 
 def _handed_over(image: MetadataImage, broker_id: int) -> Iterator[MetadataRecord]:
     """Partitions leave the broker while another replica can lead; the last one stays."""
-    for topic, index, partition in partitions(image):
+    view_in = _views(image, broker_id)
+    for topic, index, partition in _held(image, broker_id):
         if broker_id not in partition.isr:
             continue
         isr = tuple(r for r in partition.isr if r != broker_id)
-        after = settled(partition, view_of(image, topic.name, but=(broker_id,)), isr=isr)
+        after = settled(partition, view_in(topic.name), isr=isr)
         if after.leader < 0 or (after.leader != partition.leader and after.leader not in isr):
             continue
         record = change(topic.topic_id, index, partition, after)
@@ -154,23 +155,42 @@ def partitions(image: MetadataImage) -> Iterator[tuple[TopicImage, int, Partitio
             yield topic, index, partition
 
 
+def _held(image: MetadataImage, broker_id: int) -> Iterator[tuple[TopicImage, int, PartitionImage]]:
+    """`partitions` of which the broker has a replica."""
+    for name in sorted(image.topics):
+        topic = image.topics[name]
+        for index, partition in enumerate(topic.partitions):
+            if broker_id in partition.replicas:
+                yield topic, index, partition
+
+
+def _views(image: MetadataImage, gone: int, unclean: Iterable[int] = ()) -> Callable[[str], View]:
+    """By topic, what elections look at when that broker is gone."""
+    found: dict[str, View] = {}
+
+    def view_in(topic: str) -> View:
+        if topic not in found:
+            found[topic] = view_of(image, topic, but=(gone,), unclean=unclean)
+        return found[topic]
+
+    return view_in
+
+
 def _without(
     image: MetadataImage, broker_id: int, *, unclean: Iterable[int] = ()
 ) -> Iterator[MetadataRecord]:
     """What becomes of partitions when the broker is gone."""
     lost = frozenset(unclean)
-    for topic, index, partition in partitions(image):
-        if broker_id not in partition.replicas:
-            continue
+    view_in = _views(image, broker_id, lost)
+    for topic, index, partition in _held(image, broker_id):
         eligible = broker_id in partition.eligible_leader_replicas
         if broker_id not in partition.isr and not (eligible and lost):
             continue
         isr = tuple(r for r in partition.isr if r != broker_id)
-        view = view_of(image, topic.name, but=(broker_id,), unclean=lost)
         unclean_allowed = image.topic_config(topic.name)["unclean.leader.election.enable"]
         after = settled(
             partition,
-            view,
+            view_in(topic.name),
             isr=isr,
             election=Election.UNCLEAN if unclean_allowed else Election.STAY,
         )

@@ -54,6 +54,7 @@ from shoal.server.quorum import Quorum
 from shoal.server.quotas import Quotas
 from shoal.server.replicas import Replicas
 from shoal.server.share import ShareService
+from shoal.server.suspects import Suspects
 from shoal.server.timers import Clock, Timers
 from shoal.server.transactions import TransactionService
 from shoal.server.voter_update import VoterUpdate
@@ -125,6 +126,7 @@ class Broker:
         )
         self.partitions.on_removed.append(lambda p: self.metrics.forget_topic(p.topic))
         self.peers = BrokerPeers(self)
+        self.suspects = Suspects(self)
         self.replicas = Replicas(self)
         self.partitions.alter = self.replicas.alter
         self.partitions.broker_epoch_of = self.replicas.broker_epoch_of
@@ -254,6 +256,8 @@ class Broker:
         self.channel.close()
         if hasattr(self, "quorum"):
             self.quorum.stop()
+        if hasattr(self, "metadata"):
+            self.metadata.stop()
         if self._opened:
             await self.disk.drained()
             self.background.stop()
@@ -335,7 +339,7 @@ class Broker:
             work.add_done_callback(self._metadata_saved)
 
     def _metadata_saved(self, work: asyncio.Future[None]) -> None:
-        error = work.exception()
+        error = None if work.cancelled() else work.exception()
         if error is not None:
             self.log.error("the metadata snapshot was not written", error=str(error))
 

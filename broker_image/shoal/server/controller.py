@@ -29,6 +29,43 @@ _LOOK_MS = 100
 _GROW_MS = 10_000
 #: A look at an address that is not refused within this time tells nothing.
 _PROBE_TIMEOUT_S = 1.0
+#: Who takes a connection and keeps it open for so long is there; a pause between two looks.
+_SILENT_S, _PROBE_PAUSE_S = 0.2, 0.01
+
+
+async def is_gone(host: str, port: int) -> bool:
+    """Whether nothing listens there any more; False when that can't be told.
+
+    The sockets of a process that ends are closed one after the other, so its port may still take a
+    connection when others have broken. That one then ends at once, and the next is refused.
+    """
+    try:
+        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            while not await _stays(host, port):
+                await asyncio.sleep(_PROBE_PAUSE_S)
+            return False
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+
+
+async def _stays(host: str, port: int) -> bool:
+    """Whether a connection is taken and kept. Raises `OSError` where none is taken."""
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+    except ConnectionResetError:
+        return False
+    try:
+        async with asyncio.timeout(_SILENT_S):
+            await reader.read(1)
+    except TimeoutError:
+        return True
+    except OSError:
+        pass
+    finally:
+        writer.close()
+    return False
 
 
 class Controller:
@@ -181,14 +218,8 @@ class Controller:
         task.add_done_callback(lambda _: self._probes.pop(id, None))
 
     async def _reach(self, id: int, host: str, port: int) -> None:
-        try:
-            async with asyncio.timeout(_PROBE_TIMEOUT_S):
-                _, writer = await asyncio.open_connection(host, port)
-                writer.close()
-        except ConnectionRefusedError:
+        if await is_gone(host, port):
             self.fence(id, "its process is gone")
-        except (OSError, TimeoutError):
-            pass
 
     def fence(self, id: int, why: str) -> None:
         if id in self._fencing:

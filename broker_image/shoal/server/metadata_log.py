@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from shoal.server.quorum import Quorum
     from shoal.server.timers import Clock
 
-#: Records of a snapshot that go into one batch.
-_SNAPSHOT_BATCH = 1_000
+#: Records of a snapshot that go into one batch: 2 to 3 ms of work.
+_SNAPSHOT_BATCH = 250
 Decide = Callable[[MetadataImage], Decision]
 
 
@@ -80,6 +80,7 @@ class Metadata:
         self._unsaved_bytes = 0
         self._saved_ms = clock.now_ms()
         self._saving = False
+        self._save_task: asyncio.Task[None] | None = None
         self._following = self._again = False
         self._load_snapshot()
         quorum.on_step.append(self._stepped)
@@ -245,16 +246,28 @@ class Metadata:
             return None
         self._saving = True
         self._unsaved_bytes, self._saved_ms = 0, now_ms
-        records = (encode(record) for record in records_of(self.image))
+        self._save_task = asyncio.ensure_future(self._save(self.image, self.applied, now_ms))
+        self._save_task.add_done_callback(self._saved)
+        return self._save_task
+
+    async def _save(self, image: MetadataImage, end: int, now_ms: int) -> None:
+        """Write the state below offset `end`, a batch a turn of the loop: with a million partitions
+        it takes seconds."""
+        records = (encode(record) for record in records_of(image))
         batches = []
         while chunk := list(islice(records, _SNAPSHOT_BATCH)):
             batches.append(bytes(build_batch([(now_ms, None, value, ()) for value in chunk])))
-        work = self.quorum.take_snapshot(self.applied, batches)
-        work.add_done_callback(self._saved)
-        return work
+            await asyncio.sleep(0)
+        if self.quorum.start_offset <= end:  # else a newer one has come from the leader
+            await self.quorum.take_snapshot(end, batches)
 
     def _saved(self, work: asyncio.Future[None]) -> None:
         self._saving = False
+
+    def stop(self) -> None:
+        """A snapshot that is being written is given up."""
+        if self._save_task is not None:
+            self._save_task.cancel()
 
     def _catch_up(self, high_watermark: int) -> None:
         """Apply what is committed and was read from the log."""

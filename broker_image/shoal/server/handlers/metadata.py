@@ -6,6 +6,8 @@ Topics are asked for by name, by id, or all of them. A name that is unknown make
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.metadata import names
@@ -15,7 +17,7 @@ from shoal.protocol import codec
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server import operations
 from shoal.server.answers import mapped
-from shoal.server.api import Answer, Request
+from shoal.server.api import Answer, Body, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -29,6 +31,22 @@ _KEPT_ANSWERS_MAX = 16
 
 
 def handle(broker: Broker, request: Request) -> Answer:
+    if broker.suspects:
+        return asyncio.ensure_future(_later(broker, request))
+    return _now(broker, request)
+
+
+async def _later(broker: Broker, request: Request) -> Body:
+    """The answer once it names no leader whose process has just ended."""
+    await broker.suspects.settled()
+    answer = _now(broker, request)
+    if isinstance(answer, asyncio.Future):
+        return await answer
+    assert isinstance(answer, (list, Mapping))
+    return answer
+
+
+def _now(broker: Broker, request: Request) -> Answer:
     key = (
         request.version,
         request.peer.listener,

@@ -1,0 +1,56 @@
+"""Kafka's verifiable clients on a cluster of three, one of whose brokers is killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cluster.test_replication import CONFIGS, in_sync
+from clusters import ShoalCluster, running
+from commands import RunningCommand
+from conditions import eventually
+from kafka_tools import KafkaTools, events
+
+pytestmark = pytest.mark.java
+
+COUNT, RATE = 2_400, 300
+
+
+def count(command: RunningCommand, name: str) -> int:
+    """Records in events of that name, those apart that the broker refused."""
+    told = events(list(command.lines), name)
+    return sum(event["count"] for event in told if event.get("success", True))
+
+
+def test_the_verifiable_clients_lose_nothing_with_a_killed_leader(tmp_path: Path) -> None:
+    with running(ShoalCluster(tmp_path, configs=CONFIGS)) as cluster:
+        tools = KafkaTools(cluster.bootstrap)
+        # By itself the tool has its producer give up at the first error.
+        settings = tmp_path / "producer.properties"
+        settings.write_text("retries=2147483647\nenable.idempotence=true\n")
+        tools.run("topics", "--create", "--topic", "t", "--partitions", "3",
+                  "--replication-factor", "3")  # fmt: skip
+        writer = tools.start("verifiable-producer", "--topic", "t", "--max-messages", str(COUNT),
+                             "--throughput", str(RATE), "--acks", "-1",
+                             "--command-config", str(settings))  # fmt: skip
+        reader = tools.start("verifiable-consumer", "--topic", "t", "--group-id", "g",
+                             "--reset-policy", "earliest")  # fmt: skip
+        sharer = tools.start("verifiable-share-consumer", "--topic", "t", "--group-id", "s",
+                             "--offset-reset-strategy", "earliest",
+                             "--acknowledgement-mode", "sync")  # fmt: skip
+        try:
+            eventually(lambda: count(reader, "records_consumed") > 100)
+            eventually(lambda: count(sharer, "offsets_acknowledged") > 100)
+            victim = cluster.topic(1, "t")[0].leader_id
+            cluster.nodes[victim].kill9()
+            sent = eventually(lambda: events(list(writer.lines), "tool_data"), timeout_s=120)[0]
+            cluster.nodes[victim].start()
+            eventually(lambda: in_sync(cluster, victim, "t"))
+            assert (sent["sent"], sent["acked"]) == (COUNT, COUNT)
+            assert not events(list(writer.lines), "producer_send_error")
+            eventually(lambda: count(reader, "records_consumed") >= COUNT)
+            eventually(lambda: count(sharer, "records_consumed") >= COUNT)
+            eventually(lambda: count(sharer, "offsets_acknowledged") >= COUNT)
+        finally:
+            for command in (writer, reader, sharer):
+                command.kill()
