@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests start brokers by the hundred: without compiled modules each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench test test-all docs lock clean
+.PHONY: help venv check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench bench-queues test test-all docs lock clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -62,6 +62,8 @@ demo: venv                  ## the whole pipeline on a real Kubernetes, watched
 	PYTHONPATH=tests $(BIN)/python examples/demo/demo.py $(DEMO)
 bench: venv java            ## the same loads against Shoal and Apache Kafka: a table, JSON and a picture
 	$(BIN)/python bench/run.py $(BENCH)
+bench-queues: venv          ## what queues have beyond Kafka, beside the same without it
+	$(BIN)/python bench/queues.py $(BENCH)
 test: venv                  ## every kind of test that needs no other program on the machine, which is what CI runs
 	$(PYTEST) -q tests/unit tests/wire tests/model tests/sim tests/kube
 test-all: test brokers compat spark e2e   ## all of it: Java's and C's clients, Spark, a real Kubernetes
