@@ -138,10 +138,8 @@ class ShareService:
 
     def _flush(self) -> None:
         dirty, self._dirty = self._dirty, []
-        for leader in dirty:
-            leader.flush()
         # In the same turn, since every turn polls the sockets.
-        self.states.runtime.flush(self.now_ms())
+        self.states.flush_after(dirty)
 
     def expire_soon(self, leader: ShareLeader) -> None:
         """Have `tick` called, in turns with everything else: many locks may end at once."""
