@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 IDLE_CHECK_MS = 60_000
 #: The level of the feature `share.version` with which there are dead letters (KIP-1191).
 DEAD_LETTERS_FROM = 2
+#: Share partitions that are loaded in one turn of the loop: some 5 ms of work.
+LOADS_MAX = 100
 #: How long locks are ended before other work gets its turn.
 EXPIRY_STEP_S = 0.005
 
@@ -72,6 +74,9 @@ class ShareService:
         self._loop = asyncio.get_running_loop()
         self._dirty: list[ShareLeader] = []
         self._due: deque[ShareLeader] = deque()
+        #: Share partitions that are still to be loaded, and how many were in this turn.
+        self._to_load: deque[ShareLeader] = deque()
+        self._loads = 0
         self._settings: dict[str, ShareSettings] = {}
         self._settings_of: MetadataImage | None = None
         broker.metadata.on_change.append(self._configs_changed)
@@ -177,8 +182,29 @@ class ShareService:
         leader = ShareLeader(self, ShareKey(group_id, topic_id, index), partition)
         self.leaders.setdefault(group_id, {})[(topic_id, index)] = leader
         partition.on_advance.append(leader.moved)
-        leader.load()
+        self._load(leader)
         return leader if leader.phase is not Phase.DROPPED else leader.failure or _GONE
+
+    def _load(self, leader: ShareLeader) -> None:
+        """Load a share partition, now or in turns with everything else: a member may begin with
+        hundreds."""
+        if not self._loads:
+            self._loop.call_soon(self._load_on)
+        self._loads += 1
+        if self._loads <= LOADS_MAX:
+            leader.load()
+        else:
+            self._to_load.append(leader)
+
+    def _load_on(self) -> None:
+        waiting, self._loads = self._to_load, 0
+        while waiting and self._loads < LOADS_MAX:
+            self._loads += 1
+            leader = waiting.popleft()
+            if leader.phase is Phase.LOADING:
+                leader.load()
+        if self._loads:
+            self._loop.call_soon(self._load_on)
 
     def dropped(self, leader: ShareLeader) -> None:
         """A share partition is not served any more."""
