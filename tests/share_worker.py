@@ -93,7 +93,7 @@ def settle(consumer: ShareConsumer, rng: random.Random, work_ms: float) -> None:
         where, count = [message.partition(), message.offset()], message.delivery_count()
         tell(e="got", where=where, count=count, value=message.value().decode())
         if work_ms:
-            time.sleep(rng.random() * work_ms / 1000)
+            threading.Event().wait(rng.random() * work_ms / 1000)
         (fate,) = rng.choices(list(CHANCES), list(CHANCES.values()))
         consumer.acknowledge(message, AcknowledgeType[fate])
         fates.append([*where, count, fate])

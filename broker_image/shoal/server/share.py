@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -45,6 +45,10 @@ DEAD_LETTERS_FROM = 2
 LOADS_MAX = 100
 #: How long locks are ended before other work gets its turn.
 EXPIRY_STEP_S = 0.005
+#: And how long those of a member that goes.
+RELEASE_STEP_S = 0.005
+#: And how long writes are made, of share partitions that changed in one turn.
+FLUSH_STEP_S = 0.005
 
 
 class ShareService:
@@ -72,7 +76,7 @@ class ShareService:
         self.random = Random().random
         self.now_ms: Callable[[], int] = broker.clock.now_ms
         self._loop = asyncio.get_running_loop()
-        self._dirty: list[ShareLeader] = []
+        self._dirty: deque[ShareLeader] = deque()
         self._due: deque[ShareLeader] = deque()
         #: Share partitions that are still to be loaded, and how many were in this turn.
         self._to_load: deque[ShareLeader] = deque()
@@ -142,9 +146,18 @@ class ShareService:
         self._dirty.append(leader)
 
     def _flush(self) -> None:
-        dirty, self._dirty = self._dirty, []
         # In the same turn, since every turn polls the sockets.
-        self.states.flush_after(dirty)
+        self.states.flush_after(self._next_dirty())
+        if self._dirty:
+            self._loop.call_soon(self._flush)
+
+    def _next_dirty(self) -> Iterator[ShareLeader]:
+        """Those with something to write, as many as one turn of the loop takes."""
+        end = self._loop.time() + FLUSH_STEP_S
+        while self._dirty:
+            yield self._dirty.popleft()
+            if self._loop.time() >= end:
+                return
 
     def expire_soon(self, leader: ShareLeader) -> None:
         """Have `tick` called, in turns with everything else: many locks may end at once."""
@@ -263,9 +276,23 @@ class ShareService:
         self._broker.purgatory.wake(("share member", group_id, member_id))
         if peer is not None:
             peer.on_close.pop(("share session", group_id, member_id), None)
-        for leader in list(self.leaders.get(group_id, {}).values()):
-            if leader.phase is Phase.ACTIVE:
-                leader.release(member_id)
+        held = deque(
+            (leader, locks)
+            for leader in self.leaders.get(group_id, {}).values()
+            if leader.phase is Phase.ACTIVE and (locks := leader.share.locks.of_member(member_id))
+        )
+        self._release(held)
+
+    def _release(self, held: deque[tuple[ShareLeader, list[int]]]) -> None:
+        """End locks, in turns with everything else: a member may hold a million records. They are
+        told by number, for it may be back, and hold others, before the last is ended."""
+        end = self._loop.time() + RELEASE_STEP_S
+        while held:
+            leader, locks = held.popleft()
+            leader.release(locks)
+            if self._loop.time() >= end:
+                self._loop.call_soon(self._release, held)
+                break
 
     def _connection_lost(self, session: ShareSession) -> None:
         if self.sessions.get(session.group_id, session.member_id) is session:

@@ -362,10 +362,12 @@ class ShareLeader:
             waiter(None)
         return None
 
-    def release(self, member_id: str) -> None:
-        """A member's share session is over: what it holds is available again."""
+    def release(self, locks: Sequence[int]) -> None:
+        """A member's share session is over: what it held by these locks is available again."""
+        if self.phase is not Phase.ACTIVE:
+            return
         fate = self._fate(self.service.now_ms(), self.settings)
-        changes = self.share.release(member_id, self.settings.delivery_count_limit, fate=fate)
+        changes = self.share.end_locks(locks, self.settings.delivery_count_limit, fate=fate)
         if changes:
             self.persist(changes)
             self.service.wake(self)
