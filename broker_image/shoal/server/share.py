@@ -42,7 +42,7 @@ IDLE_CHECK_MS = 60_000
 #: The level of the feature `share.version` with which there are dead letters (KIP-1191).
 DEAD_LETTERS_FROM = 2
 #: Share partitions that are loaded in one turn of the loop: some 5 ms of work.
-LOADS_MAX = 100
+LOADS_MAX = 50
 #: How long locks are ended before other work gets its turn.
 EXPIRY_STEP_S = 0.005
 #: And how long those of a member that goes.
