@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests start brokers by the hundred: without compiled modules each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench bench-cluster test test-all docs lock clean
+.PHONY: help venv check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench bench-cluster bench-queues test test-all docs lock clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -62,6 +62,8 @@ demo: venv                  ## the whole pipeline on a real Kubernetes, watched
 	PYTHONPATH=tests $(BIN)/python examples/demo/demo.py $(DEMO)
 bench: venv java            ## the same loads against Shoal and Apache Kafka: a table, JSON and a picture
 	$(BIN)/python bench/run.py $(BENCH)
+bench-queues: venv          ## what queues have beyond Kafka, beside the same without it
+	$(BIN)/python bench/queues.py $(BENCH)
 bench-cluster: venv java    ## three brokers against three of Apache Kafka: loads, failovers, restarts
 	$(BIN)/python bench/cluster.py $(BENCH)
 test: venv java kcat        ## every kind of test but those on a Kubernetes, which is what CI runs; needs Java, Maven and kcat

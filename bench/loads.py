@@ -42,8 +42,8 @@ class Run:
     def count(self, records: int) -> int:
         return max(100, int(records * self.scale))
 
-    def topic(self, partitions: int = 1) -> str:
-        name = f"bench-{uuid.uuid4().hex[:10]}"
+    def topic(self, partitions: int = 1, prefix: str = "bench-") -> str:
+        name = f"{prefix}{uuid.uuid4().hex[:10]}"
         self.admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
         end = time.monotonic() + 20
         while time.monotonic() < end:

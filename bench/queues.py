@@ -169,7 +169,9 @@ def hot_key(broker: Measured, run: Run) -> Figures:
     rates = {}
     for hot in (False, True):
         topic, group = run.topic(2), group_with(run, share_ordering="key")
-        keys = [0 if hot and n % 2 else rng.randint(1, 10_000) for n in range(40_000)]
+        # As many of the others both times, and more than are worked on.
+        total = 80_000 if hot else 40_000
+        keys = [0 if hot and n % 2 else rng.randint(1, 10_000) for n in range(total)]
         fill(run, topic, keys)
         end = []
 
@@ -287,7 +289,7 @@ def dead_letters_over_a_kill(broker: Measured, run: Run) -> Figures:
 
 def _with_letters(run: Run, count: int) -> tuple[str, str, str]:
     """A group, its topic with so many records, and its dead-letter topic."""
-    topic, letters = run.topic(2), run.topic(2)
+    topic, letters = run.topic(2), run.topic(2, "dlq.")
     set_to = AlterConfigOpType.SET
     entry = ConfigEntry(f"{DLQ}.group.enable", "true", incremental_operation=set_to)
     resource = ConfigResource(ResourceType.TOPIC, letters, incremental_configs=[entry])

@@ -1,9 +1,10 @@
 """One member of a share group as a process of its own, which tells what it sees and can be killed.
 
-`python share_worker.py BOOTSTRAP GROUP TOPIC SEED|hold` prints a JSON object a line. Times are of
-the monotonic clock, which all processes of a machine share. `got` is a record that came; `begin`
-and `end` stand around each commit, `end` with the error code of each partition (0 for none). With
-`hold` it keeps what its first poll brings. `Member` is the other side: it starts one and listens.
+`python share_worker.py BOOTSTRAP GROUP TOPIC SEED|hold [WORK_MS]` prints a JSON object a line.
+Times are of the monotonic clock, which all processes of a machine share. `got` is a record that
+came; `begin` and `end` stand around each commit, `end` with the error code of each partition (0 for
+none). With `hold` it keeps what its first poll brings. WORK_MS is the longest that it works on one
+record. `Member` is the other side: it starts one and listens.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def hold(consumer: ShareConsumer) -> None:
     sys.stdin.read()
 
 
-def settle(consumer: ShareConsumer, rng: random.Random) -> None:
+def settle(consumer: ShareConsumer, rng: random.Random, work_ms: float) -> None:
     """One poll; each record gets a fate by chance, then all are committed."""
     polled = [m for m in consumer.poll(0.3) if m.error() is None]
     if not polled:
@@ -91,6 +92,8 @@ def settle(consumer: ShareConsumer, rng: random.Random) -> None:
     for message in polled:
         where, count = [message.partition(), message.offset()], message.delivery_count()
         tell(e="got", where=where, count=count, value=message.value().decode())
+        if work_ms:
+            threading.Event().wait(rng.random() * work_ms / 1000)
         (fate,) = rng.choices(list(CHANCES), list(CHANCES.values()))
         consumer.acknowledge(message, AcknowledgeType[fate])
         fates.append([*where, count, fate])
@@ -105,7 +108,7 @@ def settle(consumer: ShareConsumer, rng: random.Random) -> None:
 
 
 def main() -> None:
-    bootstrap, group, topic, seed = sys.argv[1:]
+    bootstrap, group, topic, seed, *work_ms = sys.argv[1:]
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     consumer = ShareConsumer(
@@ -126,7 +129,7 @@ def main() -> None:
     rng = random.Random(seed)
     while not stop.is_set():
         try:
-            settle(consumer, rng)
+            settle(consumer, rng, float(*work_ms))
         except KafkaException as error:
             tell(e="error", error=str(error))
     consumer.close()

@@ -224,22 +224,27 @@ def test_the_most_urgent_record_goes_first(queue: Queue, join: Callable[[], Shar
     assert order == [b"high"] * 3 + [b"low"] * 3 + [b"none"] * 3
 
 
+@pytest.mark.parametrize(
+    ("count", "keys", "records", "kills"),
+    [(6, 60, 1500, 2), pytest.param(16, 1000, 8000, 8, marks=pytest.mark.timeout(600))],
+)
 def test_members_that_release_and_are_killed_never_break_the_order_of_a_key(
-    queue: Queue,
+    queue: Queue, count: int, keys: int, records: int, kills: int
 ) -> None:
-    keys, records = 60, 1500
+    """Each works for a random while on a poll, releases some, and some die amid their work."""
     queue.configure(**KEY_ORDER, **{"share.delivery.count.limit": "10"})
     queue.client.run(_send(queue, random.Random(7).choices(range(keys), k=records)))
     words = (queue.bootstrap, queue.group, queue.topic)
-    members = [Member(*words, str(seed)) for seed in range(6)]
+    members = [Member(*words, str(seed), "10") for seed in range(count)]
     dead = []
     try:
-        for seed, left in ((100, 1200), (101, 800)):
-            eventually(lambda n=left: 0 <= queue.lag <= n, timeout_s=120, what="work goes on")
+        for kill in range(kills):
+            left = records * (kills - kill) // (kills + 1)
+            eventually(lambda n=left: 0 <= queue.lag <= n, timeout_s=240, what="work goes on")
             members[0].kill9()
             dead.append(members.pop(0))
-            members.append(Member(*words, str(seed)))
-        queue.drained(120)
+            members.append(Member(*words, str(100 + kill), "10"))
+        queue.drained(240)
     finally:
         for member in members:
             member.stop()

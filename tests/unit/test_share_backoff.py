@@ -146,6 +146,16 @@ def test_a_wait_that_a_further_delivery_overtook_says_nothing() -> None:
     assert fetch(loaded, 0) == [(0, 1, 3), (3, 3, 3)]
 
 
+def test_of_two_waits_after_as_many_deliveries_the_later_one_holds() -> None:
+    """A delivery between them was taken back, since it never left the broker."""
+    loaded = SharePartition.load(
+        0, [(0, 0, 0, 1)], state_epoch=0, leader_epoch=0, log_start_offset=0, log_end_offset=1,
+        delays=[(0, 0, 1, 1_000), (0, 0, 1, 2_000)],
+    )  # fmt: skip
+    assert loaded.end_waits(1_999) == []
+    assert loaded.end_waits(2_000) == [(0, 0)]
+
+
 def test_waits_are_a_tag_of_an_update() -> None:
     plain = Update(1, 2, 3, 4, [(5, 6, 0, 1)])
     told = plain._replace(delays=((5, 6, 1, 77),))

@@ -179,7 +179,8 @@ def test_a_client_that_takes_no_answers_is_not_read_from(shared_broker: ShoalPro
         except TimeoutError:
             pass
         assert sent < 100_000_000, "the broker goes on reading"
-        assert shared_broker.resident_mb() - before < 60
+        # The heap keeps what was freed, up to 64 MB of it.
+        assert shared_broker.resident_mb() - before < 130
     with connect(shared_broker) as good:
         good.sendall(api_versions(1))
         assert correlation_id(receive(good)) == 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -41,8 +41,14 @@ if TYPE_CHECKING:
 IDLE_CHECK_MS = 60_000
 #: The level of the feature `share.version` with which there are dead letters (KIP-1191).
 DEAD_LETTERS_FROM = 2
+#: Share partitions that are loaded in one turn of the loop: some 5 ms of work.
+LOADS_MAX = 50
 #: How long locks are ended before other work gets its turn.
 EXPIRY_STEP_S = 0.005
+#: And how long those of a member that goes.
+RELEASE_STEP_S = 0.005
+#: And how long writes are made, of share partitions that changed in one turn.
+FLUSH_STEP_S = 0.005
 
 
 class ShareService:
@@ -70,8 +76,11 @@ class ShareService:
         self.random = Random().random
         self.now_ms: Callable[[], int] = broker.clock.now_ms
         self._loop = asyncio.get_running_loop()
-        self._dirty: list[ShareLeader] = []
+        self._dirty: deque[ShareLeader] = deque()
         self._due: deque[ShareLeader] = deque()
+        #: Share partitions that are still to be loaded, and how many were in this turn.
+        self._to_load: deque[ShareLeader] = deque()
+        self._loads = 0
         self._settings: dict[str, ShareSettings] = {}
         self._settings_of: MetadataImage | None = None
         broker.metadata.on_change.append(self._configs_changed)
@@ -137,11 +146,18 @@ class ShareService:
         self._dirty.append(leader)
 
     def _flush(self) -> None:
-        dirty, self._dirty = self._dirty, []
-        for leader in dirty:
-            leader.flush()
         # In the same turn, since every turn polls the sockets.
-        self.states.runtime.flush(self.now_ms())
+        self.states.flush_after(self._next_dirty())
+        if self._dirty:
+            self._loop.call_soon(self._flush)
+
+    def _next_dirty(self) -> Iterator[ShareLeader]:
+        """Those with something to write, as many as one turn of the loop takes."""
+        end = self._loop.time() + FLUSH_STEP_S
+        while self._dirty:
+            yield self._dirty.popleft()
+            if self._loop.time() >= end:
+                return
 
     def expire_soon(self, leader: ShareLeader) -> None:
         """Have `tick` called, in turns with everything else: many locks may end at once."""
@@ -179,8 +195,29 @@ class ShareService:
         leader = ShareLeader(self, ShareKey(group_id, topic_id, index), partition)
         self.leaders.setdefault(group_id, {})[(topic_id, index)] = leader
         partition.on_advance.append(leader.moved)
-        leader.load()
+        self._load(leader)
         return leader if leader.phase is not Phase.DROPPED else leader.failure or _GONE
+
+    def _load(self, leader: ShareLeader) -> None:
+        """Load a share partition, now or in turns with everything else: a member may begin with
+        hundreds."""
+        if not self._loads:
+            self._loop.call_soon(self._load_on)
+        self._loads += 1
+        if self._loads <= LOADS_MAX:
+            leader.load()
+        else:
+            self._to_load.append(leader)
+
+    def _load_on(self) -> None:
+        waiting, self._loads = self._to_load, 0
+        while waiting and self._loads < LOADS_MAX:
+            self._loads += 1
+            leader = waiting.popleft()
+            if leader.phase is Phase.LOADING:
+                leader.load()
+        if self._loads:
+            self._loop.call_soon(self._load_on)
 
     def dropped(self, leader: ShareLeader) -> None:
         """A share partition is not served any more."""
@@ -239,9 +276,23 @@ class ShareService:
         self._broker.purgatory.wake(("share member", group_id, member_id))
         if peer is not None:
             peer.on_close.pop(("share session", group_id, member_id), None)
-        for leader in list(self.leaders.get(group_id, {}).values()):
-            if leader.phase is Phase.ACTIVE:
-                leader.release(member_id)
+        held = deque(
+            (leader, locks)
+            for leader in self.leaders.get(group_id, {}).values()
+            if leader.phase is Phase.ACTIVE and (locks := leader.share.locks.of_member(member_id))
+        )
+        self._release(held)
+
+    def _release(self, held: deque[tuple[ShareLeader, list[int]]]) -> None:
+        """End locks, in turns with everything else: a member may hold a million records. They are
+        told by number, for it may be back, and hold others, before the last is ended."""
+        end = self._loop.time() + RELEASE_STEP_S
+        while held:
+            leader, locks = held.popleft()
+            leader.release(locks)
+            if self._loop.time() >= end:
+                self._loop.call_soon(self._release, held)
+                break
 
     def _connection_lost(self, session: ShareSession) -> None:
         if self.sessions.get(session.group_id, session.member_id) is session:

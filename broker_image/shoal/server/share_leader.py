@@ -344,9 +344,9 @@ class ShareLeader:
         """Settle what a member holds; `waiter` is called once that is committed, if it returns
         None, and never if it returns why it refuses."""
         now_ms, settings, share = self.service.now_ms(), self.settings, self.share
-        for _, _, _, *delay_ms in acknowledgements:
-            if delay_ms and delay_ms[0] > settings.release_delay_max_ms:
-                return _too_late(delay_ms[0], settings.release_delay_max_ms)
+        for one in acknowledgements:
+            if len(one) == 4 and one[3] > settings.release_delay_max_ms:
+                return _too_late(one[3], settings.release_delay_max_ms)
         was_full = share.in_flight >= settings.max_record_locks
         outcome = share.acknowledge(
             now_ms, member_id, acknowledgements, settings, self._fate(now_ms, settings)
@@ -362,10 +362,12 @@ class ShareLeader:
             waiter(None)
         return None
 
-    def release(self, member_id: str) -> None:
-        """A member's share session is over: what it holds is available again."""
+    def release(self, locks: Sequence[int]) -> None:
+        """A member's share session is over: what it held by these locks is available again."""
+        if self.phase is not Phase.ACTIVE:
+            return
         fate = self._fate(self.service.now_ms(), self.settings)
-        changes = self.share.release(member_id, self.settings.delivery_count_limit, fate=fate)
+        changes = self.share.end_locks(locks, self.settings.delivery_count_limit, fate=fate)
         if changes:
             self.persist(changes)
             self.service.wake(self)
@@ -540,7 +542,10 @@ def _too_late(delay_ms: int, max_ms: int) -> Failure:
 
 def _frees(changes: Sequence[StateBatch]) -> bool:
     """Whether something may be acquired again."""
-    return any(state == AVAILABLE for _, _, state, _ in changes)
+    for _, _, state, _ in changes:  # noqa: SIM110 - a third of the time that `any` takes for one
+        if state == AVAILABLE:
+            return True
+    return False
 
 
 def _state_batch(found: Any) -> StateBatch:

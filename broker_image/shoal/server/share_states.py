@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
     from shoal.server.broker import Broker
+    from shoal.server.share_leader import ShareLeader
 
 TOPIC = "__share_group_state"
 #: Decides on one share partition: what is answered of it, and the records behind that.
@@ -87,6 +88,16 @@ class ShareStates(CoordinatorService[ShareStateShard]):
             return Result(result.records, (Reply(token, answer),))
 
         return self.submit(key.coordinator_key(), decided)
+
+    def flush_after(self, leaders: Iterable[ShareLeader]) -> None:
+        """Take what leaders have to write, and append it at once."""
+        turn_ends, self._turn_ends = self._turn_ends, True  # Nothing is left for the turn's end.
+        try:
+            for leader in leaders:
+                leader.flush()
+        finally:
+            self._turn_ends = turn_ends
+            self.runtime.flush(self._broker.clock.now_ms())
 
     def prune(self) -> None:
         """Cut off what no rebuild needs."""

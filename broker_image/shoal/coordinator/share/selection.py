@@ -243,9 +243,11 @@ class Selection:
         """Put a record, which the window holds, into its place."""
         offset, key, due_ms, priority = fact
         runs = self._share.runs
-        if offset < runs.start:
+        firsts = runs.firsts
+        if not firsts or offset < firsts[0]:
             return
-        state = runs.states[runs.row_of(offset)]
+        # Most of what is looked at is new, and in the last row.
+        state = runs.states[-1 if offset >= firsts[-1] else runs.row_of(offset)]
         if state != AVAILABLE:
             if is_terminal(state) or (state == ARCHIVING and not self._holds_key(state)):
                 return
@@ -394,19 +396,21 @@ class Selection:
         chosen: list[int] = []
         changes: list[StateBatch] = []
         runs, ready, share = self._share.runs, self._ready, self._share
+        limit, splitting = settings.delivery_count_limit, settings.splitting_count
         self._taken = taken = {}
         while ready and len(chosen) < records:
             entry = heapq.heappop(ready)
             offset = entry & _OFFSET_MASK
-            if not self._may_take(offset):
+            row = self._row_to_take(offset)
+            if row is None:
                 continue
-            count = runs.counts[runs.row_of(offset)]
-            if count >= settings.delivery_count_limit:
+            count = runs.counts[row]
+            if count >= limit:
                 cause = Cause.LIMIT if settings.dead_letters else None
                 share.archive(offset, offset, changes, cause)
                 self.changed([changes[-1]], now_ms)
                 continue
-            alone = count >= settings.splitting_count
+            alone = count >= splitting
             if alone and chosen:
                 heapq.heappush(ready, entry)
                 break
@@ -416,23 +420,24 @@ class Selection:
             if alone:
                 break
             if self.policy.key_batch > 1:
-                self._take_key(offset, chosen, records, settings)
+                self._take_key(offset, chosen, records, splitting)
         chosen.sort()
         return chosen, changes
 
-    def _may_take(self, offset: int) -> bool:
-        """Whether an entry of the heap is still true."""
-        share = self._share
-        if offset < share.start_offset or offset in self._held or offset in self._delayed:
-            return False
-        if share.runs.states[share.runs.row_of(offset)] != AVAILABLE:
-            return False
+    def _row_to_take(self, offset: int) -> int | None:
+        """Where the window has the offset of an entry of the heap; None if that is outdated."""
+        runs = self._share.runs
+        if offset < runs.start or offset in self._held or offset in self._delayed:
+            return None
+        row = runs.row_of(offset)
+        if runs.states[row] != AVAILABLE:
+            return None
         key = self._key_of.get(offset)
-        return key is None or (key not in self._busy and self._queues[key][0] == offset)
+        if key is not None and (key in self._busy or self._queues[key][0] != offset):
+            return None
+        return row
 
-    def _take_key(
-        self, first: int, chosen: list[int], records: int, settings: ShareSettings
-    ) -> None:
+    def _take_key(self, first: int, chosen: list[int], records: int, splitting: int) -> None:
         """Take what follows with the same key, as far as it goes to one member at once."""
         key = self._key_of.get(first)
         if key is None:
@@ -444,7 +449,7 @@ class Selection:
                 len(chosen) >= records
                 or offset in self._delayed
                 or runs.states[row] != AVAILABLE
-                or runs.counts[row] >= settings.splitting_count
+                or runs.counts[row] >= splitting
             ):
                 break
             self._hold(offset)

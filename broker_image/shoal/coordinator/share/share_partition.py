@@ -130,7 +130,8 @@ class SharePartition:
             runs.truncate(log_end_offset)
         for row in range(len(runs)):
             loaded._count_complete(row, +1)
-        for delay in delays:
+        # The later one holds where two have one count: a delivery may have been taken back.
+        for delay in reversed(tuple(delays)):
             loaded._wait_on(*delay)
         loaded.advance_log_start(log_start_offset)
         loaded.advance()
@@ -410,9 +411,22 @@ class SharePartition:
         taken back from the count. What left it counts, whether the application saw it or not, for
         else a member that crashes on a record would get it for ever (KAFKA-19972).
         """
+        numbers = self.locks.of_member(member_id)
+        return self.end_locks(numbers, delivery_count_limit, undelivered=undelivered, fate=fate)
+
+    def end_locks(
+        self,
+        numbers: Iterable[int],
+        delivery_count_limit: int,
+        *,
+        undelivered: bool = False,
+        fate: Fate | None = None,
+    ) -> list[StateBatch]:
+        """End those of some locks that still run; the changes to persist."""
         changes: list[StateBatch] = []
-        for number in self.locks.of_member(member_id):
-            self._unlock(number, delivery_count_limit, changes, fate, undelivered=undelivered)
+        for number in numbers:
+            if number in self.locks.live:
+                self._unlock(number, delivery_count_limit, changes, fate, undelivered=undelivered)
         if changes:
             self.advance()
         return changes
