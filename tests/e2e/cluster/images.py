@@ -239,7 +239,9 @@ def _archive_path(name: str, inputs: Iterable[Path], salt: str) -> Path:
             raise ClusterError(f"{top.relative_to(REPOSITORY)} is missing: image {name} needs it.")
         for file in sorted(top.rglob("*")) if top.is_dir() else [top]:
             if file.is_file() and "__pycache__" not in file.parts:
-                digest.update(f"{file}\0".encode() + file.read_bytes() + b"\0")
+                # Not by its whole path: another checkout of the same tree has the same images.
+                where = file.relative_to(top.parent)
+                digest.update(f"{where}\0".encode() + file.read_bytes() + b"\0")
     directory = CACHE / "images"
     directory.mkdir(parents=True, exist_ok=True)
     return directory / f"{name}-{digest.hexdigest()[:16]}.tar"
