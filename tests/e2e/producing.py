@@ -1,10 +1,10 @@
-"""A producer in the client's pod that goes on while brokers come and go."""
+"""Clients in the client's pod that go on while brokers come and go."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from e2e.resources import Resources
 
@@ -41,13 +41,34 @@ asyncio.run(main())
 def producing(queue: Resources) -> Iterator[list[int]]:
     """A producer in the client's pod; afterwards the list holds how many were sent and failed."""
     counts: list[int] = []
-    environment = queue.cluster.environment()
-    servers = f"SHOAL_BOOTSTRAP=main-bootstrap.{queue.namespace}.svc:9092"
-    exec_ = ("kubectl", "exec", f"--namespace={queue.namespace}", "--stdin", "client", "--")
-    with subprocess.Popen(
-        [*exec_, "env", servers, "python3", "-c", PRODUCE],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
-    ) as process:  # fmt: skip
+    with _in_client(queue, "python3", "-c", PRODUCE) as process:
         assert process.stdout and process.stdout.readline() == "begun\n"
         yield counts
         counts.extend(map(int, process.communicate("\n", timeout=60)[0].split()))
+
+
+@contextmanager
+def consuming(queue: Resources, group: str, members: int) -> Iterator[list[tuple[int, int]]]:
+    """Share consumers in the client's pod, until nothing came for ten seconds; afterwards the
+    list holds each delivery that they accepted: value and delivery count."""
+    deliveries: list[tuple[int, int]] = []
+    words = ("shoal", "share-consume", "jobs", f"--group={group}", "--timeout=10s")
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(_in_client(queue, *words, "--format={value} {delivery_count}"))
+            for _ in range(members)
+        ]
+        yield deliveries
+        for process in running:
+            for line in process.communicate(timeout=120)[0].splitlines():
+                value, count = map(int, line.split())
+                deliveries.append((value, count))
+
+
+def _in_client(queue: Resources, *words: str) -> subprocess.Popen[str]:
+    servers = f"SHOAL_BOOTSTRAP=main-bootstrap.{queue.namespace}.svc:9092"
+    exec_ = ("kubectl", "exec", f"--namespace={queue.namespace}", "--stdin", "client", "--")
+    return subprocess.Popen(
+        [*exec_, "env", servers, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True, env=queue.cluster.environment(),
+    )  # fmt: skip
