@@ -150,3 +150,22 @@ def test_writes_and_a_share_group_go_on(cluster: ShoalCluster, whom: str) -> Non
     pause_s, delivered_s = asyncio.run(main())
     print(f"\n{whom}: {pause_s:.2f} s without writes; delivered again after {delivered_s:.2f} s")
     assert pause_s < LIMIT_S and delivered_s < LIMIT_S
+
+
+def test_a_rolling_restart_delivers_nothing_twice(cluster: ShoalCluster) -> None:
+    """A broker that stops lets members settle what they hold before others lead."""
+
+    async def main() -> dict[bytes, int]:
+        async with Client(cluster.bootstrap) as client:
+            topic, group = await prepared(client)
+            load = Load(client, topic, group)
+            loop = asyncio.get_running_loop()
+            await load.until(lambda: len(load.delivered) >= 60, "nothing is delivered")
+            for node in cluster.nodes.values():
+                await loop.run_in_executor(None, node.restart)
+                before = len(load.delivered)
+                await load.until(lambda n=before: len(load.delivered) > n + 60, "no deliveries")
+            await load.settle()
+            return {v: n for v, n in load.delivered.items() if n > 1}
+
+    assert asyncio.run(main()) == {}

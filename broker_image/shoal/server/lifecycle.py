@@ -231,9 +231,12 @@ class Lifecycle:
         if self._heart is None:
             return
         broker = self._broker
-        self._stopping = True
         others = any(id != broker.node_id for id in broker.image.running)
-        if self._ready and others and broker.config["controlled.shutdown.enable"]:
+        hands_over = self._ready and others and broker.config["controlled.shutdown.enable"]
+        if hands_over:
+            await broker.share.drain()
+        self._stopping = True
+        if hands_over:
             self._beat.set()
             if not await self._handed_over():
                 broker.log.warning("the broker stops without having handed over what it leads")

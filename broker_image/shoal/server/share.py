@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 IDLE_CHECK_MS = 60_000
 #: The level of the feature `share.version` with which there are dead letters (KIP-1191).
 DEAD_LETTERS_FROM = 2
+#: How long a broker that hands over waits for members to settle what they hold; how often it looks.
+DRAIN_S, DRAIN_LOOK_S = 1.0, 0.01
 #: Share partitions that are loaded in one turn of the loop: some 5 ms of work.
 LOADS_MAX = 50
 #: How long locks are ended before other work gets its turn.
@@ -76,6 +78,8 @@ class ShareService:
         self.random = Random().random
         self.now_ms: Callable[[], int] = broker.clock.now_ms
         self._loop = asyncio.get_running_loop()
+        #: This broker hands over what it leads.
+        self.draining = False
         self._dirty: deque[ShareLeader] = deque()
         self._due: deque[ShareLeader] = deque()
         #: Share partitions that are still to be loaded, and how many were in this turn.
@@ -268,6 +272,17 @@ class ShareService:
             session
         )
         return session
+
+    async def drain(self) -> None:
+        """Deliver nothing more, and give members a moment to settle what they hold: the next leader
+        knows no locks, and would deliver those records a second time."""
+        self.draining = True
+        end = self._loop.time() + DRAIN_S
+        while self._loop.time() < end and not self._is_drained():
+            await asyncio.sleep(DRAIN_LOOK_S)
+
+    def _is_drained(self) -> bool:
+        return all(leader.is_idle for of in self.leaders.values() for leader in of.values())
 
     def close_session(self, group_id: str, member_id: str, peer: Peer | None = None) -> None:
         """End a member's session, with the fetches that wait for it, and release what the member

@@ -242,8 +242,9 @@ class ShareLeader:
         return self.share.can_acquire(self.limit(settings), settings.max_record_locks)
 
     def held(self, settings: ShareSettings) -> bool:
-        """Whether nothing is delivered now: the group is paused, or floods its dead letters."""
-        if settings.paused:
+        """Whether nothing is delivered now: the group is paused or floods its dead letters, or this
+        broker hands over."""
+        if settings.paused or self.service.draining:
             return True
         return settings.dead_letters and self.service.floods.holds(
             self.key.group_id, settings.flood_per_minute
