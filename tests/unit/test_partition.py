@@ -13,7 +13,7 @@ from shoal.log.memory import MemoryStorage
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
 from shoal.replication.follower import Fetcher, FetchResponse
-from shoal.replication.leadership import AlterPartition
+from shoal.replication.leadership import AlterPartition, Follower
 from shoal.replication.partition import Divergence, Partition, ReplicaFetch, ReplicaFetched
 
 
@@ -367,3 +367,24 @@ def test_an_answer_to_what_was_asked_in_an_earlier_epoch_is_passed_over() -> Non
     fetcher.follow(other)
     fetcher.answered(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
     assert other.log.log_end_offset == 0
+
+
+def test_who_stays_at_the_end_is_noted_like_any_other_fetch() -> None:
+    """The short way that leaders take for partitions where nothing happens."""
+    looked_at, noted = Led(), Led()
+    for led in (looked_at, noted):
+        append(led.partition, b"a", b"b")
+        for replica in (2, 3):
+            led.fetch(replica, 2, 10)
+    assert looked_at.fetch(2, 2, 50).error_code is ErrorCode.none
+    found = noted.partition.leadership
+    assert found is not None and looked_at.partition.leadership is not None
+    epoch = found.followers[2].broker_epoch
+    assert found.fetched_again(2, epoch, 50)
+    for name in Follower.__slots__:
+        expected = getattr(looked_at.partition.leadership.followers[2], name)
+        assert getattr(found.followers[2], name) == expected, name
+    assert not found.fetched_again(2, epoch + 1, 60), "another incarnation"
+    append(noted.partition, b"c")
+    noted.fetch(3, 2, 70)
+    assert not found.fetched_again(3, found.followers[3].broker_epoch, 80), "not at the end"

@@ -435,10 +435,9 @@ class Raft:
         """Do not wait for a leader that is gone. Who stands is left to chance, so that two do not
         get in each other's way. Nor for the vote of a voter that is gone: two who did get in each
         other's way know at once that nobody won."""
-        if self.role in (Role.PROSPECTIVE, Role.CANDIDATE):
-            if id in self.voters.latest.ids:
-                self.votes.setdefault(id, False)
-                elections.count(self)
+        if self.role is Role.CANDIDATE and id in self.voters.latest.ids:
+            self.votes.setdefault(id, False)
+            elections.count(self)
             return
         if self.role is not Role.FOLLOWER or self.leader_id != id:
             return

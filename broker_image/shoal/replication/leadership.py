@@ -172,6 +172,19 @@ class Leadership:
         if replica_id not in self._partition.isr:
             self._expand(replica_id, follower)
 
+    def fetched_again(self, replica_id: int, broker_epoch: int, now_ms: int) -> bool:
+        """`fetched` from the log's end by who was there at its last fetch, and is in sync. False
+        where that has to be looked at anew."""
+        follower = self.followers.get(replica_id)
+        if follower is None or follower.broker_epoch != broker_epoch:
+            return False
+        if follower.log_end_offset != follower.leader_end_offset:
+            return False
+        self._now_ms = max(self._now_ms, now_ms)
+        follower.fetched_ms = now_ms
+        follower.caught_up_ms = max(follower.caught_up_ms, now_ms)
+        return True
+
     def high_watermark(self, own_end_offset: int) -> int:
         """The least log end of the maximal ISR and of those about to join it; never less than it
         was. `own_end_offset` is the leader's own, of what it may acknowledge."""

@@ -84,7 +84,6 @@ class Partition:
     __slots__ = (
         "_uncommitted",
         "alter_requested",
-        "append_key",
         "broker_epoch_of",
         "bytes_appended",
         "bytes_committed",
@@ -133,8 +132,6 @@ class Partition:
         self.index = index
         #: What this partition is waited for by.
         self.key = (topic_id, index)
-        #: What followers wait for: records, committed or not.
-        self.append_key = ("append", topic_id, index)
         self.log = log
         self.node_id = node_id
         self.leader_id = leader_id

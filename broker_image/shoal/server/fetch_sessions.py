@@ -29,6 +29,7 @@ class Cursor:
     """What a client wants of one partition, and what it was told last."""
 
     __slots__ = (
+        "at_end",
         "current_leader_epoch",
         "fetch_offset",
         "index",
@@ -46,6 +47,8 @@ class Cursor:
         self.index: int = asked.partition
         #: (high watermark, log start offset) of the last response, None before the first.
         self.told: tuple[int, int] | None = None
+        #: What a follower's fetch has found once it was at the end of a log where all is committed.
+        self.at_end: Any = None
         self.ask(asked)
 
     def ask(self, asked: Any) -> None:
@@ -147,6 +150,7 @@ class FetchSessions:
                 session.cursors[cursor.key] = cursor
             else:
                 cursor.told = known.told
+                known.at_end = None
                 known.fetch_offset = cursor.fetch_offset
                 known.max_bytes = cursor.max_bytes
                 known.current_leader_epoch = cursor.current_leader_epoch

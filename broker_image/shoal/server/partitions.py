@@ -191,7 +191,9 @@ class Partitions:
         self._purgatory.wake(partition.key)
 
     def _appended(self, partition: Partition) -> None:
-        self._purgatory.wake(partition.append_key)
+        if partition.leadership is not None:
+            for replica in partition.leadership.followers:
+                self._purgatory.wake(("replica", replica))
 
 
 def _unreplicated(partition: Partition, asked: AlterPartition) -> None:
