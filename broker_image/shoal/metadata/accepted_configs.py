@@ -15,8 +15,6 @@ queued.max.request.bytes long -1 -
     Bytes of requests that may wait for an answer before reading pauses; -1 for no limit.
 queued.max.requests int 500 1..
     Requests that may wait for an answer before reading from the network pauses.
-socket.send.buffer.bytes int 102400 -
-    Bytes of a connection's send buffer (SO_SNDBUF); -1 leaves it to the system.
 socket.receive.buffer.bytes int 102400 -
     Bytes of a connection's receive buffer (SO_RCVBUF); -1 leaves it to the system.
 # accepted: Threads and buffers: one event loop does the work

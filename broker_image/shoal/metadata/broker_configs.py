@@ -41,6 +41,8 @@ connections.max.idle.ms long 600000 -
     Milliseconds after which a connection without requests is closed.
 socket.request.max.bytes int 104857600 1..
     Bytes that one request may have; a longer one closes its connection.
+socket.send.buffer.bytes int 102400 -
+    Bytes of a connection's send buffer (SO_SNDBUF); -1 leaves it to the system.
 socket.listen.backlog.size int 50 1..
     Connections that may wait to be accepted.
 request.timeout.ms int 30000 -

@@ -257,7 +257,9 @@ class Connection(asyncio.BufferedProtocol):
             self._pause()
 
     def _drained(self) -> None:
-        """The client has taken the slices that waited for it."""
+        """The client has taken the slices that waited for it, or is gone."""
+        if self._transport is None or self._transport.is_closing():
+            return
         self.resume_writing()
         if self._closes:
             self.close()

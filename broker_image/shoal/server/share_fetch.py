@@ -152,6 +152,8 @@ class ShareFetch:
         answer = self._answer
         if self._entries is None or answer is None or answer.done() or not self._acks.settled:
             return
+        # The answer holds records, and must not live until a cycle is found.
+        self._acks.on_settled = None
         answer.set_result(self._encode())
 
     def _given_up(self, answer: asyncio.Future[Body]) -> None:

@@ -1,7 +1,8 @@
 """Fetch: whole batches from the offsets asked for, straight from the log's files.
 
 A request that finds less than `min_bytes` waits for appends to its partitions, for an error on one
-of them, or for `max_wait`. Records leave as the bytes that the log holds; a consumer in
+of them, or for `max_wait`. Records leave as the bytes that the log holds, by `sendfile` where they
+are many (`log.slices`, `server.outflow`); a consumer in
 `read_committed` gets those below the last stable offset and the aborted transactions among them.
 """
 

@@ -1,0 +1,247 @@
+"""How long the broker's event loop is taken at a time with a million share records in flight.
+
+`python bench/pauses.py [PARTITIONS] [RECORDS EACH]`. The broker runs in this process, and a member
+without a socket asks it: what counts is the CPU time of each turn of the loop, so that a busy
+machine distorts nothing and no client is measured along. Prints each event's longest turns, in ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import uvloop
+from shoal.protocol import codec, frames
+from shoal.protocol.api import ApiKey
+from shoal.record.records import build_batch
+from shoal.server import logs
+from shoal.server.broker import Broker
+from shoal.server.config import resolve
+from shoal.server.connection import Connection
+from shoal.server.process import _tune_collector
+
+GROUP, MEMBER, TOPIC = "pauses", "A" * 22, "pauses"
+LOCK_MS = 15_000
+BATCH = 100
+
+
+class Transport:
+    """What a connection writes, kept."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return ("127.0.0.1", 1) if name == "peername" else default
+
+    def set_write_buffer_limits(self, **_: int) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write(self, data: bytes) -> None:
+        self.written.append(bytes(data))
+
+    def writelines(self, parts: Any) -> None:
+        self.written.append(b"".join(parts))
+
+
+class Turns:
+    """CPU time of the loop's turns while it is asked to watch."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._watches = False
+        self.began_ns = 0
+        self.longest_ms: list[float] = []
+
+    def watch(self) -> None:
+        self.longest_ms, self._watches = [], True
+        self.began_ns = time.thread_time_ns()
+        self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        now_ns = time.thread_time_ns()
+        took_ms = (now_ns - self.began_ns) / 1e6
+        self.longest_ms = sorted([*self.longest_ms, took_ms])[-3:]
+        self.began_ns = now_ns
+        if self._watches:
+            self._loop.call_soon(self._turn)
+
+    def told(self, what: str) -> None:
+        self._watches = False
+        longest = ", ".join(f"{ms:.1f}" for ms in reversed(self.longest_ms))
+        print(f"{what:55} {longest} ms", flush=True)
+
+
+class Client:
+    """One member's connection."""
+
+    def __init__(self, broker: Broker, turns: Turns) -> None:
+        listener = broker.listeners[0]
+        self.connection = Connection(listener, listener._dispatch)
+        self.transport = Transport()
+        self.connection.connection_made(self.transport)  # type: ignore[arg-type]
+        self._turns = turns
+        self.session_epoch = 0
+
+    async def call(self, api: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
+        """One request and its answer; the turns begin when it arrives."""
+        frame = frames.request_head(api, version, 1, "member")
+        frame += bytes(codec.write_request(api, version, body))
+        data = struct.pack(">i", len(frame)) + frame
+        self.transport.written.clear()
+        self._turns.began_ns = time.thread_time_ns()
+        for at in range(0, len(data), 200_000):
+            part = data[at : at + 200_000]
+            self.connection.get_buffer(-1)[: len(part)] = part
+            self.connection.buffer_updated(len(part))
+        while not self.transport.written:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        answer = b"".join(self.transport.written)
+        return codec.read_response(
+            api, version, answer[4:], len(frames.response_head(api, version, 1))
+        )
+
+    async def fetch(self, topic_id: Any, partitions: int) -> int:
+        told = [{"partition_index": n, "acknowledgement_batches": []} for n in range(partitions)]
+        answer = await self.call(ApiKey.SHARE_FETCH, 1, {
+            "group_id": GROUP, "member_id": MEMBER, "share_session_epoch": self.session_epoch,
+            "max_wait_ms": 100, "min_bytes": 1, "max_bytes": 50 << 20, "max_records": 5000,
+            "batch_size": 5000,
+            "topics": [] if self.session_epoch else [{"topic_id": topic_id, "partitions": told}],
+        })  # fmt: skip
+        assert not answer.error_code, answer
+        self.session_epoch += 1
+        ranges = (a for t in answer.responses for p in t.partitions for a in p.acquired_records)
+        return sum(a.last_offset - a.first_offset + 1 for a in ranges)
+
+    async def acknowledge(self, topic_id: Any, batches: Mapping[int, list[Any]]) -> None:
+        """By partition: (first offset, last, types)."""
+        rows = [
+            {
+                "partition_index": index,
+                "acknowledgement_batches": [
+                    {"first_offset": first, "last_offset": last, "acknowledge_types": types}
+                    for first, last, types in found
+                ],
+            }
+            for index, found in batches.items()
+        ]
+        answer = await self.call(ApiKey.SHARE_ACKNOWLEDGE, 1, {
+            "group_id": GROUP, "member_id": MEMBER, "share_session_epoch": self.session_epoch,
+            "topics": [{"topic_id": topic_id, "partitions": rows}],
+        })  # fmt: skip
+        self.session_epoch += 1
+        codes = {p.error_code for t in answer.responses for p in t.partitions}
+        assert not answer.error_code and codes == {0}, (answer.error_code, codes)
+
+
+async def prepare(client: Client, partitions: int, each: int) -> Any:
+    """The topic, full; the group, joined. Gives the topic's id."""
+    answer = await client.call(ApiKey.CREATE_TOPICS, 7, {
+        "timeout_ms": 60_000,
+        "topics": [{"name": TOPIC, "num_partitions": partitions, "replication_factor": 1}],
+    })  # fmt: skip
+    topic_id = answer.topics[0].topic_id
+    configs = {
+        "share.auto.offset.reset": "earliest",
+        "share.record.lock.duration.ms": str(LOCK_MS),
+        "share.partition.max.record.locks": str(max(each, 100)),
+    }
+    entries = [{"name": k, "config_operation": 0, "value": v} for k, v in configs.items()]
+    resource = {"resource_type": 32, "resource_name": GROUP, "configs": entries}
+    await client.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]})
+    now_ms = int(time.time() * 1000)
+    batch = bytes(build_batch([(now_ms, None, b"x" * 10, ())] * BATCH))
+    for index in range(partitions):
+        for _ in range(each // BATCH):
+            await client.call(ApiKey.PRODUCE, 10, {
+                "acks": -1, "timeout_ms": 10_000, "topic_data": [
+                    {"name": TOPIC, "partition_data": [{"index": index, "records": batch}]}
+                ],
+            })  # fmt: skip
+    epoch, assigned = 0, 0
+    while assigned < partitions:
+        answer = await client.call(ApiKey.SHARE_GROUP_HEARTBEAT, 1, {
+            "group_id": GROUP, "member_id": MEMBER, "member_epoch": epoch,
+            "subscribed_topic_names": [TOPIC],
+        })  # fmt: skip
+        epoch = answer.member_epoch
+        told = answer.assignment.topic_partitions if answer.assignment else ()
+        assigned = sum(len(t.partitions) for t in told)
+        await asyncio.sleep(0.05)
+    return topic_id
+
+
+async def run(broker: Broker, partitions: int, each: int) -> None:
+    turns = Turns(asyncio.get_running_loop())
+    client = Client(broker, turns)
+    topic_id = await prepare(client, partitions, each)
+
+    async def acquire_all() -> int:
+        total = 0
+        while got := await client.fetch(topic_id, partitions):
+            total += got
+        return total
+
+    turns.watch()
+    total = await client.fetch(topic_id, partitions)
+    turns.told("the first fetch, which loads all share partitions")
+    turns.watch()
+    total += await acquire_all()
+    turns.told(f"fetches until {total:,} records are acquired")
+    for what, types in (("one record", [1]), ("one more", [1])):
+        offset = 5 if what == "one record" else 7
+        turns.watch()
+        rows = {index: [(offset, offset, types)] for index in range(partitions)}
+        await client.acknowledge(topic_id, rows)
+        turns.told(f"{what} of every partition acknowledged at once")
+    mixed = [1 + n % 2 for n in range(each // 2)]
+    turns.watch()
+    await client.acknowledge(topic_id, {0: [(10, 10 + len(mixed) - 1, mixed)]})
+    turns.told(f"{len(mixed):,} records of one partition, each by itself")
+    turns.watch()
+    rows = {n: [(10, 10 + len(mixed) - 1, mixed)] for n in range(1, 21)}
+    await client.acknowledge(topic_id, rows)
+    turns.told("the same of 20 partitions in one request")
+    turns.watch()
+    while any(x.share.locks.live for x in broker.share.leaders[GROUP].values()):
+        await asyncio.sleep(0.1)
+    turns.told("the locks of all end")
+    total = await acquire_all()
+    turns.watch()
+    client.connection.connection_lost(None)
+    while any(x.share.locks.live for x in broker.share.leaders[GROUP].values()):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)
+    turns.told(f"the member that holds {total:,} dies")
+
+
+async def main() -> None:
+    words = sys.argv[1:3]
+    partitions, each = map(int, [*words, *("500", "2000")[len(words) :]])
+    logs.configure(json=True, level="error")
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
+        flags = {"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": folder}
+        broker = Broker(resolve(flags, {}), asyncio.get_running_loop())
+        await broker.start()
+        _tune_collector()
+        try:
+            await run(broker, partitions, each)
+        finally:
+            await broker.stop()
+
+
+if __name__ == "__main__":
+    uvloop.run(main())
