@@ -30,7 +30,7 @@ async def main():
                 except ClientError as error:
                     failed += 1
                     print(error, file=sys.stderr)
-                await asyncio.sleep(0.02)
+                await asyncio.wait([stop], timeout=0.02)
     print(sent, failed)
 
 asyncio.run(main())
