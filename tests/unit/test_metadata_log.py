@@ -237,12 +237,16 @@ def test_a_snapshot_is_written_a_little_at_a_time() -> None:
         image = node.metadata.image
         saving = node.metadata.save_if_due(bytes_max=1, interval_ms=0)
         assert saving is not None
-        turns = 0
-        while not saving.done():
-            if turns == 1:
-                await node.create("meanwhile")
+        turns, loop = 0, asyncio.get_running_loop()
+
+        def turn() -> None:
+            nonlocal turns
             turns += 1
-            await asyncio.sleep(0)
+            if not saving.done():
+                loop.call_soon(turn)
+
+        turn()
+        await node.create("meanwhile")
         await saving
         assert turns > 5
         snapshot_id = node.quorum.snapshot_id

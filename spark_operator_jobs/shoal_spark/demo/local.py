@@ -220,9 +220,15 @@ def run(images: int, timeout_s: float, picture: Path | None) -> list[str]:
     if picture:
         view.picture(watch, picture)
     good = watch.fed - watch.broken
-    console.print(f"{distinct} of {good} images have a thumbnail and a hash; "
-                  f"{watch.last.dead_letters} of {watch.broken} broken ones are dead letters; "
-                  f"{watch.last.at_s:.0f} s in all.", highlight=False)  # fmt: skip
+    # A line of its own and whole, also where the output goes to a file.
+    console.print()
+    console.print(
+        f"{distinct} of {good} images have a thumbnail and a hash; "
+        f"{watch.last.dead_letters} of {watch.broken} broken ones are dead letters; "
+        f"{watch.last.at_s:.0f} s in all.",
+        highlight=False,
+        soft_wrap=True,
+    )
     return failures(watch, distinct)
 
 
