@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+from collections import Counter
 from collections.abc import Coroutine, Iterator
 from typing import Any
 from uuid import UUID
@@ -17,6 +18,8 @@ from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage, Scope
 from shoal.metadata.records import decode
 from shoal.metadata.topics import NewTopic
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.record.records import build_batch
+from shoal.server import metadata_log
 from shoal.server.disk import Disk
 from shoal.server.metadata_log import Metadata, random_id
 from shoal.server.quorum import Quorum
@@ -227,8 +230,16 @@ def test_an_empty_decision_is_answered_at_once() -> None:
     run(main())
 
 
-def test_a_snapshot_is_written_a_little_at_a_time() -> None:
+def test_a_snapshot_is_written_a_little_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for it, and it is of the moment in which it was begun."""
+    turn = 0
+    records_by_turn: Counter[int] = Counter()
+
+    def noted(records: list[Any]) -> Any:
+        records_by_turn[turn] += len(records)
+        return build_batch(records)
+
+    monkeypatch.setattr(metadata_log, "build_batch", noted)
 
     async def main() -> None:
         node = Node(MemoryStorage())
@@ -237,18 +248,19 @@ def test_a_snapshot_is_written_a_little_at_a_time() -> None:
         image = node.metadata.image
         saving = node.metadata.save_if_due(bytes_max=1, interval_ms=0)
         assert saving is not None
-        turns, loop = 0, asyncio.get_running_loop()
+        records_by_turn.clear()
 
-        def turn() -> None:
-            nonlocal turns
-            turns += 1
+        def tick() -> None:
+            nonlocal turn
+            turn += 1
             if not saving.done():
-                loop.call_soon(turn)
+                asyncio.get_running_loop().call_soon(tick)
 
-        turn()
+        tick()
         await node.create("meanwhile")
         await saving
-        assert turns > 5
+        assert sum(records_by_turn.values()) > 1000
+        assert max(records_by_turn.values()) < 300, records_by_turn
         snapshot_id = node.quorum.snapshot_id
         assert snapshot_id is not None and snapshot_id.offset == image.offset + 1
         draft = Draft(MetadataImage(scope=Scope(1)))
