@@ -24,6 +24,11 @@ SILENCE_SECONDS_MAX = 30
 _FAILED = ("FAILED", "SUBMISSION_FAILED", "FAILING")
 #: Exit code of a driver that was told to end: suspended, evicted or deleted, it did not fail.
 TERMINATED = 143
+#: The log of a driver that was killed ends anywhere.
+OUT_OF_MEMORY = (
+    "its driver needed more memory than its container has (OOMKilled): raise "
+    "spark.driver.memoryOverhead, for Python's part, or spark.driver.memory."
+)
 #: An application that failed counts as well again when it has run for so long.
 HEALTHY_SECONDS_MIN = 60
 #: Characters that a failed driver's last words are cut to.
@@ -165,6 +170,8 @@ class Workloads:
             ended = container.get("state", {}).get("terminated", {})
             if ended.get("exitCode", 0) not in (0, TERMINATED) and ended.get("message"):
                 self._failures[uid] = last_words(ended["message"])
+            if ended.get("reason") == "OOMKilled":
+                self._failures[uid] = OUT_OF_MEMORY
         if state == "SUSPENDED":
             self._failures.pop(uid, None)
         if state != "RUNNING" or uid not in self._failures:

@@ -171,6 +171,16 @@ def test_a_driver_that_was_told_to_end_did_not_fail(exit_code, reason) -> None:
     assert said("SUSPENDED") == "ScaledToZero"
 
 
+def test_a_driver_without_memory_is_told_so() -> None:
+    """Its log ends in the midst of something else."""
+    store, killed = Store(), ended_driver(137)
+    killed["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled"
+    store.put(killed)
+    words = Workloads(None, store).words_of(CONSUMER, "FAILING")
+    assert "spark.driver.memoryOverhead" in words
+    assert "ValueError" not in words
+
+
 def test_last_words() -> None:
     python = 'Traceback:\n  File "x"\nshoal_spark.options.InvalidOption: unknown option\n'
     assert last_words(python) == "shoal_spark.options.InvalidOption: unknown option"
