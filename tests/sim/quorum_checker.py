@@ -49,6 +49,7 @@ class Checker:
         self.values: dict[int, bytes] = {}
         self.committed_end = 0
         self.acknowledged_count = 0
+        self._gone: dict[ReplicaKey, int] = {}
         self._epochs: dict[int, int] = {}
         self._votes: dict[tuple[int, int], ReplicaKey] = {}
         self._high_watermarks: dict[int, int] = {}
@@ -60,6 +61,13 @@ class Checker:
         self._epoch(node)
         self._high_watermarks[node.id] = raft.high_watermark
         self._verified[node.id] = raft.index.start_offset
+
+    def forget(self, node: Node) -> None:
+        """The node will be another replica, which has promised nothing. What this one had counts
+        until its fetches are no longer under way."""
+        self._gone[node.key] = node.durable_end
+        self._epochs.pop(node.id, None)
+        self._votes = {key: vote for key, vote in self._votes.items() if key[0] != node.id}
 
     def stepped(self, node: Node) -> None:
         raft = node.live()
@@ -135,7 +143,7 @@ class Checker:
             id: min(n.durable_end, n.store.index.end_offset)
             for id, n in self._nodes.items()
             if voters.holds(n.key) and n.incarnation
-        }
+        } | {key.id: end for key, end in self._gone.items() if voters.holds(key)}
         if voters.committed_offset(durable) < raft.high_watermark:
             raise Violation(
                 "majority_durable",

@@ -19,7 +19,7 @@ from shoal.quorum.quorum_state import QuorumState
 from shoal.quorum.raft import Raft
 from shoal.quorum.states import Role
 from shoal.quorum.store import QuorumStore
-from shoal.quorum.voters import VoterSet
+from shoal.quorum.voters import Voter, VoterSet
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -96,6 +96,12 @@ def leader_counts_itself_unsynced(patch: pytest.MonkeyPatch) -> None:
         replica.synced_offset = synced
 
     patch.setattr(leading, "advance", advance)
+
+
+def knows_voters_by_their_id(patch: pytest.MonkeyPatch) -> None:
+    """A replica with an empty disk is taken for the voter that it was."""
+    patch.setattr(Voter, "is_of", lambda self, key: self.key.id == key.id)
+    patch.setattr(elections, "is_for", lambda replica, voter: voter.id == replica.local.id)
 
 
 def half_is_a_majority(patch: pytest.MonkeyPatch) -> None:

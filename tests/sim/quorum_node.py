@@ -120,6 +120,16 @@ class Node:
             self.paused = None
             self.storage.crash(choose)
 
+    def replace_disk(self) -> None:
+        """Be another replica with the same id: nothing is left of what this one had."""
+        assert self.raft is None
+        _, directory_id = self.key
+        assert directory_id is not None
+        self.key = ReplicaKey(self.id, UUID(int=directory_id.int + 1))
+        self.voter = Voter(self.key)
+        self.storage = MemoryStorage()
+        self.durable_end = 0
+
     def pause(self) -> None:
         if self.paused is None:
             self.paused = []

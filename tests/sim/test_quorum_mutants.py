@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
+from sim import quorum_disks
 from sim.quorum_cluster import simulate
-from sim.quorum_mutants import MUTANTS
+from sim.quorum_mutants import MUTANTS, knows_voters_by_their_id
+from sim.seeds import find
 
 #: Seeds to try before a mutant counts as one that gets away.
 TRIES = 200
@@ -68,13 +70,24 @@ def test_every_mutant_has_a_case() -> None:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.mutant)
 def test_a_broken_rule_is_found(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     MUTANTS[case.mutant](monkeypatch)
-    for seed in range(case.seed, case.seed + TRIES):
-        try:
-            simulate(seed, faults=case.faults, voters=case.voters)
-        except AssertionError as found:
-            if case.caught_by in str(found):
-                return
-    pytest.fail(f"{TRIES} seeds from {case.seed} on do not find {case.mutant}")
+    find(
+        case.mutant,
+        range(case.seed, case.seed + TRIES),
+        lambda seed: simulate(seed, faults=case.faults, voters=case.voters),
+        AssertionError,
+        lambda found: case.caught_by in str(found),
+    )
+
+
+def test_an_empty_disk_taken_for_a_voter_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    knows_voters_by_their_id(monkeypatch)
+    find(
+        "knows_voters_by_their_id",
+        range(4, 4 + TRIES),
+        quorum_disks.simulate,
+        AssertionError,
+        lambda found: "leader_completeness" in str(found),
+    )
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.faults], ids=lambda case: case.mutant)

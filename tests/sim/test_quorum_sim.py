@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import os
 
-import pytest
+from sim import quorum_disks as disks
 from sim.quorum_cluster import simulate
+from sim.seeds import chosen, chunked, run
 
-FIRST, LAST = (int(n) for n in os.environ.get("SEEDS", "1-200").split("-"))
-CHUNK = 20
-CHUNKS = [range(at, min(at + CHUNK, LAST + 1)) for at in range(FIRST, LAST + 1, CHUNK)]
+FIRST, LAST = chosen("SEEDS", "1-200")
 
 
-@pytest.mark.parametrize("seeds", CHUNKS, ids=lambda s: f"{s.start}-{s.stop - 1}")
+@chunked(FIRST, LAST, 20)
 def test_seeds(seeds: range) -> None:
-    for seed in seeds:
-        try:
-            simulate(seed)
-        except AssertionError as error:
-            pytest.fail(f"seed {seed}: {error}\nTo run it again: make sim SEED={seed}")
+    run(simulate, seeds)
 
 
 def test_one_seed() -> None:
@@ -36,3 +31,16 @@ def test_the_same_seed_is_the_same_run() -> None:
     for seed in (7, 23):
         assert simulate(seed).world.fingerprint == simulate(seed).world.fingerprint
     assert simulate(7).world.fingerprint != simulate(8).world.fingerprint
+
+
+@chunked(1, 40, 20)
+def test_voters_that_lose_their_disks(seeds: range) -> None:
+    """One after the other, and no majority of them at once."""
+    lost = 0
+
+    def one(seed: int) -> None:
+        nonlocal lost
+        lost += disks.simulate(seed).lost
+
+    run(one, seeds)
+    assert lost > len(seeds)

@@ -13,22 +13,17 @@ from shoal.log.errors import OffsetOutOfRange
 from sim.replica_checker import Violation
 from sim.replica_cluster import FAULTS, ReplicaCluster, simulate, torment
 from sim.replica_mutants import MUTANTS, RARE
+from sim.seeds import chosen, chunked, run
 
-FIRST, LAST = (int(n) for n in os.environ.get("SEEDS", "1-120").split("-"))
-CHUNK = 20
-CHUNKS = [range(at, min(at + CHUNK, LAST + 1)) for at in range(FIRST, LAST + 1, CHUNK)]
+FIRST, LAST = chosen("SEEDS", "1-120")
 #: Mutants, and the most seeds that each gets.
 SOUGHT = MUTANTS | (RARE if os.environ.get("RARE") else {})
 MUTANT_SEEDS = LAST if os.environ.get("RARE") else 20
 
 
-@pytest.mark.parametrize("seeds", CHUNKS, ids=lambda s: f"{s.start}-{s.stop - 1}")
+@chunked(FIRST, LAST, 20)
 def test_seeds(seeds: range) -> None:
-    for seed in seeds:
-        try:
-            simulate(seed)
-        except AssertionError as error:
-            pytest.fail(f"seed {seed}: {error}\nTo run it again: make sim SEED={seed}")
+    run(simulate, seeds)
 
 
 def test_one_seed() -> None:

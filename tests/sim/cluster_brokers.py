@@ -1,0 +1,228 @@
+"""Whole clusters of real brokers on simulated machines: start, stop, crash, restart.
+
+A broker is `server.process` as it stands, from its configs to its signal handler, under a
+supervisor that starts it again as Kubernetes would: when it ends by itself, and when it says that
+it is unhealthy.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator, Mapping
+
+from shoal.server import process as broker_process
+from shoal.server.broker import Broker
+from shoal.server.config import BrokerConfig, resolve
+from sim.cluster_kernel import Kernel, Process, Violation
+from sim.cluster_machine import Machine
+from sim.cluster_network import Network
+
+PORT = 9092
+#: Timeouts are shorter than the defaults, so that a run of seconds has all that they cause.
+CONFIGS = {
+    "log.dirs": "/data",
+    "shoal.cluster.id": "simulated",
+    "broker.heartbeat.interval.ms": "500",
+    "broker.session.timeout.ms": "3000",
+    "replica.lag.time.max.ms": "2000",
+    "offsets.topic.num.partitions": "3",
+    "share.coordinator.state.topic.num.partitions": "3",
+    "share.coordinator.snapshot.update.records.per.snapshot": "20",
+    "share.coordinator.state.topic.prune.interval.ms": "3000",
+    "transaction.state.log.num.partitions": "1",
+    "log.flush.offset.checkpoint.interval.ms": "2000",
+    "group.consumer.min.heartbeat.interval.ms": "500",
+    "group.consumer.heartbeat.interval.ms": "500",
+    "group.consumer.min.session.timeout.ms": "3000",
+    "group.consumer.session.timeout.ms": "4000",
+    "group.min.session.timeout.ms": "1000",
+    "group.initial.rebalance.delay.ms": "300",
+    "group.share.min.heartbeat.interval.ms": "500",
+    "group.share.heartbeat.interval.ms": "500",
+    "group.share.min.session.timeout.ms": "3000",
+    "group.share.session.timeout.ms": "4000",
+    "group.share.min.record.lock.duration.ms": "1000",
+    "group.share.record.lock.duration.ms": "2000",
+    "group.share.max.delivery.count.limit": "25",
+    "leader.imbalance.check.interval.seconds": "5",
+}
+#: What a broker may end with in a cluster that is in pieces; anything else is a bug.
+_EXPECTED = (
+    "No controller has let broker",
+    "It was told to stop before its cluster had let it in",
+)
+#: And with a disk that is full or broken.
+_DISK_REFUSES = ("No space left on device", "Input/output error")
+_SUPERVISE_S = 0.5
+
+
+class CannotStart(AssertionError):
+    """A broker refused to start, or ended, for a reason that no fault here gives."""
+
+
+class BrokerMachine(Machine):
+    """A machine with a broker and its supervisor."""
+
+    def __init__(self, kernel: Kernel, network: Network, id: int, configs: Mapping[str, str]):
+        super().__init__(kernel, network, f"b{id}", f"10.0.0.{id}")
+        self.id = id
+        own = {"node.id": str(id), "listeners": f"PLAINTEXT://10.0.0.{id}:{PORT}"}
+        self.config: BrokerConfig = resolve({**configs, **own}, {})
+        #: Whether it shall run; its supervisor sees to it.
+        self.wanted = False
+        self.stopping = False
+        self.starts = 0
+        kernel.after(_SUPERVISE_S, self._supervise)
+
+    @property
+    def broker(self) -> Broker | None:
+        """The broker that runs, once it is composed."""
+        found: Broker | None = getattr(self.process, "broker", None)
+        return found
+
+    @property
+    def ready(self) -> bool:
+        return self.broker is not None and self.broker.not_ready() is None
+
+    def start(self) -> None:
+        self.wanted = True
+        if self.process is None:
+            self.stopping = False
+            self.starts += 1
+            self.kernel.trace(f"{self.name} starts")
+            process = self.boot()
+            process.spawn(self._run(process))
+
+    async def _run(self, process: Process) -> None:
+        """Its process' main, and its end."""
+        try:
+            await broker_process._serve(self.config, started=0.0, say=self._say)
+        except broker_process.CannotStart as error:
+            self._say(str(error))
+            ill = self.disk.capacity_bytes is not None or self.disk.broken
+            refused = ill and any(why in str(error) for why in _DISK_REFUSES)
+            if not refused and not str(error).startswith(_EXPECTED):
+                raise CannotStart(f"{self.name}: {error}") from None
+        self.kernel.soon(None, lambda: self._ended(process))
+
+    def _ended(self, process: Process) -> None:
+        if self.process is process:
+            self.kernel.trace(f"{self.name} ended")
+            self.ended()
+
+    def _say(self, sentence: str) -> None:
+        self.kernel.trace(f"{self.name} says: {sentence}")
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        self.wanted = False
+        process = self.process
+        if process is not None and not self.stopping:
+            self.kernel.trace(f"{self.name} is told to stop")
+            self.stopping = True
+            handler = process.loop.signals.get(signal.SIGTERM)
+            if handler is None:
+                self.kill()
+            else:
+                self.kernel.soon(process, handler)
+
+    def crash(self, *, power: bool = False) -> None:
+        self.wanted = self.stopping = False
+        if power:
+            self.lose_power()
+        else:
+            self.kill()
+
+    def _supervise(self) -> None:
+        broker = self.broker
+        if broker is not None and hasattr(broker, "quorum"):
+            sick = broker.unhealthy() or broker.quorum.fault
+            if sick and self.wanted:
+                self.kernel.trace(f"{self.name} is unhealthy: {sick}")
+                self.kill()
+        if self.wanted and self.process is None:
+            self.start()
+        self.kernel.after(_SUPERVISE_S, self._supervise)
+
+
+class SimCluster:
+    """Brokers 1 to n, each a voter, on machines of their own."""
+
+    def __init__(
+        self, kernel: Kernel, count: int, configs: Mapping[str, str] | None = None
+    ) -> None:
+        self.kernel = kernel
+        self.network = Network(kernel)
+        replicas, min_isr = min(count, 3), 1 if count == 1 else 2
+        shared = {
+            **CONFIGS,
+            "default.replication.factor": str(replicas),
+            "offsets.topic.replication.factor": str(replicas),
+            "share.coordinator.state.topic.replication.factor": str(replicas),
+            "share.coordinator.state.topic.min.isr": str(min_isr),
+            "min.insync.replicas": str(min_isr),
+            **(configs or {}),
+        }
+        if count > 1:
+            voters = ",".join(f"{id}@10.0.0.{id}:{PORT}" for id in range(1, count + 1))
+            shared["controller.quorum.voters"] = voters
+        self.brokers = {
+            id: BrokerMachine(kernel, self.network, id, shared) for id in range(1, count + 1)
+        }
+        self.clients: list[Machine] = []
+        #: Whether acknowledged records are on disk.
+        self.synced = False
+        #: A broker may lack records that it had acknowledged, until all replicas are in sync again.
+        self.lacking = False
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"10.0.0.{id}:{PORT}" for id in self.brokers)
+
+    def client(self, name: str) -> Machine:
+        """One more machine, without a broker."""
+        machine = Machine(self.kernel, self.network, name, f"10.0.1.{len(self.clients) + 1}")
+        self.clients.append(machine)
+        return machine
+
+    def machines(self) -> list[Machine]:
+        return [*self.brokers.values(), *self.clients]
+
+    def running(self) -> Iterator[tuple[BrokerMachine, Broker]]:
+        """The brokers whose parts are all there, whether they are stopped (SIGSTOP) or not."""
+        for machine in self.brokers.values():
+            broker = machine.broker
+            if broker is not None and broker._opened:
+                yield machine, broker
+
+    def may_crash(self) -> bool:
+        """Not while a broker is back from a loss of power that took acknowledged records: were the
+        others killed then, nobody could tell that theirs survived (KIP-966)."""
+        self.lacking = self.lacking and not self.fully_replicated()
+        return not self.lacking
+
+    def fully_replicated(self) -> bool:
+        """Whether every broker serves and every replica is in its ISR, by all brokers' images."""
+        for machine in self.brokers.values():
+            broker = machine.broker
+            if broker is None or not machine.ready:
+                return False
+            for topic in broker.image.topics.values():
+                for partition in topic.partitions:
+                    if set(partition.isr) != set(partition.replicas):
+                        return False
+        return True
+
+    def until(self, done: Callable[[], bool], limit_s: float, what: str) -> None:
+        """Let things happen until it is so. Raises `Violation` when the time is over."""
+        kernel, end = self.kernel, self.kernel.now + limit_s
+
+        def look() -> None:
+            if done():
+                kernel.stopped = True
+            elif kernel.now < end:
+                kernel.after(0.05, look)
+
+        kernel.after(0.0, look)
+        if not kernel.run(end):
+            raise Violation("liveness", f"{what} not after {limit_s} s")

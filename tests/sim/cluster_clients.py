@@ -1,0 +1,364 @@
+"""The clients of a simulated cluster: an idempotent producer, members of a consumer group and of a
+share group, and somebody who looks at the group's offsets. All are `shoal.client` as it stands.
+
+Each is a program on a machine of its own that begins anew after an error, as programs do. All that
+they see goes to the `Histories`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from shoal.client.client import Client
+from shoal.client.cluster import TopicPartition
+from shoal.client.configs import ConfigChange, Resource, ResourceType
+from shoal.client.consumer import GroupConsumer, Reset
+from shoal.client.errors import ClientError, KafkaError, expect
+from shoal.client.settings import Settings
+from shoal.client.share import (
+    Acknowledgement,
+    AcknowledgeType,
+    AcquireMode,
+    Acquisition,
+    Refusal,
+    ShareSession,
+)
+from shoal.client.topics import NewTopic
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+from sim.cluster_brokers import BrokerMachine, SimCluster
+from sim.cluster_histories import ClassicHistory, Delivery, Histories, Record
+from sim.cluster_ledger import Ledger
+from sim.cluster_machine import Machine
+
+TOPIC, GROUP, SHARE_GROUP = "orders", "readers", "workers"
+PARTITIONS = 2
+DELIVERY_COUNT_LIMIT = 25
+#: A refusal by one of these tells that the acknowledgement was not taken; of others nobody knows.
+_NOT_TAKEN = (
+    ErrorCode.invalid_record_state,
+    ErrorCode.share_session_not_found,
+    ErrorCode.invalid_share_session_epoch,
+)
+#: A commit that took so long may have been sent twice.
+RETRIED_S = 0.08
+Program = Callable[["Workload", Client, str], Awaitable[None]]
+
+
+class Workload:
+    """The clients of one cluster, and what they are to do at present."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        self.cluster = cluster
+        self.kernel = cluster.kernel
+        self.histories = Histories(DELIVERY_COUNT_LIMIT)
+        self.topics = [TOPIC]
+        self.classic = ClassicHistory()
+        self.ledger = Ledger()
+        #: All of the ledger was read at the end.
+        self.audited = False
+        self.producing = True
+        #: Members of the share group accept all that they get.
+        self.draining = False
+        self.prepared = False
+        #: All records up to the ends, when all is quiet. What a producer has given up may still
+        #: come after.
+        self.final: dict[Record, bytes | None] | None = None
+        self.ends: dict[tuple[str, int], int] = {}
+        self.sent = 0
+        #: Records that each producer waits for.
+        self.under_way: dict[str, int] = {}
+        self.random = random.Random(f"{self.kernel.seed} clients")
+        self._programs: dict[Machine, Program] = {}
+
+    def run(self, name: str, program: Program) -> Machine:
+        machine = self.cluster.client(name)
+        self._programs[machine] = program
+        self.boot(machine)
+        return machine
+
+    def boot(self, machine: Machine) -> None:
+        """Start a client's program, at first or after it was killed."""
+        machine.boot().spawn(self._program(machine.name, self._programs[machine]))
+
+    async def _program(self, name: str, program: Program) -> None:
+        """Again and again until it has come to its end."""
+        settings = Settings.of(
+            self.cluster.bootstrap,
+            {
+                "client.id": name,
+                "request.timeout.ms": "3000",
+                "default.api.timeout.ms": "10000",
+                "socket.connection.setup.timeout.ms": "1500",
+                "metadata.max.age.ms": "5000",
+            },
+        )
+        while True:
+            try:
+                async with Client(settings) as client:
+                    await program(self, client, name)
+                return
+            except ClientError as error:
+                self.kernel.trace(f"{name} begins anew: {error}")
+                await wait(0.3)
+
+    @property
+    def now(self) -> float:
+        return self.kernel.now
+
+
+async def wait(seconds: float) -> None:
+    """Let simulated time pass."""
+    loop = asyncio.get_running_loop()
+    passed = loop.create_future()
+    loop.call_later(seconds, lambda: passed.done() or passed.set_result(None))
+    await passed
+
+
+async def prepare(load: Workload, client: Client, name: str) -> None:
+    """Make the topic, and set the share group's configs."""
+    count = len(load.cluster.brokers)
+    while len((await client.admin.describe_cluster()).brokers) < count:
+        await wait(0.1)
+    made = await client.admin.topics.create([NewTopic(TOPIC, PARTITIONS)])
+    error = made[TOPIC]
+    if isinstance(error, KafkaError) and error.code != ErrorCode.topic_already_exists:
+        raise error
+    group = Resource(ResourceType.GROUP, SHARE_GROUP)
+    changes = [
+        ConfigChange("share.auto.offset.reset", "earliest"),
+        ConfigChange("share.delivery.count.limit", str(DELIVERY_COUNT_LIMIT)),
+        ConfigChange("share.record.lock.duration.ms", "2000"),
+    ]
+    for refused in (await client.admin.configs.alter({group: changes})).values():
+        if refused is not None:
+            raise refused
+    load.prepared = True
+
+
+async def produce(load: Workload, client: Client, name: str) -> None:
+    """Records in small bursts; several may be on the way."""
+    histories, rng = load.histories, load.random
+    load.under_way[name] = 0
+
+    def settled(value: bytes, future: asyncio.Future[Any]) -> None:
+        load.under_way[name] -= 1
+        if not future.cancelled() and future.exception() is None:
+            found = future.result()
+            histories.stored(value, (found.topic, found.partition, found.offset))
+
+    async with client.producer(delivery_timeout_ms=6_000) as producer:
+        while load.producing:
+            for _ in range(rng.choice((1, 1, 2, 5))):
+                load.sent += 1
+                value = b"%s-%d" % (name.encode(), load.sent)
+                key = None if rng.random() < 0.5 else b"%d" % rng.randrange(10)
+                histories.sent.add(value)
+                load.under_way[name] += 1
+                future = await producer.send(TOPIC, value, key=key)
+                future.add_done_callback(lambda f, value=value: settled(value, f))
+            await wait(rng.uniform(0.01, 0.15))
+
+
+async def read_in_group(load: Workload, client: Client, name: str) -> None:
+    """A member of the consumer group: poll, and commit now and then."""
+    histories, rng = load.histories, load.random
+    async with await GroupConsumer.join(
+        client.cluster, GROUP, [TOPIC], reset=Reset.EARLIEST
+    ) as consumer:
+        while True:
+            if consumer.membership.owned != consumer.membership.assignment:
+                # Then `poll` commits too, and tells nobody.
+                histories.loose |= _positions(consumer).items()
+            records = await consumer.poll(300)
+            histories.polled(name, [(r.topic, r.partition, r.offset, r.value) for r in records])
+            if rng.random() < 0.5 or load.draining:
+                before, known = dict(histories.committed), consumer._committed
+                moved = {
+                    p: offset
+                    for p, offset in _positions(consumer).items()
+                    if known.get(TopicPartition(*p)) != offset
+                }
+                new = moved.items() - histories.loose
+                histories.loose |= new
+                sent = load.now
+                await consumer.commit()
+                if load.now - sent < RETRIED_S:
+                    histories.loose -= new
+                histories.offsets(name, before, moved)
+
+
+def _positions(consumer: GroupConsumer) -> dict[tuple[str, int], int]:
+    return {(p.topic, p.partition): offset for p, offset in consumer.positions.items()}
+
+
+async def observe(load: Workload, client: Client, name: str) -> None:
+    """Read the consumer group's offsets, as a tool would."""
+    while True:
+        await wait(load.random.uniform(0.3, 1.0))
+        before = dict(load.histories.committed)
+        found = expect(await client.admin.groups.offsets([GROUP], require_stable=True))[GROUP]
+        now = {(p.topic, p.partition): o.offset for p, o in found.items()}
+        load.histories.offsets(name, before, now)
+
+
+async def work_in_share_group(load: Workload, client: Client, name: str) -> None:
+    """A member of the share group: acquire, and settle in all the ways there are."""
+    rng = load.random
+    async with await client.share(SHARE_GROUP, [TOPIC]) as session:
+        due: list[_Choice] = []
+        while True:
+            carried = due if rng.random() < 0.5 or not due else []
+            if due and not carried:
+                await _acknowledge(load, session, due)
+            due = []
+            began = load.now
+            found = await session.acquire(
+                max_records=rng.choice((1, 5, 20)),
+                max_wait_ms=300,
+                mode=rng.choice((AcquireMode.RECORD_LIMIT, AcquireMode.BATCH_OPTIMIZED)),
+                acknowledgements=_sending(load, carried),
+            )
+            _told(load, carried, found.refusals, began)
+            due = _choices(load, found, Delivery(session.member_id, began, load.now, 0))
+            if due and rng.random() < 0.3 and not load.draining:
+                await wait(rng.choice((0.05, 0.3, 1.0, 2.5)))
+                if rng.random() < 0.3:  # The locks begin anew, if they have not ended.
+                    await session.renew(found)
+
+
+class _Choice:
+    """What a member does with one record."""
+
+    def __init__(self, record: Record, delivery: Delivery, kind: AcknowledgeType) -> None:
+        self.record = record
+        self.delivery = delivery
+        topic, partition, offset = record
+        self.acknowledgement = Acknowledgement(topic, partition, offset, offset, kind)
+
+
+def _choices(load: Workload, found: Acquisition, delivery: Delivery) -> list[_Choice]:
+    """Note what was acquired, and choose what to do with each record; some are left alone."""
+    rng, chosen = load.random, []
+    for acquired in found:
+        for record in acquired.records():
+            place = (record.topic, record.partition, record.offset)
+            mine = delivery._replace(count=record.delivery_count)
+            load.histories.acquired(place, record.value, mine)
+            kind = AcknowledgeType.ACCEPT
+            if not load.draining:
+                draw = rng.random()
+                if draw < 0.04:
+                    continue
+                if draw < 0.16:
+                    kind = AcknowledgeType.RELEASE
+                elif draw < 0.20:
+                    kind = AcknowledgeType.REJECT
+            chosen.append(_Choice(place, mine, kind))
+    return chosen
+
+
+async def _acknowledge(load: Workload, session: ShareSession, due: list[_Choice]) -> None:
+    sent = load.now
+    acknowledgements = _sending(load, due)
+    try:
+        refusals = await session.acknowledge(acknowledgements)
+    except ClientError as error:
+        _told(load, due, tuple(Refusal(a, error) for a in acknowledgements), sent)
+        raise
+    _told(load, due, refusals, sent)
+
+
+def _told(load: Workload, due: list[_Choice], refusals: tuple[Refusal, ...], sent: float) -> None:
+    """Acknowledgements were answered."""
+    histories, answered = load.histories, load.now
+    refused = {refusal.acknowledgement: refusal.error for refusal in refusals}
+    for choice in due:
+        error, kind = refused.get(choice.acknowledgement), choice.acknowledgement.type
+        if error is not None:
+            if isinstance(error, KafkaError) and error.code in _NOT_TAKEN:
+                histories.shared[choice.record].unanswered -= 1
+            continue
+        histories.shared[choice.record].unanswered -= 1
+        if kind is AcknowledgeType.RELEASE:
+            histories.released(choice.record, choice.delivery, answered)
+        else:
+            accepted = kind is AcknowledgeType.ACCEPT
+            histories.settled(choice.record, choice.delivery, sent, answered, accepted=accepted)
+
+
+def _sending(load: Workload, due: list[_Choice]) -> list[Acknowledgement]:
+    for choice in due:
+        load.histories.shared[choice.record].unanswered += 1
+    return [choice.acknowledgement for choice in due]
+
+
+async def read_all(load: Workload, client: Client, name: str) -> None:
+    """Wait until both groups are through, then read everything as a consumer does."""
+    partitions = [TopicPartition(TOPIC, index) for index in range(PARTITIONS)]
+    committed = load.histories.committed
+    while True:
+        group = expect(await client.admin.groups.offsets([GROUP]))[GROUP]
+        share = expect(await client.admin.share_groups.offsets([SHARE_GROUP]))[SHARE_GROUP]
+        ends = expect(await client.admin.topics.offsets(dict.fromkeys(partitions, -1)))
+        lags = [getattr(share.get(p), "lag", -1) for p in partitions]
+        behind = [
+            p
+            for p in partitions
+            if p not in group or max(group[p].offset, committed.get(p, 0)) < ends[p].offset
+        ]
+        if not behind and not any(lags):
+            break
+        load.kernel.trace(f"{name} waits for {behind}, lags {lags}")
+        await wait(0.3)
+    final: dict[Record, bytes | None] = {}
+    for where in partitions:
+        last = ends[where].offset - 1
+        if last < 0:
+            continue
+        async for fetched in client.fetcher.range(where.topic, where.partition, 0, last):
+            for record in fetched.records():
+                if record.offset <= last:
+                    final[(where.topic, where.partition, record.offset)] = record.value
+    load.final = final
+    load.ends = {(p.topic, p.partition): end.offset for p, end in ends.items()}
+
+
+def reassignment(topic: str, partition: int, replicas: list[int]) -> Program:
+    """Move a partition to other brokers, or make another one its preferred leader."""
+
+    async def change(load: Workload, client: Client, name: str) -> None:
+        await client.admin.reassign({TopicPartition(topic, partition): replicas})
+
+    return change
+
+
+def voter(machine: BrokerMachine, *, added: bool) -> Program:
+    """Take a node out of the quorum's voters, or add it to them, as a tool does."""
+
+    async def change(load: Workload, client: Client, name: str) -> None:
+        there = ErrorCode.duplicate_voter if added else ErrorCode.voter_not_found
+        broker = machine.broker
+        while broker is None or not machine.ready:
+            await wait(0.2)
+            broker = machine.broker
+        fields: dict[str, Any] = {
+            "cluster_id": broker.cluster_id,
+            "voter_id": machine.id,
+            "voter_directory_id": broker.directory.directory_id,
+        }
+        if added:
+            listeners = [e._asdict() for e in broker.quorum_endpoints()]
+            fields |= {"timeout_ms": 2_000, "listeners": listeners, "ack_when_committed": True}
+        key = ApiKey.ADD_RAFT_VOTER if added else ApiKey.REMOVE_RAFT_VOTER
+        while True:
+            code = ErrorCode((await client.cluster.ask(key, fields)).error_code)
+            load.kernel.trace(f"{name}: {key.name} of {machine.name}: {code.name}")
+            if code in (ErrorCode.none, there):
+                return
+            await wait(0.3)
+
+    return change

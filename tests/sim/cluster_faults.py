@@ -1,0 +1,291 @@
+"""What befalls a simulated cluster, by name.
+
+Each fault begins at once and gives back what ends it. `FAULTS` are drawn from by the runs; a fault
+that cannot be now, as a loss of power while replicas are behind, is a lesser one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from sim.cluster_brokers import BrokerMachine
+from sim.cluster_clients import PARTITIONS, TOPIC, Workload, reassignment, voter
+from sim.cluster_machine import Machine
+from sim.cluster_network import RESET
+
+End = Callable[[], None]
+Fault = Callable[["Workload", Random], End]
+
+
+def _nothing() -> None:
+    pass
+
+
+def _any(load: Workload, rng: Random) -> BrokerMachine:
+    """A broker; often one that matters more than others, as the controller does."""
+    brokers = load.cluster.brokers
+    for machine, broker in load.cluster.running():
+        if broker.quorum.is_leader and rng.random() < 0.4:
+            return machine
+    return brokers[rng.choice(sorted(brokers))]
+
+
+def crash(load: Workload, rng: Random) -> End:
+    """kill -9: what was written is kept, what was synced or not."""
+    machine = _any(load, rng)
+    if not load.cluster.may_crash():
+        return _nothing
+    machine.crash()
+    return machine.start
+
+
+def power_loss(load: Workload, rng: Random) -> End:
+    """What was not synced is lost, the last write maybe in part.
+
+    Acknowledged records are in the memory of all of the ISR, or on disk where that is asked for;
+    so this is for one machine at a time, while all others have everything.
+    """
+    machine = _any(load, rng)
+    if load.cluster.may_crash():
+        _lose_power(load, machine)
+        return machine.start
+    return _nothing
+
+
+def _lose_power(load: Workload, machine: BrokerMachine) -> None:
+    cluster = load.cluster
+    sick = any(other.disk.broken for other in cluster.brokers.values())
+    alone = len(cluster.brokers) == 1
+    power = cluster.synced or (not (alone or sick) and cluster.fully_replicated())
+    cluster.lacking = power and not cluster.synced
+    machine.crash(power=power)
+
+
+def torn_write(load: Workload, rng: Random) -> End:
+    """A broker dies between two changes to its disk, in the middle of what it does; of what was not
+    synced a part may be lost, where that may be (see `power_loss`)."""
+    machine = _any(load, rng)
+    may = load.cluster.may_crash
+    machine.disk.die_in(rng.randint(1, 60), may, lambda: _lose_power(load, machine))
+
+    def end() -> None:
+        machine.disk.die_in(0, may, _nothing)
+        machine.start()
+
+    return end
+
+
+def blackout(load: Workload, rng: Random) -> End:
+    """All brokers at once: without power where acknowledged records are on disk, else killed."""
+    machines = list(load.cluster.brokers.values())
+    if not load.cluster.may_crash():
+        return _nothing
+    for machine in machines:
+        machine.crash(power=load.cluster.synced)
+
+    def end() -> None:
+        for machine in machines:
+            machine.start()
+
+    return end
+
+
+def restart(load: Workload, rng: Random) -> End:
+    """SIGTERM, and a start."""
+    machine = _any(load, rng)
+    machine.stop()
+    return machine.start
+
+
+def pause(load: Workload, rng: Random) -> End:
+    """SIGSTOP, and SIGCONT."""
+    return _stopped(load, _any(load, rng))
+
+
+def client_pause(load: Workload, rng: Random) -> End:
+    """A client stands still, for longer than its session maybe, and goes on as if nothing was."""
+    return _stopped(load, rng.choice(load.cluster.clients))
+
+
+def _stopped(load: Workload, machine: Machine) -> End:
+    process = machine.process
+    if process is None:
+        return _nothing
+    load.kernel.trace(f"{machine.name} pauses")
+    process.pause()
+
+    def end() -> None:
+        load.kernel.trace(f"{machine.name} goes on")
+        process.resume()
+
+    return end
+
+
+def _cut(load: Workload, pairs: set[tuple[str, str]]) -> End:
+    network = load.cluster.network
+    new = pairs - network.cut
+    network.cut |= new
+    load.kernel.trace(f"cut: {', '.join(f'{a}>{b}' for a, b in sorted(new))}")
+
+    def end() -> None:
+        load.kernel.trace(f"whole: {', '.join(f'{a}>{b}' for a, b in sorted(new))}")
+        network.cut -= new
+
+    return end
+
+
+def _address(machine: Machine) -> str:
+    return machine.host.address
+
+
+def partition(load: Workload, rng: Random) -> End:
+    """A broker, or half of them, is cut off from the others, in both directions; clients are on one
+    side or reach both."""
+    brokers = list(load.cluster.brokers.values())
+    count = 1 if rng.random() < 0.6 else max(1, len(brokers) // 2)
+    inner = {_address(m) for m in rng.sample(brokers, count)}
+    inner |= {_address(m) for m in load.cluster.clients if rng.random() < 0.2}
+    with_clients = rng.random() < 0.6
+    others = load.cluster.machines() if with_clients else brokers
+    outer = {_address(m) for m in others} - inner
+    return _cut(
+        load, {(a, b) for a in inner for b in outer} | {(b, a) for a in inner for b in outer}
+    )
+
+
+def one_way(load: Workload, rng: Random) -> End:
+    """What one machine sends does not arrive, at one other or at all; it hears everything."""
+    machines = load.cluster.machines()
+    source = rng.choice(machines)
+    others = [m for m in machines if m is not source]
+    if rng.random() < 0.5:
+        others = [rng.choice(others)]
+    pairs = {(_address(source), _address(m)) for m in others}
+    if rng.random() < 0.5:
+        pairs = {(b, a) for a, b in pairs}
+    return _cut(load, pairs)
+
+
+def broken_connections(load: Workload, rng: Random) -> End:
+    """Connections are reset; one end may hear of it later."""
+    for transport in load.cluster.network.connections():
+        if rng.random() < 0.4:
+            (transport if rng.random() < 0.5 else transport.peer).cut_off(RESET)
+    return _nothing
+
+
+def loss(load: Workload, rng: Random) -> End:
+    """Segments are lost and sent again, so that streams stall and overtake each other."""
+    network = load.cluster.network
+    network.loss = rng.choice((0.02, 0.1, 0.3))
+    load.kernel.trace(f"loss {network.loss}")
+
+    def end() -> None:
+        network.loss = 0.0
+
+    return end
+
+
+def slow_network(load: Workload, rng: Random) -> End:
+    network = load.cluster.network
+    network.delay_s = (0.001, rng.choice((0.05, 0.3)))
+
+    def end() -> None:
+        network.delay_s = (0.0001, 0.001)
+
+    return end
+
+
+def slow_disk(load: Workload, rng: Random) -> End:
+    machine = _any(load, rng)
+    machine.disk.slowness = rng.choice((20.0, 200.0, 1000.0))
+    load.kernel.trace(f"{machine.name} has a slow disk: {machine.disk.slowness}")
+
+    def end() -> None:
+        machine.disk.slowness = 1.0
+
+    return end
+
+
+def disk_error(load: Workload, rng: Random) -> End:
+    """A disk refuses to sync: nobody knows what is on it."""
+    machine = _any(load, rng)
+    if not load.cluster.may_crash():
+        return _nothing
+    machine.disk.broken = True
+    load.kernel.trace(f"{machine.name} has a broken disk")
+
+    def end() -> None:
+        machine.disk.broken = False
+
+    return end
+
+
+def disk_full(load: Workload, rng: Random) -> End:
+    machine = _any(load, rng)
+    machine.disk.capacity_bytes = machine.disk.used_bytes() + rng.choice((0, 300, 5000))
+    load.kernel.trace(f"{machine.name} has a full disk")
+
+    def end() -> None:
+        machine.disk.capacity_bytes = None
+
+    return end
+
+
+def clock_jump(load: Workload, rng: Random) -> End:
+    """A wall clock is set, back or forward."""
+    machine = rng.choice(load.cluster.machines())
+    jump_s = rng.choice((0.5, 5.0, 60.0, 3_600.0)) * rng.choice((1, -1))
+    load.kernel.trace(f"{machine.name} has its clock set by {jump_s} s")
+    machine.clock_offset_s += jump_s
+    return _nothing
+
+
+def client_crash(load: Workload, rng: Random) -> End:
+    """A client's process is killed and started again."""
+    machine = rng.choice(load.cluster.clients)
+    if machine.process is None:
+        return _nothing
+    machine.kill()
+
+    def end() -> None:
+        if machine.process is None:
+            load.boot(machine)
+
+    return end
+
+
+def voter_removed(load: Workload, rng: Random) -> End:
+    """A voter is taken out of the quorum, and is one again later."""
+    brokers = load.cluster.brokers
+    machine = brokers[rng.choice(sorted(brokers))]
+    if len(brokers) == 1:
+        return _nothing
+    number = len(load.cluster.clients)
+    load.run(f"tool-{number}", voter(machine, added=False))
+
+    def end() -> None:
+        load.run(f"tool-{number + 100}", voter(machine, added=True))
+
+    return end
+
+
+def reassigned(load: Workload, rng: Random) -> End:
+    """A partition moves to other brokers, or prefers another one as its leader."""
+    ids = sorted(load.cluster.brokers)
+    replicas = rng.sample(ids, min(3, len(ids)))
+    partition = rng.randrange(PARTITIONS)
+    topic = rng.choice(load.topics) if len(load.topics) > 1 else TOPIC
+    load.run(f"tool-{len(load.cluster.clients)}", reassignment(topic, partition, replicas))
+    return _nothing
+
+
+FAULTS: dict[str, Fault] = {
+    fault.__name__: fault
+    for fault in (
+        crash, power_loss, blackout, restart, pause, partition, one_way, broken_connections, loss,
+        slow_network, slow_disk, disk_full, torn_write, disk_error, clock_jump, client_crash,
+        client_pause, voter_removed, reassigned,
+    )
+}  # fmt: skip

@@ -1,0 +1,151 @@
+"""What must hold of transactions in a simulated cluster, by what its clients saw.
+
+Processors read the records of one topic, write one record for each of them into the ledger, and
+commit the offset of the next, all in a transaction; whoever audits reads the ledger read-committed,
+and a share group that is read-committed examines it.
+
+* `dirty-read`: an auditor got a record of a transaction that nobody has asked to commit, or that
+  was told to be aborted.
+* `committed-changed`: what an auditor got up to an offset is not what another one got there.
+* `past-lso`: a read-committed fetch gave batches at or past its last stable offset.
+* `lost-transaction`: a transaction that was told to be committed is not there.
+* `torn-transaction`: of a transaction a part is there.
+* `duplicate`: one record of a transaction is there twice.
+* `not-exactly-once`: of a record that was processed two outcomes are committed, or none is.
+* `processed-twice`: a processor was given an offset that lies before a committed one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from sim.cluster_kernel import Violation
+
+Where = tuple[str, int]
+#: A record that was read, and its offset.
+Entry = tuple[int, bytes]
+
+
+@dataclass
+class Transaction:
+    """What its processor knows of one transaction."""
+
+    number: int
+    source: Where
+    #: The offsets that it processes: first, and the one that it commits.
+    first: int
+    next: int = 0
+    values: set[bytes] = field(default_factory=set)
+    #: How its end was asked for: True for a commit, None as long as it was not.
+    asked: bool | None = None
+    told: bool = False
+
+
+def value_of(transaction: Transaction, offset: int) -> bytes:
+    """The ledger's record for the source's record at that offset."""
+    return b"%d %d %d" % (transaction.source[1], offset, transaction.number)
+
+
+class _Audited:
+    """What is committed in one partition of the ledger, as far as somebody has read."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        self.entries: list[Entry] = []
+
+
+class Ledger:
+    """Takes what processors and auditors see, and raises `Violation` for what can't be."""
+
+    def __init__(self) -> None:
+        self.transactions: list[Transaction] = []
+        self.counts: Counter[str] = Counter()
+        #: The offset behind the last record that was processed and told to be committed.
+        self.processed: dict[Where, int] = {}
+        #: What the share group was given.
+        self.shared: set[bytes] = set()
+        self._audited: dict[Where, _Audited] = {}
+
+    # Processors.
+
+    def starts_at(self, source: Where, offset: int) -> None:
+        if offset < self.processed.get(source, 0):
+            raise Violation(
+                "processed-twice", f"{source} from {offset}, {self.processed[source]} was committed"
+            )
+
+    def begun(self, source: Where, first: int, next_: int) -> Transaction:
+        transaction = Transaction(len(self.transactions), source, first, next_)
+        self.transactions.append(transaction)
+        transaction.values |= {value_of(transaction, at) for at in range(first, next_)}
+        return transaction
+
+    def told(self, transaction: Transaction) -> None:
+        """The end that was asked for was answered with success."""
+        transaction.told = True
+        self.counts["committed" if transaction.asked else "aborted"] += 1
+        if transaction.asked:
+            known = self.processed.get(transaction.source, 0)
+            self.processed[transaction.source] = max(known, transaction.next)
+
+    # Auditors.
+
+    def audited(
+        self, who: str, where: Where, first: int, end: int, stable: int, entries: Sequence[Entry]
+    ) -> None:
+        """`who` read [first, end) at the last stable offset `stable`."""
+        if end > stable:
+            raise Violation("past-lso", f"{who} got {where} up to {end}, stable to {stable}")
+        for offset, value in entries:
+            self._clean(who, where, offset, value)
+        known = self._audited.setdefault(where, _Audited())
+        there = [e for e in known.entries if first <= e[0] < end]
+        here = [e for e in entries if e[0] < known.end]
+        if there != here:
+            raise Violation("committed-changed", f"{where}: {who} got {here}, before were {there}")
+        if first <= known.end < end:
+            known.entries += [e for e in entries if e[0] >= known.end]
+            known.end = end
+        self.counts["audited"] += len(entries)
+
+    def examined(self, who: str, where: Where, offset: int, value: bytes) -> None:
+        """A member of a read-committed share group was given a record."""
+        self._clean(who, where, offset, value)
+        self.shared.add(value)
+
+    def _clean(self, who: str, where: Where, offset: int, value: bytes) -> None:
+        transaction = self._of(value)
+        if not transaction.asked:
+            raise Violation("dirty-read", f"{who} at {where} {offset} got {transaction}")
+
+    def _of(self, value: bytes) -> Transaction:
+        number = int(value.rsplit(b" ", 1)[1])
+        if number >= len(self.transactions) or value not in self.transactions[number].values:
+            raise Violation("dirty-read", f"nobody wrote {value!r}")
+        return self.transactions[number]
+
+    # At the end.
+
+    def finish(self, final: Iterable[bytes], ends: dict[Where, int]) -> None:
+        """`final` is what is read read-committed when all is quiet, and `ends` of the sources."""
+        there = Counter(final)
+        outcomes: Counter[bytes] = Counter()
+        for value, times in there.items():
+            if times > 1:
+                raise Violation("duplicate", f"{value!r} {times} times")
+            outcomes[value.rsplit(b" ", 1)[0]] += 1
+        for transaction in self.transactions:
+            part = {v for v in transaction.values if v in there}
+            if part and not transaction.asked:
+                raise Violation("dirty-read", f"{part} of {transaction}")
+            if part and part != transaction.values:
+                raise Violation("torn-transaction", f"{part} of {transaction}")
+            if not part and transaction.asked and transaction.told:
+                raise Violation("lost-transaction", f"{transaction}")
+        for (_, partition), end in ends.items():
+            for offset in range(end):
+                if outcomes[b"%d %d" % (partition, offset)] != 1:
+                    times = outcomes[b"%d %d" % (partition, offset)]
+                    raise Violation("not-exactly-once", f"{partition} {offset}: {times} times")

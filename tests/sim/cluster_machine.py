@@ -1,0 +1,207 @@
+"""The doors from a broker or a client to its machine, and what stands behind them in a simulation.
+
+Everything a process asks of its operating system beyond asyncio is listed here once: the disk, the
+listening socket, the clocks, random bytes, the log lines. While a `Doors` is open they lead to the
+simulated machine of whichever process runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from shoal.log.memory import MemoryStorage
+from shoal.server import broker, listener, logs, process, share
+from sim.cluster_kernel import Kernel, Process
+from sim.cluster_network import FIN, RESET, Host, ListenSocket, Network
+
+#: What a disk takes for a sync, in seconds, from a good one to a busy one.
+SYNC_S = (0.0005, 0.004)
+
+
+class Died(BaseException):
+    """The process ends within a call of the disk. No code of the broker catches this; what its
+    `finally` blocks try on the disk dies as well."""
+
+
+class SimDisk(MemoryStorage):
+    """A machine's disk, with the time of its files, slow times, errors, and a way to die in it."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        super().__init__()
+        self.slowness = 1.0
+        #: Syncs fail.
+        self.broken = False
+        self.fault = self._fault
+        self._left = 0
+        self._may: Callable[[], bool] = lambda: False
+        self._die: Callable[[], None] = lambda: None
+
+    def die_in(self, operations: int, may: Callable[[], bool], die: Callable[[], None]) -> None:
+        """After so many changes the process of this machine ends where it stands, if it `may` then,
+        and `die` is called. 0 calls that off."""
+        self._left, self._may, self._die = operations, may, die
+
+    def _fault(self, operation: str, path: str) -> None:
+        process = self._machine.kernel.current
+        if process is not None and not process.alive:
+            raise Died
+        if self.broken and operation == "sync":
+            raise OSError(errno.EIO, "Input/output error", path)
+        if self._left and operation not in ("read", "open"):
+            self._left -= 1
+            if not self._left and process is not None and self._may():
+                process.alive = False
+                self._machine.kernel.trace(f"{self._machine.name} dies in {operation} of {path}")
+                self._machine.kernel.soon(None, self._die)
+                raise Died
+
+    @property
+    def now_ms(self) -> int:
+        return self._machine.now_ms()
+
+    @now_ms.setter
+    def now_ms(self, _: int) -> None:
+        pass
+
+    def work_s(self) -> float:
+        return self._machine.kernel.random.uniform(*SYNC_S) * self.slowness
+
+
+class Machine:
+    """A computer: its address, its disk, its clock, and the process that runs on it."""
+
+    def __init__(self, kernel: Kernel, network: Network, name: str, address: str) -> None:
+        self.kernel = kernel
+        self.network = network
+        self.name = name
+        self.host: Host = network.add(name, address)
+        self.disk = SimDisk(self)
+        #: How far its wall clock is off, in seconds.
+        self.clock_offset_s = 0.0
+        self.process: Process | None = None
+        self._past: list[Process] = []
+
+    def now_ms(self) -> int:
+        return self.kernel.wall_time_ns() // 1_000_000
+
+    @property
+    def runs(self) -> bool:
+        return self.process is not None
+
+    def boot(self) -> Process:
+        """A new process on this machine."""
+        assert self.process is None
+        process = Process(self.kernel, self.name, lambda: self.clock_offset_s)
+        process.host = self.host  # type: ignore[attr-defined]
+        process.machine = self  # type: ignore[attr-defined]
+        process.loop.network = self.network
+        process.loop.work_s = self.disk.work_s
+        self.host.powered = True
+        self.process = process
+        self._past.append(process)
+        return process
+
+    def ended(self) -> None:
+        """Its process has ended by itself: what it left open is closed for it."""
+        if self.process is not None:
+            self.process.kill()
+            self.process = None
+            self.host.close_all(FIN)
+            self.disk.crash(lambda n: n - 1)
+
+    def kill(self) -> None:
+        """`kill -9`: the operating system keeps what was written, and closes the sockets."""
+        if self.process is None:
+            return
+        self.kernel.trace(f"{self.name} killed")
+        self.process.kill()
+        self.process = None
+        self.host.close_all(self.kernel.random.choice((FIN, RESET)))
+        self.disk.crash(lambda n: n - 1)
+
+    def lose_power(self) -> None:
+        """What was not synced is lost, or a part of it; nobody is told that it is gone."""
+        if self.process is None:
+            return
+        self.kernel.trace(f"{self.name} without power")
+        self.process.kill()
+        self.process = None
+        self.host.power_off()
+        self.disk.crash(self.kernel.random.randrange)
+
+    def bury(self) -> None:
+        for past in self._past:
+            past.bury()
+
+
+class _Log:
+    """A logger whose lines go to the trace."""
+
+    def __init__(self, kernel: Kernel, context: dict[str, Any]) -> None:
+        self._kernel, self._context = kernel, context
+
+    def bind(self, **context: Any) -> _Log:
+        return _Log(self._kernel, self._context | context)
+
+    def _line(self, event: str, **facts: Any) -> None:
+        what = " ".join(f"{k}={v}" for k, v in (self._context | facts).items())
+        self._kernel.trace(f"log: {event} {what}")
+
+    debug = info = warning = error = exception = _line
+
+
+@contextlib.contextmanager
+def doors(kernel: Kernel) -> Iterator[None]:
+    """Within it, whoever runs finds its simulated machine behind every door."""
+
+    def here() -> Process:
+        assert kernel.current is not None, "no process runs"
+        return kernel.current
+
+    def new_broker(*arguments: Any) -> broker.Broker:
+        made = broker.Broker(*arguments)
+        here().broker = made  # type: ignore[attr-defined]
+        return made
+
+    entropy = random.Random(f"{kernel.seed} entropy")
+    state = random.getstate()
+    with contextlib.ExitStack() as stack:
+        patch = stack.enter_context(_patches())
+        patch(broker, "DiskStorage", lambda: here().machine.disk)  # type: ignore[attr-defined]
+        patch(listener, "bound_socket", lambda host, port, backlog=0: ListenSocket(here(), port))
+        patch(process, "Broker", new_broker)
+        patch(process, "_tune_collector", lambda: None)
+        patch(logs, "get", lambda **context: _Log(kernel, context))
+        patch(share, "Random", lambda: entropy)
+        patch(os, "urandom", entropy.randbytes)
+        patch(time, "time_ns", kernel.wall_time_ns)
+        patch(time, "time", lambda: kernel.wall_time_ns() / 1e9)
+        patch(time, "monotonic", lambda: kernel.now)
+        patch(time, "monotonic_ns", lambda: int(kernel.now * 1e9))
+        patch(time, "perf_counter", lambda: kernel.now)
+        patch(time, "perf_counter_ns", lambda: int(kernel.now * 1e9))
+        random.seed(kernel.seed)
+        stack.callback(random.setstate, state)
+        yield
+
+
+@contextlib.contextmanager
+def _patches() -> Iterator[Callable[[Any, str, Any], None]]:
+    undo: list[tuple[Any, str, Any]] = []
+
+    def patch(owner: Any, name: str, value: Any) -> None:
+        undo.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    try:
+        yield patch
+    finally:
+        for owner, name, value in reversed(undo):
+            setattr(owner, name, value)

@@ -1,0 +1,198 @@
+"""Brokers with one rule broken, each by name: what the simulation of clusters is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from shoal.coordinator.contract import Result
+from shoal.coordinator.group.classic import ClassicGroup
+from shoal.coordinator.group.consumer_group import ConsumerGroup
+from shoal.coordinator.group.offsets import Offsets
+from shoal.coordinator.share.share_partition import SharePartition
+from shoal.coordinator.share.state_store import Change, ShareStateShard
+from shoal.log.producers import ProducerStates, WrittenBatch
+from shoal.protocol.errors import ErrorCode
+from shoal.record.batch import BatchHeader
+from shoal.replication.partition import Partition
+from shoal.server import transaction_markers
+from shoal.server.share_leader import ShareLeader
+from shoal.transaction.shard import TransactionShard, Writer
+from sim.replica_mutants import commits_by_itself
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+
+
+def commits_before_it_has_synced(patch: pytest.MonkeyPatch) -> None:
+    """What is to be on disk before it is acknowledged is acknowledged from memory."""
+    real = Partition._grown
+
+    def grown(self: Partition, size: int) -> None:
+        real(self, size)
+        if self.leadership is None:
+            self._advance(self.log.log_end_offset)
+
+    patch.setattr(Partition, "_grown", grown)
+
+
+def forgets_sequences(patch: pytest.MonkeyPatch) -> None:
+    """A batch that was sent again is stored again."""
+    patch.setattr(ProducerStates, "check", lambda self, header, client: None)
+
+
+def takes_commits_of_old_members(patch: pytest.MonkeyPatch) -> None:
+    """Who was put out of a group may still commit offsets."""
+    patch.setattr(
+        ConsumerGroup,
+        "check_offset_commit",
+        lambda self, **_: lambda name, topic_id, partition: ErrorCode.none,
+    )
+
+
+def keeps_share_state_in_memory(patch: pytest.MonkeyPatch) -> None:
+    """Acknowledgements of share members are answered and never written."""
+    real = ShareStateShard.write
+
+    def write(self: ShareStateShard, *arguments: Any, **options: Any) -> Change:
+        change = real(self, *arguments, **options)
+        return change if change.refusal else Change(None)
+
+    patch.setattr(ShareStateShard, "write", write)
+
+
+def forgets_deliveries(patch: pytest.MonkeyPatch) -> None:
+    """Share-group state is written without the delivery counts."""
+    real = ShareStateShard.write
+
+    def write(self: ShareStateShard, *arguments: Any, **options: Any) -> Change:
+        batches: Sequence[tuple[int, int, int, int]] = options.pop("batches")
+        forgotten = [(first, last, state, 0) for first, last, state, _ in batches]
+        return real(self, *arguments, batches=forgotten, **options)
+
+    patch.setattr(ShareStateShard, "write", write)
+
+
+def takes_accepts_of_all(patch: pytest.MonkeyPatch) -> None:
+    """Whoever accepts a record is taken for the member that holds it."""
+    real = SharePartition.acknowledge
+
+    def acknowledge(
+        self: SharePartition, now_ms: int, member_id: str, acknowledgements: Any, *rest: Any
+    ) -> Any:
+        offset = acknowledgements[0][0]
+        if self.runs.start <= offset < self.runs.end:
+            lock = self.locks.live.get(self.runs.locks[self.runs.row_of(offset)])
+            member_id = lock.member_id if lock is not None else member_id
+        return real(self, now_ms, member_id, acknowledgements, *rest)
+
+    patch.setattr(SharePartition, "acknowledge", acknowledge)
+
+
+def shows_open_transactions(patch: pytest.MonkeyPatch) -> None:
+    """The last stable offset takes no heed of transactions."""
+    patch.setattr(ProducerStates, "first_unstable_offset", lambda self, high_watermark: None)
+
+
+def delivers_open_transactions(patch: pytest.MonkeyPatch) -> None:
+    """A read-committed share group is given records whose transaction is open."""
+    patch.setattr(ShareLeader, "limit", lambda self, settings: self.partition.high_watermark)
+
+
+def forgets_aborted_transactions(patch: pytest.MonkeyPatch) -> None:
+    """The index of aborted transactions stays empty."""
+    real = ProducerStates.note_marker
+
+    def note_marker(self: ProducerStates, *arguments: Any) -> None:
+        real(self, *arguments)
+
+    patch.setattr(ProducerStates, "note_marker", note_marker)
+
+
+def takes_records_of_fenced_producers(patch: pytest.MonkeyPatch) -> None:
+    """Neither the coordinator nor the log looks at the epoch of who writes."""
+    check, add = ProducerStates.check, TransactionShard.add_partitions
+
+    def checked(self: ProducerStates, header: BatchHeader, *, client: bool) -> WrittenBatch | None:
+        producer = self.get(header.producer_id)
+        if producer is not None and header.producer_epoch < producer.epoch:
+            return None
+        return check(self, header, client=client)
+
+    def added(self: TransactionShard, writer: Writer, *arguments: Any) -> Result:
+        found = self.get(writer.transactional_id)
+        if found is not None:
+            writer = writer._replace(producer_epoch=found.producer_epoch)
+        return add(self, writer, *arguments)
+
+    patch.setattr(ProducerStates, "check", checked)
+    patch.setattr(TransactionShard, "add_partitions", added)
+
+
+def lets_fenced_producers_end(patch: pytest.MonkeyPatch) -> None:
+    """Who had a transactional id may end the transaction of who has it."""
+    real = TransactionShard.end
+
+    def end(self: TransactionShard, writer: Writer, **options: Any) -> Result:
+        found = self.get(writer.transactional_id)
+        if found is not None and writer.producer_epoch < found.producer_epoch:
+            writer = writer._replace(producer_epoch=found.producer_epoch)
+        return real(self, writer, **options)
+
+    patch.setattr(TransactionShard, "end", end)
+
+
+def forgets_markers_that_were_refused(patch: pytest.MonkeyPatch) -> None:
+    """A marker that a leader could not write, as it had just lost the partition, counts as
+    written."""
+    real = transaction_markers._write_at
+
+    async def write_at(*arguments: Any) -> dict[tuple[str, int], ErrorCode]:
+        return dict.fromkeys(await real(*arguments), ErrorCode.none)
+
+    patch.setattr(transaction_markers, "_write_at", write_at)
+
+
+def counts_offsets_of_aborted_transactions(patch: pytest.MonkeyPatch) -> None:
+    """A group's offsets move though their transaction was aborted."""
+    real = Offsets.replay_end_transaction
+    patch.setattr(
+        Offsets,
+        "replay_end_transaction",
+        lambda self, producer_id, _: real(self, producer_id, True),
+    )
+
+
+def takes_commits_of_old_generations(patch: pytest.MonkeyPatch) -> None:
+    """Who was left out of a classic group's rebalance may still commit offsets."""
+    patch.setattr(ClassicGroup, "check_offset_commit", lambda self, **_: None)
+
+
+def counts_no_generations(patch: pytest.MonkeyPatch) -> None:
+    """The generation stays what it is when a classic group is rebalanced."""
+    patch.setattr(
+        ClassicGroup, "generation_id", property(lambda self: 1, lambda self, _: None), raising=False
+    )
+
+
+MUTANTS: dict[str, Mutant] = {
+    mutant.__name__: mutant
+    for mutant in (
+        commits_by_itself,
+        commits_before_it_has_synced,
+        forgets_sequences,
+        takes_commits_of_old_members,
+        keeps_share_state_in_memory,
+        forgets_deliveries,
+        takes_accepts_of_all,
+        shows_open_transactions,
+        delivers_open_transactions,
+        forgets_aborted_transactions,
+        takes_records_of_fenced_producers,
+        lets_fenced_producers_end,
+        forgets_markers_that_were_refused,
+        counts_offsets_of_aborted_transactions,
+        takes_commits_of_old_generations,
+        counts_no_generations,
+    )
+}

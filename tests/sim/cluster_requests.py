@@ -1,0 +1,38 @@
+"""Requests to coordinators, for clients of simulated clusters that `shoal.client` has none of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shoal.client.cluster import GROUP, Cluster
+from shoal.client.errors import STALE_COORDINATOR, ClientError, KafkaError
+from shoal.protocol.api import ApiKey
+
+
+def _code(answer: Any) -> int:
+    code: int = answer.error_code
+    return code
+
+
+async def ask_coordinator(
+    cluster: Cluster, name: str, key: ApiKey, body: Mapping[str, Any],
+    version: int | None = None, *, kind: int = GROUP, code: Callable[[Any], int] = _code,
+    lane: str = "coordinator", timeout_ms: int | None = None,
+) -> Any:  # fmt: skip
+    """Ask the coordinator of a group or transactional id once, in at most that version. Raises
+    `KafkaError` for the answer's error, which `code` gives."""
+    node = await cluster.coordinator(name, kind)
+    try:
+        link = await cluster.connection(node, lane)
+        answer = await link.request(
+            key, body, version=link.version(key, version), timeout_ms=timeout_ms
+        )
+    except ClientError:
+        cluster.forget_coordinator(name, kind)
+        raise
+    if error := code(answer):
+        if error in STALE_COORDINATOR:
+            cluster.forget_coordinator(name, kind)
+        raise KafkaError(error, f"{key.name} of {name}")
+    return answer

@@ -1,0 +1,197 @@
+"""One run: a cluster of real brokers under load, what befalls it, and whether it comes through.
+
+The seed draws the size of the cluster, the clients and the faults. When the faults are over all
+machines are whole again, and then the cluster has to come to rest: every broker serves, every
+replica is in sync, both groups are through with all records. At the end a consumer reads what is
+there, and all logs are compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sim import cluster_classic as classic
+from sim import cluster_clients as clients
+from sim import cluster_transactions as transactions
+from sim.cluster_brokers import SimCluster
+from sim.cluster_clients import Workload
+from sim.cluster_faults import FAULTS, End
+from sim.cluster_kernel import Kernel
+from sim.cluster_logs_checker import LogsChecker
+from sim.cluster_machine import doors
+
+#: Between two looks at all brokers.
+LOOK_S = 0.1
+#: How long a cluster may take to come to rest once nothing befalls it any more.
+REST_S = 60.0
+SHORT_UP_TO = 1000
+#: What may be in a run beside the producer, the consumer group and the share group.
+PARTS = ("transactions", "classic", "mixed")
+
+
+class Run:
+    """What came of a seed."""
+
+    def __init__(
+        self, seed: int, *, brokers: int = 0, faults: Sequence[str] | None = None,
+        duration_s: float = 0.0, short: bool = False, synced: bool | None = None,
+        parts: Sequence[str] | None = None, rest_s: float = REST_S, keep_trace: bool = False,
+    ) -> None:  # fmt: skip
+        """What is not given is drawn, a `short` duration from a third of the range; `rest_s` bounds
+        each step of the way to rest."""
+        self.seed = seed
+        self.kernel = Kernel(seed, keep_trace=keep_trace)
+        rng = self.rng = random.Random(f"{seed} plan")
+        count = rng.choice((1, 3, 3, 3, 3, 5))
+        self.count = brokers or count
+        drawn = rng.random() < (0.7 if self.count == 1 else 0.3)
+        self.synced = drawn if synced is None else synced
+        drawn_s = rng.uniform(6.0, 14.0)
+        self.duration_s = duration_s or (drawn_s / 3 if short else drawn_s)
+        # Of a generator of their own: a run whose faults are given stays when there are more.
+        of_faults = random.Random(f"{seed} faults")
+        some = [of_faults.choice(sorted(FAULTS)) for _ in range(of_faults.randint(1, 5))]
+        self.faults = some if faults is None else list(faults)
+        of_parts = random.Random(f"{seed} parts")
+        drawn_parts = [part for part in PARTS if of_parts.random() < 0.4]
+        self.parts = drawn_parts if parts is None else list(parts)
+        self.rest_s = rest_s
+
+    def go(self) -> Run:
+        """Raises `AssertionError` for what must not be."""
+        with doors(self.kernel):
+            try:
+                self._go()
+            finally:
+                for machine in self.cluster.machines():
+                    machine.bury()
+        return self
+
+    def _go(self) -> None:
+        kernel = self.kernel
+        configs = {"shoal.log.flush.group.commit": "true"} if self.synced else {}
+        if (
+            random.Random(f"{self.seed} snapshots").random() < 0.4
+        ):  # Then replicas that come back are given snapshots.
+            configs["metadata.log.max.record.bytes.between.snapshots"] = "2000"
+        cluster = self.cluster = SimCluster(kernel, self.count, configs)
+        cluster.synced = self.synced
+        load = self.load = Workload(cluster)
+        self.logs = LogsChecker(cluster)
+        kernel.trace(f"{self.count} brokers, synced {self.synced}, faults {self.faults}")
+        for machine in cluster.brokers.values():
+            machine.start()
+        kernel.after(LOOK_S, self._look)
+        load.run("admin", clients.prepare)
+        cluster.until(lambda: load.prepared, 30.0, "a fresh cluster serves")
+        for index in range(self.rng.randint(1, 2)):
+            load.run(f"producer-{index}", clients.produce)
+        for index in range(self.rng.randint(1, 3)):
+            load.run(f"reader-{index}", clients.read_in_group)
+        for index in range(self.rng.randint(1, 3)):
+            load.run(f"worker-{index}", clients.work_in_share_group)
+        load.run("observer", clients.observe)
+        if "transactions" in self.parts:
+            load.run("accountant", transactions.prepare)
+            for index in range(self.rng.randint(1, 2)):
+                load.run(f"processor-{index}", transactions.process)
+            load.run("auditor", transactions.audit)
+            load.run("examiner", transactions.examine)
+        if "classic" in self.parts:
+            for index in range(self.rng.randint(1, 3)):
+                load.run(f"classic-{index}", classic.read_in_classic_group)
+        if "mixed" in self.parts:
+            for index in range(self.rng.randint(1, 2)):
+                load.run(f"mixed-{index}", classic.read_in_mixed_group)
+        self._befall()
+        self._rest()
+
+    def _look(self) -> None:
+        self.logs.look()
+        self.kernel.after(LOOK_S, self._look)
+
+    def _befall(self) -> None:
+        """Faults begin and end, until the time is over."""
+        kernel, rng = self.kernel, self.rng
+        ends: list[End] = []
+        begin = kernel.now + 1.0
+
+        def befall(name: str, lasts_s: float) -> None:
+            kernel.trace(f"fault: {name} for {lasts_s:.2f} s")
+            end = FAULTS[name](self.load, rng)
+            ends.append(end)
+            kernel.after(lasts_s, lambda: over(end))
+
+        def over(end: End) -> None:
+            if end in ends:
+                ends.remove(end)
+                end()
+
+        last = begin + self.duration_s
+        for name in self.faults:
+            at = rng.uniform(begin, last - 1.0)
+            lasts_s = min(rng.choice((0.3, 1.5, 4.0, 8.0)) * rng.uniform(0.7, 1.3), last - at)
+            kernel.at(at, lambda name=name, lasts_s=lasts_s: befall(name, lasts_s))  # type: ignore[misc]
+        kernel.run(last)
+        while ends:
+            ends.pop()()
+        kernel.trace("all faults are over")
+
+    def _rest(self) -> None:
+        cluster, load = self.cluster, self.load
+        for machine in cluster.brokers.values():
+            machine.start()
+        for client in cluster.clients[1:]:
+            if client.process is None:
+                load.boot(client)
+        load.producing = False
+        load.draining = True
+        cluster.until(cluster.fully_replicated, self.rest_s, "all replicas are in sync")
+        cluster.until(
+            lambda: not any(load.under_way.values()),
+            self.rest_s,
+            "the producers know of all records",
+        )
+        load.run("last reader", clients.read_all)
+        cluster.until(lambda: load.final is not None, self.rest_s, "both groups are through")
+        if "transactions" in self.parts:
+            load.run("last auditor", transactions.audit_all)
+            cluster.until(lambda: load.audited, self.rest_s, "all input is processed")
+        if "classic" in self.parts:
+            load.run("last classic", classic.read_to_the_end)
+            through = load.classic
+            cluster.until(lambda: through.is_through, self.rest_s, "the classic group is through")
+        self.logs.look_through()
+        assert load.final is not None
+        load.histories.finish(load.final, load.ends)
+        if "classic" in self.parts:
+            load.classic.finish(load.final)
+
+
+@contextlib.contextmanager
+def shown(run: Run) -> Iterator[None]:
+    """Print the trace of a run that fails."""
+    try:
+        yield
+    except BaseException:
+        print("\n".join(run.kernel.lines or ()))
+        raise
+
+
+def of_seed(seed: int, **options: Any) -> Run:
+    """The run that a seed alone stands for: up to `SHORT_UP_TO` a short one, of which CI can have
+    them all; those above are for nights."""
+    return Run(seed, short=seed <= SHORT_UP_TO, **options)
+
+
+def try_seed(seed: int) -> None:
+    """Raises what `Run.go` does."""
+    of_seed(seed).go()
+
+
+def simulate(seed: int, **options: Any) -> Run:
+    """Run a seed. Raises `AssertionError` for what must not be."""
+    return Run(seed, **options).go()

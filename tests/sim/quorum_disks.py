@@ -1,0 +1,97 @@
+"""Voters that lose their disk, and ask to vote again: what the broker's shell does around the core.
+
+The simulated shell tells the leader a voter's directory, and has a node that lost its disk take the
+place of the voter that it was: `server/voter_update.py` without its wire.
+"""
+
+from __future__ import annotations
+
+from shoal.quorum.messages import (
+    AddRaftVoterRequest,
+    Message,
+    RemoveRaftVoterRequest,
+    Request,
+    UpdateRaftVoterRequest,
+)
+from shoal.quorum.ready import Received
+from sim.quorum_checker import Violation
+from sim.quorum_cluster import CLIENT, FAULTS, LIVENESS_MS, Cluster, torment
+from sim.quorum_node import Node
+
+#: How often a node looks whether it has something to tell.
+INTERVAL_MS = 300
+#: What goes on beside it.
+BESIDE = ("crash", "power_loss", "partition", "one_way_partition", "pause", "message_loss")
+
+
+class Shells:
+    """Joins voters by themselves; knows how many disks were lost, and came back as voters."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.first = tuple(cluster.nodes)
+        self.lost = 0
+        cluster.world.after(INTERVAL_MS, self._look)
+
+    def _look(self) -> None:
+        for node in self.cluster.nodes.values():
+            leader = self._leader()
+            if leader is not None and node.up and node.paused is None:
+                request = self._due(node, leader)
+                if request is not None:
+                    leader.step(Received(Message(CLIENT, leader.id, None, request)))
+        self.cluster.world.after(INTERVAL_MS, self._look)
+
+    def _leader(self) -> Node | None:
+        leaders = [n for n in self.cluster.leaders() if n.paused is None]
+        return max(leaders, key=lambda n: n.live().epoch, default=None)
+
+    def _due(self, node: Node, leader: Node) -> Request | None:
+        raft = leader.live()
+        voter = raft.voters.latest.voters.get(node.id)
+        if voter is None:
+            return AddRaftVoterRequest(node.voter)
+        if voter.key.directory_id is None:
+            return UpdateRaftVoterRequest(raft.epoch, node.voter)
+        progress = raft.book and raft.book.replicas.get(node.id)
+        if voter.key == node.key or not progress or progress.key != node.key:
+            return None
+        return RemoveRaftVoterRequest(voter.key) if progress.caught_up_ms is not None else None
+
+    def whole(self) -> bool:
+        """Whether all replicas know all to be voters, by the directories that they have."""
+        keys = {node.key for node in self.cluster.nodes.values()}
+        for node in self.cluster.nodes.values():
+            voters = node.store.voters
+            known = voters.latest_offset < node.live().high_watermark if node.up else False
+            if not known or {voter.key for voter in voters.latest} != keys:
+                return False
+        return True
+
+    def lose(self) -> None:
+        """A node's disk is gone, and with it its part of what was committed: one at a time, and the
+        next one when all know that this one votes again."""
+        if not self.whole():
+            return
+        rng, nodes = self.cluster.world.random, self.cluster.nodes
+        node = nodes[rng.choice(sorted(nodes))]
+        self.lost += 1
+        node.stop(lambda n: 0)
+        self.cluster.checker.forget(node)
+        node.replace_disk()
+        self.cluster.world.after(rng.randint(1, 3_000), lambda: node.up or node.start())
+
+
+def simulate(seed: int, *, duration_ms: int = 30_000, keep_trace: bool = False) -> Shells:
+    """One run of three or five voters. Raises `Violation`."""
+    cluster = Cluster(seed, voters=3 if seed % 3 else 5, keep_trace=keep_trace)
+    shells = Shells(cluster)
+    FAULTS["disk_lost"] = lambda _: shells.lose()
+    try:
+        torment(cluster, ("disk_lost", "disk_lost", *BESIDE), duration_ms)
+    finally:
+        del FAULTS["disk_lost"]
+    if not cluster.world.run_until(cluster.world.now_ms + LIVENESS_MS, shells.whole):
+        voters = {n.id: sorted(n.store.voters.latest.ids) for n in cluster.nodes.values()}
+        raise Violation("liveness", f"not all vote again: {voters}")
+    return shells

@@ -1,0 +1,219 @@
+"""Whole clusters of real brokers under faults: short runs, each of a seed.
+
+`make sim SEED=n` runs one and shows what happened before it failed; `CLUSTER_SEEDS=from-to` chooses
+those that `test_seeds` runs, on all cores: a few here, a thousand short ones in CI (half a second
+each), and as many as a night has time for above that (a second or two).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
+
+import pytest
+from sim.cluster_faults import FAULTS
+from sim.cluster_kernel import Violation
+from sim.cluster_mutants import MUTANTS
+from sim.cluster_run import PARTS, of_seed, shown, simulate, try_seed
+from sim.seeds import chosen, chunked, find, run_in, workers
+
+FIRST, LAST = chosen("CLUSTER_SEEDS", "1-1000" if os.environ.get("CI") else "1-20")
+#: Seeds to try before a mutant counts as one that gets away.
+TRIES = 20
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPoolExecutor]:
+    with workers() as pool:
+        yield pool
+
+
+@chunked(FIRST, LAST, 100)
+def test_seeds(seeds: range, pool: ProcessPoolExecutor) -> None:
+    run_in(pool, try_seed, seeds)
+
+
+def test_one_seed() -> None:
+    """The seed of the environment, or the first one."""
+    run = of_seed(int(os.environ.get("SEED", FIRST)), keep_trace=True)
+    with shown(run):
+        run.go()
+    assert run.load.histories.counts["accepted"] > 0
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    """Byte for byte, also in another process, whose sets are in another order."""
+    here = simulate(4, parts=PARTS).kernel.fingerprint
+    assert here == simulate(4, parts=PARTS).kernel.fingerprint
+    assert here != simulate(11, parts=PARTS).kernel.fingerprint
+    program = (
+        "from sim.cluster_run import PARTS, simulate;"
+        " print(simulate(4, parts=PARTS).kernel.fingerprint)"
+    )
+    there = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert there.stdout.strip() == here
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS))
+def test_each_fault_by_itself(fault: str) -> None:
+    run = simulate(len(fault), brokers=3, faults=[fault], duration_s=5.0, parts=PARTS)
+    assert run.load.histories.counts["accepted"] > 20
+
+
+def test_a_run_leaves_nothing_behind() -> None:
+    """Clients that were in the middle of something are let go whole: `asyncio.run` before, as in
+    any other test, makes a coroutine that ends with no loop around it fail to begin another."""
+    asyncio.run(asyncio.sleep(0))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        simulate(
+            len("client_crash"), brokers=3, faults=["client_crash"], duration_s=5.0, parts=PARTS
+        )
+        gc.collect()
+    assert [str(one.message) for one in told] == []
+
+
+# What the seeds have found, by a seed and faults that fail without the fix.
+
+
+def test_locks_end_when_a_clock_is_set_back() -> None:
+    """A broker whose clock was set back by an hour kept the locks of members that were
+    gone for that hour."""
+    simulate(19, brokers=3, faults=["clock_jump"] * 4, parts=[])
+
+
+def test_the_lag_is_known_where_the_partition_is_not() -> None:
+    """A coordinator which has no replica of a partition never knew the lag of the share
+    group in it."""
+    simulate(1, brokers=5, faults=[], parts=[])
+
+
+def test_followers_hear_of_a_leader_that_came_back_from_a_loss_of_power() -> None:
+    """Followers waited on the connection to the machine as it was before, up to
+    replica.socket.timeout.ms, while it led again."""
+    simulate(1, brokers=3, faults=["power_loss"], rest_s=10.0, parts=[])
+
+
+# What the simulation finds.
+
+
+def test_a_late_write_of_share_state_is_not_laid_over_newer_ones() -> None:
+    """A write to another broker's share coordinator that stood in a broken network was taken after
+    later ones of the same leader: records that had been accepted were to be delivered again."""
+    faults = ["partition", "partition", "one_way", "one_way", "partition"]
+    simulate(18, brokers=3, faults=faults, synced=False, parts=[])
+
+
+def test_a_sync_that_a_full_disk_keeps_from_beginning_is_tried_again() -> None:
+    """A full disk refused an index before the sync of its log had begun. Nobody tried again, and
+    the log was said to be offline and was not: its follower waited for that sync for ever."""
+    faults = ["broken_connections", "pause", "voter_removed", "blackout", "disk_full",
+              "slow_network", "partition", "slow_disk", "one_way", "reassigned", "power_loss",
+              "blackout"]  # fmt: skip
+    simulate(57, brokers=5, faults=faults, duration_s=25.0, synced=True, rest_s=30.0, parts=[])
+
+
+def test_a_start_that_failed_is_no_clean_stop() -> None:
+    """A broker that had stopped cleanly started on a full disk and wrote a part of a batch to the
+    metadata's log. The mark of the clean stop was still there: nobody looked for that at the next
+    start, which could not read the log."""
+    faults = ["restart", "reassigned", "disk_full"]
+    simulate(38, brokers=1, faults=faults, synced=True, parts=["transactions"])
+
+
+def test_a_coordinator_that_cannot_write_waits_before_it_tries_again() -> None:
+    """A transaction was to be aborted for its age on a full disk: the coordinator failed, loaded
+    again, and tried that at once, for as long as the disk was full."""
+    faults = ["disk_full"] * 4
+    simulate(6, brokers=1, faults=faults, duration_s=8.0, synced=False, parts=["transactions"])
+
+
+def test_a_share_partition_that_cannot_be_loaded_is_tried_again_after_a_pause() -> None:
+    """Its coordinator had failed on a full disk and was loading: the share partition was refused
+    and dropped, its waiting fetches woken, and they asked for it anew, again and again at once."""
+    simulate(1, brokers=1, faults=["disk_full"] * 4, duration_s=8.0, synced=False, parts=[])
+
+
+EOS = ("transactions",)
+#: What shows that an acknowledged record is gone.
+LOST = "leader_completeness", "committed_prefix", "lost-write", "inconsistent-offsets"
+
+
+class Case(NamedTuple):
+    """A seed and faults that are known to catch a mutant, and the rules that may do so."""
+
+    mutant: str
+    caught_by: tuple[str, ...]
+    seed: int
+    brokers: int
+    faults: list[str]
+    synced: bool | None = None
+    parts: tuple[str, ...] = ()
+
+
+CASES = [
+    Case("commits_by_itself", LOST, 8, 3, ["partition"]),
+    Case(
+        "commits_before_it_has_synced", LOST, 7, 1, ["slow_disk", *["power_loss"] * 3], synced=True
+    ),
+    Case("forgets_sequences", ("duplicate",), 10, 3, ["broken_connections"] * 5),
+    Case("takes_commits_of_old_members", ("offset-regression",), 19, 3, ["client_pause"] * 6),
+    Case("keeps_share_state_in_memory", ("share-redelivered",), 1, 1, ["restart"]),
+    Case("forgets_deliveries", ("share-delivery-count",), 2, 1, ["crash"] * 3),
+    Case("takes_accepts_of_all", ("share-two-holders",), 1, 1, ["client_pause"] * 6),
+    Case("shows_open_transactions", ("last_stable_offset", "dirty-read"), 1, 1, [], parts=EOS),
+    Case("delivers_open_transactions", ("dirty-read",), 1, 1, [], parts=EOS),
+    Case("forgets_aborted_transactions", ("dirty-read",), 1, 1, [], parts=EOS),
+    Case("takes_records_of_fenced_producers", ("dirty-read",), 2, 1, [], parts=EOS),
+    Case(
+        "lets_fenced_producers_end", ("dirty-read", "lost-transaction"), 2, 1, [], parts=EOS
+    ),
+    Case("counts_offsets_of_aborted_transactions", ("not-exactly-once",), 1, 1, [], parts=EOS),
+    Case(
+        "forgets_markers_that_were_refused",
+        ("liveness", "dirty-read", "torn-transaction", "lost-transaction"),
+        12, 3, ["slow_network"] * 3 + ["crash", "pause", "partition"] * 2, parts=EOS,
+    ),
+    Case(
+        "takes_commits_of_old_generations", ("classic-old-generation", "offset-regression"),
+        4, 1, ["client_pause"] * 6, parts=("classic",),
+    ),
+    Case(
+        "counts_no_generations", ("classic-generation", "classic-two-owners"),
+        1, 1, ["client_pause"] * 6, parts=("classic",),
+    ),
+]  # fmt: skip
+
+
+def test_every_mutant_has_a_case() -> None:
+    assert sorted(case.mutant for case in CASES) == sorted(MUTANTS)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.mutant)
+def test_a_broken_rule_is_found(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    MUTANTS[case.mutant](monkeypatch)
+    find(
+        case.mutant,
+        range(case.seed, case.seed + TRIES),
+        lambda seed: simulate(
+            seed,
+            brokers=case.brokers,
+            faults=case.faults,
+            synced=case.synced,
+            parts=case.parts,
+            rest_s=30.0,
+        ),
+        Violation,
+        lambda found: found.rule in case.caught_by,
+    )
