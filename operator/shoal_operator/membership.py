@@ -7,7 +7,7 @@ an operator that dies in between goes on where it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shoal.client.errors import KafkaError
@@ -16,8 +16,9 @@ from shoal_operator import placement
 from shoal_operator.broker_states import ClusterState
 from shoal_operator.brokers import Brokers
 from shoal_operator.kube import Kube
-from shoal_operator.model import names
+from shoal_operator.model import listeners, names
 from shoal_operator.model.names import Manifest
+from shoal_operator.roller import PartitionState
 from shoal_operator.troubles import Trouble
 
 #: The annotation that asks, by any new value, for replicas to be spread over all brokers.
@@ -44,14 +45,12 @@ class Membership:
     ) -> Leaving:
         """Move replicas off the brokers that the spec has no more; `running` are those with a
         pod. Raises `ClientError`."""
-        wanted = int(cluster["spec"].get("replicas", 1))
+        wanted = listeners.replicas(cluster)
         present = set(running)
         extra = {b for b in state.registered | present if b >= wanted}
         if not extra:
             return Leaving(wanted)
-        partitions = await self._brokers.partitions()
-        under_way = await self._brokers.reassignments()
-        still = [p for p in partitions if p.name not in under_way]
+        partitions, still = await self._partitions()
         plan = placement.drained(still, range(wanted), state.racks)
         if plan.stuck:
             return Leaving(max(extra & present, default=wanted - 1) + 1, _stuck(plan, wanted))
@@ -72,12 +71,16 @@ class Membership:
         asked = cluster["metadata"].get("annotations", {}).get(REBALANCE, "")
         if not asked or asked == cluster.get("status", {}).get("lastRebalance"):
             return None
-        brokers = range(int(cluster["spec"].get("replicas", 1)))
-        under_way = await self._brokers.reassignments()
-        partitions = [p for p in await self._brokers.partitions() if p.name not in under_way]
-        plan = placement.spread(partitions, brokers, state.racks)
+        _, still = await self._partitions()
+        plan = placement.spread(still, range(listeners.replicas(cluster)), state.racks)
         await self._move(cluster, plan.moves, "Rebalance")
         return str(asked)
+
+    async def _partitions(self) -> tuple[Sequence[PartitionState], list[PartitionState]]:
+        """All of them, and those that are not on the move already."""
+        partitions = await self._brokers.partitions()
+        under_way = await self._brokers.reassignments()
+        return partitions, [p for p in partitions if p.name not in under_way]
 
     async def _move(
         self, cluster: Manifest, moves: Mapping[str, tuple[int, ...]], reason: str

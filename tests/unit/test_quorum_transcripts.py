@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from shoal.protocol.errors import ErrorCode
@@ -30,6 +31,7 @@ from shoal.quorum.messages import (
     Request,
     Response,
     Slice,
+    UpdateRaftVoterRequest,
     VoteRequest,
     VoteResponse,
 )
@@ -54,6 +56,7 @@ class Replica:
         self.batches: list[bytes] = []
         self.durable: list[bytes] = []
         self.state = QuorumState()
+        self.directory_id: UUID | None = None
         self.syncing: list[bytes] | None = None
         self.start(0)
 
@@ -70,7 +73,7 @@ class Replica:
                 if record.kind is ControlType.KRAFT_VOTERS:
                     voters.appended(record.offset, VoterSet.from_fields(record.fields))
         self.raft = Raft(
-            ReplicaKey(self.id),
+            ReplicaKey(self.id, self.directory_id),
             QuorumSettings(),
             state=self.state,
             index=LogIndex(end_offset=end, epochs=epochs),
@@ -185,15 +188,32 @@ class Dialogue:
         self._show(replica.id)
         self._step(replica.id, Tick())
 
+    def directory(self, id: str, directory: str, *words: str) -> None:
+        """The process starts again with that directory; it is an `empty` one, or the one it had."""
+        replica = self.replicas[int(id)]
+        replica.directory_id = UUID(int=int(directory))
+        if "empty" in words:
+            replica.durable, replica.state = [], QuorumState()
+        self.restart(id, "power_loss")
+
     def resign(self, id: str) -> None:
         self._step(int(id), Resign())
 
     def add(self, leader: str, id: str) -> None:
-        body = AddRaftVoterRequest(Voter(ReplicaKey(int(id))))
+        replica = self.replicas.get(int(id))
+        key = ReplicaKey(int(id)) if replica is None else replica.raft.local
+        body = AddRaftVoterRequest(Voter(key))
         self._step(int(leader), Received(Message(ADMIN, int(leader), None, body)))
 
-    def remove(self, leader: str, id: str) -> None:
-        body = RemoveRaftVoterRequest(ReplicaKey(int(id)))
+    def remove(self, leader: str, id: str, directory: str = "") -> None:
+        key = ReplicaKey(int(id), UUID(int=int(directory)) if directory else None)
+        body = RemoveRaftVoterRequest(key)
+        self._step(int(leader), Received(Message(ADMIN, int(leader), None, body)))
+
+    def tell(self, leader: str, id: str) -> None:
+        """A voter tells the leader its directory."""
+        local = self.replicas[int(id)].raft.local
+        body = UpdateRaftVoterRequest(self.replicas[int(leader)].raft.epoch, Voter(local))
         self._step(int(leader), Received(Message(ADMIN, int(leader), None, body)))
 
     # What goes on.

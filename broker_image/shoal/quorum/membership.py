@@ -2,7 +2,8 @@
 
 The leader takes a change when it has committed a record of its own epoch, and the change before is
 committed: otherwise two sets without a common majority could be in force at once. A new voter has
-to have caught up first, so that it does not hold commits back. The answer waits for the commit.
+to have caught up first, so that it does not hold commits back. A set whose majority does not fetch
+now could not commit itself: the change is refused. The answer waits for the commit.
 """
 
 from __future__ import annotations
@@ -106,6 +107,14 @@ def _open_book(raft: Raft) -> Book:
 
 
 def _change(raft: Raft, book: Book, message: Message, voters: VoterSet) -> None:
+    """Put `voters` in force. Raises `_Refused`."""
+    since_ms = raft.now_ms - raft.settings.check_quorum_ms
+    if book.fetching(voters, raft.local, since_ms) < voters.majority:
+        text = (
+            f"Of the voters {', '.join(map(str, voters.ids))} fewer than {voters.majority} fetch"
+            " now, so the quorum would stop: start the others first."
+        )
+        raise _Refused(ErrorCode.request_timed_out, text)
     offset = leading.append_voters(raft, book, voters)
     book.pending_voters = PendingVoters(offset, message.source, message.correlation)
     leading.advance(raft, book)

@@ -79,6 +79,11 @@ class Book:
         """Voter id -> the offset up to which it has the log, for those that have fetched."""
         return {p.key.id: p.end_offset for p in self.replicas.values() if voters.holds(p.key)}
 
+    def fetching(self, voters: VoterSet, local: ReplicaKey, since_ms: int) -> int:
+        """How many of the voters have fetched since then; the leader counts if it is one."""
+        heard = [p for p in self.replicas.values() if p.fetched_ms >= since_ms]
+        return voters.holds(local) + sum(voters.holds(p.key) and p.key != local for p in heard)
+
     def check_quorum_ms(self, voters: VoterSet, local: ReplicaKey, timeout_ms: int) -> int | None:
         """When the leader has to give up unless more voters fetch; None when it needs none.
 

@@ -3,20 +3,22 @@
 The first voters are configured by id and address alone. From here on the quorum knows each by its
 directory too, so that a node which comes back with an empty disk, or another one with its id, is
 not taken for the voter that it was. A controller that is to join by itself
-(controller.quorum.auto.join.enable) asks to be let in once it has caught up.
+(controller.quorum.auto.join.enable) asks to be let in once it has caught up. One that has lost its
+disk has the voter removed first that it was: an id stands among the voters once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from shoal.metadata.names import METADATA_TOPIC
 from shoal.protocol.api import ApiKey
-from shoal.protocol.errors import ApiError
+from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.quorum import wire
 from shoal.quorum.messages import UpdateRaftVoterRequest
-from shoal.quorum.voters import Voter
+from shoal.quorum.voters import ReplicaKey, Voter
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -46,27 +48,65 @@ class VoterUpdate:
             broker.config["controller.quorum.auto.join.enable"]
             and broker.cluster.is_controller
             and quorum.leader_id is not None
-            and quorum.local.id not in quorum.raft.voters.latest.voters
+            and not quorum.raft.voters.latest.holds(quorum.local)
             and 0 <= quorum.raft.voters.latest_offset < quorum.high_watermark
         )
 
     async def _join(self) -> None:
-        broker, quorum = self._broker, self._broker.quorum
-        fields = {
-            "cluster_id": broker.cluster_id,
-            "timeout_ms": broker.config["request.timeout.ms"],
-            "voter_id": quorum.local.id,
-            "voter_directory_id": quorum.local.directory_id,
-            "listeners": [e._asdict() for e in broker.quorum_endpoints()],
-            "ack_when_committed": True,
-        }
+        quorum = self._broker.quorum
         try:
             while self._may_join():
                 with contextlib.suppress(ApiError):
-                    await broker.channel.request(ApiKey.ADD_RAFT_VOTER, fields)
+                    before = quorum.raft.voters.latest.voters.get(quorum.local.id)
+                    if before is None:
+                        await self._add()
+                    elif await self._has_replaced(before.key):
+                        await self._remove(before.key)
                 await asyncio.sleep(_RETRY_S)
         finally:
             self._task = None
+
+    async def _add(self) -> None:
+        broker, local = self._broker, self._broker.quorum.local
+        fields = {
+            "cluster_id": broker.cluster_id,
+            "timeout_ms": broker.config["request.timeout.ms"],
+            "voter_id": local.id,
+            "voter_directory_id": local.directory_id,
+            "listeners": [e._asdict() for e in broker.quorum_endpoints()],
+            "ack_when_committed": True,
+        }
+        await broker.channel.request(ApiKey.ADD_RAFT_VOTER, fields)
+
+    async def _has_replaced(self, before: ReplicaKey) -> bool:
+        """Whether the leader has this node as an observer that has caught up, and does not hear of
+        the voter with its id any more: then nothing is lost with that one."""
+        topics = [{"topic_name": METADATA_TOPIC, "partitions": [{"partition_index": 0}]}]
+        answer = await self._broker.channel.request(ApiKey.DESCRIBE_QUORUM, {"topics": topics})
+        if answer.error_code is not ErrorCode.none:
+            return False
+        (row,) = answer.topics[0].partitions
+
+        def of(replicas: Any, key: ReplicaKey) -> Any:
+            wanted = (key.id, key.directory_id)
+            found = (r for r in replicas if (r.replica_id, r.replica_directory_id) == wanted)
+            return next(found, None)
+
+        mine, voter = of(row.observers, self._broker.quorum.local), of(row.current_voters, before)
+        return (
+            mine is not None
+            and mine.last_caught_up_timestamp >= 0
+            and voter is not None
+            and voter.last_fetch_timestamp < 0
+        )
+
+    async def _remove(self, before: ReplicaKey) -> None:
+        fields = {
+            "cluster_id": self._broker.cluster_id,
+            "voter_id": before.id,
+            "voter_directory_id": before.directory_id,
+        }
+        await self._broker.channel.request(ApiKey.REMOVE_RAFT_VOTER, fields)
 
     def _due(self) -> Voter | None:
         """This node as the voters should have it, if they have it otherwise."""

@@ -1,0 +1,93 @@
+"""Voters that come and go while the cluster works (KIP-853)."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from typing import Any
+
+from cluster.test_failover import prepared
+from cluster.test_replication import CONFIGS
+from clusters import CLUSTER_ID, ShoalCluster, free_ports, running
+from conditions import eventually
+from shoal.client.client import Client
+from shoal.protocol.api import ApiKey
+
+
+def rows(cluster: ShoalCluster, kind: str) -> dict[int, Any]:
+    """`current_voters` or `observers` by id, as the quorum's leader tells."""
+    found = cluster.describe_quorum(cluster.controller())
+    return {row.replica_id: row for row in getattr(found, kind)}
+
+
+def directories(cluster: ShoalCluster) -> dict[int, Any]:
+    """The voters' directories, None while a voter has not told its own."""
+    return {id: row.replica_directory_id for id, row in rows(cluster, "current_voters").items()}
+
+
+def change(cluster: ShoalCluster, api_key: ApiKey, id: int, directory: Any, **more: Any) -> None:
+    fields = {"cluster_id": CLUSTER_ID, "voter_id": id, "voter_directory_id": directory, **more}
+    answer = cluster.ask(cluster.controller(), api_key, fields)
+    assert answer.error_code == 0, answer
+
+
+def test_a_voter_takes_the_place_of_another(tmp_path: Path) -> None:
+    """The fourth is added by hand, the first is removed, and then any of the three may go."""
+    with running(ShoalCluster(tmp_path, configs=CONFIGS)) as cluster:
+        (port,) = free_ports(1)
+        cluster.addresses[4], cluster.roles[4] = f"127.0.0.1:{port}", "broker,controller"
+        cluster.nodes[4] = cluster.node(4, tmp_path / "4", CONFIGS).start()
+        joined = eventually(lambda: rows(cluster, "observers").get(4))
+        listener = {"name": "PLAINTEXT", "host": "127.0.0.1", "port": port}
+        change(cluster, ApiKey.ADD_RAFT_VOTER, 4, joined.replica_directory_id,
+               timeout_ms=30_000, listeners=[listener])  # fmt: skip
+        assert sorted(rows(cluster, "current_voters")) == [1, 2, 3, 4]
+        first = rows(cluster, "current_voters")[1]
+        change(cluster, ApiKey.REMOVE_RAFT_VOTER, 1, first.replica_directory_id)
+        eventually(lambda: sorted(rows(cluster, "current_voters")) == [2, 3, 4])
+        cluster.nodes[2].kill9()
+        leader = cluster.controller(but=2, asked=4)
+        assert leader in (3, 4)
+
+        async def works() -> None:
+            async with Client(cluster.bootstrap) as client:
+                topic, _ = await prepared(client)
+                async with client.producer() as producer:
+                    assert (await (await producer.send(topic, b"v"))).offset == 0
+
+        asyncio.run(works())
+        cluster.nodes[2].start()
+        eventually(lambda: sorted(rows(cluster, "current_voters")) == [2, 3, 4])
+
+
+def test_a_controller_joins_by_itself(tmp_path: Path) -> None:
+    with running(ShoalCluster(tmp_path, 1)) as cluster:
+        (port,) = free_ports(1)
+        cluster.addresses[2], cluster.roles[2] = f"127.0.0.1:{port}", "broker,controller"
+        join = {"controller.quorum.auto.join.enable": "true"}
+        cluster.nodes[2] = cluster.node(2, tmp_path / "2", join).start()
+        eventually(lambda: sorted(rows(cluster, "current_voters")) == [1, 2])
+
+
+def test_a_voter_that_lost_its_disk_votes_again(tmp_path: Path) -> None:
+    """Each of three in turn, the leader too; a quorum that had not taken them back were gone after
+    the second."""
+    join = CONFIGS | {"controller.quorum.auto.join.enable": "true"}
+    with running(ShoalCluster(tmp_path, configs=join)) as cluster:
+        eventually(lambda: all(directories(cluster).values()), what="all tell their directories")
+        for id in (cluster.controller(), 1, 2, 3):
+            before = directories(cluster)
+            cluster.nodes[id].kill9()
+            shutil.rmtree(cluster.nodes[id].data_dir)
+            cluster.nodes[id].start()
+
+            def is_back(id: int = id, before: dict[int, Any] = before) -> bool:
+                now = directories(cluster)
+                assert {k: v for k, v in now.items() if k != id} == {
+                    k: v for k, v in before.items() if k != id
+                }
+                return now.get(id) not in (None, before[id])
+
+            eventually(is_back, timeout_s=60, what=f"{id} votes again")
+            assert id not in rows(cluster, "observers")
