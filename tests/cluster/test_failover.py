@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from cluster.test_replication import CONFIGS, PARTITIONS
 from clusters import ShoalCluster, running
-from conditions import eventually, eventually_async
+from conditions import eventually_async
 from shoal.client.client import Client
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import ClientError, expect
@@ -28,7 +28,6 @@ LIMIT_S = 90.0
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalCluster]:
     with running(ShoalCluster(tmp_path_factory.mktemp("cluster"), configs=CONFIGS)) as found:
-        eventually(lambda: len(found.metadata(1).brokers) == 3, timeout_s=60)
         yield found
 
 

@@ -12,6 +12,9 @@ from clusters import ShoalCluster, running
 from conditions import eventually
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+from shoal.record.records import build_batch
 
 PARTITIONS = 3
 CONFIGS = {
@@ -31,7 +34,6 @@ _names = (f"topic-{n}" for n in itertools.count())
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalCluster]:
     with running(ShoalCluster(tmp_path_factory.mktemp("cluster"), configs=CONFIGS)) as found:
-        eventually(lambda: len(found.metadata(1).brokers) == 3, timeout_s=60)
         yield found
 
 
@@ -268,3 +270,33 @@ def _coordinator(cluster: ShoalCluster, group: str) -> int:
     fields = {"key_type": 0, "coordinator_keys": [group]}
     answer = cluster.ask(1, ApiKey.FIND_COORDINATOR, fields)
     return int(answer.coordinators[0].node_id)
+
+
+def test_who_does_not_lead_names_the_leader_and_where_it_is(
+    cluster: ShoalCluster, topic: str
+) -> None:
+    """In the refusal itself, so that clients need not ask for metadata (KIP-951)."""
+    (topic_id,) = [t.topic_id for t in cluster.metadata(1).topics if t.name == topic]
+    (partition, *_) = cluster.topic(1, topic)
+    other = next(id for id in cluster.brokers if id != partition.leader_id)
+    batch = bytes(build_batch([(1_700_000_000_000, None, b"v", ())]))
+    data = [{"index": 0, "records": batch}]
+    produce = {"acks": -1, "timeout_ms": 9_000, "topic_data": [
+        {"name": topic, "topic_id": topic_id, "partition_data": data}
+    ]}  # fmt: skip
+    asked = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1_000}
+    fetch = {"max_wait_ms": 0, "min_bytes": 1, "topics": [
+        {"topic": topic, "topic_id": topic_id, "partitions": [asked]}
+    ]}  # fmt: skip
+    produced = cluster.ask(other, ApiKey.PRODUCE, produce)
+    fetched = cluster.ask(other, ApiKey.FETCH, fetch)
+    for answer, row in (
+        (produced, produced.responses[0].partition_responses[0]),
+        (fetched, fetched.responses[0].partitions[0]),
+    ):
+        assert row.error_code == ErrorCode.not_leader_or_follower
+        assert row.current_leader.leader_id == partition.leader_id
+        assert row.current_leader.leader_epoch == partition.leader_epoch
+        (where,) = answer.node_endpoints
+        assert where.node_id == partition.leader_id
+        assert f"{where.host}:{where.port}" == cluster.addresses[partition.leader_id]

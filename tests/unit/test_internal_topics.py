@@ -47,6 +47,8 @@ class Cluster:
         """Grow, and have what was added come in sync."""
         decision = self.do(internal_topics.grow(self.image))
         for record in decision.records:
+            if record.kind == "ConfigRecord":
+                continue
             name = self.image.topics_by_id[record.fields["topic_id"]].name
             index = record.fields["partition_id"]
             partition = self.image.partition(name, index)
@@ -107,3 +109,28 @@ def test_what_moves_already_is_left_alone_and_brokers_that_are_down_get_nothing(
     cluster.settle()
     cluster.do(brokers.fence(cluster.image, 3))
     assert not internal_topics.grow(cluster.image).records
+
+
+def test_how_many_have_to_be_in_sync_grows_too() -> None:
+    """As transaction.state.log.min.isr and its like say, at most one less than the replicas; what
+    an operator has set higher stays."""
+    cluster = Cluster(**{"share.coordinator.state.topic.min.isr": "3"})
+    cluster.join(1)
+    names = ("__transaction_state", "__share_group_state")
+    for name in INTERNAL_TOPICS:
+        cluster.create(name)
+
+    def min_isr() -> list[int]:
+        return [cluster.image.topic_config(name)["min.insync.replicas"] for name in names]
+
+    assert min_isr() == [1, 1]
+    for broker, wanted in ((2, [1, 1]), (3, [2, 2]), (4, [2, 2])):
+        cluster.join(broker)
+        cluster.grow()
+        assert min_isr() == wanted
+    assert cluster.image.topic_config("__consumer_offsets")["min.insync.replicas"] == 1
+    big = Cluster(**{"transaction.state.log.min.isr": "1"})
+    for broker in (1, 2, 3):
+        big.join(broker)
+    big.create("__transaction_state")
+    assert big.image.topic_config("__transaction_state")["min.insync.replicas"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -22,8 +23,37 @@ def run(test: Callable[[Timers], Coroutine[Any, Any, None]]) -> None:
     uvloop.run(main())
 
 
-def now_ms() -> int:
-    return Clock.now_ms()
+now_ms = Clock().now_ms
+
+
+def test_a_clock_that_is_set_back_doubles_waits_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Found by the cluster's simulation: share locks and group sessions lasted longer by all that
+    the clock was set back. Time goes on at half speed until the wall clock is there."""
+    wall, monotonic = [1_700_000_000_000], [5_000]
+    monkeypatch.setattr(time, "time_ns", lambda: wall[0] * 1_000_000)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: monotonic[0] * 1_000_000)
+    clock = Clock()
+
+    def passes(ms: int) -> None:
+        wall[0] += ms
+        monotonic[0] += ms
+
+    begin = clock.now_ms()
+    assert begin == 1_700_000_000_000
+    passes(1_000)
+    assert clock.now_ms() == begin + 1_000
+    wall[0] -= 10_000
+    assert clock.now_ms() == begin + 1_000
+    for _ in range(4_000):
+        passes(1)
+        clock.now_ms()
+    assert clock.now_ms() == begin + 3_000
+    passes(16_001)
+    assert clock.now_ms() == wall[0] == begin + 11_001
+    wall[0] += 60_000
+    assert clock.now_ms() == wall[0]
 
 
 def test_timers_fire_in_the_order_of_their_deadlines() -> None:
@@ -40,6 +70,44 @@ def test_timers_fire_in_the_order_of_their_deadlines() -> None:
         assert now_ms() - start >= 59
 
     run(test)
+
+
+def test_a_timer_that_is_set_again_by_its_call_waits_for_the_next_turn() -> None:
+    """Found by the cluster's simulation: who was called a millisecond early and set its timer again
+    was called in a circle, until that millisecond was over."""
+    loop = _StoodStill()
+    timers = Timers(loop, _AtZero())  # type: ignore[arg-type]
+    calls: list[int] = []
+
+    def call() -> None:
+        calls.append(1)
+        assert len(calls) == 1, "within one turn"
+        timers.at(1, call)
+
+    timers.at(1, call)
+    (fire,) = loop.armed
+    fire()
+    assert len(loop.armed) == 2
+
+
+class _AtZero(Clock):
+    @staticmethod
+    def now_ms() -> int:
+        return 0
+
+
+class _StoodStill:
+    """As much of a loop as timers need; its time stands still."""
+
+    def __init__(self) -> None:
+        self.armed: list[Callable[[], None]] = []
+
+    def time(self) -> float:
+        return 0.0
+
+    def call_at(self, _when: float, call: Callable[[], None]) -> object:
+        self.armed.append(call)
+        return call
 
 
 def test_a_timer_that_raises_stops_no_other() -> None:

@@ -153,7 +153,8 @@ class LogDirectory:
             yield (topic, int(index)), uuid_from_text(topic_id) if topic_id else None
 
     def started(self) -> None:
-        """All logs are open: from here on, a stop is a clean one only if `close` says so."""
+        """Before anything is written to a log: from here on, a stop is a clean one only if `close`
+        says so. `clean` still tells of the last stop, for the logs that are opened later."""
         self.storage.remove(self._file(CLEAN_SHUTDOWN))
         self.storage.sync_directory(self.path)
 

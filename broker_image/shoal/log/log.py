@@ -674,10 +674,13 @@ class Log:
         if durable and not self.names_changed and not self._sync_wanted:
             return None
         first = max(0, bisect_right(self.bases, self.recovery_point) - 1)
-        files = [file for segment in self.segments[first:] for file in segment.unsynced()]
-        paths, names = self.owed_paths, self.owed_names
+        # What a full disk may refuse comes before any debt is taken over: the sync is tried again.
+        for segment in self.segments[first:]:
+            segment.flush()
         if self._since_snapshot > SNAPSHOT_INTERVAL_BYTES and len(self.producers):
             self.write_snapshot(self.log_end_offset)
+        files = [file for segment in self.segments[first:] for file in segment.unsynced()]
+        paths, names = self.owed_paths, self.owed_names
         if self.epochs.unsynced:
             paths.append(self.epochs.path)
             self.names_changed = True

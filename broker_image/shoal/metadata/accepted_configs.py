@@ -105,32 +105,12 @@ unstable.api.versions.enable boolean false - internal
 unstable.feature.versions.enable boolean false - internal
     Whether unreleased feature versions can be used; here none can.
 # accepted: Replication and the metadata quorum
-share.coordinator.state.topic.min.isr short 2 1..
-    In-sync replicas that a write to __share_group_state needs, as far as there are brokers.
 num.replica.fetchers int 1 1.. cluster-wide
     Fetch loops for each broker that is followed.
 num.replica.alter.log.dirs.threads int - -
     Threads that move replicas between directories; here a broker has one directory.
-replica.fetch.backoff.ms int 1000 0..
-    Milliseconds that a follower waits after a failed fetch.
-replica.fetch.max.bytes int 1048576 0..
-    Bytes of one partition that a follower asks for at a time.
-replica.fetch.min.bytes int 1 -
-    Bytes that a follower waits for.
-replica.fetch.response.max.bytes int 10485760 0..
-    Bytes that a follower asks for at a time.
-replica.fetch.wait.max.ms int 500 -
-    Milliseconds that a follower's fetch may wait.
-replica.lag.time.max.ms long 30000 -
-    Milliseconds that a follower may lag before it leaves the in-sync replicas.
-replica.selector.class string - -
-    Java class that picks the replica to read from.
 replica.socket.receive.buffer.bytes int 65536 -
     Bytes of a follower's receive buffer.
-replica.socket.timeout.ms int 30000 -
-    Milliseconds that a follower waits for an answer.
-unclean.leader.election.interval.ms long 300000 1.. internal
-    Milliseconds between two searches for partitions that need an unclean election.
 controller.socket.timeout.ms int 30000 -
     Milliseconds that a broker waits for the controller's answer.
 controller.quorum.append.linger.ms int 25 0..
@@ -165,19 +145,9 @@ alter.log.dirs.replication.quota.window.num int 11 1..
     Samples of the throttle between directories.
 alter.log.dirs.replication.quota.window.size.seconds int 1 1..
     Seconds of a sample of the throttle between directories.
-replication.quota.window.num int 11 1..
-    Samples of the throttle of replication.
-replication.quota.window.size.seconds int 1 1..
-    Seconds of a sample of the throttle of replication.
-leader.replication.throttled.rate long long-max 0.. cluster-wide
-    Bytes a second that leaders may send to throttled replicas.
-follower.replication.throttled.rate long long-max 0.. cluster-wide
-    Bytes a second that followers may fetch of throttled replicas.
 replica.alter.log.dirs.io.max.bytes.per.second long long-max 0.. cluster-wide
     Bytes a second for moving replicas between directories.
 # accepted: Transactions
-transaction.state.log.min.isr int 2 1..
-    In-sync replicas that a write to __transaction_state needs.
 transaction.state.log.load.buffer.size int 5242880 1..
     Bytes read at a time when transactions are loaded.
 transaction.abort.timed.out.transaction.cleanup.interval.ms int 10000 1..

@@ -26,6 +26,9 @@ advertised.listeners list - -
 listener.security.protocol.map string - - per-broker
     = SASL_SSL:SASL_SSL,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT
     Security protocol of each listener name, as NAME:PROTOCOL.
+shoal.brokers.per.host int 1 1..64
+    Brokers that `shoal server` runs on this host, each with the next id and the next ports, its own
+    directory in this one's, and the host's name for a rack unless broker.rack is set.
 # applied: Connections and requests
 shoal.metrics.listener string - -
     Address, as host:port, of the HTTP listener with /metrics, /healthz and /readyz; none if unset.

@@ -22,7 +22,8 @@ controller.quorum.voters list "" -
 controller.quorum.bootstrap.servers list "" -
     Addresses at which the metadata quorum is found by a node that is not among its first voters.
 controller.quorum.auto.join.enable boolean false -
-    Whether a new controller joins the voters by itself.
+    Whether a controller that is no voter joins the voters by itself once it has caught up; one that
+    lost its data directory has the voter removed first that it was.
 controller.quorum.election.backoff.max.ms int 1000 0..
     Milliseconds, at most, between two elections.
 controller.quorum.election.timeout.ms int 1000 0..
@@ -55,5 +56,39 @@ leader.imbalance.check.interval.seconds long 300 1..
     Seconds between two searches for leaders that are not the preferred ones.
 unclean.leader.election.enable boolean false - cluster-wide
     Whether a replica out of sync may become leader, losing records, when no other is left.
+# applied: Replication
+replica.fetch.backoff.ms int 1000 0..
+    Milliseconds that a follower waits after a failed fetch.
+replica.fetch.max.bytes int 1048576 0..
+    Bytes of one partition that a follower asks for at a time.
+replica.fetch.min.bytes int 1 -
+    Bytes that a follower waits for.
+replica.fetch.response.max.bytes int 10485760 0..
+    Bytes that a follower asks for at a time.
+replica.fetch.wait.max.ms int 500 -
+    Milliseconds that a follower's fetch may wait.
+replica.lag.time.max.ms long 30000 -
+    Milliseconds that a follower may lag before it leaves the in-sync replicas.
+replica.selector.class string - -
+    Where it ends in RackAwareReplicaSelector, clients that name a rack read from a replica there.
+replica.socket.timeout.ms int 30000 -
+    Milliseconds that a follower waits for an answer.
+unclean.leader.election.interval.ms long 300000 1.. internal
+    Milliseconds between two searches for partitions that need an unclean election.
+share.coordinator.state.topic.min.isr short 2 1..
+    In-sync replicas that a write to __share_group_state needs; one less than it has replicas, if
+    that is fewer.
+transaction.state.log.min.isr int 2 1..
+    In-sync replicas that a write to __transaction_state needs; one less than it has replicas, if
+    that is fewer.
+# applied: Throttled replication
+leader.replication.throttled.rate long long-max 0.. cluster-wide
+    Bytes a second that leaders may send to throttled replicas out of sync.
+follower.replication.throttled.rate long long-max 0.. cluster-wide
+    Bytes a second that followers may fetch for throttled replicas out of sync.
+replication.quota.window.size.seconds int 1 1..
+    Seconds' worth of such a rate that may be taken at once.
+replication.quota.window.num int 11 1..
+    How many times that may be owed, for what replicas in sync have taken.
 """
 )

@@ -69,7 +69,11 @@ share.ordering string none none|key
 share.ordering.key.batch int 1 1..10000
     Records of one key that one fetch may get.
 share.ordering.key.dead.letter string continue continue|hold
-    What a record that waits for its dead letter does to its key: go on, or hold it.
+    What a dead-lettered record does to its key: the key goes on, or it is held until the letter is
+    redriven or skipped (shoal share redrive, shoal share skip).
+share.ordering.key.dead.letter.max.held int 1000 1..100000
+    Records of one share partition that may hold their keys so; with as many, nothing more is
+    delivered from it until some are redriven or skipped.
 share.ordering.key.lookahead int 100000 1000..1000000
     Records of one share partition that may be known and held back, to find others behind them.
 share.delay.max.ms long 0 0..604800000

@@ -5,6 +5,7 @@ which on the first broker of a cluster is one. When others have come its partiti
 lack, as a reassignment: its leader stays until the added replicas are in sync. Replicas are added
 where the topic has fewest, on other racks first, and the preferred leader is the one of them that
 is it least often, so that coordinators spread over the new brokers. None is ever taken away.
+With the replicas grows how many of them have to be in sync for a write.
 """
 
 from __future__ import annotations
@@ -13,21 +14,45 @@ from collections import Counter
 
 from shoal.metadata import placement, reassignments
 from shoal.metadata.controller import Decision
-from shoal.metadata.image import BrokerImage, MetadataImage, TopicImage
+from shoal.metadata.image import BrokerImage, MetadataImage, ResourceType, TopicImage
 from shoal.metadata.names import INTERNAL_TOPICS
 from shoal.metadata.reassignments import Move
-from shoal.metadata.topics import internal_topic
+from shoal.metadata.records import MetadataRecord
+from shoal.metadata.topics import NewTopic, internal_topic
+
+_NAME = "min.insync.replicas"
 
 
 def grow(image: MetadataImage) -> Decision:
     """Reassignments of partitions that have fewer replicas than they should and could."""
-    moves = []
+    moves: list[Move] = []
+    records: list[MetadataRecord] = []
     nodes = placement.ring(image.brokers.values())
     for name in INTERNAL_TOPICS:
         topic = image.topics.get(name)
-        if topic is not None:
-            moves += _moves(topic, internal_topic(image, name).replication_factor, nodes)
-    return Decision(reassignments.alter(image, moves).records) if moves else Decision()
+        if topic is None:
+            continue
+        wanted = internal_topic(image, name)
+        found = _moves(topic, wanted.replication_factor, nodes)
+        if found:
+            moves += found
+            records += _min_isr(image, wanted)
+    return Decision(records + list(reassignments.alter(image, moves).records) if moves else [])
+
+
+def _min_isr(image: MetadataImage, wanted: NewTopic) -> list[MetadataRecord]:
+    """The topic's min.insync.replicas, where it was made for fewer replicas."""
+    own = image.configs.get((ResourceType.TOPIC, wanted.name), {}).get(_NAME)
+    value = dict(wanted.configs).get(_NAME)
+    if own is None or value is None or int(own) >= int(value):
+        return []
+    fields = {
+        "resource_type": ResourceType.TOPIC,
+        "resource_name": wanted.name,
+        "name": _NAME,
+        "value": value,
+    }
+    return [MetadataRecord("ConfigRecord", fields)]
 
 
 def _moves(topic: TopicImage, factor: int, nodes: list[BrokerImage]) -> list[Move]:

@@ -54,6 +54,11 @@ _INTERNAL: dict[str, tuple[tuple[str, str, str], dict[str, str]]] = {
         },
     ),
 }
+#: Of some, the broker config of min.insync.replicas.
+_MIN_ISR = {
+    "__share_group_state": "share.coordinator.state.topic.min.isr",
+    "__transaction_state": "transaction.state.log.min.isr",
+}
 
 
 class Refused(Exception):
@@ -131,8 +136,11 @@ def internal_topic(image: MetadataImage, name: str) -> NewTopic:
         "compression.type": "producer",
         "segment.bytes": str(max(segment_bytes, SEGMENT_BYTES_MIN)),
     } | own
-    factor = min(replicas, len(placement.ring(image.brokers.values())))
-    return NewTopic(name, partitions, max(1, factor), configs=tuple(configs.items()))
+    factor = max(1, min(replicas, len(placement.ring(image.brokers.values()))))
+    if name in _MIN_ISR:
+        # One broker less than there are never stops a coordinator.
+        configs["min.insync.replicas"] = str(min(config[_MIN_ISR[name]], max(1, factor - 1)))
+    return NewTopic(name, partitions, factor, configs=tuple(configs.items()))
 
 
 class _Names:

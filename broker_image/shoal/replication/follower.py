@@ -10,7 +10,8 @@ before the cut is durable: a power loss might bring back what was cut, below wha
 Where acknowledged writes are to be on disk (`group_commit`) the same holds after every append: a
 fetch offset vouches for all below it.
 
-The session (KIP-227) tells a leader only what has changed since the last fetch.
+The session (KIP-227) tells a leader only what has changed since the last fetch, and only what may
+have changed is looked at: a fetch costs nothing for partitions where nothing happens.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from shoal.log.errors import AppendRefused, CorruptLog, LogOffline
@@ -70,6 +71,23 @@ class Answered:
     failed: list[tuple[Partition, Exception]] = field(default_factory=list)
 
 
+class Throttle(Protocol):
+    """What holds back partitions that are not in sync (KIP-73)."""
+
+    @property
+    def active(self) -> bool:
+        """Whether it holds for any partition."""
+
+    def throttles(self, partition: Partition) -> bool:
+        """Whether it holds for this one."""
+
+    def wait_ms(self, now_ms: int) -> int:
+        """How long those it holds for have to wait now."""
+
+    def took(self, size_bytes: int, now_ms: int) -> None:
+        """That much came for one that it holds for."""
+
+
 class _Followed:
     """One partition, and what the leader's session has of it."""
 
@@ -88,16 +106,28 @@ class _Followed:
 class Fetcher:
     """Owns the partitions that follow one leader, and the session with it."""
 
-    def __init__(self, leader_id: int, *, backoff_max_ms: int = BACKOFF_MAX_MS) -> None:
+    def __init__(
+        self,
+        leader_id: int,
+        *,
+        backoff_max_ms: int = BACKOFF_MAX_MS,
+        throttle: Throttle | None = None,
+    ) -> None:
         self.leader_id = leader_id
         self._backoff_max_ms = backoff_max_ms
+        self._throttle = throttle
         self._followed: dict[Key, _Followed] = {}
         self._session_id = NO_SESSION
         self._session_epoch = INITIAL_EPOCH
         #: What the session has at the leader's end.
         self._in_session: dict[Key, None] = {}
-        #: What was asked for, by the request under way.
-        self._asked: dict[Key, ReplicaFetch] | None = None
+        self._under_way = False
+        #: What has to be looked at before the next fetch: it may ask for something else than the
+        #: session has. All others ask for what they asked for.
+        self._stirred: dict[Key, None] = {}
+        #: What waits for a moment, and what for its disk.
+        self._pausing: dict[Key, None] = {}
+        self._syncing: dict[Key, None] = {}
         #: Called when a partition that waited for its disk may fetch on.
         self.on_synced: Callable[[], None] = _nobody_waits
 
@@ -111,83 +141,136 @@ class Fetcher:
         """Fetch this partition from now on, in its leader epoch of now."""
         followed = self._followed.get(partition.key)
         if followed is None or followed.partition is not partition:
+            self._drop(partition.key)
             followed = self._followed[partition.key] = _Followed(partition)
-            partition.follows = self.synced
+            partition.follows = self
         followed.not_before_ms = 0
         followed.backoff_ms = BACKOFF_MS
         if followed.step is Step.ASKING:
             followed.step = Step.FETCHING
+        self.stir(partition)
 
     def forget(self, partition: Partition) -> None:
         """Fetch this partition no longer."""
         followed = self._followed.get(partition.key)
         if followed is not None and followed.partition is partition:
-            del self._followed[partition.key]
+            self._drop(partition.key)
+            self.stir(partition)
             partition.follows = None
+
+    def _drop(self, key: Key) -> None:
+        for held in (self._followed, self._syncing, self._pausing):
+            held.pop(key, None)
+
+    def stir(self, partition: Partition) -> None:
+        """What is asked for of this partition may not be what the session has."""
+        self._stirred[partition.key] = None
 
     # Fetching
 
     def next_fetch(self, now_ms: int) -> FetchRequest | None:
         """The next request; None while one is under way, or nothing may be asked for."""
-        if self._asked is not None:
+        if self._under_way or self._waits_for_disk():
             return None
-        ready = {}
-        for key, followed in self._followed.items():
-            if followed.partition.log.offline:
+        self._wake(now_ms)
+        new: list[tuple[Key, ReplicaFetch]] = []
+        forgotten: list[Key] = []
+        joining = 0
+        for key in self._stirred:
+            followed = self._followed.get(key)
+            known = key in self._in_session
+            if followed is None or not self._asks(followed, now_ms):
+                if known:
+                    forgotten.append(key)
                 continue
-            if followed.step is Step.SYNCING:
-                # What waits for its disk would miss a fetch that then waits at the leader.
-                return None
-            if followed.step is Step.FETCHING and followed.not_before_ms <= now_ms:
-                ready[key] = followed
-        if not ready:
-            return None
-        new = []
-        for key, followed in ready.items():
             position = followed.partition.position()
-            if key not in self._in_session or followed.told != position:
-                followed.told = position
+            joining += not known
+            if not known or followed.told != position:
                 new.append((key, position))
-        forgotten = [key for key in self._in_session if key not in ready]
-        self._in_session = dict.fromkeys(ready)
-        self._asked = {key: followed.told for key, followed in ready.items() if followed.told}
+        if not len(self._in_session) - len(forgotten) + joining:
+            return None
+        for key in forgotten:
+            del self._in_session[key]
+        for key, position in new:
+            self._in_session[key] = None
+            self._followed[key].told = position
+        self._stirred.clear()
+        self._under_way = True
         return FetchRequest(self._session_id, self._session_epoch, new, forgotten)
 
+    def _waits_for_disk(self) -> bool:
+        """What waits for its disk would miss a fetch that then waits at the leader."""
+        return any(not self._followed[key].partition.log.offline for key in self._syncing)
+
+    def _wake(self, now_ms: int) -> None:
+        """Look again at partitions whose pause is over, and at all while some are throttled."""
+        if self._throttle is not None and self._throttle.active:
+            self._stirred.update(dict.fromkeys(self._followed))
+        for key in list(self._pausing):
+            if self._followed[key].not_before_ms <= now_ms:
+                del self._pausing[key]
+                self._stirred[key] = None
+
+    def _asks(self, followed: _Followed, now_ms: int) -> bool:
+        """Whether the partition is to be in the next fetch."""
+        partition = followed.partition
+        if followed.step is not Step.FETCHING or partition.log.offline:
+            return False
+        if followed.not_before_ms <= now_ms:
+            followed.not_before_ms = now_ms + self._throttled_ms(partition, now_ms)
+        if followed.not_before_ms <= now_ms:
+            return True
+        self._pausing[partition.key] = None
+        return False
+
+    def _throttled_ms(self, partition: Partition, now_ms: int) -> int:
+        throttle = self._throttle
+        if throttle is None or partition.node_id in partition.isr:
+            return 0
+        return throttle.wait_ms(now_ms) if throttle.throttles(partition) else 0
+
     def next_due_ms(self) -> int | None:
-        """When a partition that was refused may fetch again; None where none waits for that."""
-        due = [f.not_before_ms for f in self._followed.values() if f.step is Step.FETCHING]
-        return min(due, default=None)
+        """When a partition that was refused or throttled may fetch again; None where none waits for
+        that. 0 while one waits for its disk, which tells by itself."""
+        if self._syncing:
+            return 0
+        return min((self._followed[key].not_before_ms for key in self._pausing), default=None)
 
     def unanswered(self, now_ms: int) -> None:
         """The request under way came to nothing: the connection is gone, and the session too."""
-        self._asked = None
+        self._under_way = False
         self._end_session()
 
     def _end_session(self) -> None:
         self._session_id, self._session_epoch = NO_SESSION, INITIAL_EPOCH
         self._in_session.clear()
+        self._stirred = dict.fromkeys(self._followed)
 
     def answered(self, response: FetchResponse, now_ms: int) -> Answered:
         """Append, cut and follow the leader's offsets, as it has answered."""
-        asked, self._asked = self._asked, None
         out = Answered()
-        if asked is None:
+        if not self._under_way:
             return out
+        self._under_way = False
         if response.error_code:
+            asked = list(self._in_session)
             self._end_session()
             for key in asked:
                 if key in self._followed:
                     self._pause(self._followed[key], now_ms)
             return out
-        self._step_session(response.session_id)
         for key, answer in response.partitions.items():
-            followed, position = self._followed.get(key), asked.get(key)
+            followed = self._followed.get(key)
             # What was asked in another epoch, or from elsewhere, is of no use any more.
-            if followed is None or position is None or followed.step is not Step.FETCHING:
+            if followed is None or followed.told is None or followed.step is not Step.FETCHING:
                 continue
-            if position != followed.partition.position() or followed.partition.is_leader:
+            partition = followed.partition
+            if key not in self._in_session or partition.is_leader:
                 continue
-            self._take(followed, answer, now_ms, out)
+            if followed.told == partition.position():
+                self._take(followed, answer, now_ms, out)
+            self.stir(partition)
+        self._step_session(response.session_id)
         return out
 
     def _step_session(self, session_id: int) -> None:
@@ -211,6 +294,8 @@ class Fetcher:
                 partition.truncate(partition.truncation_offset(answer.diverging))
                 self._sync(followed, out)
             else:
+                if self._throttle is not None and self._throttle.throttles(partition):
+                    self._throttle.took(len(answer.records), now_ms)
                 partition.append_fetched(answer, now_ms)
                 followed.backoff_ms = BACKOFF_MS
                 if partition.group_commit and answer.records:
@@ -228,6 +313,7 @@ class Fetcher:
     def _sync(self, followed: _Followed, out: Answered) -> None:
         followed.step = Step.SYNCING
         followed.sync_to = followed.partition.log.log_end_offset
+        self._syncing[followed.partition.key] = None
         out.sync.append(followed.partition)
 
     def synced(self, partition: Partition, offset: int) -> None:
@@ -235,6 +321,8 @@ class Fetcher:
         followed = self._followed.get(partition.key)
         if followed is not None and followed.step is Step.SYNCING and offset >= followed.sync_to:
             followed.step = Step.FETCHING
+            del self._syncing[partition.key]
+            self.stir(partition)
             self.on_synced()
 
     def offsets(
@@ -253,6 +341,7 @@ class Fetcher:
         if followed is None or followed.step is not Step.ASKING:
             return out
         followed.step = Step.FETCHING
+        self.stir(partition)
         if code or leader_epoch != partition.leader_epoch:
             self._pause(followed, now_ms)
             return out

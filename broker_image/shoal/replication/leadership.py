@@ -181,7 +181,7 @@ class Leadership:
         if follower.log_end_offset != follower.leader_end_offset:
             return False
         self._now_ms = max(self._now_ms, now_ms)
-        follower.fetched_ms = now_ms
+        follower.fetched_ms = max(follower.fetched_ms, now_ms)
         follower.caught_up_ms = max(follower.caught_up_ms, now_ms)
         return True
 

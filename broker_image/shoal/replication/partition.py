@@ -53,6 +53,16 @@ class ReplicaFetch(NamedTuple):
     log_start_offset: int
 
 
+class Follows(Protocol):
+    """Who fetches for a follower, and what it is told."""
+
+    def synced(self, partition: Partition, offset: int) -> None:
+        """The log is on disk below `offset`."""
+
+    def stir(self, partition: Partition) -> None:
+        """The replica's log may have moved by itself."""
+
+
 class ReplicaFetched(NamedTuple):
     """What its leader answers: records from the offset on, or where the logs part, or an error."""
 
@@ -105,6 +115,7 @@ class Partition:
         "on_append",
         "partition_epoch",
         "replicas",
+        "stirs",
         "sync_requested",
         "topic",
         "topic_id",
@@ -163,8 +174,10 @@ class Partition:
         self.broker_epoch_of: Callable[[int], int] = _nobody
         #: What is known of followers while this replica leads and has any.
         self.leadership: Leadership | None = None
-        #: Called with the offset below which a follower's log is on disk.
-        self.follows: Callable[[Partition, int], None] | None = None
+        #: By follower, called once at the next change of what its fetches would look at.
+        self.stirs: dict[int, Callable[[], None]] = {}
+        #: What fetches for this replica while it follows.
+        self.follows: Follows | None = None
         if len(replicas) > 1:
             known = min(high_watermark, log.log_end_offset)
             self.high_watermark = max(known, log.log_start_offset)
@@ -217,6 +230,7 @@ class Partition:
         if registered.partition_epoch <= self.partition_epoch:
             # Also told again what is in force: an ISR that is asked for stays asked for.
             return
+        self._stir()
         changed = registered.leader_epoch != self.leader_epoch
         self.leader_id = registered.leader
         self.leader_epoch = registered.leader_epoch
@@ -246,6 +260,7 @@ class Partition:
         """The controller has taken the ISR that was asked for."""
         if self.leadership is None or partition_epoch <= self.partition_epoch:
             return
+        self._stir()
         self.isr, self.partition_epoch = isr, partition_epoch
         self.leadership.registered(0)
         self._follow_replicas()
@@ -318,6 +333,7 @@ class Partition:
                 self.sync_requested(self)
 
     def _grown_for_followers(self, size: int) -> None:
+        self._stir()
         self.bytes_appended += size
         self._note_uncommitted(size)
         for call in self.on_append:
@@ -355,7 +371,7 @@ class Partition:
     def synced(self, offset: int) -> None:
         """Records below `offset` are on disk."""
         if self.follows is not None:
-            self.follows(self, offset)
+            self.follows.synced(self, offset)
         if not self.group_commit or not self.is_leader:
             return
         if self.leadership is not None:
@@ -492,8 +508,15 @@ class Partition:
         self.moved()
         return self.log.log_start_offset
 
+    def _stir(self) -> None:
+        while self.stirs:
+            self.stirs.popitem()[1]()
+
     def moved(self) -> None:
         """Tell those who wait that an offset of this partition has changed."""
+        self._stir()
+        if self.follows is not None:
+            self.follows.stir(self)
         for call in self.on_advance:
             call(self)
 

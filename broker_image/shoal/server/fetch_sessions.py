@@ -66,9 +66,13 @@ class Cursor:
 
 
 class Session:
-    """The partitions of one fetcher; `epoch` is that of the request it expects next."""
+    """The partitions of one fetcher; `epoch` is that of the request it expects next.
 
-    __slots__ = ("by_id", "cursors", "epoch", "id", "used_ms")
+    A follower's session knows which of them are to be looked at (`lively`): the others are quiet,
+    and come back when something happens to them (`stir`).
+    """
+
+    __slots__ = ("broker_epoch", "by_id", "cursors", "epoch", "id", "lively", "used_ms")
 
     def __init__(self, session_id: int, by_id: bool, now_ms: int) -> None:
         self.id = session_id
@@ -76,11 +80,25 @@ class Session:
         self.epoch = 1
         self.used_ms = now_ms
         self.cursors: dict[PartitionKey, Cursor] = {}
+        self.lively: dict[PartitionKey, Cursor] | None = None
+        #: The follower's, at its last fetch.
+        self.broker_epoch = -1
 
     def rotate(self, cursor: Cursor) -> None:
         """This partition gave data: others come before it the next time."""
-        if self.cursors.pop(cursor.key, None) is not None:
-            self.cursors[cursor.key] = cursor
+        for held in (self.cursors, self.lively):
+            if held is not None and held.pop(cursor.key, None) is not None:
+                held[cursor.key] = cursor
+
+    def quieten(self, cursor: Cursor) -> None:
+        """Do not look at this partition until it stirs."""
+        if self.lively is not None:
+            self.lively.pop(cursor.key, None)
+
+    def stir(self, cursor: Cursor) -> None:
+        """Look at this partition at the next fetch."""
+        if self.lively is not None and self.cursors.get(cursor.key) is cursor:
+            self.lively[cursor.key] = cursor
 
 
 class FetchSessions:
@@ -102,9 +120,10 @@ class FetchSessions:
         return sum(len(s.cursors) for s in self._sessions.values())
 
     def begin(
-        self, request: Any, version: int, now_ms: int
+        self, request: Any, version: int, now_ms: int, *, follower: bool = False
     ) -> tuple[Session | None, bool, list[Cursor]]:
-        """The session of a request, whether it is an incremental one, and what is to be read.
+        """The session of a request, whether it is an incremental one, and what is to be read: of a
+        follower's session what is lively.
 
         Raises `ApiError` for a session that is not there or an epoch out of turn.
         """
@@ -119,6 +138,7 @@ class FetchSessions:
                 session = self._open(by_id, now_ms)
             if session is not None:
                 session.cursors = cursors
+                session.lively = dict(cursors) if follower else None
             return session, False, list(cursors.values())
         session = self._sessions.get(session_id)
         if session is None:
@@ -128,7 +148,8 @@ class FetchSessions:
         if session.by_id != by_id:
             raise ApiError(ErrorCode.fetch_session_topic_id_error)
         self._update(session, request, now_ms)
-        return session, True, list(session.cursors.values())
+        held = session.cursors if session.lively is None else session.lively
+        return session, True, list(held.values())
 
     def _open(self, by_id: bool, now_ms: int) -> Session | None:
         if len(self._sessions) >= self._slots_max:
@@ -147,7 +168,7 @@ class FetchSessions:
         for cursor in _asked(request, session.by_id):
             known = session.cursors.get(cursor.key)
             if known is None:
-                session.cursors[cursor.key] = cursor
+                session.cursors[cursor.key] = known = cursor
             else:
                 cursor.told = known.told
                 known.at_end = None
@@ -156,10 +177,13 @@ class FetchSessions:
                 known.current_leader_epoch = cursor.current_leader_epoch
                 known.last_fetched_epoch = cursor.last_fetched_epoch
                 known.log_start_offset = cursor.log_start_offset
+            session.stir(known)
         for topic in request.forgotten_topics_data:
             name = topic.topic_id if session.by_id else topic.topic
             for index in topic.partitions:
-                session.cursors.pop((name, index), None)
+                gone = session.cursors.pop((name, index), None)
+                if gone is not None:
+                    session.quieten(gone)
         session.epoch = 1 if session.epoch == _EPOCH_MAX else session.epoch + 1
         session.used_ms = now_ms
         if session.cursors:

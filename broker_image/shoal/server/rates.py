@@ -7,6 +7,7 @@ holds tokens that come back at its rate, up to a burst.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 
@@ -57,19 +58,20 @@ class Rate:
 class Bucket:
     """Tokens that come back at `limit` a second, up to `burst_s` seconds' worth; may be in debt."""
 
-    __slots__ = ("_at_ms", "_tokens")
+    __slots__ = ("_at_ms", "tokens")
 
     def __init__(self, limit: float, burst_s: float, now_ms: int) -> None:
-        self._tokens = limit * burst_s
+        self.tokens = limit * burst_s
         self._at_ms = now_ms
 
-    def fill(self, limit: float, burst_s: float, now_ms: int) -> int:
-        """Let tokens come back; the milliseconds until there are some, 0 if there are."""
+    def fill(self, limit: float, burst_s: float, now_ms: int, *, debt_s: float = math.inf) -> int:
+        """Let tokens come back; the milliseconds until there are some, 0 if there are. A debt that
+        takes longer than `debt_s` is forgiven that far."""
         gained = (now_ms - self._at_ms) / 1000 * limit
-        self._tokens = min(self._tokens + gained, limit * burst_s)
+        self.tokens = min(max(self.tokens, -limit * debt_s) + gained, limit * burst_s)
         self._at_ms = now_ms
-        return 0 if self._tokens > 0 else max(1, round(-self._tokens / limit * 1000))
+        return 0 if self.tokens > 0 else max(1, round(-self.tokens / limit * 1000))
 
     def take(self, count: float) -> None:
         """Take that many, whether they are there or not."""
-        self._tokens -= count
+        self.tokens -= count

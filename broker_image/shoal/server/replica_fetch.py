@@ -4,12 +4,14 @@ What a follower asks for tells how far it is: that moves the ISR and the high wa
 those who wait for that. A fetch that finds nothing waits for an append to one of its partitions.
 
 A fetch is for every partition that its sender follows here, and few of them have news. Where the
-follower was at the end of a log with nothing uncommitted, and neither of them has moved, it is only
-noted that it fetched: a tenth of a look at the log.
+follower was at the end of a log with nothing uncommitted, and neither of them has moved, the
+partition is quiet: it is not looked at until it stirs, and then it is noted when its follower has
+fetched last.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.protocol import codec
@@ -18,6 +20,7 @@ from shoal.replication.partition import ReplicaFetch, ReplicaFetched
 from shoal.server.api import Answer, Body, Request
 from shoal.server.fetch_sessions import Cursor, Session
 from shoal.server.replicas import AWAITED_WAIT_MS
+from shoal.server.replication_quotas import LEADER
 
 if TYPE_CHECKING:
     from shoal.replication.leadership import Leadership
@@ -52,6 +55,12 @@ class _AtEnd(NamedTuple):
         )
 
 
+def _stirred(session: Session, cursor: Cursor, leadership: Leadership, replica_id: int) -> None:
+    """Something happens to a partition that was quiet."""
+    leadership.fetched_again(replica_id, session.broker_epoch, session.used_ms)
+    session.stir(cursor)
+
+
 def replica_of(body: Any) -> int:
     """The broker that fetches, or -1 for a consumer."""
     state = getattr(body, "replica_state", None)
@@ -61,13 +70,15 @@ def replica_of(body: Any) -> int:
 def handle(broker: Broker, request: Request, replica_id: int) -> Answer:
     now_ms = broker.clock.now_ms()
     session, incremental, cursors = broker.fetch_sessions.begin(
-        request.body, request.version, now_ms
+        request.body, request.version, now_ms, follower=True
     )
     fetch = _ReplicaFetch(broker, request, replica_id, session, incremental, cursors)
     found = fetch.begin()
     if found is not None:
         return found
     max_wait_ms = codec.ms(request.body.max_wait)
+    if fetch.held_back:
+        max_wait_ms = min(max_wait_ms, broker.throttles[LEADER].wait_ms(now_ms))
     if broker.replicas.awaits(replica_id, now_ms):
         max_wait_ms = min(max_wait_ms, AWAITED_WAIT_MS)
     return broker.purgatory.park(
@@ -87,9 +98,11 @@ class _ReplicaFetch:
         "_cursors",
         "_incremental",
         "_max_bytes",
+        "_nothing_yet",
         "_replica_id",
         "_session",
         "_waits",
+        "held_back",
     )
 
     def __init__(
@@ -110,7 +123,10 @@ class _ReplicaFetch:
         self._incremental = incremental
         self._cursors = cursors
         self._max_bytes: int = body.max_bytes
+        self._nothing_yet = True
         self._waits = body.min_bytes > 0 and codec.ms(body.max_wait) > 0
+        #: Whether a partition gave nothing for its throttle.
+        self.held_back = False
 
     def begin(self) -> Body | None:
         """The response, unless there is nothing to tell yet."""
@@ -131,15 +147,19 @@ class _ReplicaFetch:
         """What there is of partitions with anything to tell, and whether it is worth an answer."""
         broker, now_ms = self._broker, self._broker.clock.now_ms()
         left = self._max_bytes
+        self._nothing_yet = True
+        self._note(now_ms)
         rows: list[tuple[Cursor, ReplicaFetched]] = []
         news = False
-        for cursor in self._cursors:
+        for cursor in self._looked_at():
             known: _AtEnd | None = cursor.at_end
             if known is not None and known.still:
                 if known.leadership.fetched_again(self._replica_id, self._broker_epoch, now_ms):
                     told = (known.log_end_offset, known.log_start_offset)
                     if not self._incremental or cursor.told != told:
                         rows.append((cursor, ReplicaFetched(ErrorCode.none, *told)))
+                    elif self._session is not None:
+                        self._quieten(self._session, cursor, known)
                     continue
             partition = broker.partitions.find(cursor.name, cursor.topic_id, cursor.index)
             if partition is None:
@@ -155,20 +175,62 @@ class _ReplicaFetch:
                     cursor.current_leader_epoch,
                     cursor.log_start_offset,
                 )
-                found = partition.fetched_by(
-                    self._replica_id,
-                    self._broker_epoch,
-                    asked,
-                    max_bytes=max(0, min(left, cursor.max_bytes)),
-                    min_one=left == self._max_bytes,
-                    now_ms=now_ms,
-                )
+                found = self._read_one(partition, asked, min(left, cursor.max_bytes), now_ms)
             cursor.at_end = self._at_end(partition, cursor, found)
             left -= len(found.records)
             if found.error_code or found.diverging is not None or found.records:
                 news = True
             rows.append((cursor, found))
         return rows, news
+
+    def _note(self, now_ms: int) -> None:
+        """The session's follower is here now; as another incarnation, all is looked at anew."""
+        session = self._session
+        if session is None:
+            return
+        session.used_ms = now_ms
+        if session.broker_epoch != self._broker_epoch:
+            session.broker_epoch = self._broker_epoch
+            for cursor in session.cursors.values():
+                session.stir(cursor)
+
+    def _looked_at(self) -> list[Cursor]:
+        """Partitions that are not quiet; of a fetch without a session all."""
+        session = self._session
+        if session is None or session.lively is None:
+            return self._cursors
+        return list(session.lively.values())
+
+    def _quieten(self, session: Session, cursor: Cursor, known: _AtEnd) -> None:
+        session.quieten(cursor)
+        known.partition.stirs[self._replica_id] = partial(
+            _stirred, session, cursor, known.leadership, self._replica_id
+        )
+
+    def _read_one(
+        self, partition: Partition, asked: ReplicaFetch, max_bytes: int, now_ms: int
+    ) -> ReplicaFetched:
+        """One partition's answer; who is throttled and not in sync gets what it may have now."""
+        throttle = self._broker.throttles[LEADER]
+        throttled = throttle.active and throttle.throttles(partition)
+        held_back = False
+        if throttled and self._replica_id not in partition.isr:
+            room = throttle.room(now_ms)
+            held_back, max_bytes = not room, min(max_bytes, room)
+            self.held_back |= held_back
+        found = partition.fetched_by(
+            self._replica_id,
+            self._broker_epoch,
+            asked,
+            max_bytes=max(0, max_bytes),
+            min_one=self._nothing_yet and not held_back,
+            now_ms=now_ms,
+        )
+        if found.records:
+            self._nothing_yet = False
+            if throttled:
+                throttle.took(len(found.records), now_ms)
+        return found
 
     def _at_end(
         self, partition: Partition | None, cursor: Cursor, found: ReplicaFetched

@@ -21,6 +21,7 @@ from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.replication.follower import Answered, Fetcher, FetchRequest, FetchResponse, Key
 from shoal.replication.leadership import NOT_ELIGIBLE, UNKNOWN_OFFSET, AlterPartition
 from shoal.replication.partition import Divergence, Partition, ReplicaFetched
+from shoal.server.replication_quotas import FOLLOWER
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -205,16 +206,30 @@ class _FetchLoop:
     def __init__(self, broker: Broker, leader_id: int) -> None:
         self._broker = broker
         self._leader_id = leader_id
-        self.fetcher = Fetcher(leader_id, backoff_max_ms=broker.config["replica.fetch.backoff.ms"])
+        self.fetcher = Fetcher(
+            leader_id,
+            backoff_max_ms=broker.config["replica.fetch.backoff.ms"],
+            throttle=broker.throttles[FOLLOWER],
+        )
         self._moved = asyncio.Event()
         self.fetcher.on_synced = self._moved.set
         self._link: Link | None = None
+        #: The leader's broker epoch when the link was made.
+        self._link_epoch = NOT_ELIGIBLE
         self._asking: set[asyncio.Task[None]] = set()
         self._task = asyncio.ensure_future(self._run())
 
     def follow(self, partition: Partition) -> None:
         self.fetcher.follow(partition)
+        if self._link is not None and self._link_epoch != self._leader_epoch():
+            # It began anew. A machine that had lost its power knows nothing of the connection, and
+            # a fetch that waits on it would do so until replica.socket.timeout.ms.
+            self._drop_link()
         self._moved.set()
+
+    def _leader_epoch(self) -> int:
+        found = self._broker.image.brokers.get(self._leader_id)
+        return NOT_ELIGIBLE if found is None else found.broker_epoch
 
     def stop(self) -> None:
         self._task.cancel()
@@ -277,12 +292,14 @@ class _FetchLoop:
             if address is None:
                 raise ClientError(f"broker {self._leader_id} is not registered")
             self._link = peers.link(address, config["replica.socket.timeout.ms"])
+            self._link_epoch = self._leader_epoch()
             self._link.on_lost = lambda: self._broker.suspects.lost(self._leader_id)
         return await self._link.request(api_key, fields)
 
     async def _fetch(self, request: FetchRequest) -> FetchResponse:
         broker, config = self._broker, self._broker.config
         partition_max_bytes = config["replica.fetch.max.bytes"]
+        rooms = self._rooms(request)
         topics: dict[UUID, list[dict[str, Any]]] = {}
         for (topic_id, index), asked in request.partitions:
             row = {
@@ -291,7 +308,9 @@ class _FetchLoop:
                 "fetch_offset": asked.fetch_offset,
                 "last_fetched_epoch": asked.last_fetched_epoch,
                 "log_start_offset": asked.log_start_offset,
-                "partition_max_bytes": partition_max_bytes,
+                "partition_max_bytes": min(
+                    partition_max_bytes, rooms.get((topic_id, index), partition_max_bytes)
+                ),
             }
             topics.setdefault(topic_id, []).append(row)
         forgotten: dict[UUID, list[int]] = {}
@@ -313,6 +332,16 @@ class _FetchLoop:
             ],
         }
         return _response(await self._request(ApiKey.FETCH, fields))
+
+    def _rooms(self, request: FetchRequest) -> dict[Key, int]:
+        """Bytes that throttled partitions out of sync may have at once, which is one batch at
+        least: together what the throttle has room for."""
+        broker, throttle = self._broker, self._broker.throttles[FOLLOWER]
+        if not throttle.active:
+            return {}
+        found = [broker.partitions.get(*key) for key, _ in request.partitions]
+        keys = [p.key for p in found if p and broker.node_id not in p.isr and throttle.throttles(p)]
+        return dict.fromkeys(keys, throttle.room(broker.clock.now_ms()) // max(1, len(keys)))
 
     def _do(self, what: Answered) -> None:
         broker = self._broker

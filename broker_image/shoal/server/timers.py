@@ -1,7 +1,7 @@
 """The broker's clock, and all of its timers on one heap.
 
-Deadlines are given in wall-clock milliseconds, the unit of `now_ms` everywhere below the shell, and
-kept in monotonic time, so that a clock that is set back or forward delays or fires nothing. A
+Deadlines are given in the clock's milliseconds, the unit of `now_ms` everywhere below the shell,
+and kept in monotonic time; who is called sees by the clock whether its deadline has come. A
 cancelled timer stays on the heap until it comes up, or until such ones are the larger part.
 """
 
@@ -17,21 +17,47 @@ _CLEAN_FROM = 512
 
 
 class Clock:
-    """Wall-clock time in milliseconds."""
+    """Wall-clock time in milliseconds that never goes back.
 
-    @staticmethod
-    def now_ms() -> int:
-        return time.time_ns() // 1_000_000
+    Deadlines are compared with it, so one that followed a wall clock that is set back would keep
+    locks and sessions alive for as long as that was. It goes on at half speed instead until the
+    wall clock is there, so that a wait takes twice its time at most. A clock that is set forward is
+    followed at once: a machine that slept has let those waits pass.
+    """
+
+    __slots__ = ("_behind_at_ns", "_told_ns")
+
+    def __init__(self) -> None:
+        self._told_ns = 0
+        #: The monotonic time of the last look, while the wall clock is behind.
+        self._behind_at_ns = 0
+
+    def now_ms(self) -> int:
+        now_ns = time.time_ns()
+        if now_ns < self._told_ns:
+            now_ns = self._behind()
+        else:
+            self._behind_at_ns = 0
+        self._told_ns = now_ns
+        return now_ns // 1_000_000
+
+    def _behind(self) -> int:
+        at_ns = time.monotonic_ns()
+        passed_ns = at_ns - self._behind_at_ns if self._behind_at_ns else 0
+        self._behind_at_ns = at_ns
+        return self._told_ns + (passed_ns >> 1)
 
 
 class Timer:
     """A callback that is due once; `cancel` may be called at any time, also after it has run."""
 
-    __slots__ = ("_timers", "call", "due")
+    __slots__ = ("_timers", "call", "due", "turn")
 
     def __init__(self, timers: Timers, due: float, call: Callable[[], None]) -> None:
         self._timers = timers
         self.due = due
+        #: How often timers had fired when it was made.
+        self.turn = timers.turn
         self.call: Callable[[], None] | None = call
 
     def __lt__(self, other: Timer) -> bool:
@@ -51,6 +77,8 @@ class Timers:
         self._clock = clock
         self._heap: list[Timer] = []
         self._cancelled = 0
+        #: How often timers have fired.
+        self.turn = 0
         self._armed: asyncio.TimerHandle | None = None
 
     def at(self, deadline_ms: int, call: Callable[[], None]) -> Timer:
@@ -96,11 +124,13 @@ class Timers:
 
     def _fire(self) -> None:
         self._armed = None
-        # The loop's own timers count whole milliseconds and may come a little early.
+        # The loop's own timers count whole milliseconds and may come a little early. Who sees that
+        # it is early and sets its timer again gets the next turn, instead of going round in this.
         now = self._loop.time() + 0.001
+        self.turn += 1
         heap = self._heap
         try:
-            while heap and heap[0].due <= now:
+            while heap and heap[0].due <= now and heap[0].turn < self.turn:
                 timer = heapq.heappop(heap)
                 call, timer.call = timer.call, None
                 if call is None:

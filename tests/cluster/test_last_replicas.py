@@ -1,0 +1,106 @@
+"""Who may lead when the last member of the ISR is gone (KIP-966): nobody who could lack a record.
+
+The controller runs by itself, so that a majority of the brokers can be gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster.test_replication import CONFIGS
+from clusters import ShoalCluster
+from conditions import eventually
+from confluent_kafka import KafkaException, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from shoal.protocol.api import ApiKey
+
+ROLES = {1: "controller", 2: "broker", 3: "broker", 4: "broker"}
+RECORDS = 100
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[ShoalCluster]:
+    found = ShoalCluster(tmp_path, 4, configs=CONFIGS, roles=ROLES)
+    try:
+        yield found.start()
+    finally:
+        found.stop()
+
+
+def prepared(cluster: ShoalCluster) -> None:
+    """A topic that 2 leads, and records that all three have."""
+    eventually(lambda: len(cluster.metadata(2).brokers) == 3)
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    admin.create_topics([NewTopic("t", 1, replica_assignment=[[2, 3, 4]])])["t"].result(60)
+    assert write(cluster) == RECORDS
+
+
+def write(cluster: ShoalCluster, timeout_ms: int = 60_000) -> int:
+    """How many of the records are acknowledged by as many replicas as it takes."""
+    acknowledged: list[object] = []
+    producer = Producer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "delivery.timeout.ms": timeout_ms,
+            "enable.idempotence": True,
+            "log_level": 0,
+        }
+    )
+    for _ in range(RECORDS):
+        producer.produce("t", b"v", on_delivery=lambda e, m: acknowledged.append(e))
+    producer.flush(120)
+    return sum(error is None for error in acknowledged)
+
+
+def state(cluster: ShoalCluster, asked: int) -> tuple[int, set[int], set[int]]:
+    """Leader, ISR and eligible leader replicas, as DescribeTopicPartitions tells."""
+    fields = {"topics": [{"name": "t"}], "response_partition_limit": 10}
+    (topic,) = cluster.ask(asked, ApiKey.DESCRIBE_TOPIC_PARTITIONS, fields).topics
+    (row,) = topic.partitions
+    return row.leader_id, set(row.isr_nodes), set(row.eligible_leader_replicas or ())
+
+
+def end(cluster: ShoalCluster, id: int) -> int:
+    """The offset that a consumer of that leader reads up to."""
+    partition = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": -1}
+    fields = {"replica_id": -1, "topics": [{"name": "t", "partitions": [partition]}]}
+    return int(cluster.ask(id, ApiKey.LIST_OFFSETS, fields).topics[0].partitions[0].offset)
+
+
+def test_who_stopped_in_order_below_min_isr_may_lead(cluster: ShoalCluster) -> None:
+    """It has all that was ever acknowledged, though it is out of the ISR."""
+    prepared(cluster)
+    cluster.nodes[4].stop()
+    assert write(cluster) == RECORDS
+    cluster.nodes[3].stop()
+    eventually(lambda: state(cluster, 2) == (2, {2}, {3}))
+    assert write(cluster, timeout_ms=3_000) == 0, "two replicas are not there"
+    cluster.nodes[2].kill9()
+    cluster.nodes[3].start()
+    eventually(lambda: state(cluster, 3)[0] == 3)
+    cluster.nodes[4].start()
+    eventually(lambda: state(cluster, 3)[1] >= {3, 4})
+    # Below two it does not know how far its predecessor has committed, and says so.
+    eventually(lambda: end(cluster, 3) == 2 * RECORDS)
+    assert write(cluster) == RECORDS
+
+
+def test_who_was_killed_may_not(cluster: ShoalCluster) -> None:
+    """Its log may have lost its end; the last one of the ISR is waited for."""
+    prepared(cluster)
+    cluster.nodes[4].kill9()
+    eventually(lambda: 4 not in state(cluster, 2)[1])
+    cluster.nodes[3].kill9()
+    eventually(lambda: state(cluster, 2)[:2] == (2, {2}))
+    cluster.nodes[2].kill9()
+    cluster.nodes[3].start()
+    with pytest.raises(KafkaException):
+        AdminClient({"bootstrap.servers": cluster.addresses[2]}).list_topics(timeout=1)
+    assert state(cluster, 3)[0] == -1
+    assert write(cluster, timeout_ms=3_000) == 0
+    cluster.nodes[2].start()
+    eventually(lambda: state(cluster, 3)[0] == 2)
+    eventually(lambda: end(cluster, 2) >= RECORDS)
+    assert write(cluster) == RECORDS

@@ -1,0 +1,131 @@
+"""Throttled replication (KIP-73): who catches up takes no more than its rate; nobody else waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cluster.test_replication import CONFIGS
+from clusters import ShoalCluster, running
+from commands import Shoal
+from conditions import eventually
+from confluent_kafka import Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewTopic,
+    ResourceType,
+)
+from shoal.protocol.api import ApiKey
+
+RATE_BYTES = 400_000
+VALUE = b"v" * 1_000
+#: Of one record on the wire, about.
+OVERHEAD = 1.02
+RECORDS = 2_000
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalCluster]:
+    with running(ShoalCluster(tmp_path_factory.mktemp("cluster"), configs=CONFIGS)) as found:
+        eventually(lambda: len(found.metadata(1).brokers) == 3, timeout_s=60)
+        yield found
+
+
+def write(cluster: ShoalCluster, topic: str, records: int) -> None:
+    producer = Producer(
+        {"bootstrap.servers": cluster.bootstrap, "batch.size": 20_000, "log_level": 0}
+    )
+    for _ in range(records):
+        producer.produce(topic, VALUE, partition=0)
+    assert producer.flush(60) == 0
+
+
+def set_configs(admin: AdminClient, kind: ResourceType, name: str, **values: str | None) -> None:
+    entries = [
+        ConfigEntry(
+            key.replace("_", "."),
+            value,
+            incremental_operation=AlterConfigOpType.SET if value else AlterConfigOpType.DELETE,
+        )
+        for key, value in values.items()
+    ]
+    resource = ConfigResource(kind, name, incremental_configs=entries)
+    for done in admin.incremental_alter_configs([resource]).values():
+        done.result(60)
+
+
+def reassign(cluster: ShoalCluster, topic: str, replicas: list[int]) -> None:
+    rows = [{"partition_index": 0, "replicas": replicas}]
+    fields = {"timeout_ms": 10_000, "topics": [{"name": topic, "partitions": rows}]}
+    answer = cluster.ask(cluster.controller(), ApiKey.ALTER_PARTITION_REASSIGNMENTS, fields)
+    assert answer.error_code == 0 and answer.responses[0].partitions[0].error_code == 0, answer
+
+
+def moved(cluster: ShoalCluster, topic: str, replicas: list[int]) -> bool:
+    (partition,) = cluster.topic(replicas[0], topic)
+    return sorted(partition.isr_nodes) == sorted(partition.replica_nodes) == replicas
+
+
+@pytest.mark.parametrize("side", ["leader", "follower"])
+def test_a_reassignment_takes_its_time_and_writes_do_not(cluster: ShoalCluster, side: str) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    topic = f"throttled-by-{side}"
+    made = NewTopic(topic, 1, replica_assignment=[[1]], config={"min.insync.replicas": "1"})
+    admin.create_topics([made])[topic].result(60)
+    eventually(lambda: moved(cluster, topic, [1]))
+    write(cluster, topic, RECORDS)
+    throttled = "0:1" if side == "leader" else "*"
+    set_configs(
+        admin, ResourceType.TOPIC, topic, **{f"{side}_replication_throttled_replicas": throttled}
+    )
+    held_by = "1" if side == "leader" else "2"
+    rate = f"{side}_replication_throttled_rate"
+    set_configs(admin, ResourceType.BROKER, held_by, **{rate: str(RATE_BYTES)})
+    begun = time.monotonic()
+    reassign(cluster, topic, [1, 2])
+    write(cluster, topic, 10)
+    assert time.monotonic() - begun < 2, "writes wait for who catches up"
+    eventually(lambda: moved(cluster, topic, [1, 2]))
+    took_s = time.monotonic() - begun
+    size_bytes = RECORDS * len(VALUE) * OVERHEAD
+    # One second's worth may come at once.
+    least_s = (size_bytes - RATE_BYTES) / RATE_BYTES
+    assert least_s * 0.9 < took_s < least_s + 6, f"{size_bytes / took_s:.0f} bytes a second"
+    name = f"kafka_server_{side.capitalize()}Replication_throttled_byte_total"
+    assert cluster.nodes[int(held_by)].metric(name) > size_bytes * 0.9
+    # In sync, it takes what comes.
+    begun = time.monotonic()
+    write(cluster, topic, RECORDS)
+    assert time.monotonic() - begun < least_s * 0.8, "who is in sync is throttled"
+    set_configs(admin, ResourceType.BROKER, held_by, **{rate: None})
+
+
+def test_describe_tells_how_far_a_replica_is_behind(cluster: ShoalCluster) -> None:
+    """And a throttle that is taken away lets it catch up."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    made = NewTopic("behind", 1, replica_assignment=[[1]], config={"min.insync.replicas": "1"})
+    admin.create_topics([made])["behind"].result(60)
+    eventually(lambda: moved(cluster, "behind", [1]))
+    write(cluster, "behind", RECORDS)
+    replicas = {"leader_replication_throttled_replicas": "*"}
+    set_configs(admin, ResourceType.TOPIC, "behind", **replicas)
+    set_configs(admin, ResourceType.BROKER, "1", leader_replication_throttled_rate="1000")
+    reassign(cluster, "behind", [1, 2])
+    shoal = Shoal(cluster.bootstrap)
+
+    def lacking() -> list[dict[str, Any]]:
+        (found,) = shoal.json("cluster", "describe")
+        return [row for row in found["lacking"] if row["topic"] == "behind"]
+
+    (row,) = eventually(lacking)
+    assert (row["leader"], row["replicas"], row["isr"]) == (1, [1, 2], [1])
+    assert 0 < row["lag"]["2"] <= RECORDS
+    assert f"2:{row['lag']['2']}"[:3] in shoal.says("cluster", "describe")
+    set_configs(admin, ResourceType.BROKER, "1", leader_replication_throttled_rate=None)
+    eventually(lambda: moved(cluster, "behind", [1, 2]))
+    assert lacking() == []

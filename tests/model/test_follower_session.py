@@ -1,0 +1,204 @@
+"""What a follower asks for, told as changes, is what a look at every partition would ask for.
+
+The machine keeps the leader's end of the session from the requests alone, and beside it what a
+follower that walks all its partitions before each fetch would want.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from shoal.log.config import LogConfig
+from shoal.log.log import Log
+from shoal.log.memory import MemoryStorage
+from shoal.protocol.errors import ErrorCode
+from shoal.record.records import build_batch
+from shoal.replication.follower import BACKOFF_MAX_MS, BACKOFF_MS, Fetcher, FetchResponse, Key
+from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetched
+
+PARTITIONS = st.integers(0, 4)
+
+
+class Held:
+    """A throttle that holds all of some topics, or none."""
+
+    def __init__(self) -> None:
+        self.topics: set[str] = set()
+        self.until_ms = 0
+        self.took_bytes = 0
+
+    @property
+    def active(self) -> bool:
+        return bool(self.topics)
+
+    def throttles(self, partition: Partition) -> bool:
+        return partition.topic in self.topics
+
+    def wait_ms(self, now_ms: int) -> int:
+        return max(0, self.until_ms - now_ms)
+
+    def took(self, size_bytes: int, now_ms: int) -> None:
+        self.took_bytes += size_bytes
+
+
+class Plain:
+    """One partition as the twin knows it."""
+
+    def __init__(self, index: int) -> None:
+        log = Log.open(MemoryStorage(), f"t{index}-0", LogConfig(), now_ms=0, clean=False)
+        self.partition = Partition(
+            f"t{index}", UUID(int=index + 1), 0, log, node_id=2, leader_id=1, leader_epoch=1,
+            isr=(1,), replicas=(1, 2),
+        )  # fmt: skip
+        self.followed = False
+        #: Followed anew: it is told of again, and an answer to what was asked before is no use.
+        self.anew = False
+        self.ready()
+
+    def ready(self) -> None:
+        self.not_before_ms, self.backoff_ms = 0, BACKOFF_MS
+
+    def pause(self, now_ms: int) -> None:
+        self.not_before_ms = now_ms + self.backoff_ms
+        self.backoff_ms = min(2 * self.backoff_ms, BACKOFF_MAX_MS)
+
+
+class FollowerSession(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_ms, self.session_id = 0, 0
+        self.throttle = Held()
+        self.fetcher = Fetcher(1, throttle=self.throttle)
+        self.plain = [Plain(index) for index in range(5)]
+        self.at_leader: dict[Key, ReplicaFetch] = {}
+        self.under_way = False
+        for index in range(3):
+            self.follow(index)
+
+    @rule(index=PARTITIONS)
+    def follow(self, index: int) -> None:
+        one = self.plain[index]
+        one.followed = True
+        one.ready()
+        self.fetcher.follow(one.partition)
+
+    @rule(index=PARTITIONS)
+    def forget(self, index: int) -> None:
+        one = self.plain[index]
+        one.followed, one.anew = False, True
+        self.fetcher.forget(one.partition)
+
+    @rule(index=PARTITIONS)
+    def new_epoch(self, index: int) -> None:
+        one = self.plain[index]
+        one.partition.leader_epoch += 1
+        if one.followed:
+            one.ready()
+            self.fetcher.follow(one.partition)
+
+    @rule(index=PARTITIONS)
+    def local_retention(self, index: int) -> None:
+        partition = self.plain[index].partition
+        partition.log.advance_log_start(partition.high_watermark, "retention.ms")
+        partition.moved()
+
+    @rule(ms=st.integers(1, 60))
+    def time_passes(self, ms: int) -> None:
+        self.now_ms += ms
+
+    @rule(indexes=st.sets(PARTITIONS), ms=st.integers(0, 50))
+    def throttled(self, indexes: set[int], ms: int) -> None:
+        self.throttle.topics = {f"t{index}" for index in indexes}
+        self.throttle.until_ms = self.now_ms + ms
+
+    def _wanted(self) -> dict[Key, ReplicaFetch]:
+        found = {}
+        for one in self.plain:
+            if one.followed and one.not_before_ms <= self.now_ms:
+                if self.throttle.throttles(one.partition):
+                    one.not_before_ms = self.now_ms + self.throttle.wait_ms(self.now_ms)
+                if one.not_before_ms <= self.now_ms:
+                    found[one.partition.key] = one.partition.position()
+        return found
+
+    @precondition(lambda self: not self.under_way)
+    @rule()
+    def fetch(self) -> None:
+        wanted = self._wanted()
+        request = self.fetcher.next_fetch(self.now_ms)
+        assert (request is not None) == bool(wanted)
+        if request is None:
+            followed = [one.not_before_ms for one in self.plain if one.followed]
+            assert self.fetcher.next_due_ms() == min(followed, default=None)
+            return
+        self.under_way = True
+        assert request.session_id == self.session_id
+        if not request.session_id:
+            assert not request.forgotten
+            self.at_leader.clear()
+        for key in request.forgotten:
+            del self.at_leader[key]
+        for key, asked in request.partitions:
+            (one,) = [one for one in self.plain if one.partition.key == key]
+            assert one.anew or self.at_leader.get(key) != asked, "told again"
+            one.anew = False
+            self.at_leader[key] = asked
+        assert self.at_leader == wanted
+
+    @precondition(lambda self: not self.under_way)
+    @rule(told=st.sets(PARTITIONS), refusing=st.sets(PARTITIONS, max_size=1))
+    def exchange(self, told: set[int], refusing: set[int]) -> None:
+        """What mostly happens."""
+        self.fetch()
+        if self.under_way:
+            self.answer(told, 7, refusing)
+
+    @precondition(lambda self: self.under_way)
+    @rule(
+        told=st.sets(PARTITIONS),
+        session_id=st.sampled_from([7, 7, 7, 0]),
+        refusing=st.sets(PARTITIONS),
+    )
+    def answer(self, told: set[int], session_id: int, refusing: set[int]) -> None:
+        rows = {}
+        for index in sorted(told):
+            one = self.plain[index]
+            asked = self.at_leader.get(one.partition.key)
+            if asked is None:
+                continue
+            at = asked.fetch_offset
+            batch = build_batch([(1, None, b"v", ())], base_offset=at, leader_epoch=1)
+            found = ReplicaFetched(ErrorCode.none, at, asked.log_start_offset, None, bytes(batch))
+            if index in refusing:
+                found = ReplicaFetched(ErrorCode.unknown_leader_epoch)
+            rows[one.partition.key] = found
+            if one.followed and not one.anew and asked == one.partition.position():
+                if index in refusing:
+                    one.pause(self.now_ms)
+                else:
+                    one.backoff_ms = BACKOFF_MS
+        self.fetcher.answered(FetchResponse(ErrorCode.none, session_id, rows), self.now_ms)
+        self.under_way, self.session_id = False, session_id
+
+    @precondition(lambda self: self.under_way)
+    @rule()
+    def no_answer(self) -> None:
+        self.fetcher.unanswered(self.now_ms)
+        self.under_way, self.session_id = False, 0
+
+    @precondition(lambda self: self.under_way)
+    @rule()
+    def refused_as_a_whole(self) -> None:
+        for one in self.plain:
+            if one.followed and one.partition.key in self.at_leader:
+                one.pause(self.now_ms)
+        response = FetchResponse(ErrorCode.fetch_session_id_not_found, 0, {})
+        self.fetcher.answered(response, self.now_ms)
+        self.under_way, self.session_id = False, 0
+
+
+TestFollowerSession = FollowerSession.TestCase
+TestFollowerSession.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)

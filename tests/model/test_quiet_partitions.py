@@ -1,0 +1,272 @@
+"""A leader that looks only at partitions that stir answers and judges as one that looks at all.
+
+Two leaders get the same writes, fetches, changes of leadership and time. One knows what is quiet in
+the follower's session, the other looks at every partition in each fetch: their answers, the ISRs
+that they ask for and their high watermarks are the same.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from itertools import count
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from shoal.log.config import LogConfig
+from shoal.log.log import Log
+from shoal.log.memory import MemoryStorage
+from shoal.protocol.errors import ErrorCode
+from shoal.record.batch import headers
+from shoal.record.records import build_batch
+from shoal.replication.partition import Partition
+from shoal.server.fetch_sessions import FetchSessions
+from shoal.server.replica_fetch import _ReplicaFetch
+
+COUNT = 4
+INDEXES = st.integers(0, COUNT - 1)
+LAG_MS = 1_000
+FOLLOWER = 2
+
+
+class Registered(NamedTuple):
+    leader_epoch: int
+    partition_epoch: int
+    leader: int = 1
+    isr: tuple[int, ...] = (1, 2, 3)
+    replicas: tuple[int, ...] = (1, 2, 3)
+
+
+class Leader:
+    """Partitions led by broker 1, and the session with broker 2."""
+
+    def __init__(self, *, knows_quiet: bool) -> None:
+        self.knows_quiet = knows_quiet
+        self.now_ms = 0
+        self.asked: list[tuple[int, tuple[int, ...]]] = []
+        self.partitions = [self._partition(index) for index in range(COUNT)]
+        ids = count(1)
+        self.sessions = FetchSessions(1_000, 120_000, lambda: next(ids))
+        unthrottled = SimpleNamespace(active=False)
+        self.broker: Any = SimpleNamespace(
+            clock=SimpleNamespace(now_ms=lambda: self.now_ms),
+            partitions=SimpleNamespace(find=lambda name, id, index: self.partitions[index]),
+            replicas=SimpleNamespace(awaits=lambda replica, now_ms: False),
+            throttles={"leader": unthrottled},
+        )
+        self.session_id, self.epoch = 0, 0
+        self.positions: dict[int, tuple[int, int]] = {}
+        self.parked: _ReplicaFetch | None = None
+
+    def _partition(self, index: int) -> Partition:
+        log = Log.open(MemoryStorage(), f"t-{index}", LogConfig(), now_ms=0, clean=False)
+        made = Partition(
+            "t", UUID(int=9), index, log, node_id=1, leader_id=1, leader_epoch=1, isr=(1, 2, 3),
+            replicas=(1, 2, 3), partition_epoch=0,
+        )  # fmt: skip
+        made.lag_time_max_ms = LAG_MS
+        made.broker_epoch_of = lambda broker: 10
+        made.alter_requested = lambda p, asked: self.asked.append((p.index, asked.members))
+        return made
+
+    def fetch(self, offsets: list[int], *, broker_epoch: int, wait: bool) -> Any:
+        """The answer, or None where it waits."""
+        asked = [(offset, self.partitions[i].leader_epoch) for i, offset in enumerate(offsets)]
+        if not self.epoch:
+            self.positions.clear()
+        rows = [
+            SimpleNamespace(
+                partition=index, fetch_offset=offset, partition_max_bytes=10_000,
+                current_leader_epoch=epoch, last_fetched_epoch=-1, log_start_offset=0,
+            )
+            for index, (offset, epoch) in enumerate(asked)
+            if self.positions.get(index) != (offset, epoch)
+        ]  # fmt: skip
+        self.positions = dict(enumerate(asked))
+        body = SimpleNamespace(
+            session_id=self.session_id, session_epoch=self.epoch, forgotten_topics_data=[],
+            topics=[SimpleNamespace(topic="t", topic_id=UUID(int=9), partitions=rows)],
+            max_bytes=100_000, min_bytes=1, max_wait=timedelta(milliseconds=500 if wait else 0),
+            replica_state=SimpleNamespace(replica_id=FOLLOWER, replica_epoch=broker_epoch),
+        )  # fmt: skip
+        session, incremental, cursors = self.sessions.begin(
+            body, 17, self.now_ms, follower=self.knows_quiet
+        )
+        request: Any = SimpleNamespace(body=body)
+        fetch = _ReplicaFetch(self.broker, request, FOLLOWER, session, incremental, cursors)
+        found = fetch.begin()
+        self.parked = fetch if found is None else None
+        return self._answered(found)
+
+    def _answered(self, found: Any) -> Any:
+        if found is not None:
+            self.session_id, self.epoch = found["session_id"], self.epoch + 1
+        return found
+
+    def attempt(self) -> Any:
+        """What a fetch that waits answers once something was appended."""
+        if self.parked is None:
+            return None
+        found = self.parked.attempt()
+        self.parked = self.parked if found is None else None
+        return self._answered(found)
+
+    def expire(self) -> Any:
+        if self.parked is None:
+            return None
+        found, self.parked = self.parked.expire(), None
+        return self._answered(found)
+
+    def seen(self) -> Any:
+        # What is asked of the controller for several partitions at once has no order among them.
+        asked = sorted(self.asked, key=lambda one: one[0])
+        return [(p.high_watermark, p.isr, p.leader_epoch, asked) for p in self.partitions]
+
+
+def rows_of(answer: Any) -> dict[int, tuple[Any, ...]]:
+    return {
+        row["partition_index"]: (
+            row["error_code"], row["high_watermark"], row["log_start_offset"],
+            bytes(row["records"]), row.get("diverging_epoch"),
+        )
+        for topic in answer["responses"]
+        for row in topic["partitions"]
+    }  # fmt: skip
+
+
+class QuietPartitions(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.leaders = [Leader(knows_quiet=True), Leader(knows_quiet=False)]
+        self.offsets = [0] * COUNT
+        self.partition_epoch, self.broker_epoch = 0, 10
+
+    def _both(self, call: Any) -> Any:
+        first, second = (call(leader) for leader in self.leaders)
+        assert (first is None) == (second is None)
+        assert self.leaders[0].seen() == self.leaders[1].seen()
+        if first is None:
+            return None
+        assert rows_of(first) == rows_of(second)
+        for index, row in rows_of(first).items():
+            if row[0] is ErrorCode.none:
+                for _, header in headers(row[3]):
+                    self.offsets[index] = header.next_offset
+        return first
+
+    @rule(wait=st.booleans())
+    def fetch(self, wait: bool) -> None:
+        self.expire()
+        offsets, epoch = list(self.offsets), self.broker_epoch
+        self._both(lambda leader: leader.fetch(offsets, broker_epoch=epoch, wait=wait))
+
+    @rule(times=st.integers(2, 4))
+    def settle(self, times: int) -> None:
+        """What mostly happens: fetches until all is told."""
+        for _ in range(times):
+            self.fetch(False)
+
+    @rule()
+    def expire(self) -> None:
+        self._both(lambda leader: leader.expire())
+
+    @rule(index=INDEXES)
+    def append(self, index: int) -> None:
+        batch = bytes(build_batch([(1, None, b"v", ())]))
+
+        def one(leader: Leader) -> Any:
+            partition = leader.partitions[index]
+            if partition.is_leader:
+                partition.append(batch, now_ms=leader.now_ms)
+            return leader.attempt()
+
+        self._both(one)
+
+    @rule(ms=st.integers(1, LAG_MS))
+    def time_passes(self, ms: int) -> None:
+        for leader in self.leaders:
+            leader.now_ms += ms
+
+    @rule()
+    def tick(self) -> None:
+        def one(leader: Leader) -> None:
+            for partition in leader.partitions:
+                partition.tick(leader.now_ms)
+
+        self._both(one)
+
+    @rule(index=INDEXES)
+    def isr_is_taken(self, index: int) -> None:
+        self.partition_epoch += 1
+
+        def one(leader: Leader) -> None:
+            partition = leader.partitions[index]
+            if partition.leadership and partition.leadership.proposed:
+                asked = partition.leadership.proposed.members
+                partition.altered(tuple(sorted(asked)), self.partition_epoch)
+
+        self._both(one)
+
+    @rule(index=INDEXES, isr=st.sampled_from([(1,), (1, 2), (1, 3), (1, 2, 3)]))
+    def registered(self, index: int, isr: tuple[int, ...]) -> None:
+        """As the controller tells; in the same epoch."""
+        self.partition_epoch += 1
+
+        def one(leader: Leader) -> None:
+            partition = leader.partitions[index]
+            row = Registered(partition.leader_epoch, self.partition_epoch, isr=isr)
+            partition.register(row, leader.now_ms)
+
+        self._both(one)
+
+    @rule(index=INDEXES, leads=st.booleans())
+    def new_epoch(self, index: int, leads: bool) -> None:
+        self.partition_epoch += 1
+
+        def one(leader: Leader) -> None:
+            partition = leader.partitions[index]
+            row = Registered(
+                partition.leader_epoch + 1, self.partition_epoch, leader=1 if leads else 3
+            )
+            partition.register(row, leader.now_ms)
+
+        self._both(one)
+
+    @rule(index=INDEXES)
+    def records_are_deleted(self, index: int) -> None:
+        def one(leader: Leader) -> None:
+            partition = leader.partitions[index]
+            if partition.is_leader:
+                partition.delete_records(partition.high_watermark)
+
+        self._both(one)
+
+    @rule(index=INDEXES)
+    def the_third_follows(self, index: int) -> None:
+        """Broker 3, by itself, up to the end."""
+
+        def one(leader: Leader) -> None:
+            partition = leader.partitions[index]
+            if partition.leadership is not None:
+                end = partition.log.log_end_offset
+                partition.leadership.fetched(3, 10, end, 0, leader.now_ms)
+                partition.tick(leader.now_ms)
+
+        self._both(one)
+
+    @rule()
+    def another_connection(self) -> None:
+        for leader in self.leaders:
+            leader.parked = None
+            leader.session_id, leader.epoch = 0, 0
+
+    @rule(epoch=st.sampled_from([10, 11]))
+    def another_incarnation(self, epoch: int) -> None:
+        self.broker_epoch = max(self.broker_epoch, epoch)
+
+
+TestQuietPartitions = QuietPartitions.TestCase
+TestQuietPartitions.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
