@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from conditions import eventually
+from networks import Network
 from servers import ShoalProcess
 from shoal.client.connection import Connection, connect
 from shoal.client.errors import ClientError
@@ -35,6 +36,9 @@ def free_ports(count: int) -> list[int]:
 class ShoalCluster:
     """Nodes 1 to n, each a voter and a broker unless `roles` says otherwise."""
 
+    #: What its nodes' hosts are on; all on loopback without one.
+    network: Network | None = None
+
     def __init__(
         self,
         folder: Path,
@@ -43,9 +47,15 @@ class ShoalCluster:
         configs: Mapping[str, str] | None = None,
         roles: Mapping[int, str] | None = None,
         racks: Sequence[str] = (),
+        network: Network | None = None,
     ) -> None:
-        ports = free_ports(nodes)
-        self.addresses = {id: f"127.0.0.1:{port}" for id, port in enumerate(ports, 1)}
+        """In a `network` each node is on a host of its own, which its clients reach too."""
+        self.network = network
+        if network is None:
+            ports = free_ports(nodes)
+            self.addresses = {id: f"127.0.0.1:{port}" for id, port in enumerate(ports, 1)}
+        else:
+            self.addresses = {id: f"{address}:9092" for id, address in network.addresses.items()}
         self.roles = {id: (roles or {}).get(id, "broker,controller") for id in self.addresses}
         voters = [id for id, role in self.roles.items() if "controller" in role]
         self.quorum = ",".join(f"{id}@{self.addresses[id]}" for id in voters)
@@ -62,6 +72,7 @@ class ShoalCluster:
             folder,
             configs=configs,
             start_timeout_s=START_TIMEOUT_S,
+            command=self.network.command(id) if self.network is not None else (),
             flags=[
                 f"--node-id={id}",
                 f"--quorum={self.quorum}",
@@ -73,13 +84,20 @@ class ShoalCluster:
         return process
 
     def start(self, ids: Iterable[int] | None = None) -> ShoalCluster:
-        """Start those nodes, all unless told, at once; returns when they are ready."""
+        """Start those nodes, all unless told, at once; returns when they are ready, and where
+        they are all when each broker knows all brokers, which it may a moment after that."""
         nodes = [self.nodes[id] for id in ids or self.nodes]
         for node in nodes:
             node.launch()
         for node in nodes:
             node.wait()
+        if ids is None:
+            eventually(self._all_known, timeout_s=60, what="each broker knows all")
         return self
+
+    def _all_known(self) -> bool:
+        wanted = set(self.brokers)
+        return all({b.node_id for b in self.metadata(id).brokers} == wanted for id in wanted)
 
     def stop(self) -> None:
         """End all; what is frozen is thawed first."""

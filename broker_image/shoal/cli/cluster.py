@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +12,12 @@ from shoal.cli import local_cluster, output
 from shoal.cli.local_cluster import STOP_TIMEOUT_S, LocalCluster
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import Failed, command, guarded, new_app, pairs
+from shoal.client.admin import ClusterDescription
 from shoal.client.client import Client
-from shoal.client.errors import KafkaError
+from shoal.client.cluster import Partition
+from shoal.client.errors import ClientError, KafkaError
+from shoal.client.topics import OffsetSpec
+from shoal.protocol.api import ApiKey
 
 app = new_app("Run brokers on this machine for trying out, and describe a cluster.")
 
@@ -22,6 +27,8 @@ Folder = Annotated[
 ]
 Id = Annotated[int, typer.Argument(metavar="N", help="The broker's number.")]
 _FOLDER = Path("shoal-cluster")
+#: ListOffsets' word for the log of whichever broker is asked.
+_DEBUGGING_REPLICA = -2
 
 
 def _known(folder: Path) -> LocalCluster:
@@ -34,7 +41,7 @@ def _known(folder: Path) -> LocalCluster:
 @app.command()
 def start(
     brokers: Annotated[
-        int | None, typer.Option(help="How many brokers a new cluster has [default: 3].")
+        int | None, typer.Option(help="How many brokers a new cluster has, 3 if not given.")
     ] = None,
     port: Annotated[int, typer.Option(help="Port of the first broker of a new one.")] = 9092,
     dir: Folder = _FOLDER,
@@ -138,7 +145,8 @@ def restart(id: Id, dir: Folder = _FOLDER) -> None:
 
 @command(app, "describe")
 async def describe(client: Client, format: FormatOption = Format.TABLE) -> None:
-    """Brokers with what they lead, the quorum, and partitions that lack replicas or a leader."""
+    """Brokers with what they lead, the quorum, and partitions that lack replicas or a leader: who
+    is in sync, and how many records the others lack."""
     cluster = await client.admin.describe_cluster(fenced=True)
     topics = await client.admin.topics.list(internal=True)
     partitions = [(topic.name, p) for topic in topics.values() for p in topic.partitions]
@@ -156,6 +164,7 @@ async def describe(client: Client, format: FormatOption = Format.TABLE) -> None:
         }
         for broker in sorted(cluster.brokers, key=lambda b: b.node_id)
     ]
+    behind = await _behind(client, cluster, partitions)
     lacking = [
         {
             "topic": name,
@@ -163,6 +172,7 @@ async def describe(client: Client, format: FormatOption = Format.TABLE) -> None:
             "leader": None if p.leader_id < 0 else p.leader_id,
             "replicas": list(p.replicas),
             "isr": list(p.isr),
+            "lag": behind.get((name, p.index), {}),
             "state": "offline" if p.leader_id < 0 else "under-replicated",
         }
         for name, p in partitions
@@ -191,7 +201,55 @@ async def describe(client: Client, format: FormatOption = Format.TABLE) -> None:
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    return row | {name: ",".join(map(str, row[name])) for name in ("replicas", "isr")}
+    lists = {name: ",".join(map(str, row[name])) for name in ("replicas", "isr")}
+    return row | lists | {"lag": ",".join(f"{id}:{lag}" for id, lag in row["lag"].items())}
+
+
+async def _behind(
+    client: Client, cluster: ClusterDescription, partitions: list[tuple[str, Partition]]
+) -> dict[tuple[str, int], dict[int, int]]:
+    """Records that replicas out of sync do not have yet, by partition and broker; of those whose
+    brokers run."""
+    lacking = {
+        (name, p.index): p
+        for name, p in partitions
+        if p.leader_id >= 0 and len(p.isr) < len(p.replicas)
+    }
+    running = {b.node_id for b in cluster.brokers} - cluster.fenced
+    ends: dict[int, dict[tuple[str, int], int]] = {}
+    for node in sorted(running & {id for p in lacking.values() for id in p.replicas}):
+        held = [key for key, p in lacking.items() if node in p.replicas]
+        with contextlib.suppress(ClientError):
+            ends[node] = await _ends(client, node, held)
+    return {
+        key: {
+            id: max(0, ends[p.leader_id][key] - ends[id][key])
+            for id in p.replicas
+            if id not in p.isr and key in ends.get(id, {}) and key in ends.get(p.leader_id, {})
+        }
+        for key, p in lacking.items()
+    }
+
+
+async def _ends(
+    client: Client, node: int, held: list[tuple[str, int]]
+) -> dict[tuple[str, int], int]:
+    """Where a broker's logs end."""
+    topics: dict[str, list[dict[str, int]]] = {}
+    for name, index in held:
+        row = {"partition_index": index, "current_leader_epoch": -1, "timestamp": OffsetSpec.LATEST}
+        topics.setdefault(name, []).append(row)
+    body = {
+        "replica_id": _DEBUGGING_REPLICA,
+        "topics": [{"name": name, "partitions": rows} for name, rows in topics.items()],
+    }
+    answer = await client.cluster.request(node, ApiKey.LIST_OFFSETS, body)
+    return {
+        (topic.name, row.partition_index): row.offset
+        for topic in answer.topics
+        for row in topic.partitions
+        if not row.error_code
+    }
 
 
 async def _lags(client: Client) -> dict[int, int]:

@@ -7,12 +7,15 @@ before anything is written.
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
+from uuid import uuid4
 
 import typer
 
@@ -21,20 +24,40 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
+Listeners = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--listener",
+        metavar="HOST:PORT",
+        envvar="SHOAL_LISTENER",
+        help="Address to listen on, 127.0.0.1:9092 if none is given; port 0 takes a free one.",
+    ),
+]
+Quorum = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ID@HOST:PORT,…",
+        help="Voters of the metadata quorum, the same on all nodes (controller.quorum.voters).",
+    ),
+]
+BrokersPerHost = Annotated[
+    int | None,
+    typer.Option(
+        "--brokers-per-host",
+        metavar="N",
+        help="Run so many brokers here, one a core; docs/cluster.md (shoal.brokers.per.host).",
+    ),
+]
+
 
 @app.command()
 def server(
-    listener: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            envvar="SHOAL_LISTENER",
-            help="Address to listen on [default: 127.0.0.1:9092]; port 0 takes a free one.",
-        ),
-    ] = None,
+    listener: Listeners = None,
     data_dir: Annotated[
         str | None,
-        typer.Option(envvar="SHOAL_DATA_DIR", help="Where the logs are [default: ./shoal-data]."),
+        typer.Option(
+            envvar="SHOAL_DATA_DIR", help="Where the logs are, ./shoal-data if not given."
+        ),
     ] = None,
     config: Annotated[
         Path | None,
@@ -48,13 +71,7 @@ def server(
         int | None,
         typer.Option("--node-id", help="Number of this node in its cluster (node.id)."),
     ] = None,
-    quorum: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ID@HOST:PORT,…",
-            help="Voters of the metadata quorum, the same on all nodes (controller.quorum.voters).",
-        ),
-    ] = None,
+    quorum: Quorum = None,
     cluster_id: Annotated[
         str | None,
         typer.Option("--cluster-id", help="Id of the cluster, the same on all nodes."),
@@ -63,6 +80,7 @@ def server(
         str | None,
         typer.Option(metavar="HOST:PORT", help="HTTP with /metrics, /healthz and /readyz."),
     ] = None,
+    brokers_per_host: BrokersPerHost = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
     log_json: Annotated[bool, typer.Option("--log-json", help="Log as JSON.")] = False,
 ) -> None:
@@ -82,6 +100,7 @@ def server(
         "shoal.cluster.id": cluster_id,
         "log.dirs": data_dir,
         "shoal.metrics.listener": metrics,
+        "shoal.brokers.per.host": None if brokers_per_host is None else str(brokers_per_host),
     }
     flags = _flags(listener, set_ or [], named)
     file_text, file_name = _file(config)
@@ -89,12 +108,43 @@ def server(
         resolved = settings.resolve(flags, os.environ, file_text, file_name)
     except settings.InvalidConfig as error:
         _fail(str(error))
-    _run(resolved, started, log_level, log_json)
+    if log_level not in ("debug", "info", "warning", "error"):
+        _fail(f"--log-level is debug, info, warning or error, not {log_level}.")
+    if resolved["shoal.brokers.per.host"] > 1:
+        words = [f"--log-level={log_level}", *(["--log-json"] if log_json else [])]
+        words += [f"--config={config}"] if config is not None else []
+        _run_host(resolved, flags, words, started)
+    else:
+        _run(resolved, started, log_level, log_json)
+
+
+def _run_host(
+    resolved: BrokerConfig, flags: Mapping[str, str], words: list[str], started: float
+) -> NoReturn:
+    """Run the brokers of this host, each a process with the host's flags and its own settings."""
+    from shoal.log.uuids import uuid_text
+    from shoal.server import host, seats
+    from shoal.server.config import FLAG_VARIABLES, InvalidConfig
+
+    def command(seat: seats.Seat) -> list[str]:
+        given = [f"--set={name}={value}" for name, value in {**flags, **seat.settings}.items()]
+        return [sys.executable, "-m", "shoal.cli", "server", *words, *given]
+
+    try:
+        cluster_id = seats.known_cluster(resolved) or uuid_text(uuid4())
+        found = seats.seats(resolved, host=socket.gethostname(), cluster_id=cluster_id)
+    except InvalidConfig as error:
+        _fail(str(error))
+    unmoved = seats.unmoved(resolved)
+    if unmoved:
+        _fail(unmoved)
+    for variable in FLAG_VARIABLES:
+        os.environ.pop(variable, None)  # They are among the flags.
+    supervisor = host.Host(found, command, _say, lambda line: print(line, file=sys.stderr))
+    raise typer.Exit(asyncio.run(supervisor.run(started)))
 
 
 def _run(resolved: BrokerConfig, started: float, log_level: str, log_json: bool) -> None:
-    if log_level not in ("debug", "info", "warning", "error"):
-        _fail(f"--log-level is debug, info, warning or error, not {log_level}.")
     from shoal.server import logs
 
     logs.configure(json=log_json, level=log_level)
