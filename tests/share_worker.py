@@ -1,10 +1,13 @@
 """One member of a share group as a process of its own, which tells what it sees and can be killed.
 
-`python share_worker.py BOOTSTRAP GROUP TOPIC SEED|hold [WORK_MS]` prints a JSON object a line.
+`python share_worker.py BOOTSTRAP GROUP TOPIC SEED|hold [WORK_MS [RELEASED]]` prints a JSON object a
+line.
 Times are of the monotonic clock, which all processes of a machine share. `got` is a record that
 came; `begin` and `end` stand around each commit, `end` with the error code of each partition (0 for
 none). With `hold` it keeps what its first poll brings. WORK_MS is the longest that it works on one
-record. `Member` is the other side: it starts one and listens.
+record; with RELEASED, such a part of the records is released and the others are accepted, and polls
+that bring nothing are told as `idle`. `Member` is the other side: it starts one and listens; with
+`java` it is `compat/ShareWorker.java`.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import IO, Any
 
 from confluent_kafka import AcknowledgeType, KafkaException, ShareConsumer
@@ -37,11 +41,13 @@ def tell(**event: object) -> None:
 class Member:
     """A worker's process and all that it told."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, java: Sequence[str] = ()) -> None:
         self.events: list[dict[str, Any]] = []
         self.died = float("inf")
+        self._is_java = bool(java)
+        command = java or [sys.executable, __file__]
         self._process = subprocess.Popen(
-            [sys.executable, __file__, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [*command, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )  # fmt: skip
         assert self._process.stdout is not None
         self._reader = threading.Thread(target=self._read, args=(self._process.stdout,))
@@ -63,7 +69,11 @@ class Member:
         self._ended()
 
     def stop(self) -> None:
-        self._process.terminate()
+        if self._is_java:
+            assert self._process.stdin is not None
+            self._process.stdin.close()
+        else:
+            self._process.terminate()
         self._ended()
 
     def _ended(self) -> None:
@@ -83,10 +93,16 @@ def hold(consumer: ShareConsumer) -> None:
     sys.stdin.read()
 
 
-def settle(consumer: ShareConsumer, rng: random.Random, work_ms: float) -> None:
+def settle(
+    consumer: ShareConsumer, rng: random.Random, work_ms: float, released: float | None = None
+) -> None:
     """One poll; each record gets a fate by chance, then all are committed."""
+    since = now()
+    chances = CHANCES if released is None else {"ACCEPT": 1 - released, "RELEASE": released}
     polled = [m for m in consumer.poll(0.3) if m.error() is None]
     if not polled:
+        if released is not None:
+            tell(e="idle", since=since)
         return
     fates = []
     for message in polled:
@@ -94,7 +110,7 @@ def settle(consumer: ShareConsumer, rng: random.Random, work_ms: float) -> None:
         tell(e="got", where=where, count=count, value=message.value().decode())
         if work_ms:
             threading.Event().wait(rng.random() * work_ms / 1000)
-        (fate,) = rng.choices(list(CHANCES), list(CHANCES.values()))
+        (fate,) = rng.choices(list(chances), list(chances.values()))
         consumer.acknowledge(message, AcknowledgeType[fate])
         fates.append([*where, count, fate])
     tell(e="begin", fates=fates)
@@ -108,7 +124,9 @@ def settle(consumer: ShareConsumer, rng: random.Random, work_ms: float) -> None:
 
 
 def main() -> None:
-    bootstrap, group, topic, seed, *work_ms = sys.argv[1:]
+    bootstrap, group, topic, seed, *numbers = sys.argv[1:]
+    work_ms = float(numbers[0]) if numbers else 0.0
+    released = float(numbers[1]) if len(numbers) > 1 else None
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     consumer = ShareConsumer(
@@ -129,7 +147,7 @@ def main() -> None:
     rng = random.Random(seed)
     while not stop.is_set():
         try:
-            settle(consumer, rng, float(*work_ms))
+            settle(consumer, rng, work_ms, released)
         except KafkaException as error:
             tell(e="error", error=str(error))
     consumer.close()

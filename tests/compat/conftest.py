@@ -5,25 +5,23 @@ A machine without them skips their tests and says why; under CI their absence is
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import kafka_tools
 import pytest
 from kafka_tools import KafkaTools
+from kafkas import KafkaProcess
+from machine import lacking
+from queues import Queue
 from servers import ShoalProcess
-
-
-def _lacks(reason: str) -> None:
-    if os.environ.get("CI", "").lower() in {"", "0", "false"}:
-        pytest.skip(reason)
-    pytest.fail(reason)
+from shoal.client.client import SyncClient
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("java") and (reason := kafka_tools.absent()):
-        _lacks(reason)
+        lacking(reason)
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +41,23 @@ def tools(tools_broker: ShoalProcess) -> KafkaTools:
 
 
 @pytest.fixture
+def kafka(tmp_path: Path) -> Iterator[KafkaProcess]:
+    """A node of Apache Kafka."""
+    process = KafkaProcess(tmp_path / "node").start()
+    yield process
+    process.kill9()
+
+
+@pytest.fixture
+def queue(broker: ShoalProcess) -> Iterator[Queue]:
+    """A topic and a share group on the broker."""
+    with SyncClient(broker.bootstrap) as client:
+        yield Queue(client, broker.bootstrap)
+
+
+@pytest.fixture
 def kcat() -> str:
     """The program's name."""
     if shutil.which("kcat") is None:
-        _lacks("no kcat on the PATH: apt-get install kcat")
+        lacking("no kcat on the PATH: apt-get install kcat")
     return "kcat"

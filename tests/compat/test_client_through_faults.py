@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import client_scenarios
@@ -135,6 +136,19 @@ def test_an_idempotent_producer_stores_nothing_twice(tmp_path: Path) -> None:
         assert values == list(range(20))
         with pytest.raises(KafkaError, match="up to 20, which is its end"):
             await client.fetch_range(topic, 0, 20, 20)
+
+    through_relay(tmp_path, scenario)
+
+
+def test_a_record_without_an_answer_is_given_up_in_time(tmp_path: Path) -> None:
+    async def scenario(client: Client, relay: Relay) -> None:
+        topic = await client_scenarios.new_topic(client)
+        client.cluster.settings = replace(client.cluster.settings, delivery_timeout_ms=300)
+        relay.lose(PRODUCE, 1_000_000)
+        async with client.producer(linger_ms=0) as producer:
+            sent = await producer.send(topic, b"x")
+            with pytest.raises((ConnectionLost, RequestTimeout)):
+                await asyncio.wait_for(sent, 30)
 
     through_relay(tmp_path, scenario)
 

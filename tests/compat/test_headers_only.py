@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from conditions import eventually
 from confluent_kafka import ShareConsumer
 from queues import Queue
 from servers import ShoalProcess
-from shoal.client.client import SyncClient
-from shoal.client.share import HEADERS_ONLY_FEATURE, Acquisition
+from shoal.client.share import Acquisition
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+from shoal.protocol.features import HEADERS_ONLY_FEATURE
 from shoal.record.batch import HEADER_SIZE
 from wireclient import WireClient
 
 RECORD = b"x" * 1000
-
-
-@pytest.fixture
-def queue(broker: ShoalProcess) -> Iterator[Queue]:
-    with SyncClient(broker.bootstrap) as client:
-        yield Queue(client, broker.bootstrap)
 
 
 def bytes_out(broker: ShoalProcess, queue: Queue) -> float:

@@ -3,27 +3,29 @@ Pulsar's Key_Shared subscriptions are known for."""
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 
+import kafka_tools
 import pytest
 from conditions import eventually, slowness
 from confluent_kafka import AcknowledgeType, Message, ShareConsumer
 from queues import Queue
 from servers import ShoalProcess
 from share_worker import Member
-from shoal.client.client import SyncClient
 
+#: Java's member of a share group.
+SOURCE = Path(__file__).parent / "ShareWorker.java"
+#: How many times the usual the long run is.
+LONGER = int(os.environ.get("TESTS_KEY_ORDER_LONGER", "1"))
+#: How long a record may be free while a member waits for one: a turn of the slowest client.
+STUCK_S = 2.0
 ACCEPT, RELEASE = AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE
 KEY_ORDER = {"share.ordering": "key"}
-
-
-@pytest.fixture
-def queue(broker: ShoalProcess) -> Iterator[Queue]:
-    with SyncClient(broker.bootstrap) as client:
-        yield Queue(client, broker.bootstrap)
 
 
 @pytest.fixture
@@ -224,31 +226,60 @@ def test_the_most_urgent_record_goes_first(queue: Queue, join: Callable[[], Shar
     assert order == [b"high"] * 3 + [b"low"] * 3 + [b"none"] * 3
 
 
-@pytest.mark.parametrize(
-    ("count", "keys", "records", "kills"),
-    [(6, 60, 1500, 2), pytest.param(16, 1000, 8000, 8, marks=pytest.mark.timeout(600))],
-)
-def test_members_that_release_and_are_killed_never_break_the_order_of_a_key(
-    queue: Queue, count: int, keys: int, records: int, kills: int
+def test_members_that_release_and_are_killed_never_break_the_order_of_a_key(queue: Queue) -> None:
+    """Six members that release a quarter; two die amid their work."""
+    run(queue, members=6, java=0, keys=60, records=1500, kills=2)
+
+
+@pytest.mark.java
+@pytest.mark.timeout(900 * LONGER)
+def test_sixteen_members_of_librdkafka_and_java_never_break_the_order_of_a_key(
+    queue: Queue,
 ) -> None:
-    """Each works for a random while on a poll, releases some, and some die amid their work."""
+    """1,000 keys, random work, 5 % of the records are released, and 2 % of the polls of up to 20
+    end with their member's death: 8 of 8,000 records, and `TESTS_KEY_ORDER_LONGER` times those."""
+    records = 8000 * LONGER
+    polls = records // 20
+    run(
+        queue, members=14, java=2, keys=1000, records=records, kills=polls * 2 // 100, released=0.05
+    )
+
+
+def run(
+    queue: Queue, *, members: int, java: int, keys: int, records: int, kills: int,
+    released: float | None = None,
+) -> None:  # fmt: skip
+    """Each works for a random while on a record, and the kills are spread over the run."""
     queue.configure(**KEY_ORDER, **{"share.delivery.count.limit": "10"})
     queue.client.run(_send(queue, random.Random(7).choices(range(keys), k=records)))
     words = (queue.bootstrap, queue.group, queue.topic)
-    members = [Member(*words, str(seed), "10") for seed in range(count)]
+    numbers = ("10",) if released is None else ("10", str(released))
+    worker = kafka_tools.java(str(SOURCE), heap="96m")
+
+    def start(seed: int, *, is_java: bool) -> Member:
+        return Member(*words, str(seed), *numbers, java=worker if is_java else ())
+
+    is_java = [n < java for n in range(members + java)]
+    running = [start(seed, is_java=one) for seed, one in enumerate(is_java)]
     dead = []
     try:
         for kill in range(kills):
             left = records * (kills - kill) // (kills + 1)
-            eventually(lambda n=left: 0 <= queue.lag <= n, timeout_s=240, what="work goes on")
-            members[0].kill9()
-            dead.append(members.pop(0))
-            members.append(Member(*words, str(100 + kill), "10"))
-        queue.drained(240)
+            patience_s = 240 * LONGER
+            eventually(
+                lambda n=left: 0 <= queue.lag <= n, timeout_s=patience_s, what="work goes on"
+            )
+            running[0].kill9()
+            dead.append(running.pop(0))
+            running.append(start(100 + kill, is_java=is_java[kill % len(is_java)]))
+        queue.drained(240 * LONGER)
     finally:
-        for member in members:
+        for member in running:
             member.stop()
-    check_order([*dead, *members], records)
+    everybody = [*dead, *running]
+    check_order(everybody, records)
+    if released is not None:
+        check_nothing_was_stuck(everybody)
 
 
 async def _send(queue: Queue, keys: list[int]) -> None:
@@ -282,3 +313,40 @@ def check_order(members: list[Member], records: int) -> None:
         for one, other in pairwise(found):
             assert one[2] <= other[2], f"key {key}: {one} before {other}"
             assert one[1] <= other[0] or one[3] == other[3], f"key {key}: {one} with {other}"
+
+
+def check_nothing_was_stuck(members: list[Member]) -> None:
+    """No record was free, with the one before it of its key accepted, while some member waited for
+    records all that time and longer than a turn takes."""
+    got: dict[str, list[tuple[float, int]]] = {}
+    accepted: dict[str, dict[int, float]] = {}
+    idle: list[tuple[float, float]] = []
+    for member in members:
+        key_of: dict[int, str] = {}
+        fates: list[tuple[int, int, int, str]] = []
+        waits: list[tuple[float, float]] = []
+        for event in member.events:
+            if event["e"] == "got":
+                key_of[event["where"][1]] = event["value"]
+                got.setdefault(event["value"], []).append((event["t"], event["where"][1]))
+            elif event["e"] == "idle":
+                if waits and event["since"] - waits[-1][1] < 0.01:  # The same wait goes on.
+                    waits[-1] = (waits[-1][0], event["t"])
+                else:
+                    waits.append((event["since"], event["t"]))
+            elif event["e"] == "begin":
+                fates = event["fates"]
+            elif event["e"] == "end" and not any(event["codes"].values()):
+                for _, offset, _, fate in fates:
+                    if fate == "ACCEPT":
+                        accepted.setdefault(key_of[offset], {})[offset] = event["t"]
+        idle += waits
+    patience_s = STUCK_S * slowness()
+    for key, deliveries in got.items():
+        deliveries.sort()
+        for (_, before), (came, offset) in pairwise(deliveries):
+            free = accepted.get(key, {}).get(before)
+            if free is None or offset == before or came - free < patience_s:
+                continue
+            stuck = [w for w in idle if min(w[1], came) - max(w[0], free) > patience_s]
+            assert not stuck, f"{offset} of key {key} was free from {free} to {came}: {stuck}"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from commands import Shoal
 from conditions import eventually, slowness
 from confluent_kafka import AcknowledgeType, Consumer, Message, ShareConsumer
 from queues import Queue
 from servers import ShoalProcess
-from shoal.client.client import SyncClient
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import expect
 from shoal.client.topics import NewTopic
@@ -18,12 +19,6 @@ from shoal.protocol.api import ApiKey
 
 ACCEPT, RELEASE, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.RELEASE, AcknowledgeType.REJECT
 BACKOFF = "share.redelivery.backoff"
-
-
-@pytest.fixture
-def queue(broker: ShoalProcess) -> Iterator[Queue]:
-    with SyncClient(broker.bootstrap) as client:
-        yield Queue(client, broker.bootstrap)
 
 
 @pytest.fixture
@@ -258,6 +253,32 @@ def test_a_record_too_large_for_the_dead_letter_topic_leaves_its_headers(
     assert values == [b"small", None, b"also small"]
 
 
+def test_a_full_disk_keeps_records_until_their_letters_can_be_written(
+    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+) -> None:
+    """A limit on file sizes stands in for the disk: the log of the dead-letter topic is near it."""
+    topic = f"dlq.{queue.topic}"
+    create(queue, topic, errors_deadletterqueue_group_enable="true")
+    queue.configure(**{f"{DLQ}.topic.name": topic, f"{DLQ}.copy.record.enable": "true"})
+    queue.produce(["x" * 50_000])
+
+    async def fill() -> None:
+        producer = queue.client.client.producer()
+        for _ in range(3):
+            await (await producer.send(topic, b"y" * 60_000))
+
+    queue.client.run(fill())
+    _, hard = resource.prlimit(broker.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (200_000, hard))
+    poll(member, lambda _: REJECT)
+    eventually(lambda: held(broker, queue) != set(), what="the failure shows")
+    assert queue.lag == 1 and gauge(broker, queue, "archiving_records") == 1
+    resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, hard))
+    queue.drained()
+    assert [letter.value() for letter in dead_letters(queue, topic, 4)][3] == b"x" * 50_000
+    assert held(broker, queue) == set()
+
+
 def test_a_group_may_drop_what_cannot_be_dead_lettered(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
@@ -276,6 +297,26 @@ def held(broker: ShoalProcess, queue: Queue) -> set[str]:
         if line.startswith(f'shoal_share_group_held{{group="{queue.group}",why="'):
             found.add(line.split('why="')[1].split('"')[0])
     return found
+
+
+def test_what_fills_a_window_and_what_headers_could_not_say_is_told(
+    broker: ShoalProcess, queue: Queue, member: ShareConsumer
+) -> None:
+    queue.configure(**{
+        f"{BACKOFF}.ms": "60000", "share.partition.max.record.locks": "100",
+        "share.delay.max.ms": "60000",
+    })  # fmt: skip
+    queue.produce(range(100), headers=(("shoal.deliver.after", b"soon"),))
+    poll(member, lambda _: RELEASE)
+    queue.produce(["behind"])
+    eventually(lambda: held(broker, queue) == {"window-full"}, what="the window is full")
+    assert not member.poll(1.0)
+    said = Shoal(queue.bootstrap).says(
+        "groups", "describe", queue.group, "--metrics", broker.metrics_url
+    )
+    assert "100 backing off" in said
+    assert "100 delivered other than their headers say" in said
+    assert "as share.partition.max.record.locks allows" in said
 
 
 def test_a_flood_of_dead_letters_holds_delivery_until_the_limit_allows_it(

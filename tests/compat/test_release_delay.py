@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from kafkas import KafkaProcess
@@ -12,7 +10,6 @@ from queues import Queue
 from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.share import (
-    RELEASE_DELAY_FEATURE,
     Acknowledgement,
     AcknowledgeType,
     Acquisition,
@@ -21,22 +18,10 @@ from shoal.client.share import (
 )
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+from shoal.protocol.features import RELEASE_DELAY_FEATURE
 from wireclient import WireClient
 
 RELEASE = AcknowledgeType.RELEASE
-
-
-@pytest.fixture
-def queue(broker: ShoalProcess) -> Iterator[Queue]:
-    with SyncClient(broker.bootstrap) as client:
-        yield Queue(client, broker.bootstrap)
-
-
-@pytest.fixture
-def kafka(tmp_path: Path) -> Iterator[KafkaProcess]:
-    process = KafkaProcess(tmp_path / "node").start()
-    yield process
-    process.kill9()
 
 
 def join(queue: Queue) -> ShareSession:

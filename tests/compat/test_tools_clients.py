@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import uuid
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conditions import eventually, slowness
-from kafka_tools import KafkaTools, command, events
+from kafka_tools import KafkaTools, command, events, objects
 from servers import ShoalProcess
 
 pytestmark = pytest.mark.java
@@ -33,16 +31,6 @@ def topic(tools: KafkaTools) -> str:
 def from_the_beginning(tools: KafkaTools, group: str) -> None:
     tools.run("configs", "--alter", "--entity-type", "groups", "--entity-name", group,
               "--add-config", "share.auto.offset.reset=earliest")  # fmt: skip
-
-
-def objects(text: str) -> list[dict[str, Any]]:
-    """JSON objects that a record formatter printed one behind the other."""
-    found, at, decoder = [], text.find("{"), json.JSONDecoder()
-    while at >= 0:
-        value, end = decoder.raw_decode(text, at)
-        found.append(value)
-        at = text.find("{", end)
-    return found
 
 
 def test_console_clients_and_the_state_they_leave(tools: KafkaTools, topic: str) -> None:

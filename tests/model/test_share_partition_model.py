@@ -7,7 +7,8 @@ itself rebuilt from its records half of the time.
 
 Half of the runs have a retry back-off: what comes back waits in the twin as well, until a time that
 the twin works out by itself, over crashes too. Half have dead letters: what fails for good holds
-the window until its letter is written, and is told once to be doomed.
+the window until its letter is written, and is told once to be doomed. Some of it holds the window
+after that, until it is freed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from shoal.coordinator.contract import Record, Replayed
 from shoal.coordinator.share.acquisition import Wanted, acquire
-from shoal.coordinator.share.backoff import Backoff
+from shoal.coordinator.share.backoff import UNTIL_FREED, Backoff
 from shoal.coordinator.share.batches import AbortedTransaction, scan
 from shoal.coordinator.share.fate import Cause, Doomed, Fate
 from shoal.coordinator.share.records import ShareKey
@@ -34,13 +35,14 @@ from shoal.record.records import build_batch
 KEY = ShareKey("g", UUID(int=7), 0)
 MEMBERS = ["a", "b", "c"]
 ABORTED_PRODUCER = 66
-AVAILABLE, ACQUIRED, ACKNOWLEDGED, ARCHIVED, WAITING, ARCHIVING = (
+AVAILABLE, ACQUIRED, ACKNOWLEDGED, ARCHIVED, WAITING, ARCHIVING, HELD = (
     RecordState.AVAILABLE,
     RecordState.ACQUIRED,
     RecordState.ACKNOWLEDGED,
     RecordState.ARCHIVED,
     RecordState.WAITING,
     RecordState.ARCHIVING,
+    RecordState.HELD,
 )
 BACKOFFS = st.none() | st.builds(
     Backoff, st.integers(1, 80), st.integers(1, 200), st.floats(1, 3), st.just(0.0)
@@ -106,6 +108,7 @@ class ShareMachine(RuleBasedStateMachine):
         self.twin: dict[int, Entry] = {}
         self.persisted: dict[int, tuple[int, int]] = {}
         self.waits: dict[int, tuple[int, int]] = {}
+        self.holds: set[int] = set()
         self.spso = self.end = start
         self.accepted: set[int] = set()
         self.longest = 1
@@ -134,6 +137,9 @@ class ShareMachine(RuleBasedStateMachine):
                 delays=self.share.delays,
             )
         )
+        for first, last, _, due_ms in self.share.delays:
+            if due_ms == UNTIL_FREED:
+                self.holds |= set(range(first, last + 1))
         self.share.delays = []
         for first, last, state, count in changes:
             for offset in range(first, last + 1):
@@ -333,6 +339,31 @@ class ShareMachine(RuleBasedStateMachine):
         released_late = kind is AcknowledgeType.RELEASE and delay_ms is not None
         self._acknowledge(member, [(first, last, types, *([delay_ms] if released_late else []))])
 
+    @rule(
+        member=st.sampled_from(MEMBERS),
+        size=st.integers(1, 3),
+        stranger=st.integers(0, 40),
+        but=st.sampled_from([None, None, *AcknowledgeType]),
+    )
+    def acknowledge_all_that_a_member_holds(
+        self, member: str, size: int, stranger: int, but: AcknowledgeType | None
+    ) -> None:
+        """As many ranges as a commit of a poll has, perhaps one of another type, or not held."""
+        held = sorted(o for o, e in self.twin.items() if e.member == member)
+        acks: list[tuple[int, int, list[AcknowledgeType]]] = []
+        for offset in held:
+            if acks and acks[-1][1] + 1 == offset and offset - acks[-1][0] < size:
+                acks[-1] = (acks[-1][0], offset, acks[-1][2])
+            else:
+                acks.append((offset, offset, [AcknowledgeType.ACCEPT]))
+        if len(acks) < 3:
+            return
+        if but is not None:
+            acks[len(acks) // 2] = (*acks[len(acks) // 2][:2], [but])
+        if acks[-1][1] < stranger:
+            acks.append((stranger, stranger, [AcknowledgeType.ACCEPT]))
+        self._acknowledge(member, acks)
+
     @precondition(lambda self: any(e.state is ACQUIRED for e in self.twin.values()))
     @rule()
     def all_locks_end(self) -> None:
@@ -396,17 +427,39 @@ class ShareMachine(RuleBasedStateMachine):
             self._persist(changes)
 
     @precondition(lambda self: self.share.doomed)
-    @rule(count=st.integers(1, 3))
-    def write_dead_letters(self, count: int) -> None:
+    @rule(count=st.integers(1, 3), hold=st.booleans())
+    def write_dead_letters(self, count: int, hold: bool) -> None:
         for doomed in self.share.doomed[:count]:
-            changes = self.share.archived(doomed.first, doomed.last)
-            for offset in range(max(doomed.first, self.spso), doomed.last + 1):
-                assert self.twin[offset].state is ARCHIVING
-                assert self.twin[offset].count == doomed.delivery_count
-                self.twin[offset].state = ARCHIVED
-            self._advance()
-            self._persist(changes)
+            changes = []
+            if hold:
+                self.share.hold(doomed.first, doomed.last)
+            else:
+                changes = self.share.archived(doomed.first, doomed.last)
+            self._letters_written(doomed, changes, lambda _: HELD if hold else ARCHIVED)
         del self.share.doomed[:count]
+
+    def _letters_written(self, doomed: Doomed, changes, becomes) -> None:
+        for offset in range(max(doomed.first, self.spso), doomed.last + 1):
+            assert self.twin[offset].state is ARCHIVING
+            assert self.twin[offset].count == doomed.delivery_count
+            self.twin[offset].state = becomes(offset)
+        self._advance()
+        self._persist(changes)
+
+    @precondition(lambda self: any(e.state is HELD for e in self.twin.values()))
+    @rule(pick=st.integers(0, 1000), size=st.integers(1, 8))
+    def free(self, pick: int, size: int) -> None:
+        held = sorted(o for o, e in self.twin.items() if e.state is HELD)
+        first = held[pick % len(held)]
+        self._free(first, first + size - 1)
+
+    def _free(self, first: int, last: int) -> None:
+        changes = self.share.free(first, last)
+        for offset, entry in self.twin.items():
+            if first <= offset <= last and entry.state is HELD:
+                entry.state = ARCHIVED
+        self._advance()
+        self._persist(changes)
 
     @rule(passed_ms=st.integers(0, 150))
     def time_passes(self, passed_ms: int) -> None:
@@ -490,6 +543,9 @@ class ShareMachine(RuleBasedStateMachine):
         self.twin = {
             o: Entry(*_as_entry(self.persisted.get(o))) for o in range(self.spso, self.end)
         }
+        for offset in self.holds & self.twin.keys():
+            if self.twin[offset].state is ARCHIVING:
+                self.twin[offset].state = HELD
         for offset, (count, due_ms) in self.waits.items():
             entry = self.twin.get(offset)
             waits = entry is not None and (entry.state, entry.count) == (AVAILABLE, count)
@@ -548,6 +604,16 @@ class ShareMachine(RuleBasedStateMachine):
         told = [o for d in self.share.doomed for o in range(d.first, d.last + 1) if o >= self.spso]
         archiving = [o for o, e in self.twin.items() if e.state is ARCHIVING]
         assert sorted(told) == sorted(archiving)
+
+    @invariant()
+    def what_is_held_is_known_to_the_store(self) -> None:
+        if not hasattr(self, "share"):
+            return
+        held = [o for o, e in sorted(self.twin.items()) if e.state is HELD]
+        assert self.share.held == len(held)
+        (state,) = self.store.states()
+        told = [o for first, last, *_ in state.held() for o in range(first, last + 1)]
+        assert [o for o in told if o >= self.spso] == held
 
     @invariant()
     def accepted_never_comes_back(self) -> None:

@@ -3,7 +3,8 @@ the plain twin of `test_share_partition_model`, which this extends by what recor
 
 What the twin knows of the choice: a key is at one member at a time and in the order of the log,
 nothing comes before its time, the most urgent of what was looked at comes first, and a fetch that
-gets nothing has looked at everything it may. Fetches go through the code of the broker; looks and
+gets nothing has looked at everything it may, however small a portion of what it asks for a fetch
+gets while keys collide. Fetches go through the code of the broker; looks and
 reads are so short that they rarely get through a batch.
 """
 
@@ -16,18 +17,23 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
+from shoal.coordinator.share import portion
 from shoal.coordinator.share.acquisition import Wanted
 from shoal.coordinator.share.backoff import Backoff
 from shoal.coordinator.share.batches import scan
+from shoal.coordinator.share.held import settle_letters
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
+from shoal.coordinator.share.states import AcknowledgeType
 from shoal.record.records import build_batch
 from shoal.server import share_selection
 from test_share_partition_model import (
     ABORTED_PRODUCER,
     ACQUIRED,
+    ARCHIVED,
     ARCHIVING,
     AVAILABLE,
     BACKOFFS,
+    HELD,
     MEMBERS,
     TERMINAL,
     Entry,
@@ -36,9 +42,10 @@ from test_share_partition_model import (
 
 POLICIES = st.builds(
     SelectionPolicy,
-    key_order=st.booleans(),
+    key_order=st.sampled_from([True, True, False]),
     key_batch=st.integers(1, 4),
     key_held_by_dead_letter=st.booleans(),
+    dead_letters_held_max=st.sampled_from([2, 50]),
     lookahead=st.integers(15, 60),
     delay_max_ms=st.sampled_from([0, 200]),
     delayed_max=st.integers(3, 60),
@@ -127,6 +134,8 @@ class SelectionMachine(ShareMachine):
         )
         #: What became ready when, as far as it was looked at.
         self.ready_ms: dict[int, int] = {}
+        #: The first time of that, since the selection began.
+        self.first_ready_ms: dict[int, int] = {}
         self.more_to_look = False
 
     def _wake_soon(self, _: Any) -> None:
@@ -165,8 +174,12 @@ class SelectionMachine(ShareMachine):
         self._note_ready()
 
     def _note_ready(self) -> None:
-        """Since when records may be acquired, of those that may."""
-        self.ready_ms = {o: self.ready_ms.get(o, self.now_ms) for o in self._eligible()}
+        """Since when records may be acquired, of those that may. A record that a member holds and
+        that has not been looked at again, after a restart, does not count for its key."""
+        cursor = self.selection.cursor if self.selection is not None else 0
+        self.ready_ms = {o: self.ready_ms.get(o, self.now_ms) for o in self._eligible(cursor)}
+        for offset, since_ms in self.ready_ms.items():
+            self.first_ready_ms.setdefault(offset, since_ms)
 
     def _end_waits(self) -> None:
         due = [e for e in self.twin.values() if e.state == 5 and e.deadline_ms <= self.now_ms]
@@ -209,21 +222,22 @@ class SelectionMachine(ShareMachine):
             due_ms = latest_ms
         return due_ms <= max(self.delays_ended_ms, seen_ms)
 
-    def _eligible(self) -> set[int]:
-        """What may be acquired, of what was looked at."""
+    def _eligible(self, known: int = 1 << 62) -> set[int]:
+        """What may be acquired, of what was looked at, as far as is known of records below an
+        offset."""
         cursor = self.selection.cursor if self.selection is not None else 0
         found = set()
         for offset, entry in self.twin.items():
             if entry.state is AVAILABLE and offset < cursor and not self._never_delivered(offset):
-                if self._due(offset) and self._is_free(offset):
+                if self._due(offset) and self._is_free(offset, known):
                     found.add(offset)
         return found
 
-    def _is_free(self, offset: int) -> bool:
+    def _is_free(self, offset: int, known: int) -> bool:
         return not self._before(offset) and not any(
             entry.state is ACQUIRED
             for other, entry in self.twin.items()
-            if other != offset and self._same_key(offset, other)
+            if other != offset and other < known and self._same_key(offset, other)
         )
 
     def _same_key(self, offset: int, other: int) -> bool:
@@ -241,7 +255,7 @@ class SelectionMachine(ShareMachine):
         ]
 
     def _holds(self, entry: Entry) -> bool:
-        if entry.state is ARCHIVING:
+        if entry.state in (ARCHIVING, HELD):
             return self.policy.key_held_by_dead_letter
         return entry.state not in TERMINAL
 
@@ -277,6 +291,8 @@ class SelectionMachine(ShareMachine):
         cursor, held = known.cursor, {o for o, e in self.twin.items() if e.state is ACQUIRED}
         under_way = {o for o, e in self.twin.items() if e.state is not AVAILABLE}
         in_flight, self.more_to_look = known.in_flight(), False
+        bound = min(max_records, known.portion.records)
+        full_of_held = self.share.held >= self.policy.dead_letters_held_max
         ready = self._eligible()
         wanted = Wanted(member, max_records, max_records)
         views, got = share_selection.fetch(self.leader, wanted, 1 << 20, self.settings, self.now_ms)
@@ -291,8 +307,9 @@ class SelectionMachine(ShareMachine):
         ready = self._eligible()
         self._check_passed_by(got.changes)
         ready -= {o for x in got.changes for o in range(x[0], x[1] + 1)}
-        self._check_chosen(member, got, max_records, held, ready)
+        self._check_chosen(member, got, bound, held, ready)
         assert got.total <= max(0, self.settings.max_record_locks - in_flight)
+        assert not got.total or not full_of_held, "more is delivered beside so many held keys"
         if got.total:
             sent = scan(b"".join(views), 0)
             covered = {
@@ -301,7 +318,7 @@ class SelectionMachine(ShareMachine):
                 for offset in range(base, last + 1)
             }
             assert covered.issuperset(o for x in got.records for o in range(x[0], x[1] + 1))
-        elif not got.changes and in_flight < self.settings.max_record_locks:
+        elif not got.changes and in_flight < self.settings.max_record_locks and not full_of_held:
             self._check_idle(known)
         self._advance()
         if got.changes:
@@ -317,10 +334,36 @@ class SelectionMachine(ShareMachine):
         self.produce(batches=batches, kinds=["data"] * 3, gap=0, codec="none")
         self.fetch(member=member, max_records=12)
 
+    @precondition(lambda self: self.settings.dead_letters)
+    @rule(
+        member=st.sampled_from(MEMBERS),
+        batches=st.lists(st.lists(RECORDS, min_size=1, max_size=4), min_size=1, max_size=2),
+        picks=st.lists(st.integers(0, 1000), min_size=1, max_size=3),
+        fetched_by=st.sampled_from(MEMBERS),
+    )
+    def records_are_rejected_and_their_letters_written(
+        self, member: str, batches, picks: list[int], fetched_by: str
+    ) -> None:
+        """By chance alone this comes too seldom to tell what becomes of their keys."""
+        self.work_comes_and_is_fetched(member=member, batches=batches)
+        for pick in picks:
+            if any(e.state is ACQUIRED for e in self.twin.values()):
+                self.acknowledge_held(
+                    pick=pick, size=1, kind=AcknowledgeType.REJECT, each=False, delay_ms=None
+                )
+        self.write_dead_letters(count=len(self.share.doomed))
+        self.fetch(member=fetched_by, max_records=12)
+
     def _check_passed_by(self, changes) -> None:
         for first, last, state, _ in changes:
             for offset in range(first, last + 1):
                 entry = self._entry(offset)
+                if entry.state is HELD:
+                    gone = self._never_delivered(offset) or self._fact(offset)[0] is None
+                    assert gone, f"{offset} has a key to hold"
+                    entry.state = ARCHIVED
+                    assert state == ARCHIVED
+                    continue
                 assert entry.state is AVAILABLE
                 exhausted = entry.count >= self.settings.delivery_count_limit
                 assert self._never_delivered(offset) or exhausted, f"{offset} passed by"
@@ -357,20 +400,22 @@ class SelectionMachine(ShareMachine):
         assert not any(self._same_key(offset, o) for o in held if o in self.twin)
 
     def _check_urgency(self, chosen: list[int], ready: set[int], max_records: int) -> None:
-        """What was left behind was less urgent; only what follows in a key may come before."""
+        """What was left behind was less urgent; only what follows in a key may come before. A
+        record that comes back may have kept the rank of an earlier time."""
         firsts = [o for o in chosen if o in ready]
         left = [o for o in ready - set(chosen) if not self._alone(o)]
         if firsts and left and len(chosen) == max_records and not self._alone(firsts[0]):
-            assert max(map(self._rank, firsts)) <= min(map(self._rank, left))
+            ranks = [self._rank(o, self.first_ready_ms) for o in firsts]
+            assert max(ranks) <= min(self._rank(o, self.ready_ms) for o in left)
 
     def _alone(self, offset: int) -> bool:
         return self.twin[offset].count >= self.settings.splitting_count
 
-    def _rank(self, offset: int) -> tuple[int, int]:
+    def _rank(self, offset: int, since_ms: dict[int, int]) -> tuple[int, int]:
         if not self.policy.priority_header:
             return 0, offset
         steps = 9 - self._fact(offset)[2]
-        return self.ready_ms[offset] + steps * self.policy.priority_ageing_ms, offset
+        return since_ms[offset] + steps * self.policy.priority_ageing_ms, offset
 
     def _check_idle(self, known) -> None:
         assert self.more_to_look or not self._eligible(), "idle although there is work"
@@ -381,7 +426,21 @@ class SelectionMachine(ShareMachine):
     @precondition(lambda self: self.share.doomed)
     @rule(count=st.integers(1, 3))
     def write_dead_letters(self, count: int) -> None:
-        super().write_dead_letters(count)
+        if not self.policy.dead_letters_hold_keys:
+            super().write_dead_letters(count, hold=False)
+            return
+        for doomed in self.share.doomed[:count]:
+            changes = settle_letters(self.share, self.selection, [doomed])
+            self._letters_written(doomed, changes, self._held_or_done)
+        del self.share.doomed[:count]
+
+    def _held_or_done(self, offset: int) -> Any:
+        """What becomes of a record whose letter is written: without a key, as far as that is known,
+        it leaves."""
+        if self.selection is None or offset >= self.selection.cursor:
+            return HELD
+        keyless = self._never_delivered(offset) or self._fact(offset)[0] is None
+        return ARCHIVED if keyless else HELD
 
     @rule(ahead=st.integers(1, 12))
     def delete_records(self, ahead: int) -> None:
@@ -410,6 +469,9 @@ class SelectionMachine(ShareMachine):
     def configure(self, limit, cap, lock_ms, backoff, dead_letters, policy=None) -> None:
         self.policy = policy or self.policy
         self._set(limit, cap, lock_ms, backoff, dead_letters)
+        if not self.policy.dead_letters_hold_keys:
+            for first, last, _ in self.share.held_ranges():
+                self._free(first, last)
         self._begin_selection_anew()
 
     def _begin_selection_anew(self) -> None:
@@ -418,12 +480,14 @@ class SelectionMachine(ShareMachine):
         now = share_selection.selection_of(self.leader, self.settings)
         if now is not known:
             self.ready_ms, self.seen_ms, self.under_way = {}, {}, set()
+            self.first_ready_ms = {}
 
-    @rule(replay_all=st.booleans())
-    def crash(self, replay_all: bool) -> None:
+    @rule(replay_all=st.booleans(), letters=st.integers(0, 3))
+    def crash(self, replay_all: bool, letters: int) -> None:
         super().crash(replay_all)
         self.leader.selection = None
         self._begin_selection_anew()
+        self.write_dead_letters(count=letters)  # Before any record has been looked at again.
 
     # What always holds.
 
@@ -443,6 +507,10 @@ class SelectionMachine(ShareMachine):
             for o, e in self.twin.items()
             if o < known.cursor and not self._never_delivered(o) and self._holds(e)
         }
+        for offset, entry in self.twin.items():
+            if entry.state is HELD and offset < known.cursor:
+                key = None if self._never_delivered(offset) else self._fact(offset)[0]
+                assert key is not None, f"{offset} is held without a key"
         delayed = {o for o, e in looked.items() if e.state is AVAILABLE and not self._due(o)}
         assert known.delayed == len(delayed)
         if self.policy.key_order:
@@ -453,6 +521,8 @@ class SelectionMachine(ShareMachine):
                 for o, e in looked.items()
             )
             assert known.held_by_key == waiting
+            several = sum(len(queue) > 1 for queue in known._queues.values())
+            assert known._waiting == several
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -460,6 +530,10 @@ def short_looks():
     patch = pytest.MonkeyPatch()
     patch.setattr(share_selection, "LOOKS_MAX", 9)
     patch.setattr(share_selection, "READS_MAX", 3)
+    patch.setattr(portion, "RECORDS_MIN", 2)
+    patch.setattr(portion, "RECORDS_MAX", 8)
+    patch.setattr(portion, "KEYS_MIN", 1)
+    patch.setattr(portion, "STEP_RECORDS", 4)
     yield
     patch.undo()
 

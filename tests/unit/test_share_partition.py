@@ -289,3 +289,30 @@ def test_leftover_deadlines_stay_within_twice_the_locks() -> None:
     assert len(locks._deadlines) <= 2 * 1000 + 65
     assert locks.next_deadline_ms() == 0
     assert len(locks.due(5000)) == 501
+
+
+def test_many_ranges_are_accepted_together_or_not_at_all() -> None:
+    window = Window(log(8))
+    share = window.share
+    window.fetch("m", max_records=3, strict=True)
+    window.fetch("other", max_records=1, strict=True)
+    window.fetch("m", max_records=3, strict=True)
+    acks = [(0, 0, ACCEPT), (2, 2, ACCEPT), (5, 6, ACCEPT + ACCEPT)]
+
+    def accept(ranges: list[tuple[int, int, bytes]]) -> ErrorCode:
+        return share.acknowledge(window.now_ms, "m", ranges, window.settings).error
+
+    for bad in (
+        [*acks[:2], (3, 3, ACCEPT)],  # held by another member
+        [*acks, (7, 7, ACCEPT)],  # acquired by nobody
+        [*acks, (8, 9, ACCEPT)],  # behind the window
+    ):
+        assert accept(bad) is not ErrorCode.none
+        assert (share.start_offset, share.complete) == (0, 0)
+    window.now_ms = window.settings.lock_duration_ms
+    assert accept(acks) is ErrorCode.invalid_record_state
+    window.now_ms -= 1
+    assert accept(acks) is ErrorCode.none
+    assert (share.start_offset, share.complete) == (1, 3)
+    assert [lock.held for lock in share.locks.live.values()] == [1, 1, 1]
+    assert accept(acks) is ErrorCode.invalid_record_state

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from shoal.coordinator.share.backoff import UNTIL_FREED
 from shoal.coordinator.share.batches import scan
 from shoal.coordinator.share.selection import Selection
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
-from shoal.coordinator.share.share_partition import AVAILABLE, SharePartition
+from shoal.coordinator.share.share_partition import ARCHIVED, ARCHIVING, AVAILABLE, SharePartition
 from shoal.record.records import build_batch
 
 NOW_MS = 1000
@@ -92,3 +93,38 @@ def test_what_is_put_back_has_waited_all_the_same() -> None:
     later = build_batch([(NOW_MS, None, b"x", [("p", b"5")])], base_offset=1)
     known.look(NOW_MS + 400, 9, ShareSettings(), scan(bytes(later), 1))
     assert known.choose(1, ShareSettings(), NOW_MS + 400)[0] == [0]
+
+
+def held_after_a_restart(*offsets: int) -> tuple[SharePartition, Selection]:
+    """A window of three offsets of which some are held by their dead letters, as a new leader
+    finds it, which knows no key yet."""
+    share = SharePartition.load(
+        0,
+        [(offset, offset, int(ARCHIVING), 1) for offset in offsets],
+        state_epoch=0,
+        leader_epoch=0,
+        log_start_offset=0,
+        log_end_offset=3,
+        delays=[(offset, offset, 1, UNTIL_FREED) for offset in offsets],
+    )
+    assert share.held == len(offsets)
+    policy = SelectionPolicy(key_order=True, key_held_by_dead_letter=True)
+    return share, Selection(share, policy)
+
+
+def test_what_is_held_and_turns_out_to_have_no_key_is_freed() -> None:
+    share, known = held_after_a_restart(0, 1)
+    _, changes = known.look(NOW_MS, 9, ShareSettings(), batch((None, {}), (b"a", {}), (b"a", {})))
+    assert changes == [(0, 0, int(ARCHIVED), 1)]
+    assert (share.held, known.keys_held, known.held_by_key) == (1, 1, 1)
+    assert not known.may_choose()
+
+
+def test_what_is_held_and_gone_from_the_log_is_freed() -> None:
+    share, known = held_after_a_restart(0, 1)
+    rows = [(NOW_MS, b"a", b"x", ()), (NOW_MS, b"b", b"x", ())]
+    later = scan(bytes(build_batch(rows, base_offset=1)), 0)
+    _, changes = known.look(NOW_MS, 9, ShareSettings(), later)
+    assert changes == [(0, 0, int(ARCHIVED), 1)]
+    assert (share.start_offset, share.held) == (1, 1)
+    assert known.choose(9, ShareSettings(), NOW_MS)[0] == [2]

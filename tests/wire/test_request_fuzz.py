@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import random
 import tracemalloc
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.static.constants import EntityType
 from shoal.protocol import codec, frames, produce, skim
+from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import WireError
 from shoal.protocol.schema import Struct
 from shoal.server.handlers import HANDLERS
@@ -167,3 +169,18 @@ def test_a_response_may_claim_what_it_likes(key: int) -> None:
                 codec.read_response(key, version, bytes(body[:at] + claim + body[at + 5 :]))
             except WireError:
                 pass
+
+
+@pytest.mark.parametrize("marker", range(255))
+def test_a_struct_is_null_by_minus_one_alone(marker: int) -> None:
+    """Kafka writes 1 or -1; with 0 the parser read what had not been gone over, and a length in it
+    of 57 GB ended the process."""
+    key, version = ApiKey.CONSUMER_GROUP_HEARTBEAT, 0
+    topic = {"topic_id": UUID(int=1), "partitions": (1, 2, 3)}
+    body = codec.write_response(key, version, {"assignment": {"topic_partitions": (topic,)}})
+    at = body.index(b"\x01\x02" + topic["topic_id"].bytes)
+    data = bytes(body[:at]) + bytes([marker]) + bytes(body[at + 1 :])
+    layout = codec.struct_of(codec.entity(key, version, EntityType.response))
+    assert skim.skimmer(layout)(data, 0, 100)[0] == len(data)
+    found = codec.read_response(key, version, data)
+    assert found.assignment.topic_partitions[0].partitions == (1, 2, 3)

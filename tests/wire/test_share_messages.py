@@ -302,3 +302,19 @@ def test_other_tags_of_a_batch_are_passed_over(tags: bytes) -> None:
     assert share.read_acknowledge(1, memoryview(data), 0).topics == [
         (uuid.UUID(int=3), [(5, [(7, 7, b"\x01")])])
     ]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("undelivered", (False, True))
+def test_a_session_closed_with_records_that_count_as_undelivered(
+    version: int, undelivered: bool
+) -> None:
+    body = {"group_id": "g", "member_id": "m" * 22, "share_session_epoch": -1, "topics": ()}
+    plain = codec.write_request(ACKNOWLEDGE, version, body)
+    data = codec.write_request(ACKNOWLEDGE, version, {**body, "undelivered": undelivered})
+    assert share.read_acknowledge(version, memoryview(data), 0).undelivered is undelivered
+    assert not share.read_acknowledge(version, memoryview(plain), 0).undelivered
+    assert (data == plain) is not undelivered
+    for size in range(len(data)):
+        with pytest.raises(WireError):
+            share.read_acknowledge(version, memoryview(data)[:size], 0)

@@ -8,16 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli import lag, moments, output, remedies, scrape
+from shoal.cli.held_keys import HeldKey, held_keys
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app
 from shoal.client.admin import Admin
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
+from shoal.client.configs import Resource, ResourceType
 from shoal.client.errors import KafkaError, expect
 from shoal.client.groups import SHARE, STREAMS, TYPES, Group
 from shoal.client.topics import OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
+#: Held keys that `describe` prints.
+HELD_SHOWN = 20
 app = new_app("List, describe, reset and delete groups of every kind, and their lag.")
 
 Id = Annotated[str, typer.Argument(metavar="GROUP", help="The group's id.")]
@@ -115,9 +119,11 @@ async def describe(
     described = expect(await admin.groups.describe(groups))
     positions = await lag.positions(admin, {g: one.type for g, one in described.items()})
     numbers = await _numbers(admin, described, metrics)
+    held = {group: await held_keys(client, found) for group, found in positions.items()}
     if format is Format.JSON:
         output.rows(format, [
             _as_json(one, positions.get(g, []), _share(numbers, one))
+            | {"held_keys": [key.row() for key in held.get(g, ())]}
             for g, one in described.items()
         ])  # fmt: skip
         return
@@ -125,6 +131,8 @@ async def describe(
         if at:
             print()
         _print_group(one, positions.get(group, []), _share(numbers, one))
+        if held.get(group):
+            await _print_held(client, group, held[group])
 
 
 def _as_json(
@@ -140,10 +148,32 @@ def _as_json(
     if share is not None:
         told |= {
             "backing_off": share.backing_off, "archiving": share.archiving,
+            "held_by_key": share.held_by_key, "delayed": share.delayed,
+            "keys_held_by_dead_letters": share.keys_held,
             "dead_lettered": share.dead_lettered, "redriven": share.redriven,
+            "dropped": share.dropped, "header_failures": share.header_failures,
             "oldest_lock_age_s": share.oldest_lock_age_s, "held": sorted(share.held),
         }  # fmt: skip
     return told
+
+
+async def _print_held(client: Client, group: str, held: list[HeldKey]) -> None:
+    """Which keys dead-lettered records hold, and the commands that free them."""
+    config = await client.admin.configs.describe([Resource(ResourceType.GROUP, group)])
+    found = next(iter(config.values()))
+    name = "errors.deadletterqueue.topic.name"
+    topic = None if isinstance(found, KafkaError) or name not in found else found[name].value
+    noun = "record holds its key" if len(held) == 1 else "records hold their keys"
+    print(
+        f"\n{len(held)} dead-lettered {noun} (share.ordering.key.dead.letter=hold). "
+        f"`shoal share redrive {topic or 'TOPIC'} --group {group}` puts them back, "
+        f"`shoal share skip {group} --key KEY` goes on without them."
+    )
+    print()
+    rows = [one.row() for one in held[:HELD_SHOWN]]
+    output.print_table(rows, ["topic", "partition", "offset", "key"])
+    if len(held) > HELD_SHOWN:
+        print(f"... and {len(held) - HELD_SHOWN} more, see --format json.")
 
 
 #: Why delivery to a group is held, or its dead letters are not written, and what to do.
@@ -152,6 +182,14 @@ _HELD = {
     "resumes it.",
     "flood": "Delivery is held: more dead letters in a minute than "
     "shoal.errors.deadletterqueue.flood.per.minute allows. It goes on when there were fewer.",
+    "held-keys": "Delivery is held: as many dead-lettered records hold their keys as "
+    "share.ordering.key.dead.letter.max.held allows. Redrive or skip some, see below.",
+    "window-full": "Delivery is held in part: as many records are in flight as "
+    "share.partition.max.record.locks allows. More come when members settle some, their locks or "
+    "waits end, or dead letters are written.",
+    "look-ahead": "Delivery is held in part: so many records wait behind others, by their key or a "
+    "delay, that nothing further is looked at (share.ordering.key.lookahead, "
+    "share.delay.max.records).",
     "topic-name": "Dead letters cannot be written: the dead-letter topic's name is none that the "
     "brokers allow (errors.deadletterqueue.topic.name.prefix).",
     "topic-missing": "Dead letters cannot be written: the dead-letter topic is not there; create "
@@ -167,8 +205,12 @@ _HELD_OTHERWISE = (
 def _numbers_of(share: scrape.ShareNumbers) -> list[str]:
     """What a share group's numbers say, those that are not 0."""
     told = {
-        "backing off": share.backing_off, "waiting for a dead letter": share.archiving,
+        "backing off": share.backing_off, "delayed": share.delayed,
+        "held by key": share.held_by_key, "waiting for a dead letter": share.archiving,
+        "keys held by dead letters": share.keys_held,
         "dead-lettered": share.dead_lettered, "redriven": share.redriven,
+        "dropped without a dead letter": share.dropped,
+        "delivered other than their headers say": share.header_failures,
     }  # fmt: skip
     words = [f"{count} {what}" for what, count in told.items() if count]
     if share.oldest_lock_age_s:

@@ -15,15 +15,21 @@ from shoal.client.errors import KafkaError
 from shoal.client.groups import SHARE, GroupListing
 from shoal.client.topics import OffsetSpec
 
+Ranges = tuple[tuple[int, int], ...]
+#: Position, lag, and what is held.
+_Told = tuple[int | None, int | None, Ranges]
+
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """One partition of one group; None for what is not known (yet)."""
+    """One partition of one group; None for what is not known (yet). `held` are the offsets, as
+    ranges, of dead-lettered records that hold their keys."""
 
     where: TopicPartition
     offset: int | None
     log_end_offset: int | None
     lag: int | None
+    held: Ranges = ()
 
 
 async def positions(
@@ -33,32 +39,32 @@ async def positions(
     types = dict(groups) if isinstance(groups, Mapping) else {g.group_id: g.type for g in groups}
     share = [g for g, kind in types.items() if kind == SHARE]
     others = [g for g, kind in types.items() if kind != SHARE]
-    offsets: dict[str, dict[TopicPartition, tuple[int | None, int | None]]] = {}
+    offsets: dict[str, dict[TopicPartition, _Told]] = {}
     if share:
         for group, found in (await admin.share_groups.offsets(share)).items():
             offsets[group] = {} if isinstance(found, KafkaError) else {
-                p: (_known(o.start_offset), _known(o.lag))
+                p: (_known(o.start_offset), _known(o.lag), o.held)
                 for p, o in found.items() if not isinstance(o, KafkaError)
             }  # fmt: skip
     if others:
         for group, committed in (await admin.groups.offsets(others)).items():
             offsets[group] = {} if isinstance(committed, KafkaError) else {
-                p: (_known(o.offset), None) for p, o in committed.items()
+                p: (_known(o.offset), None, ()) for p, o in committed.items()
             }  # fmt: skip
     ends = await log_ends(admin, {p for some in offsets.values() for p in some})
     return {group: _positions(some, ends, types[group]) for group, some in offsets.items()}
 
 
 def _positions(
-    offsets: dict[TopicPartition, tuple[int | None, int | None]],
+    offsets: dict[TopicPartition, _Told],
     ends: Mapping[TopicPartition, int | None], kind: str,
 ) -> list[Position]:  # fmt: skip
     found = []
-    for where, (offset, lag) in sorted(offsets.items()):
+    for where, (offset, lag, held) in sorted(offsets.items()):
         end = ends.get(where)
         if kind != SHARE and offset is not None and end is not None:
             lag = max(0, end - offset)
-        found.append(Position(where, offset, end, lag))
+        found.append(Position(where, offset, end, lag, held))
     return found
 
 

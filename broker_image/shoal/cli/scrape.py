@@ -30,8 +30,11 @@ _COUNTS = {
     "shoal_share_partition_archiving_records": "archiving",
     "shoal_share_partition_held_by_key_records": "held_by_key",
     "shoal_share_partition_delayed_records": "delayed",
+    "shoal_share_partition_keys_held_by_dead_letters": "keys_held",
     "shoal_share_group_dead_letters_total": "dead_lettered",
     "shoal_share_group_redriven_total": "redriven",
+    "shoal_share_group_dead_letters_dropped_total": "dropped",
+    "shoal_share_partition_header_failures_total": "header_failures",
 }
 _HELD = "shoal_share_group_held"
 _OLDEST_LOCK = "shoal_share_partition_oldest_lock_age_seconds"
@@ -57,8 +60,11 @@ class ShareNumbers:
     archiving: int = 0
     held_by_key: int = 0
     delayed: int = 0
+    keys_held: int = 0
     dead_lettered: int = 0
     redriven: int = 0
+    dropped: int = 0
+    header_failures: int = 0
     oldest_lock_age_s: float = 0.0
     held: frozenset[str] = frozenset()
 

@@ -1,26 +1,32 @@
-"""`shoal share`: what share groups leave behind. `redrive` puts dead letters back."""
+"""`shoal share`: what share groups leave behind. `redrive` puts dead letters back, `skip` lets the
+keys go on that some hold."""
 
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated
 
 import typer
 
-from shoal.cli import moments, output
+from shoal.cli import lag, moments, output
+from shoal.cli.held_keys import KEYS_MAX, held_keys
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
 from shoal.client.client import Client
+from shoal.client.cluster import TopicPartition
+from shoal.client.errors import expect
+from shoal.client.groups import SHARE
 from shoal.client.letters import REASONS, Filter
 from shoal.client.offset_set import OffsetSet
 from shoal.client.redrive import Plan, Redrive, Redriven
 
-app = new_app("Put dead letters back into their topics.")
+app = new_app("Put dead letters back, or skip what they hold up.")
 
 
 @app.callback()
 def _share() -> None:
-    """Put dead letters back into their topics."""
+    """Put dead letters back, or skip what they hold up."""
 
 
 To = Annotated[
@@ -110,6 +116,64 @@ async def redrive(
             f"{done.refused} records were refused, the last one: {done.refusal}. The next redrive "
             "tries them again."
         )
+    if done.unfreed:
+        raise Failed(
+            f"{done.unfreed} redriven records may hold their keys still: {done.unfreed_error}. "
+            "`shoal share skip` lets these go on."
+        )
+
+
+@command(app, "skip")
+async def skip(
+    client: Client,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The share group.")],
+    topic: Annotated[
+        str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only of this topic.")
+    ] = None,
+    partition: Annotated[
+        list[int] | None, typer.Option("--partition", "-p", help="Only of this partition of it.")
+    ] = None,
+    offsets: Annotated[
+        str | None, typer.Option(metavar="3-7,9", help="Only these offsets of one --partition.")
+    ] = None,
+    key: Annotated[list[str] | None, typer.Option(help="Only of this key.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Everything that is held.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Tell what would be skipped, and do nothing.")
+    ] = False,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Let keys go on that dead-lettered records hold, without these (their letters stay)."""
+    if not (all_ or topic or partition or offsets or key):
+        raise Failed("say which: --topic, --partition, --offsets, --key, or --all.", USAGE)
+    if (partition or offsets) and not topic:
+        raise Failed("--partition and --offsets are of one topic: name it with --topic.", USAGE)
+    wanted_offsets = _offsets(offsets, partition)
+    keys = {one.encode() for one in key or ()}
+    expect(await client.admin.groups.describe([group]))
+    found = (await lag.positions(client.admin, {group: SHARE}))[group]
+    held = [
+        one
+        for one in await held_keys(client, found, keys_max=sys.maxsize if key else KEYS_MAX)
+        if (topic is None or one.where.topic == topic)
+        and (not partition or one.where.partition in partition)
+        and (wanted_offsets is None or one.offset in wanted_offsets)
+        and (not keys or one.key in keys)
+    ]
+    if not dry_run:
+        by_partition: dict[TopicPartition, OffsetSet] = {}
+        for one in held:
+            by_partition.setdefault(one.where, OffsetSet()).add(one.offset)
+        ranges = {where: [*found.ranges()] for where, found in by_partition.items()}
+        expect(await client.admin.share_groups.free(group, ranges))
+    if format is Format.JSON:
+        print(json.dumps({"group": group, "dry_run": dry_run,
+                          "skipped": [one.row() for one in held]}, indent=2))  # fmt: skip
+        return
+    output.rows(format, [one.row() for one in held])
+    noun = "record" if len(held) == 1 else "records"
+    verb = "Would skip" if dry_run else "Skipped"
+    print(f"{verb} {len(held)} {noun} of group {group} that held a key.")
 
 
 def _reasons(words: list[str] | None) -> list[str]:
@@ -155,6 +219,7 @@ def _print(plan: Plan, done: Redriven, format: Format) -> None:
             "topic": plan.topic, "to": plan.to, "dry_run": plan.dry_run, "redriven": done.total,
             "kinds": kinds, "before": done.before, "filtered": done.filtered, "gone": done.gone,
             "homeless": dict(done.homeless), "others": done.others, "refused": done.refused,
+            "unfreed": done.unfreed,
         }, indent=2))  # fmt: skip
         return
     output.rows(format, kinds)

@@ -132,14 +132,22 @@ def _group(
     if numbers is not None and group.type == SHARE:
         share = numbers.get(group.group_id, scrape.ShareNumbers())
     state = group.state
-    if share is not None and share.held:
-        state = "Paused" if share.is_paused else "Flooded" if "flood" in share.held else "DLQ fails"
+    if share is not None and (held := share.held - {"window-full"}):
+        state = _held_state(held)
     return GroupSample(
         group.type, state, len(group.members), lag.total(positions), done,
         share.in_flight if share else None, share.redelivered if share else None,
         share.waiting if share else None,
         share.dead_lettered if share else None,
     )  # fmt: skip
+
+
+def _held_state(held: frozenset[str]) -> str:
+    """One word or two for why delivery is held; what stops it all comes first."""
+    for why, state in (("paused", "Paused"), ("flood", "Flooded"), ("held-keys", "Keys held")):
+        if why in held:
+            return state
+    return "Look-ahead" if held == {"look-ahead"} else "DLQ fails"
 
 
 def view(before: Sample, now: Sample, height: int | None, note: str = "") -> Stack:

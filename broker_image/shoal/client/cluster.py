@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
-from shoal.client.connection import Connection, connect
+from shoal.client.connection import Connection, connect, joined
 from shoal.client.errors import (
     STALE_COORDINATOR,
     STALE_METADATA,
@@ -147,11 +147,7 @@ class Cluster:
         if task is None:
             task = self._loop.create_task(connect(self.settings, address))
             self._connections[key] = task
-        # Who waits is not the task: to close the cluster cancels that, and nobody else.
-        await asyncio.wait([task])
-        if task.cancelled():
-            raise ConnectionLost(f"the connection to {address[0]}:{address[1]} was closed here")
-        return task.result()
+        return await joined(task, address)
 
     async def connection(self, node_id: int, lane: str = "") -> Connection:
         """An open connection to a broker. Raises `Unreachable` or what `connect` raises."""
@@ -302,6 +298,11 @@ class Cluster:
         _, topic = self._topics.pop(name, (0, None))
         if topic is not None and topic.topic_id is not None:
             self._names.pop(topic.topic_id, None)
+
+    def forget_topic_id(self, topic_id: UUID) -> None:
+        """`forget_topic` of a topic by its id, which nothing is asked for."""
+        if topic_id in self._names:
+            self.forget_topic(self._names[topic_id])
 
     async def leader(self, topic: str, partition: int) -> int:
         """The node that leads a partition. Raises `KafkaError`."""

@@ -35,6 +35,7 @@ from shoal.client.settings import Security, Settings
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode, WireError
+from shoal.protocol.features import OWN_CLIENT
 
 #: A frame above this is no answer of a broker: fetch responses are bounded by what we ask for.
 RESPONSE_SIZE_MAX = 256 << 20
@@ -257,8 +258,20 @@ async def connect(settings: Settings, address: tuple[str, int]) -> Connection:
     return connection
 
 
+async def joined(connecting: asyncio.Task[Connection], address: tuple[str, int]) -> Connection:
+    """The connection that a task of `connect` makes, for one of several who wait for it.
+
+    The task is not awaited itself: who closes the connection cancels it, which must not cancel
+    those who wait, but tell them. Raises `ConnectionLost` then, and else what `connect` raises.
+    """
+    await asyncio.wait((connecting,))
+    if connecting.cancelled():
+        raise ConnectionLost(f"the connection to {address[0]}:{address[1]} was closed here")
+    return connecting.result()
+
+
 async def _negotiate(connection: Connection) -> None:
-    body = {"client_software_name": "shoal", "client_software_version": __version__}
+    body = {"client_software_name": OWN_CLIENT, "client_software_version": __version__}
     timeout_ms = connection._settings.connect_timeout_ms
     newest = codec.known_versions(ApiKey.API_VERSIONS)[-1]
     try:

@@ -128,17 +128,17 @@ class ConsumerMembership(Membership):
             self._reported = None
             raise
 
-    def _body(self, *, joining: bool) -> dict[str, Any]:
+    def _body(self, *, whole: bool) -> dict[str, Any]:
         owned = None
-        if joining or self._reported != self.owned:
+        if whole or self._reported != self.owned:
             owned = [{"topic_id": t, "partitions": p} for t, p in self.owned.items()]
             self._reported = dict(self.owned)
         return {
             "group_id": self.group,
             "member_id": self.member_id,
             "member_epoch": self.member_epoch,
-            "rebalance_timeout_ms": REBALANCE_TIMEOUT_MS if joining else -1,
-            "subscribed_topic_names": self._topics if joining else None,
+            "rebalance_timeout_ms": REBALANCE_TIMEOUT_MS if whole else -1,
+            "subscribed_topic_names": self._topics if whole else None,
             "topic_partitions": owned,
         }
 

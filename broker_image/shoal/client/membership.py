@@ -3,7 +3,9 @@
 Owns one member's id, epoch and the task that beats. What a heartbeat says beyond that, and what an
 assignment means, is the subclass's.
 
-A member that the broker has fenced or forgotten joins again under the same id with epoch 0. While
+A member that the broker has fenced or forgotten joins again under the same id with epoch 0. A
+heartbeat without an answer may have been the one that told a new assignment, which the broker tells
+once: the next one says everything, and so asks for all. While
 a new member has no partitions yet it beats quickly, since the first assignment may be computed
 just after the first heartbeat, and the interval that the broker names is seconds long.
 """
@@ -49,13 +51,15 @@ class Membership(ABC):
         self.assignment: Assignment = {}
         self.failure: ClientError | None = None
         self._beats = 0
+        #: The answer to the last heartbeat did not come.
+        self._unsure = False
         self._hurry = asyncio.Event()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @abstractmethod
-    def _body(self, *, joining: bool) -> dict[str, Any]:
-        """The request; a joining member says everything, others what has changed."""
+    def _body(self, *, whole: bool) -> dict[str, Any]:
+        """The request: all that there is to say, as when joining, or what has changed."""
 
     def _fenced(self) -> None:
         """The broker has put this member out: what it held may belong to others already."""
@@ -76,7 +80,7 @@ class Membership(ABC):
             return
         self.member_epoch = epoch
         try:
-            await self._send(self._body(joining=False))
+            await self._send(self._body(whole=False))
         except ClientError:
             self.cluster.forget_coordinator(self.group)
         self.member_epoch = 0
@@ -125,7 +129,8 @@ class Membership(ABC):
                 self._hurry.set()
 
     async def _beat(self) -> None:
-        answer = await self._send(self._body(joining=self.member_epoch == 0))
+        whole, self._unsure = self._unsure or self.member_epoch == 0, True
+        answer = await self._send(self._body(whole=whole))
         code = answer.error_code
         if code in STALE_COORDINATOR:
             self.cluster.forget_coordinator(self.group)
@@ -133,10 +138,11 @@ class Membership(ABC):
             self.member_epoch = 0
             self._beats = 0
             self._fenced()
-            answer = await self._send(self._body(joining=True))
+            answer = await self._send(self._body(whole=True))
             code = answer.error_code
         if code:
             raise KafkaError(code, answer.error_message or f"group {self.group!r}")
+        self._unsure = False
         self.member_epoch = answer.member_epoch
         self.member_id = answer.member_id or self.member_id
         self.heartbeat_interval_ms = max(codec.ms(answer.heartbeat_interval), 1)

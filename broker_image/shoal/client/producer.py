@@ -62,9 +62,10 @@ class Producer:
     def __init__(
         self, cluster: Cluster, *, acks: int = -1, idempotent: bool | None = None,
         compression: str = "none", linger_ms: int = 5, batch_bytes: int = 256 << 10,
-        buffer_bytes: int = 32 << 20, delivery_timeout_ms: int = 120_000,
+        buffer_bytes: int = 32 << 20, delivery_timeout_ms: int = 0,
     ) -> None:  # fmt: skip
-        """`acks` is 0, 1 or -1 (all); idempotence needs -1 and is on with it unless told."""
+        """`acks` is 0, 1 or -1 (all); idempotence needs -1 and is on with it unless told. A record
+        is given up after `delivery_timeout_ms`; 0 means what the client's settings say."""
         self.cluster = cluster
         self._acks = acks
         self._idempotent = acks == -1 if idempotent is None else idempotent
@@ -74,6 +75,7 @@ class Producer:
         self._linger_s = linger_ms / 1000
         self._batch_bytes = batch_bytes
         self._buffer_bytes = buffer_bytes
+        delivery_timeout_ms = delivery_timeout_ms or cluster.settings.delivery_timeout_ms
         self._delivery_timeout_s = delivery_timeout_ms / 1000
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[TopicPartition, _Lane] = {}
@@ -187,12 +189,13 @@ class Producer:
                 break
             except ClientError as failed:
                 error = failed
-            if not transient(error) or self._loop.time() > deadline:
+            if again := transient(error):
+                await backoff.pause()
+            if not again or self._loop.time() > deadline:
                 self._settle(batch, error)
                 if self._idempotent:
                     self._identity = None
                 return
-            await backoff.pause()
         lane.sequence = advance_sequence(lane.sequence, len(batch))
         self._settle(batch, None, where, offset, append_time_ms)
 

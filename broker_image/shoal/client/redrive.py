@@ -6,6 +6,9 @@ and after: a redrive that was interrupted goes on where it stood, sends nothing 
 nothing out, and a second one passes by what the first has done. One redrive of a topic at a time:
 it is the one member of the consumer group `redrive.TOPIC`, which is looked at for others.
 
+A key that a letter's record holds (`share.ordering.key.dead.letter=hold`) goes on once its record
+is put back, also into another topic.
+
 A letter without its record (`errors.deadletterqueue.copy.record.enable=false`, or too large) is
 redriven from the source topic, as long as that still has the record.
 """
@@ -21,15 +24,17 @@ from typing import NamedTuple
 from uuid import UUID
 
 from shoal.client.batches import CorruptRecords
-from shoal.client.cluster import Cluster, TopicPartition
+from shoal.client.cluster import Cluster, Topic, TopicPartition
 from shoal.client.consumer import ConsumerMembership
 from shoal.client.errors import ClientError, KafkaError, transient
 from shoal.client.fetcher import Fetcher
 from shoal.client.groups import Group, Groups
 from shoal.client.letters import Filter, Letter, letter_of, named_letter, redriven_headers
+from shoal.client.offset_set import OffsetSet
 from shoal.client.partitioner import partition_of
 from shoal.client.producer import Producer
 from shoal.client.redrive_ledger import Ledger, Sending, Standing
+from shoal.client.share_groups import ShareGroups
 from shoal.client.topics import OffsetSpec, Topics
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch
@@ -58,7 +63,8 @@ class Redriven:
     `looked_at` are records of the dead-letter topic that were read; `others` those that are no
     letters; `filtered` letters that the filter left out; `before` those redriven earlier; `gone`
     letters whose record is nowhere any more; `homeless` those whose topic does not exist; `refused`
-    those that the broker did not take, with the last reason.
+    those that the broker did not take, with the last reason. `unfreed` were sent, and may hold
+    their keys still: the broker refused to let these go, with the last reason.
     """
 
     sent: Counter[Kind] = field(default_factory=Counter)
@@ -70,6 +76,8 @@ class Redriven:
     homeless: Counter[str] = field(default_factory=Counter)
     refused: int = 0
     refusal: ClientError | None = None
+    unfreed: int = 0
+    unfreed_error: KafkaError | None = None
 
     @property
     def total(self) -> int:
@@ -105,6 +113,7 @@ class Redrive:
         self._fetcher = Fetcher(cluster, lane="redrive")
         self._ledger = Ledger(cluster)
         self._producer = Producer(cluster)
+        self._share_groups = ShareGroups(cluster)
         self._begun_s = 0.0
 
     async def size(self) -> int:
@@ -285,6 +294,7 @@ class Redrive:
         for letter in stored:
             standing.done.add(letter.offset)
             standing.counts[letter.group] = standing.counts.get(letter.group, 0) + 1
+        await self._free(stored)
         self.result.sent.update(_kind(letter) for letter in stored)
         standing.sending = None
         await self._ledger.write(topic_id, standing)
@@ -350,6 +360,28 @@ class Redrive:
                 raise outcome  # Sent or not: the ledger tells the next redrive where to look.
         return stored, refused
 
+    async def _free(self, letters: Iterable[Letter]) -> None:
+        """Let the keys go on that these letters' records may hold. Raises `ClientError` while the
+        brokers cannot be reached: whoever takes over frees them then."""
+        held: dict[str, dict[TopicPartition, OffsetSet]] = {}
+        for letter in letters:
+            source = TopicPartition(letter.source_topic, letter.source_partition)
+            held.setdefault(letter.group, {}).setdefault(source, OffsetSet()).add(
+                letter.source_offset
+            )
+        for group, by_partition in held.items():
+            known = await self.cluster.topics({where.topic for where in by_partition})
+            ranges = {
+                where: [*offsets.ranges()]
+                for where, offsets in by_partition.items()
+                if isinstance(topic := known[where.topic], Topic)
+                and where.partition < len(topic.partitions)
+            }
+            for where, error in (await self._share_groups.free(group, ranges)).items():
+                if error is not None and error.code != ErrorCode.unsupported_version:
+                    self.result.unfreed += len(by_partition[where])
+                    self.result.unfreed_error = error
+
     # Taking over.
 
     async def _take_over(self, topic_id: UUID, standing: Standing) -> None:
@@ -368,6 +400,13 @@ class Redrive:
                         continue
                     if sending.first <= int(offset) <= sending.last:
                         standing.done.add(int(offset))
+        letters = TopicPartition(standing.topic, standing.partition)
+        await self._free(
+            letter
+            for record in await self._source_records(letters, sending.first, sending.last)
+            if record.offset in standing.done
+            and (letter := letter_of(*letters, record)) is not None
+        )
         standing.sending = None
         await self._ledger.write(topic_id, standing)
 

@@ -118,6 +118,7 @@ class Settings:
     connect_timeout_ms: int = 10_000
     retry_timeout_ms: int = 60_000
     metadata_max_age_ms: int = 300_000
+    delivery_timeout_ms: int = 120_000
 
     @classmethod
     def of(cls, bootstrap: str, properties: Mapping[str, str] | None = None) -> Settings:
@@ -143,6 +144,7 @@ _PLAIN = {
     "socket.connection.setup.timeout.ms": "connect_timeout_ms",
     "default.api.timeout.ms": "retry_timeout_ms",
     "metadata.max.age.ms": "metadata_max_age_ms",
+    "delivery.timeout.ms": "delivery_timeout_ms",
 }
 #: Fields of `Security`, and the properties that may give them, the first one given winning.
 _SECURITY_FIELDS = {

@@ -21,11 +21,18 @@ from uuid import UUID
 from shoal.client.batches import decode
 from shoal.client.cluster import Cluster
 from shoal.client.connection import Connection
-from shoal.client.errors import STALE_METADATA, ClientError, KafkaError, transient
+from shoal.client.errors import (
+    STALE_METADATA,
+    ClientError,
+    ConnectionLost,
+    KafkaError,
+    transient,
+)
 from shoal.client.membership import Assignment, Membership
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+from shoal.protocol.features import HEADERS_ONLY, HEADERS_ONLY_FEATURE, RELEASE_DELAY_FEATURE
 from shoal.record.batch import HEADER_SIZE, BatchHeader, headers, read_header
 
 #: One long poll when several brokers are asked: the answers are waited for together, so a busy
@@ -33,12 +40,8 @@ from shoal.record.batch import HEADER_SIZE, BatchHeader, headers, read_header
 LONG_POLL_MS_MAX = 250
 #: A round that ends sooner without a record was no long poll: pause instead of asking in circles.
 QUICK_ROUND_S = 0.02
-#: A broker that names this feature takes `HEADERS_ONLY` in ShareFetch's acquire mode, and answers
-#: with the 61-byte headers of the acquired batches, one behind the other, in place of the batches.
-HEADERS_ONLY_FEATURE = "shoal.share.headers.only"
-HEADERS_ONLY = 0x10
-#: A broker that names this feature takes delays in releases; others would release at once.
-RELEASE_DELAY_FEATURE = "shoal.share.release.delay"
+#: The same of a round in which no broker was reached.
+UNREACHED_S = 0.1
 _LOST_SESSION = (ErrorCode.share_session_not_found, ErrorCode.invalid_share_session_epoch)
 
 
@@ -175,13 +178,13 @@ class ShareMembership(Membership):
         self._topics = sorted(topics)
         self._rack = rack
 
-    def _body(self, *, joining: bool) -> dict[str, Any]:
+    def _body(self, *, whole: bool) -> dict[str, Any]:
         return {
             "group_id": self.group,
             "member_id": self.member_id,
             "member_epoch": self.member_epoch,
-            "rack_id": self._rack if joining else None,
-            "subscribed_topic_names": self._topics if joining else None,
+            "rack_id": self._rack if whole else None,
+            "subscribed_topic_names": self._topics if whole else None,
         }
 
 
@@ -283,10 +286,10 @@ class ShareSession:
                 if found or left_ms == 0:
                     lock_ms = self.lock_timeout_ms if found else 0
                     return Acquisition(tuple(found), tuple(refusals), lock_ms)
-                if not self._nodes:
+                if not self.assignment:
                     await self.membership.changed(min(left_ms, 1_000) / 1000)
                 elif loop.time() - began < QUICK_ROUND_S:
-                    await asyncio.sleep(QUICK_ROUND_S)
+                    await asyncio.sleep(QUICK_ROUND_S if self._nodes else UNREACHED_S)
 
     async def acknowledge(self, acknowledgements: Iterable[Acknowledgement]) -> tuple[Refusal, ...]:
         """Settle or renew locked offsets; what the broker refuses comes back.
@@ -308,11 +311,15 @@ class ShareSession:
             ack for one in acquired for ack in one.acknowledge(AcknowledgeType.RENEW)
         )
 
-    async def close(self) -> None:
-        """Release every lock and leave the group. Failures are passed over: locks run out."""
+    async def close(self, *, undelivered: bool = False) -> None:
+        """Release every lock and leave the group. Failures are passed over: locks run out.
+
+        `undelivered` says that nothing came of what is still locked, so that its delivery does not
+        count; Kafka's brokers count it all the same.
+        """
         async with self._one_at_a_time:
             await asyncio.gather(
-                *(self._close_node(node) for node in self._nodes.values()),
+                *(self._close_node(node, undelivered) for node in self._nodes.values()),
                 return_exceptions=True,
             )
             for node in self._nodes.values():
@@ -320,9 +327,9 @@ class ShareSession:
             self._nodes.clear()
             await self.membership.leave()
 
-    async def _close_node(self, node: _NodeSession) -> None:
+    async def _close_node(self, node: _NodeSession, undelivered: bool) -> None:
         if node.epoch and not node.link.closed:
-            body = self._head(-1) | {"topics": ()}
+            body = self._head(-1) | {"topics": (), "undelivered": undelivered}
             await node.link.request(ApiKey.SHARE_ACKNOWLEDGE, body)
 
     # -- fetching
@@ -330,34 +337,47 @@ class ShareSession:
     async def _fetch(
         self, acks: list[Acknowledgement], refusals: list[Refusal], wait_ms: int, limits: _Limits
     ) -> list[Acquired]:
-        """One round over all brokers that lead assigned partitions.
+        """One round over all brokers that lead assigned partitions. Sessions with others stay:
+        to close them would release what the member is still at work on.
 
         Raises a broker's refusal where nothing was acquired; network failures are passed over.
         """
-        by_leader = await self._by_leader()
         carried = await self._by_node(acks, refusals)
-        for node in [n for n in self._nodes if n not in by_leader and n not in carried]:
-            await asyncio.gather(self._close_node(self._nodes[node]), return_exceptions=True)
-            self._nodes.pop(node).link.close()
+        try:
+            by_leader = await self._by_leader()
+        except ClientError as unknown:
+            refusals += [Refusal(ack, unknown) for some in carried.values() for ack in some]
+            raise
         nodes = sorted({*by_leader, *carried})
         if not nodes:
             return []
+        patience_s = None
         if len(nodes) > 1:
             wait_ms = min(wait_ms, LONG_POLL_MS_MAX)
+            patience_s = LONG_POLL_MS_MAX / 1000
         each = limits._replace(max_records=max(1, limits.max_records // len(nodes)))
         rounds = (
             self._fetch_node(
-                n, by_leader.get(n, frozenset()), carried.get(n, []), refusals, wait_ms, each
+                n,
+                by_leader.get(n, frozenset()),
+                carried.get(n, []),
+                refusals,
+                wait_ms,
+                each,
+                patience_s,
             )
             for n in nodes
         )
         found: list[Acquired] = []
         refused: KafkaError | None = None
-        for result in await asyncio.gather(*rounds, return_exceptions=True):
+        results = await asyncio.gather(*rounds, return_exceptions=True)
+        for n, result in zip(nodes, results, strict=True):
             if isinstance(result, KafkaError):
                 refused = result
             elif isinstance(result, ClientError) and transient(result):
-                continue
+                # Somebody else may lead by now what this broker led, and nobody says so.
+                for topic_id, _ in by_leader.get(n, frozenset()):
+                    self.cluster.forget_topic_id(topic_id)
             elif isinstance(result, BaseException):
                 raise result
             else:
@@ -383,10 +403,10 @@ class ShareSession:
 
     async def _fetch_node(
         self, node_id: int, wanted: frozenset[tuple[UUID, int]], acks: list[Acknowledgement],
-        refusals: list[Refusal], wait_ms: int, limits: _Limits,
+        refusals: list[Refusal], wait_ms: int, limits: _Limits, patience_s: float | None,
     ) -> list[Acquired]:  # fmt: skip
         try:
-            node = await self._node(node_id)
+            node = await self._node(node_id, patience_s)
         except ClientError as unreachable:
             refusals += [Refusal(ack, unreachable) for ack in acks]
             raise
@@ -398,6 +418,7 @@ class ShareSession:
             return []
         acks = _delayable(node.link, acks, refusals)
         lean = not limits.payload and HEADERS_ONLY_FEATURE in node.link.features
+        topics = await self._topics(wanted - node.partitions, acks, refusals)
         body = self._head(node.epoch) | {
             "max_wait_ms": wait_ms,
             "min_bytes": limits.min_bytes,
@@ -405,7 +426,7 @@ class ShareSession:
             "max_records": limits.max_records,
             "batch_size": limits.max_records,
             "share_acquire_mode": limits.mode | HEADERS_ONLY if lean else limits.mode,
-            "topics": await self._topics(wanted - node.partitions, acks),
+            "topics": topics,
             "forgotten_topics_data": _by_topic(node.partitions - wanted),
         }
         timeout_ms = wait_ms + self.cluster.settings.request_timeout_ms
@@ -476,7 +497,7 @@ class ShareSession:
         for ack in acks:
             try:
                 leader = await self.cluster.leader(ack.topic, ack.partition)
-            except KafkaError as error:
+            except ClientError as error:
                 refusals.append(Refusal(ack, error))
             else:
                 found.setdefault(leader, []).append(ack)
@@ -495,7 +516,7 @@ class ShareSession:
             return
         body = self._head(node.epoch)
         body["is_renew_ack"] = any(a.type == AcknowledgeType.RENEW for a in acks)
-        body["topics"] = await self._topics(frozenset(), acks)
+        body["topics"] = await self._topics(frozenset(), acks, refusals)
         version = node.link.version(ApiKey.SHARE_ACKNOWLEDGE)
         if body["is_renew_ack"] and version < 2:
             error = KafkaError(ErrorCode.unsupported_version, "the broker cannot renew locks")
@@ -529,10 +550,16 @@ class ShareSession:
 
     # -- sessions
 
-    async def _node(self, node_id: int) -> _NodeSession:
+    async def _node(self, node_id: int, patience_s: float | None) -> _NodeSession:
+        """The session with a broker. A connection that takes longer than `patience_s` goes on to be
+        made, and is there for a later round: the other brokers' records do not wait for it."""
         node = self._nodes.get(node_id)
         if node is None or node.link.closed:
-            link = await self.cluster.connection(node_id, self._lane)
+            connecting = self.cluster.connection(node_id, self._lane)
+            try:
+                link = await asyncio.wait_for(connecting, patience_s)
+            except TimeoutError:
+                raise ConnectionLost(f"broker {node_id} does not answer yet") from None
             node = self._nodes[node_id] = _NodeSession(link)
         return node
 
@@ -550,13 +577,19 @@ class ShareSession:
         }  # fmt: skip
 
     async def _topics(
-        self, added: frozenset[tuple[UUID, int]], acks: list[Acknowledgement]
-    ) -> list[dict[str, Any]]:
+        self, added: frozenset[tuple[UUID, int]], acks: list[Acknowledgement],
+        refusals: list[Refusal],
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """What a request says by topic; those of `acks` whose topic nobody knows are refused."""
         batches: dict[UUID, dict[int, list[dict[str, Any]]]] = {}
         for topic_id, index in sorted(added):
             batches.setdefault(topic_id, {})[index] = []
         for ack in sorted(acks):
-            known = (await self.cluster.topic(ack.topic)).topic_id
+            try:
+                known = (await self.cluster.topic(ack.topic)).topic_id
+            except ClientError as error:
+                refusals.append(Refusal(ack, error))
+                continue
             assert known is not None
             batches.setdefault(known, {}).setdefault(ack.partition, []).append({
                 "first_offset": ack.first_offset,

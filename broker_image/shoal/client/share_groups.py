@@ -2,6 +2,9 @@
 
 Lag is the broker's: log end offset, less start offset, less records already settled behind the
 start offset. Records in flight count as lag. -1 means that the broker does not know yet.
+
+Where dead-lettered records hold their keys (`share.ordering.key.dead.letter=hold`), `offsets` tells
+which do, and `free` lets these keys go on.
 """
 
 from __future__ import annotations
@@ -16,16 +19,19 @@ from shoal.client.cluster import Cluster, TopicPartition
 from shoal.client.errors import KafkaError
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+from shoal.protocol.features import HELD_KEYS_FEATURE
 
 
 @dataclass(frozen=True, slots=True)
 class ShareOffset:
-    """Where a share group stands in one partition; -1 for what is not known yet."""
+    """Where a share group stands in one partition; -1 for what is not known yet. `held` are the
+    offsets, as ranges, of dead-lettered records that hold their keys."""
 
     start_offset: int
     leader_epoch: int
     lag: int
     topic_id: UUID | None = None
+    held: tuple[tuple[int, int], ...] = ()
 
 
 class ShareGroups:
@@ -70,6 +76,36 @@ class ShareGroups:
             for where, part in rows.partitions_of(answer.responses, "topic_name")
         }
 
+    async def free(
+        self, group_id: str, offsets: Mapping[TopicPartition, Sequence[tuple[int, int]]]
+    ) -> dict[TopicPartition, KafkaError | None]:
+        """Let keys go on that dead-lettered records at these offsets hold; others among them are
+        passed over. Asks the partitions' leaders; UNSUPPORTED_VERSION where they cannot."""
+
+        async def call(
+            node: int, some: list[TopicPartition]
+        ) -> dict[TopicPartition, KafkaError | None]:
+            link = await self.cluster.connection(node)
+            if HELD_KEYS_FEATURE not in link.features:
+                error = KafkaError(
+                    ErrorCode.unsupported_version, "the broker knows no keys that are held"
+                )
+                return dict.fromkeys(some, error)
+            body = {"group_id": group_id, "topics": rows.by_topic(
+                ((p, {"partition_index": p.partition, "start_offset": -1, "freed_offsets": [
+                    {"first_offset": first, "last_offset": last} for first, last in offsets[p]
+                ]}) for p in some),
+                "topic_name",
+            )}  # fmt: skip
+            answer = await self.cluster.request(node, ApiKey.ALTER_SHARE_GROUP_OFFSETS, body)
+            return {
+                where: rows.outcome(part, f"keys held in {where} by share group {group_id!r}")
+                for where, part in rows.partitions_of(answer.responses, "topic_name")
+            }
+
+        wanted = {where: ranges for where, ranges in offsets.items() if ranges}
+        return await self.cluster.on_leaders(wanted, call)
+
     async def delete_offsets(
         self, group_id: str, topics: Iterable[str]
     ) -> dict[str, KafkaError | None]:
@@ -107,6 +143,7 @@ def _offsets(row: Any) -> dict[TopicPartition, ShareOffset | KafkaError]:
         or ShareOffset(
             part.start_offset, part.leader_epoch, getattr(part, "lag", -1),
             ids[where.topic],
+            tuple((x.first_offset, x.last_offset) for x in getattr(part, "held_offsets", ())),
         )
         for ids in [{t.topic_name: t.topic_id for t in row.topics}]
         for where, part in rows.partitions_of(row.topics, "topic_name")

@@ -56,6 +56,20 @@ _DELAYS = (Field("delays", _DELAY, array=True, tag=1000, default=[]),)
 #: How long released records wait before they are available again (`protocol.share`).
 RELEASE_DELAY_TAG = 1000
 _RELEASE_DELAY = (Field("release_delay_ms", "int64", tag=RELEASE_DELAY_TAG, default=-1),)
+#: Whether what a closed share session still held is to count as never delivered.
+UNDELIVERED_TAG = 1000
+_HELD = Struct(
+    "HeldOffsets",
+    True,
+    (
+        Field("first_offset", "int64", default=0),
+        Field("last_offset", "int64", default=0),
+        Field("delivery_count", "int16", default=0),
+    ),
+)
+#: Dead-lettered offsets that hold their keys; and some of them that are to hold them no longer.
+_HELD_OFFSETS = (Field("held_offsets", _HELD, array=True, tag=1000, default=[]),)
+_FREED_OFFSETS = (Field("freed_offsets", _HELD, array=True, tag=1000, default=[]),)
 #: What our brokers and our client tell beyond Kafka's schemas, by API and struct, in tags far above
 #: Kafka's, which count up from 0: other readers pass them over. A body that has none is read as
 #: Kafka's is, without these attributes.
@@ -66,6 +80,12 @@ OWN_TAGS: dict[tuple[int, str], tuple[Field, ...]] = {
     (85, "PartitionData"): _DELAYS,  # WriteShareGroupState
     (78, "AcknowledgementBatch"): _RELEASE_DELAY,  # ShareFetch, the request
     (79, "AcknowledgementBatch"): _RELEASE_DELAY,  # ShareAcknowledge, the request
+    (79, "ShareAcknowledgeRequest"): (
+        Field("undelivered", "bool", tag=UNDELIVERED_TAG, default=False),
+    ),
+    (87, "PartitionResult"): _DELAYS,  # ReadShareGroupStateSummary, the answer
+    (90, "DescribeShareGroupOffsetsResponsePartition"): _HELD_OFFSETS,
+    (91, "AlterShareGroupOffsetsRequestPartition"): _FREED_OFFSETS,
 }
 _MALFORMED = (SerialError, ValueError, IndexError, OverflowError, _struct.error)
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
 
-from shoal.protocol.codec import ENTRIES_MAX, RELEASE_DELAY_TAG
+from shoal.protocol.codec import ENTRIES_MAX, RELEASE_DELAY_TAG, UNDELIVERED_TAG
 from shoal.protocol.compiler import get_uvarint, put_uvarint
 from shoal.protocol.errors import WireError
 
@@ -25,6 +25,7 @@ _FETCH_HEAD = struct.Struct(">iiiiii")
 _EPOCH = struct.Struct(">i")
 _INDEX = struct.Struct(">i")
 _DELAY = struct.Struct(">q")
+_BOOL = struct.Struct(">?")
 _ONE_TYPE = struct.Struct(">qqB1sB")
 _ERROR = struct.Struct(">ih")
 _FETCH_RESPONSE_HEAD = struct.Struct(">ih")
@@ -73,6 +74,8 @@ class ShareAcknowledgeRequest(NamedTuple):
     share_session_epoch: int
     is_renew_ack: bool
     topics: Acknowledgements
+    #: What a session that is closed still held counts as never delivered. Our client's own.
+    undelivered: bool = False
 
 
 class PartitionRecords(NamedTuple):
@@ -143,13 +146,14 @@ def read_acknowledge(version: int, frame: memoryview, at: int) -> ShareAcknowled
         if version >= RENEWAL_FROM:
             renew = frame[at] != 0
             at += 1
+        undelivered = None
         topics = _alone(frame, at)
         if topics is None:
             topics, at = _topics(frame, at)
-            _skip_tags(frame, at)
+            undelivered, _ = _tagged(frame, at, UNDELIVERED_TAG, _BOOL)
     except (IndexError, ValueError, struct.error) as error:
         raise WireError(f"a share acknowledgement that does not fit: {error}") from None
-    return ShareAcknowledgeRequest(group_id, member_id, epoch, renew, topics)
+    return ShareAcknowledgeRequest(group_id, member_id, epoch, renew, topics, bool(undelivered))
 
 
 def _alone(frame: memoryview, at: int) -> Acknowledgements | None:
@@ -184,7 +188,7 @@ def _topics(frame: memoryview, at: int) -> tuple[Acknowledgements, int]:
                     continue
                 size, at = _count(frame, at + 16, 1)
                 types = bytes(frame[at : at + size])
-                delay_ms, at = _release_delay(frame, at + size)
+                delay_ms, at = _tagged(frame, at + size, RELEASE_DELAY_TAG, _DELAY)
                 if delay_ms is None:
                     batches.append((first, last, types))
                 else:
@@ -196,15 +200,15 @@ def _topics(frame: memoryview, at: int) -> tuple[Acknowledgements, int]:
     return topics, at
 
 
-def _release_delay(frame: memoryview, at: int) -> tuple[int | None, int]:
-    """What a batch's tagged fields say of the wait of released records, if they do."""
+def _tagged(frame: memoryview, at: int, wanted: int, form: struct.Struct) -> tuple[int | None, int]:
+    """One value of the tagged fields that begin here, if it is there, and where they end."""
     end = _skip_tags(frame, at)
     count, at = get_uvarint(frame, at)
     for _ in range(count):
         tag, at = get_uvarint(frame, at)
         size, at = get_uvarint(frame, at)
-        if tag == RELEASE_DELAY_TAG and size == _DELAY.size:
-            return _DELAY.unpack_from(frame, at)[0], end
+        if tag == wanted and size == form.size:
+            return form.unpack_from(frame, at)[0], end
         at += size
     return None, end
 

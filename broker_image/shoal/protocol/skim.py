@@ -77,7 +77,8 @@ def _field(src: Source, field: Field, flexible: bool, depth: int) -> None:
             _one(src, field.type, flexible, depth + 2)
     elif isinstance(field.type, Struct) and field.nullable:
         src.add("at += 1", depth)
-        src.add("if buf[at - 1] == 1:", depth)
+        # As the parser that comes after: -1 is null, and any other byte is not.
+        src.add(f"if buf[at - 1] {'!= 255' if field.tag is None else '== 1'}:", depth)
         _one(src, field.type, flexible, depth + 1)
     else:
         _one(src, field.type, flexible, depth)

@@ -1,4 +1,5 @@
-"""Writes the dead letters of a share partition, and lets their records leave the window after that.
+"""Writes the dead letters of a share partition, and lets their records leave the window after that,
+or hold their keys where the group wants it (`ShareLeader.letters_written`).
 
 At-least-once, where Kafka is best-effort: a record is ARCHIVING before its letter is appended, and
 ARCHIVED only when the letter is committed; both are persisted. What a former leader left ARCHIVING
@@ -301,18 +302,9 @@ class DeadLetters:
     def _written(self, chunk: Sequence[Doomed]) -> None:
         self.trouble, self._retries = None, 0
         self._letters_max = min(2 * self._letters_max, LETTERS_MAX)
-        self._leave(chunk)
+        self._leader.letters_written(chunk)
         self._broker.share.dead_letters.written[self._leader.key.group_id] += _count(chunk)
         self.write()
-
-    def _leave(self, chunk: Sequence[Doomed]) -> None:
-        """Let records leave the window."""
-        changes = []
-        for one in chunk:
-            changes += self._leader.share.archived(one.first, one.last)
-        if changes:
-            self._leader.persist(changes)
-            self._broker.share.wake(self._leader)
 
     def _failed(self, trouble: Trouble) -> None:
         """Try again later, and drop what has been tried for longer than the group wants."""
@@ -344,7 +336,7 @@ class DeadLetters:
         if not doomed:
             return
         self.queue = [one for one in self.queue if one not in doomed]
-        self._leave(doomed)
+        self._leader.letters_written(doomed, dropped=True)
         group_id, count = self._leader.key.group_id, _count(doomed)
         self._broker.share.dead_letters.dropped[group_id] += count
         self._broker.log.warning(

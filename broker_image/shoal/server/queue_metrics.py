@@ -75,6 +75,18 @@ def _register_partitions(broker: Broker, service: ShareService) -> None:
             lambda x: x.selection.held_by_key if x.selection else 0,
         ),
         (
+            "keys_held_by_dead_letters",
+            "gauge",
+            "Keys held by dead-lettered records (share.ordering.key.dead.letter=hold).",
+            lambda x: x.selection.keys_held if x.selection else x.share.held,
+        ),
+        (
+            "behind_dead_letters_records",
+            "gauge",
+            "Records that nobody gets until a dead letter before them is redriven or skipped.",
+            behind_dead_letters,
+        ),
+        (
             "delayed_records",
             "gauge",
             "Records that are held back by a header (share.delay.max.ms).",
@@ -193,6 +205,10 @@ def held(service: ShareService) -> Samples:
             counts[group_id, "flood"] += flood
             if leader.dead_letters.trouble is not None and leader.dead_letters.pending:
                 counts[group_id, leader.dead_letters.trouble.reason] += 1
+            counts[group_id, "window-full"] += leader.is_full(settings)
+            if leader.selection is not None:
+                counts[group_id, "held-keys"] += leader.selection.held_to_the_full
+                counts[group_id, "look-ahead"] += leader.selection.full() is not None
     return [(label(group=group, why=why), n) for (group, why), n in counts.items() if n]
 
 
@@ -214,6 +230,18 @@ def lags(broker: Broker, service: ShareService) -> Samples:
             lag = leader.partition.high_watermark - share.start_offset - share.complete
             found.append((where, lag))
     return found
+
+
+def behind_dead_letters(leader: ShareLeader) -> int:
+    """How many records wait for one that is HELD, which is not among them: of its key, or all that
+    are not in flight where so many are held that nothing is delivered."""
+    selection, share = leader.selection, leader.share
+    if selection is None or not share.held:
+        return 0
+    if selection.held_to_the_full:
+        lag = leader.partition.high_watermark - share.start_offset - share.complete
+        return max(0, lag - share.held - selection.in_flight())
+    return selection.behind_dead_letters
 
 
 def _where(group_id: str, topic: str, index: int) -> tuple[tuple[str, str], ...]:

@@ -45,6 +45,8 @@ DEAD_LETTERS_FROM = 2
 DRAIN_S, DRAIN_LOOK_S = 1.0, 0.01
 #: Share partitions that are loaded in one turn of the loop: some 5 ms of work.
 LOADS_MAX = 50
+#: Before those who wait for a share partition that could not be loaded have it loaded again.
+LOAD_AGAIN_MS = 20
 #: How long locks are ended before other work gets its turn.
 EXPIRY_STEP_S = 0.005
 #: And how long those of a member that goes.
@@ -121,11 +123,12 @@ class ShareService:
         return found
 
     def _configs_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
-        """Let fetches that wait try again: their group may have been resumed."""
+        """Tell share partitions of their group's configs: it may have been resumed, or its dead
+        letters hold keys no longer."""
         for kind, name in delta.configs:
             if kind == ResourceType.GROUP:
-                for leader in self.leaders.get(name, {}).values():
-                    self.wake(leader)
+                for leader in list(self.leaders.get(name, {}).values()):
+                    leader.configured()
 
     def at(self, deadline_ms: int, call: Callable[[], None]) -> Timer:
         """A timer."""
@@ -142,6 +145,10 @@ class ShareService:
     def wake_soon(self, leader: ShareLeader) -> None:
         """Have `wake` called in the next turn of the loop."""
         self._loop.call_soon(self.wake, leader)
+
+    def wake_later(self, leader: ShareLeader) -> None:
+        """Have `wake` called after a pause: who is woken may ask at once for what was refused."""
+        self._broker.timers.at(self.now_ms() + LOAD_AGAIN_MS, lambda: self.wake(leader))
 
     def flush_soon(self, leader: ShareLeader) -> None:
         """Have `flush` called at the end of this turn of the loop."""
@@ -251,7 +258,8 @@ class ShareService:
         for group_id, group in list(self.leaders.items()):
             if not self.sessions.members_of(group_id):
                 for leader in list(group.values()):
-                    if leader.phase is Phase.ACTIVE and leader.is_idle:
+                    # What waits behind a held key is known to a leader alone.
+                    if leader.phase is Phase.ACTIVE and leader.is_idle and not leader.share.held:
                         leader.drop(Failure(ErrorCode.not_leader_or_follower))
 
     # Sessions.
@@ -284,9 +292,16 @@ class ShareService:
     def _is_drained(self) -> bool:
         return all(leader.is_idle for of in self.leaders.values() for leader in of.values())
 
-    def close_session(self, group_id: str, member_id: str, peer: Peer | None = None) -> None:
+    def close_session(
+        self,
+        group_id: str,
+        member_id: str,
+        peer: Peer | None = None,
+        *,
+        undelivered: bool = False,
+    ) -> None:
         """End a member's session, with the fetches that wait for it, and release what the member
-        holds."""
+        holds; by the word of the member that none of it was processed, it is `undelivered`."""
         self.sessions.close(group_id, member_id)
         self._broker.purgatory.wake(("share member", group_id, member_id))
         if peer is not None:
@@ -296,17 +311,17 @@ class ShareService:
             for leader in self.leaders.get(group_id, {}).values()
             if leader.phase is Phase.ACTIVE and (locks := leader.share.locks.of_member(member_id))
         )
-        self._release(held)
+        self._release(held, undelivered)
 
-    def _release(self, held: deque[tuple[ShareLeader, list[int]]]) -> None:
+    def _release(self, held: deque[tuple[ShareLeader, list[int]]], undelivered: bool) -> None:
         """End locks, in turns with everything else: a member may hold a million records. They are
         told by number, for it may be back, and hold others, before the last is ended."""
         end = self._loop.time() + RELEASE_STEP_S
         while held:
             leader, locks = held.popleft()
-            leader.release(locks)
+            leader.release(locks, undelivered=undelivered)
             if self._loop.time() >= end:
-                self._loop.call_soon(self._release, held)
+                self._loop.call_soon(self._release, held, undelivered)
                 break
 
     def _connection_lost(self, session: ShareSession) -> None:

@@ -1,12 +1,16 @@
 """Acknowledgements in ShareFetch and ShareAcknowledge: checked, applied, and awaited.
 
 The answer leaves when all share partitions of the request have settled and their changes are
-committed. Acknowledgements of one share partition succeed or fail together (KIP-932).
+committed. Acknowledgements of one share partition succeed or fail together (KIP-932). Those of many
+records are applied in several turns of the loop, so that no request stops all others for long; what
+is left of them when the member's connection is lost has no lock any more, and is refused.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 from shoal.coordinator.share.states import AcknowledgeType
@@ -16,24 +20,36 @@ from shoal.server.share import ShareService
 from shoal.server.share_leader import Phase
 from shoal.server.share_writes import Failure
 
-#: Releases may say how long they wait (`protocol.share`). Named to our own client alone, as the
-#: headers-only fetch is.
-RELEASE_DELAY_FEATURE = "shoal.share.release.delay"
 _INVALID = ErrorCode.invalid_request
 #: The largest acknowledge type, without and with renewals (KIP-1222).
 _RENEW = int(AcknowledgeType.RENEW)
 _RELEASE = bytes((AcknowledgeType.RELEASE,))
 _TYPE_MAX = (int(AcknowledgeType.REJECT), _RENEW)
+#: Acknowledge types after which the rest of a request has to wait for the next turn: some 10 ms
+#: where each is another one than the one before.
+STEP_TYPES = 3000
+
+
+class _Asked(NamedTuple):
+    """Who acknowledges, and by which rules."""
+
+    group_id: str
+    member_id: str
+    version: int
+    is_renew: bool
 
 
 class Acks:
     """The acknowledgements of one request."""
 
-    __slots__ = ("_left", "_service", "failures", "on_settled", "partitions")
+    __slots__ = ("_left", "_rest", "_service", "_then", "failures", "on_settled", "partitions")
 
     def __init__(self, service: ShareService) -> None:
         self._service = service
         self._left = 0
+        #: What has not been applied yet, the last first.
+        self._rest: list[tuple[UUID, int, Sequence[AcknowledgementBatch]]] = []
+        self._then: Callable[[], None] | None = None
         #: The share partitions with acknowledgements, and what went wrong with them.
         self.partitions: list[tuple[UUID, int]] = []
         self.failures: dict[tuple[UUID, int], Failure] = {}
@@ -55,27 +71,61 @@ class Acks:
         is_renew: bool,
     ) -> None:
         """Acknowledge everything in a request, each share partition by itself."""
-        service = self._service
-        for topic_id, partitions in topics:
-            for index, batches in partitions:
-                if not batches:
-                    continue
-                key = (topic_id, index)
-                self.partitions.append(key)
-                leader = service.find(group_id, topic_id, index)
-                failure = misuse(batches, version=version, is_renew=is_renew)
-                if failure is None and (leader is None or leader.phase is not Phase.ACTIVE):
-                    failure = service.unknown(topic_id, index)
-                if failure is None and leader is not None:
-                    self._left += 1
-                    failure = leader.acknowledge(member_id, batches, self._waiter(key, batches))
-                    if failure is not None:
-                        self._left -= 1
-                if failure is not None:
-                    self.failures[key] = failure
-                if leader is not None:
-                    leader.meter.acknowledgements += 1
-                    leader.meter.failed_acknowledgements += failure is not None
+        self._rest = [
+            (topic_id, index, batches)
+            for topic_id, partitions in reversed(topics)
+            for index, batches in reversed(partitions)
+            if batches
+        ]
+        if self._rest:
+            self._left += 1
+            self._go_on(_Asked(group_id, member_id, version, is_renew))
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Have `call` called when all is applied: now, if it is."""
+        if self._rest:
+            self._then = call
+        else:
+            call()
+
+    def _go_on(self, asked: _Asked) -> None:
+        done, rest = 0, self._rest
+        while rest:
+            if done >= STEP_TYPES:
+                asyncio.get_running_loop().call_soon(self._go_on, asked)
+                return
+            topic_id, index, batches = rest.pop()
+            self._apply(asked, topic_id, index, batches)
+            done += sum(len(one[2]) for one in batches)
+        if self._then is not None:
+            self._then()
+        self._settle()
+
+    def _apply(
+        self, asked: _Asked, topic_id: UUID, index: int, batches: Sequence[AcknowledgementBatch]
+    ) -> None:
+        service, key = self._service, (topic_id, index)
+        self.partitions.append(key)
+        leader = service.find(asked.group_id, topic_id, index)
+        failure = misuse(batches, version=asked.version, is_renew=asked.is_renew)
+        if failure is None and (leader is None or leader.phase is not Phase.ACTIVE):
+            failure = service.unknown(topic_id, index)
+        if failure is None and leader is not None:
+            self._left += 1
+            failure = leader.acknowledge(asked.member_id, batches, self._waiter(key, batches))
+            if failure is not None:
+                self._left -= 1
+        if failure is not None:
+            self.failures[key] = failure
+        if leader is not None:
+            leader.meter.acknowledgements += 1
+            leader.meter.failed_acknowledgements += failure is not None
+
+    def _settle(self) -> None:
+        """One thing less is awaited."""
+        self._left -= 1
+        if self._left == 0 and self.on_settled is not None:
+            self.on_settled()
 
     def _waiter(
         self, key: tuple[UUID, int], batches: Sequence[AcknowledgementBatch]
@@ -86,9 +136,7 @@ class Acks:
                     self._service.count_acknowledged(types, last - first + 1)
             else:
                 self.failures[key] = failure
-            self._left -= 1
-            if self._left == 0 and self.on_settled is not None:
-                self.on_settled()
+            self._settle()
 
         return written
 

@@ -17,12 +17,16 @@ from shoal.coordinator.group.shard import GroupShard
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.state_store import NONE
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.share_leader import Phase
+from shoal.server.share_writes import Failure
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
     from shoal.server.share import ShareService
 
 _Partition = tuple[UUID, int]
+#: How long a share partition may take to load.
+LOAD_TIMEOUT_MS = 5_000
 
 
 def initialize(
@@ -95,6 +99,43 @@ async def delete_state(
     if gone:
         await tell(broker, group_id, lambda shard, _: shard.share.deleted(group_id, gone))
     return by_topic
+
+
+async def free(
+    broker: Broker, group_id: str, topic_id: UUID, index: int, ranges: Sequence[tuple[int, int]]
+) -> None:
+    """Let keys go on that dead-lettered records among some offsets hold, until that is committed.
+
+    Raises `ApiError`: NOT_LEADER_OR_FOLLOWER, and what the share coordinator refuses.
+    """
+    service = broker.share
+    if service.find(group_id, topic_id, index) is None:
+        summary = await service.persister.summary(ShareKey(group_id, topic_id, index))
+        if not summary["error_code"] and not summary["delays"]:
+            return  # Nothing is held.
+    leader = service.lead(group_id, topic_id, index)
+    if isinstance(leader, Failure):
+        raise ApiError(leader.code, leader.message or "")
+    if leader.phase is Phase.LOADING:
+        await broker.purgatory.park(
+            [leader.wake_key],
+            lambda: None if leader.phase is Phase.LOADING else (),
+            tuple,
+            broker.clock.now_ms() + LOAD_TIMEOUT_MS,
+        )
+    if leader.phase is not Phase.ACTIVE:
+        refusal = leader.failure or Failure(ErrorCode.coordinator_load_in_progress)
+        raise ApiError(refusal.code, refusal.message or "")
+    done: asyncio.Future[Failure | None] = broker.loop.create_future()
+
+    def written(failure: Failure | None) -> None:
+        if not done.done():
+            done.set_result(failure)
+
+    leader.free(ranges, written)
+    failure = await done
+    if failure is not None:
+        raise ApiError(failure.code, failure.message or "")
 
 
 async def summaries(

@@ -17,6 +17,7 @@ from shoal.coordinator.share.acquisition import Wanted
 from shoal.coordinator.share.sessions import FINAL_EPOCH, INITIAL_EPOCH, ShareSession
 from shoal.log.errors import LogOffline, OffsetOutOfRange
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.protocol.features import HEADERS_ONLY, OWN_CLIENT
 from shoal.protocol.share import PartitionRecords, ShareFetchRequest, write_fetch
 from shoal.record.batch import HEADER_SIZE, headers
 from shoal.server.api import Answer, Body, Request
@@ -29,12 +30,6 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
 RECORD_LIMIT = 1
-#: In an acquire mode: answer with the headers of the acquired batches alone, 61 bytes each, one
-#: behind the other. Shoal's own client asks for it where it needs offsets and no payload, of
-#: brokers that name this feature, and only to that client do they name it.
-HEADERS_ONLY = 0x10
-HEADERS_ONLY_FEATURE = "shoal.share.headers.only"
-OWN_CLIENT = "shoal"
 #: Topic id and partition index.
 _Key = tuple[UUID, int]
 

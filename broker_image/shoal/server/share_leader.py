@@ -9,7 +9,7 @@ whoever waits is refused; the next fetch loads it again as persisted (`coordinat
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -18,16 +18,17 @@ from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted, acqui
 from shoal.coordinator.share.backoff import still_due
 from shoal.coordinator.share.batches import AbortedTransaction, scan
 from shoal.coordinator.share.fate import Doomed, Fate
+from shoal.coordinator.share.held import settle_letters
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.selection import Selection
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import (
-    AVAILABLE,
     Acknowledgement,
     SharePartition,
     StateBatch,
 )
 from shoal.coordinator.share.state_store import NONE, ShareStateShard
+from shoal.coordinator.share.states import AVAILABLE
 from shoal.log.errors import LogOffline, OffsetOutOfRange
 from shoal.metadata.config_keys import duration_ms
 from shoal.protocol.api import ApiKey
@@ -194,6 +195,7 @@ class ShareLeader:
         if is_new:
             # Where the group begins is decided once: a restart must not move `latest` on.
             self.persist(())
+        self.configured()
         self.dead_letters.load()
         self.service.wake(self)
 
@@ -215,7 +217,7 @@ class ShareLeader:
         """Forget the window; whoever waits is told why."""
         if self.phase is Phase.DROPPED:
             return
-        self.phase, self.failure = Phase.DROPPED, failure
+        served, self.phase, self.failure = self.phase is Phase.ACTIVE, Phase.DROPPED, failure
         if self._timer is not None:
             self._timer.cancel()
         self.dead_letters.stop()
@@ -223,7 +225,7 @@ class ShareLeader:
         for waiter in waiters:
             waiter(failure)
         self.service.dropped(self)
-        self.service.wake(self)
+        (self.service.wake if served else self.service.wake_later)(self)
 
     # What members ask.
 
@@ -249,6 +251,14 @@ class ShareLeader:
         return settings.dead_letters and self.service.floods.holds(
             self.key.group_id, settings.flood_per_minute
         )
+
+    def is_full(self, settings: ShareSettings) -> bool:
+        """Whether as many records are in flight as may be, and none has come back."""
+        if self.selection is not None:
+            return self.selection.in_flight() >= settings.max_record_locks
+        share = self.share
+        full = share.in_flight >= settings.max_record_locks
+        return full and share.next_fetch_offset() == share.end_offset
 
     def available_bytes(self, wanted: int) -> int:
         """Bytes that a fetch could read from where it would begin, up to `wanted`."""
@@ -363,12 +373,14 @@ class ShareLeader:
             waiter(None)
         return None
 
-    def release(self, locks: Sequence[int]) -> None:
-        """A member's share session is over: what it held by these locks is available again."""
+    def release(self, locks: Sequence[int], *, undelivered: bool = False) -> None:
+        """A member's share session is over: what it held by these locks is available again, after
+        the group's back-off unless it counts as undelivered."""
         if self.phase is not Phase.ACTIVE:
             return
-        fate = self._fate(self.service.now_ms(), self.settings)
-        changes = self.share.end_locks(locks, self.settings.delivery_count_limit, fate=fate)
+        limit = self.settings.delivery_count_limit
+        fate = None if undelivered else self._fate(self.service.now_ms(), self.settings)
+        changes = self.share.end_locks(locks, limit, undelivered=undelivered, fate=fate)
         if changes:
             self.persist(changes)
             self.service.wake(self)
@@ -390,6 +402,44 @@ class ShareLeader:
             self._log_start_moved()
             self.persist(())
             self.service.wake(self)
+
+    # Dead letters that hold keys.
+
+    def letters_written(self, doomed: Sequence[Doomed], *, dropped: bool = False) -> None:
+        """Dead letters are committed, or given up: their records leave the window, or hold their
+        keys until somebody frees them, if the group wants that of letters that are there."""
+        share = self.share
+        if self._letters_hold_keys and not dropped:
+            changes = settle_letters(share, self.selection, doomed)
+        else:
+            changes = [x for one in doomed for x in share.archived(one.first, one.last)]
+        if changes or share.delays:
+            self.persist(changes)
+            self.service.wake(self)
+
+    @property
+    def _letters_hold_keys(self) -> bool:
+        policy = self.settings.selection
+        return policy is not None and policy.dead_letters_hold_keys
+
+    def free(self, ranges: Iterable[tuple[int, int]], waiter: Waiter) -> None:
+        """Let keys go on that dead-lettered records among these offsets hold; `waiter` is called
+        once that is committed. Others are passed over: they have been freed before, or never held
+        one."""
+        changes: list[StateBatch] = []
+        for first, last in ranges:
+            changes += self.share.free(first, last)
+        if changes or self._writes or self._changes:
+            self.persist(changes, waiter)
+            self.service.wake(self)
+        else:
+            waiter(None)
+
+    def configured(self) -> None:
+        """The group's configs have changed: dead letters may hold keys no longer."""
+        if self.phase is Phase.ACTIVE and self.share.held and not self._letters_hold_keys:
+            self.free([(f, x) for f, x, _ in self.share.held_ranges()], lambda _: None)
+        self.service.wake(self)
 
     # Time.
 

@@ -216,7 +216,8 @@ def answer_of(change: Change) -> tuple[dict[str, Any], Result]:
 
 
 def summary_of(shard: ShareStateShard, key: ShareKey) -> dict[str, Any]:
-    """One partition's entry of ReadShareGroupStateSummary."""
+    """One partition's entry of ReadShareGroupStateSummary; of delays it tells those that are held
+    until they are freed."""
     state, refusal = shard.summary(key)
     if refusal is not None:
         return {"error_code": refusal.code, "error_message": refusal.message}
@@ -226,4 +227,5 @@ def summary_of(shard: ShareStateShard, key: ShareKey) -> dict[str, Any]:
         "state_epoch": 0 if state is None else state.state_epoch,
         "leader_epoch": 0 if state is None else state.leader_epoch,
         "delivery_complete_count": NONE if state is None else state.delivery_complete_count,
+        "delays": [] if state is None else state.held(),
     }

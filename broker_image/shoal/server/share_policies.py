@@ -28,6 +28,7 @@ def selection(config: Mapping[str, Any]) -> SelectionPolicy | None:
         key_order=config["share.ordering"] == "key",
         key_batch=config["share.ordering.key.batch"],
         key_held_by_dead_letter=config["share.ordering.key.dead.letter"] == "hold",
+        dead_letters_held_max=config["share.ordering.key.dead.letter.max.held"],
         lookahead=config["share.ordering.key.lookahead"],
         delay_max_ms=config["share.delay.max.ms"],
         delayed_max=config["share.delay.max.records"],

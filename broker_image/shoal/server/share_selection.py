@@ -7,11 +7,12 @@ done the waiting fetches are woken for another turn, so that no single one takes
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted
-from shoal.coordinator.share.batches import AbortedTransaction, scan
+from shoal.coordinator.share.batches import AbortedTransaction, Batches, scan
 from shoal.coordinator.share.selection import Selection, open_lock
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import StateBatch
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 #: Records that one fetch looks at: some 5 ms of work.
 LOOKS_MAX = 2000
-#: Bytes of the log that are read at a time to look at records, and the least for those taken.
+#: Bytes of the log that are read at a time to look at records; and those between two records that
+#: are taken that are rather read with them than passed over.
 LOOK_BYTES = 128 * 1024
 READ_SIZE_MIN = 16 * 1024
 #: Places in the log that one fetch reads; what lies further goes to the next.
@@ -40,7 +42,7 @@ def may_acquire(leader: ShareLeader, settings: ShareSettings) -> bool:
     """Whether a fetch may get something now."""
     selection = selection_of(leader, settings)
     assert selection is not None
-    if selection.in_flight() >= settings.max_record_locks:
+    if leader.is_full(settings) or selection.held_to_the_full:
         return False
     return selection.may_choose() or selection.wants_look(1, leader.limit(settings))
 
@@ -52,11 +54,11 @@ def fetch(
     selection = selection_of(leader, settings)
     assert selection is not None
     room = settings.max_record_locks - selection.in_flight()
-    records = min(wanted.max_records, room)
-    if records <= 0:
+    records = min(wanted.max_records, room, selection.portion.records)
+    if records <= 0 or selection.held_to_the_full:
         return [], NOTHING
     limit = leader.limit(settings)
-    changes = _look(leader, selection, records, limit, settings, now_ms)
+    changes, looked = _look(leader, selection, records, limit, settings, now_ms)
     views: list[memoryview] = []
     acquired: list[tuple[int, int, int]] = []
     number = leader.share.locks.next_number()
@@ -66,10 +68,13 @@ def fetch(
         left, reads = max_bytes, 0
         while chosen and reads < READS_MAX and (left > 0 or not acquired):
             reads += 1
-            span = min(chosen[-1] - chosen[0] + 1, len(chosen) * 2)
-            guess = max(int(span * leader.record_size * 1.1), READ_SIZE_MIN)
-            data, _ = leader.read(chosen[0], min(guess, max(left, READ_SIZE_MIN)), limit)
-            batches = scan(data, chosen[0])
+            room_bytes = max(left, READ_SIZE_MIN)
+            if looked is not None and len(looked.data) > room_bytes:
+                looked = None
+            if looked is not None and looked.bases[0] <= chosen[0] <= looked.lasts[-1]:
+                batches = looked
+            else:
+                batches = _read(leader, chosen, looked, room_bytes, limit)
             if not len(batches):
                 break
             past = bisect_right(chosen, batches.lasts[-1])
@@ -93,6 +98,28 @@ def fetch(
     return views, Acquired(acquired, total, number, changes)
 
 
+def _read(
+    leader: ShareLeader, chosen: Sequence[int], looked: Batches | None, room_bytes: int, limit: int
+) -> Batches:
+    """Batches of the first of rising offsets, and of others that lie near. Not of those that
+    `looked` holds."""
+    if looked is not None and chosen[0] < looked.bases[0]:
+        chosen = chosen[: bisect_left(chosen, looked.bases[0])]
+    guess = _span(chosen, READ_SIZE_MIN / leader.record_size) * leader.record_size * 1.1
+    data, _ = leader.read(chosen[0], min(int(guess), room_bytes), limit)
+    return scan(data, chosen[0])
+
+
+def _span(chosen: Sequence[int], gap_max: float) -> int:
+    """How many offsets one read takes in of rising ones: up to where a gap is worth a new read."""
+    last = chosen[0]
+    for offset in chosen:
+        if offset - last > gap_max:
+            break
+        last = offset
+    return last - chosen[0] + 1
+
+
 def _look(
     leader: ShareLeader,
     selection: Selection,
@@ -100,21 +127,23 @@ def _look(
     limit: int,
     settings: ShareSettings,
     now_ms: int,
-) -> list[StateBatch]:
-    """Look at further records, as many as are needed and one fetch may."""
+) -> tuple[list[StateBatch], Batches | None]:
+    """Look at further records, as many as are needed and one fetch may: what was passed by, and
+    the batches that were read last, if they hold nothing that is passed by."""
     changes: list[StateBatch] = []
-    budget = LOOKS_MAX
+    budget, batches = LOOKS_MAX, None
     while selection.wants_look(records, limit):
         if budget <= 0:
             if not selection.may_choose():
                 leader.service.wake_soon(leader)
             break
-        batches = None
-        offset = selection.next_look()
+        fresh, offset = None, selection.next_look()
         if not selection.is_open:
             if offset >= limit:
                 break
-            data, next_offset = leader.read(offset, LOOK_BYTES, limit)
+            wanted = int((records - selection.ready) * leader.record_size)
+            size = min(max(wanted, READ_SIZE_MIN), LOOK_BYTES)
+            data, next_offset = leader.read(offset, size, limit)
             aborted = []
             if settings.read_committed:
                 aborted = [
@@ -126,7 +155,9 @@ def _look(
                 break
             size = max(1, batches.lasts[-1] - batches.bases[0] + 1)
             leader.record_size = len(data) / size
-        looked, passed_by = selection.look(now_ms, budget, settings, batches)
+            fresh = batches
+        looked, passed_by = selection.look(now_ms, budget, settings, fresh)
         budget -= max(looked, 1)
         changes += passed_by
-    return changes
+    clean = batches is not None and len(batches) and not batches.passed_by
+    return changes, batches if clean else None

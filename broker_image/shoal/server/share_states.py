@@ -16,7 +16,7 @@ from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.state_store import ShareStateShard, StateStoreConfig
 from shoal.log.errors import LogOffline
-from shoal.protocol.errors import ApiError
+from shoal.protocol.errors import ApiError, WireError
 from shoal.server.answers import Outcome
 from shoal.server.coordinators import CoordinatorService, InternalTopic
 from shoal.server.metrics import label
@@ -51,6 +51,8 @@ class ShareStates(CoordinatorService[ShareStateShard]):
             lambda partition: ShareStateShard(settings, self._partition_count),
             write_timeout_ms=config["share.coordinator.write.timeout.ms"],
         )
+        #: By broker: the newest connection by which its share partitions were read or written.
+        self._newest: dict[int, int] = {}
         broker.timers.every(config[f"{name}prune.interval.ms"], self.prune)
         broker.metrics.add(
             "kafka_server_share_coordinator_metrics_write_total",
@@ -88,6 +90,18 @@ class ShareStates(CoordinatorService[ShareStateShard]):
             return Result(result.records, (Reply(token, answer),))
 
         return self.submit(key.coordinator_key(), decided)
+
+    def check_in_time(self, client_id: str | None, connection: int) -> None:
+        """Raise `WireError` for a request that stood in the network while its sender gave it up and
+        went on over a newer connection: laid over newer writes, it would undo them, and its epochs
+        are theirs."""
+        kind, _, id = (client_id or "").partition("-")
+        if kind != "broker" or not id.isdecimal() or int(id) not in self._broker.image.brokers:
+            return
+        newest = self._newest.get(int(id), 0)
+        if connection < newest:
+            raise WireError(f"a late request of {client_id}, which has a newer connection")
+        self._newest[int(id)] = connection
 
     def flush_after(self, leaders: Iterable[ShareLeader]) -> None:
         """Take what leaders have to write, and append it at once."""

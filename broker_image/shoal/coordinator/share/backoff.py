@@ -7,6 +7,9 @@ or a new leader keeps it: a `Delay` holds for those of its offsets that are avai
 its delivery count, so one that was overtaken by a further delivery says nothing any more and
 nothing has to be taken back.
 
+A delay until `UNTIL_FREED` tells of offsets that are ARCHIVING that their dead letters are written
+and they hold their keys, until somebody frees them.
+
 KIP-932 knows no such thing: without `share.redelivery.backoff.ms` nothing of this is ever called.
 """
 
@@ -17,6 +20,8 @@ from typing import NamedTuple
 
 #: Offsets that wait alike: first, last, delivery count, and when they are available (epoch ms).
 Delay = tuple[int, int, int, int]
+#: In place of a time: for as long as nobody frees them.
+UNTIL_FREED = (1 << 63) - 1
 
 
 class Backoff(NamedTuple):

@@ -7,9 +7,17 @@ else of it is kept. A header that should hold a number and does not is as good a
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 
-from shoal.record.batch import Buffer, CorruptBatch, TimestampType, read_header
+from shoal.record.batch import (
+    COMPRESSION_MASK,
+    HEADER_SIZE,
+    Buffer,
+    CorruptBatch,
+    TimestampType,
+    read_header,
+)
 from shoal.record.records import Span, headers_of, records_body
 
 #: Epoch milliseconds before which a record is not to be delivered.
@@ -18,6 +26,9 @@ DELIVER_AT = "shoal.deliver.at"
 DELIVER_AFTER = "shoal.deliver.after"
 #: Priorities are 0 to this; what is above counts as this.
 PRIORITY_MAX = 9
+#: Attributes, last offset delta and number of records in a batch's header, and where they stand.
+_COUNTS = struct.Struct(">hi30xi")
+_COUNTS_AT = 21
 #: Digits that a number in a header may have.
 _DIGITS_MAX = 18
 
@@ -118,6 +129,54 @@ def facts(data: Buffer, at: int, *, keys: bool, headers: HeaderReader | None) ->
             place = end
     except IndexError:
         raise CorruptBatch("the records end early") from None
+
+
+def key_hashes(data: bytes, at: int, end: int) -> list[int] | None:
+    """Key hashes of the batch in `data[at:end]`, one an offset, as `facts` gives them where nothing
+    else of the records is wanted, in a fourth of the time. None where offsets are missing, or the
+    batch is corrupt: `facts` tells."""
+    attributes, last_delta, count = _COUNTS.unpack_from(data, at + _COUNTS_AT)
+    if count != last_delta + 1:
+        return None
+    body, begin = data, at + HEADER_SIZE
+    if attributes & COMPRESSION_MASK:
+        try:
+            body, begin = records_body(data, at, read_header(data, at)), 0
+        except CorruptBatch:
+            return None
+        end = len(body)
+    keys: list[int] = []
+    append = keys.append
+    try:
+        for twice in range(0, 2 * count, 2):  # Varints are left doubled: what is odd is negative.
+            size = body[begin]
+            if size < 0x80:
+                place = begin + 2
+            elif body[begin + 1] < 0x80:
+                size, place = size & 0x7F | body[begin + 1] << 7, begin + 3
+            else:
+                size, place = _varint(body, begin)
+                size, place = size << 1, place + 1
+            begin = place - 1 + (size >> 1)
+            if size & 1 or size < 12 or begin > end:
+                return None
+            while body[place] & 0x80:  # The timestamp.
+                place += 1
+            delta, place = body[place + 1], place + 2
+            if delta >= 0x80:
+                delta, place = _varint(body, place - 1)
+                delta <<= 1
+            if delta != twice:
+                return None
+            size, place = body[place], place + 1
+            if size < 0x80:
+                size = (size >> 1) ^ -(size & 1)
+            else:
+                size, place = _varint(body, place - 1)
+            append(0 if size < 0 else hash(body[place : place + size]) or 1)
+    except (IndexError, CorruptBatch):
+        return None
+    return keys
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:

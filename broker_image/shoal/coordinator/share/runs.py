@@ -14,7 +14,18 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from typing import Any
 
+#: State, delivery count, lock and piece.
+Row = tuple[int, int, int, int]
+#: First offset, last offset, and whatever else is of use to `Change`.
+Edit = tuple[Any, ...]
+Change = Callable[[Edit, int, int, Row], Row | None]
+#: So many edits are rather made one by one than by `Runs.rewrite`.
+ONE_BY_ONE_MAX = 2
+#: Rows between two edits that are not worth a stretch of their own.
+_NEAR_ROWS = 4
 #: Bytes a row takes: first offset, state, delivery count, lock, piece.
 ROW_SIZE = 8 + 1 + 1 + 4 + 4
 
@@ -82,6 +93,12 @@ class Runs:
         )
         return row
 
+    def cut_out(self, first: int, last: int) -> range:
+        """The rows of those of some offsets that the window has, with borders of their own; none
+        where it has none of them. Who has changed them joins them again."""
+        first, last = max(first, self.start), min(last, self.end - 1)
+        return range(self.cut(first), self.cut(last + 1)) if first <= last else range(0)
+
     def join(self, row: int, past: int) -> None:
         """Join rows that are equal, among `[row - 1, past]`, both ends as far as they exist."""
         firsts, states, counts, locks, pieces = self._columns()
@@ -94,6 +111,62 @@ class Runs:
                 and pieces[at] == pieces[above]
             ):
                 del firsts[at], states[at], counts[at], locks[at], pieces[at]
+
+    def rewrite(self, edits: Sequence[Edit], change: Change) -> bool:
+        """Change rising offsets, which begin in the window and end in it, in one pass: False, and
+        nothing is changed, as soon as `change` gives None. It is given an edit, the first and last
+        of its offsets that are in one row, and that row's state, count, lock and piece, and gives
+        what they become. That takes a third of the time of cutting and joining for each edit."""
+        firsts, states, counts, locks, pieces = self._columns()
+        rows, end = len(firsts), self.end
+        stretches: list[_Stretch] = []
+        made: _Stretch | None = None
+        row, at, past = -1, 0, edits[0][0]  # What is left of the row is [at, past).
+        value: Row = (0, 0, 0, 0)
+        for edit in edits:
+            first, last = edit[0], edit[1]
+            if past <= first:
+                ahead = row + 1
+                if ahead + 1 < rows and firsts[ahead + 1] <= first:
+                    ahead = bisect_right(firsts, first, lo=ahead + 1) - 1
+                if made is None or ahead - row > _NEAR_ROWS:
+                    if made is not None:
+                        made.end(self, row, at, past)
+                    made = _Stretch(self, ahead)
+                    stretches.append(made)
+                else:
+                    if at < past:
+                        made.put(at, value)
+                    for between in range(row + 1, ahead):
+                        made.put(firsts[between], self._row(between))
+                row, at = ahead, firsts[ahead]
+                past = firsts[row + 1] if row + 1 < rows else end
+                value = states[row], counts[row], locks[row], pieces[row]
+            assert made is not None
+            if at < first:
+                made.put(at, value)
+                at = first
+            while True:
+                high = last if last < past else past - 1
+                becomes = change(edit, at, high, value)
+                if becomes is None:
+                    return False
+                if becomes != made.previous:
+                    made.put(at, becomes)
+                at = high + 1
+                if high == last:
+                    break
+                row += 1
+                past = firsts[row + 1] if row + 1 < rows else end
+                value = states[row], counts[row], locks[row], pieces[row]
+        assert made is not None
+        made.end(self, row, at, past)
+        for stretch in reversed(stretches):
+            stretch.replace(self)
+        return True
+
+    def _row(self, row: int) -> Row:
+        return self.states[row], self.counts[row], self.locks[row], self.pieces[row]
 
     def drop_rows(self, rows: int) -> None:
         """Move the window's start past its first `rows` rows."""
@@ -120,3 +193,40 @@ class Runs:
         self.counts.insert(row, count)
         self.locks.insert(row, lock)
         self.pieces.insert(row, piece)
+
+
+class _Stretch:
+    """Rows that take the place of some, while a window is rewritten."""
+
+    __slots__ = ("_begin", "_firsts", "_past", "_values", "previous")
+
+    def __init__(self, runs: Runs, begin: int) -> None:
+        self._begin = self._past = begin
+        self.previous = runs._row(begin - 1) if begin else None
+        self._firsts: list[int] = []
+        self._values: list[Row] = []
+
+    def put(self, first: int, value: Row) -> None:
+        """Add a row, or what makes the one before it longer."""
+        if value != self.previous:
+            self.previous = value
+            self._firsts.append(first)
+            self._values.append(value)
+
+    def end(self, runs: Runs, row: int, at: int, past: int) -> None:
+        """The rest of the last row, and the row behind it, which may join."""
+        if at < past:
+            self.put(at, runs._row(row))
+        elif row + 1 < len(runs):
+            row += 1
+            self.put(runs.firsts[row], runs._row(row))
+        self._past = row + 1
+
+    def replace(self, runs: Runs) -> None:
+        """Put the new rows into their place."""
+        begin, past = self._begin, self._past
+        runs.firsts[begin:past] = array("q", self._firsts)
+        columns = zip(*self._values, strict=True) if self._values else ((),) * 4
+        states, counts, locks, pieces = columns
+        runs.states[begin:past], runs.counts[begin:past] = bytes(states), bytes(counts)
+        runs.locks[begin:past], runs.pieces[begin:past] = array("I", locks), array("I", pieces)

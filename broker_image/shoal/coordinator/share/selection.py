@@ -12,9 +12,10 @@ then on each record that is not complete is in one place:
 * in `_held`, while a member has it.
 
 A key is held while any of its records is acquired, and while its first record that is not complete
-is not available: it is in retry back-off, or delayed, or waits for its dead letter where the group
-wants that. So a release, a lock that ends and a member that dies hold the key, and what comes next
-of it is always the earliest.
+is not available: it is in retry back-off, or delayed, or, where the group wants that, its dead
+letter is yet to be written, or is written and neither redriven nor skipped (HELD). So a release, a
+lock that ends and a member that dies hold the key, and what comes next of it is always the
+earliest. What is HELD and turns out to have no key, or to be gone from the log, is freed.
 
 In the window all of these are AVAILABLE, WAITING or ACQUIRED as without this. Nothing is persisted
 beyond that: after a restart the log tells it anew, of what is not complete alone. The same goes for
@@ -26,24 +27,29 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from typing import Any
 
 from shoal.coordinator.share.batches import Batches
+from shoal.coordinator.share.bulk import lock_new
 from shoal.coordinator.share.fate import Cause
 from shoal.coordinator.share.locks import Lock
-from shoal.coordinator.share.record_facts import PRIORITY_MAX, Fact, HeaderReader, facts
-from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
-from shoal.coordinator.share.share_partition import (
-    ACQUIRED,
-    ARCHIVING,
-    AVAILABLE,
-    SharePartition,
-    StateBatch,
+from shoal.coordinator.share.portion import Portion
+from shoal.coordinator.share.record_facts import (
+    PRIORITY_MAX,
+    Fact,
+    HeaderReader,
+    facts,
+    key_hashes,
 )
-from shoal.coordinator.share.states import is_terminal
+from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
+from shoal.coordinator.share.share_partition import SharePartition, StateBatch
+from shoal.coordinator.share.states import ACQUIRED, ARCHIVING, AVAILABLE, HELD, is_terminal
 from shoal.record.batch import CorruptBatch
 
 _OFFSET_BITS = 64
 _OFFSET_MASK = (1 << _OFFSET_BITS) - 1
+#: So many times what a fetch wants are rather sorted than taken from the heap one by one.
+_SORTED_MAX = 4
 
 
 class Selection:
@@ -56,6 +62,7 @@ class Selection:
         "_delayed_heap",
         "_held",
         "_key_of",
+        "_keyless",
         "_open",
         "_open_last",
         "_priority_of",
@@ -63,13 +70,17 @@ class Selection:
         "_ready",
         "_share",
         "_taken",
+        "_waiting",
         "cursor",
         "headers",
         "policy",
+        "portion",
     )
 
     def __init__(self, share: SharePartition, policy: SelectionPolicy) -> None:
         self.policy = policy
+        #: Bounds what one fetch gets, where keys collide.
+        self.portion = Portion()
         self._share = share
         #: What lies below has been looked at.
         self.cursor = share.start_offset
@@ -80,6 +91,8 @@ class Selection:
         self._taken: dict[int, int] = {}
         self._queues: dict[int, list[int]] = {}
         self._key_of: dict[int, int] = {}
+        #: Keys of which there is more than one in `_queues`.
+        self._waiting = 0
         #: Acquired, or about to be; of a key, how many.
         self._held: set[int] = set()
         self._busy: dict[int, int] = {}
@@ -90,6 +103,8 @@ class Selection:
         #: The rest of a batch that one look did not get through, and its last offset.
         self._open: Iterator[Fact] | None = None
         self._open_last = -1
+        #: HELD records that were found to have no key.
+        self._keyless: list[int] = []
         wanted = policy.delay_max_ms or policy.priority_header
         self.headers = HeaderReader(policy.delay_max_ms, policy.priority_header) if wanted else None
 
@@ -101,11 +116,42 @@ class Selection:
         return len(self._delayed)
 
     @property
+    def ready(self) -> int:
+        """About how many records may be acquired."""
+        return len(self._ready)
+
+    @property
     def held_by_key(self) -> int:
         """Records that wait for another of their key: one before them or, where several of a key
         were acquired at once, for the rest of those."""
         behind = len(self._key_of) - len(self._queues)
         return behind - (len(self._held & self._key_of.keys()) - len(self._busy))
+
+    @property
+    def keys_held(self) -> int:
+        """Keys that dead-lettered records hold; each of those counts that was not looked at."""
+        return len({self._key_of.get(at, ("offset", at)) for at in self._dead_letters()})
+
+    @property
+    def behind_dead_letters(self) -> int:
+        """Records that wait for one with their key that is HELD, as far as they were looked at."""
+        known = [self._key_of[at] for at in self._dead_letters() if at in self._key_of]
+        waiting = (len(self._queues[key]) - self._busy.get(key, 0) for key in set(known))
+        return sum(waiting) - len(known)
+
+    def _dead_letters(self) -> Iterator[int]:
+        """The offsets that are HELD."""
+        for first, last, _ in self._share.held_ranges():
+            yield from range(first, last + 1)
+
+    @property
+    def held_to_the_full(self) -> bool:
+        """Whether so many dead-lettered records hold their keys that nothing is delivered."""
+        return self._share.held >= self.policy.dead_letters_held_max
+
+    def is_keyless(self, offset: int) -> bool:
+        """Whether a record is known to have no key."""
+        return self.policy.key_order and offset < self.cursor and offset not in self._key_of
 
     @property
     def next_due_ms(self) -> int | None:
@@ -178,6 +224,9 @@ class Selection:
             taken = self._look_on(now_ms, budget, settings, changes)
         else:
             taken = self._look_at(batches, now_ms, budget, settings, changes)
+        for offset in self._keyless:
+            changes += self._share.free(offset, offset)
+        self._keyless.clear()
         if changes:
             self._share.advance()
         return taken, changes
@@ -190,13 +239,16 @@ class Selection:
         settings: ShareSettings,
         changes: list[StateBatch],
     ) -> int:
-        share, taken = self._share, 0
+        share = self._share
+        whole, taken = self._look_at_keys(batches, budget)
         passed = iter(batches.passed_by)
         gap = next(passed, None)
-        for at, (base, last) in enumerate(zip(batches.bases, batches.lasts, strict=True)):
+        for at in range(whole, len(batches) if taken < budget else whole):
+            base, last = batches.bases[at], batches.lasts[at]
             while gap is not None and gap[0] <= max(base, self.cursor):
                 # A hole before this batch, or control batches: this one, or more.
                 share.archive(max(gap[0], self.cursor), gap[1], changes)
+                changes += share.free(max(gap[0], self.cursor), gap[1])
                 self.cursor = max(self.cursor, gap[1] + 1)
                 gap = next(passed, None)
             if last < self.cursor:
@@ -211,6 +263,48 @@ class Selection:
             if taken >= budget:
                 break
         return taken
+
+    def _look_at_keys(self, batches: Batches, budget: int) -> tuple[int, int]:
+        """Look at the batches that come first, as far as the keys alone are wanted of them and the
+        window has them as new and without holes: how many batches and records that was."""
+        share, runs, cursor = self._share, self._share.runs, self.cursor
+        if not self.policy.key_order or self.headers is not None or batches.passed_by:
+            return 0, 0
+        if cursor < runs.end and (cursor < runs.firsts[-1] or runs.states[-1] != AVAILABLE):
+            return 0, 0
+        data, begin, whole = bytes(batches.data), 0, 0
+        keys: list[int] = []
+        for base, last, end in zip(batches.bases, batches.lasts, batches.ends, strict=True):
+            found = key_hashes(data, begin, end) if last - cursor < budget else None
+            if found is None:
+                break
+            keys += found[cursor - base :] if base < cursor else found
+            begin, whole = end, whole + 1
+        if not whole:
+            return 0, 0
+        last = batches.lasts[whole - 1]
+        if last >= share.end_offset:
+            share.extend(last)
+        self._take_in_new(cursor, keys)
+        self.cursor = last + 1
+        return whole, len(keys)
+
+    def _take_in_new(self, first: int, keys: Sequence[int]) -> None:
+        """Put records that were never delivered into their places, from `first` on, of which the
+        keys are known and nothing else is to be."""
+        ready, queues, waiting = self._ready, self._queues, 0
+        pairs = zip(range(first, first + len(keys)), keys, strict=True)
+        self._key_of.update(x for x in pairs if x[1]) if 0 in keys else self._key_of.update(pairs)
+        for offset, key in enumerate(keys, first):
+            if key:
+                queue = queues.get(key)
+                if queue is not None:
+                    waiting += len(queue) == 1
+                    queue.append(offset)
+                    continue
+                queues[key] = [offset]
+            ready.append(offset)  # Behind all others, so that the heap is still one.
+        self._waiting += waiting
 
     def _look_on(
         self, now_ms: int, budget: int, settings: ShareSettings, changes: list[StateBatch]
@@ -227,6 +321,7 @@ class Selection:
                 if self.cursor <= offset <= self._open_last:
                     if offset > self.cursor:  # Compaction took what was between.
                         share.archive(self.cursor, offset - 1, changes)
+                        changes += share.free(self.cursor, offset - 1)
                     self.cursor = offset + 1
                     self._take_in(fact, now_ms)
             if looked == budget:
@@ -236,6 +331,7 @@ class Selection:
         self._open = None
         if self.cursor <= self._open_last:
             share.archive(self.cursor, self._open_last, changes, cause)
+            changes += share.free(self.cursor, self._open_last)
             self.cursor = self._open_last + 1
         return max(looked, 1)
 
@@ -249,7 +345,9 @@ class Selection:
         # Most of what is looked at is new, and in the last row.
         state = runs.states[-1 if offset >= firsts[-1] else runs.row_of(offset)]
         if state != AVAILABLE:
-            if is_terminal(state) or (state == ARCHIVING and not self._holds_key(state)):
+            if not key and state == HELD:
+                self._keyless.append(offset)
+            if not self._holds_key(state):
                 return
             due_ms = 0
         if priority:
@@ -265,6 +363,7 @@ class Selection:
                 self._busy[key] = self._busy.get(key, 0) + 1
             queue = self._queues.get(key)
             if queue is not None:
+                self._waiting += len(queue) == 1
                 queue.append(offset)
                 return
             self._queues[key] = [offset]
@@ -273,7 +372,7 @@ class Selection:
 
     def _holds_key(self, state: int) -> bool:
         """Whether a record in `state`, which is not acquired, keeps its key from going on."""
-        if state == ARCHIVING:
+        if state in (ARCHIVING, HELD):
             return self.policy.key_held_by_dead_letter
         return not is_terminal(state)
 
@@ -291,10 +390,40 @@ class Selection:
                 available = self._share.runs.states[row] == AVAILABLE
             else:
                 available = False
+            if done:
+                self._end(range(first, min(last, self.cursor - 1) + 1), touched)
+                continue
             for offset in range(first, min(last, self.cursor - 1) + 1):
-                self._give_back(offset, done, available, touched, now_ms)
+                self._give_back(offset, False, available, touched, now_ms)
         for key in touched:
             self._offer(key, now_ms)
+
+    def _end(self, offsets: range, touched: set[int]) -> None:
+        """Forget records that are complete; the keys that others wait for are `touched`."""
+        held, key_of, queues, busy = self._held, self._key_of, self._queues, self._busy
+        if self._priority_of or self._delayed:
+            for offset in offsets:
+                self._priority_of.pop(offset, None)
+                self._delayed.discard(offset)
+        for offset in offsets:
+            key = key_of.pop(offset, None)
+            if offset in held:
+                held.discard(offset)
+                if key is None:
+                    continue
+                if busy[key] == 1:
+                    del busy[key]
+                else:
+                    busy[key] -= 1
+            elif key is None:
+                continue
+            queue = queues[key]
+            if len(queue) == 1:
+                del queues[key]
+            else:
+                queue.remove(offset)
+                self._waiting -= len(queue) == 1
+                touched.add(key)
 
     def _give_back(
         self, offset: int, done: bool, available: bool, touched: set[int], now_ms: int
@@ -324,6 +453,7 @@ class Selection:
                 del self._queues[key]
             else:
                 queue.remove(offset)
+                self._waiting -= len(queue) == 1
 
     def available_again(self, ranges: Iterable[tuple[int, int]], now_ms: int) -> None:
         """Waits in retry back-off have ended."""
@@ -398,7 +528,16 @@ class Selection:
         runs, ready, share = self._share.runs, self._ready, self._share
         limit, splitting = settings.delivery_count_limit, settings.splitting_count
         self._taken = taken = {}
+        plain = self.policy.key_order and self.policy.key_batch == 1
+        plain = plain and not self._delayed and not self.policy.priority_header
+        fresh = runs.firsts[-1] if len(runs) and runs.states[-1] == AVAILABLE else runs.end
+        if fresh < runs.end and runs.counts[-1]:
+            fresh = runs.end
         while ready and len(chosen) < records:
+            if plain and ready[0] >= fresh:
+                plain = False
+                if self._take_new(chosen, records - len(chosen)):
+                    break
             entry = heapq.heappop(ready)
             offset = entry & _OFFSET_MASK
             row = self._row_to_take(offset)
@@ -422,7 +561,30 @@ class Selection:
             if self.policy.key_batch > 1:
                 self._take_key(offset, chosen, records, splitting)
         chosen.sort()
+        self.portion.delivered(len(chosen), len(self._queues), self._waiting)
         return chosen, changes
+
+    def _take_new(self, chosen: list[int], records: int) -> bool:
+        """Take so many of those that may be acquired, none of which was ever delivered, at once:
+        a third of the time. False where that is not simple; then nothing has happened."""
+        ready, busy, held = self._ready, self._busy, self._held
+        if len(ready) > _SORTED_MAX * records:
+            return False
+        ready.sort()
+        offsets = ready[:records]
+        keys: list[Any] = list(map(self._key_of.get, offsets))
+        taken, firsts = dict.fromkeys(keys, 1), offsets
+        if taken.pop(None, 0):
+            firsts = [o for o, key in zip(offsets, keys, strict=True) if key is not None]
+        if not held.isdisjoint(offsets) or not busy.keys().isdisjoint(taken):
+            return False
+        if [self._queues[key][0] for key in taken] != firsts:
+            return False
+        del ready[:records]
+        busy.update(taken)
+        held.update(offsets)
+        chosen += offsets
+        return True
 
     def _row_to_take(self, offset: int) -> int | None:
         """Where the window has the offset of an entry of the heap; None if that is outdated."""
@@ -487,7 +649,10 @@ class Selection:
         records: list[tuple[int, int, int]] = []
         for first, last in batches.passed_by:
             share.archive(first, min(last, share.end_offset - 1), changes)
-        for first, last in _ranges(chosen):
+        ranges = list(_ranges(chosen))
+        if not changes and lock_new(runs, ranges, number):
+            return [(first, last, 1) for first, last in ranges], changes
+        for first, last in ranges:
             while first <= last:
                 row = runs.row_of(first)
                 high, count = min(last, runs.last(row)), runs.counts[row]

@@ -25,6 +25,8 @@ class SelectionPolicy(NamedTuple):
     key_batch: int = 1
     #: `share.ordering.key.dead.letter` is `hold`
     key_held_by_dead_letter: bool = False
+    #: `share.ordering.key.dead.letter.max.held`: records that may hold their keys so.
+    dead_letters_held_max: int = 1000
     #: `share.ordering.key.lookahead`: records that may be known and not delivered.
     lookahead: int = 100_000
     #: `share.delay.max.ms`; 0 where records are not delayed.
@@ -37,6 +39,11 @@ class SelectionPolicy(NamedTuple):
     priority_lookahead: int = 1000
     #: `share.priority.ageing.ms`: the wait that is worth one step of priority.
     priority_ageing_ms: int = 60_000
+
+    @property
+    def dead_letters_hold_keys(self) -> bool:
+        """Whether a record whose dead letter is written holds its key."""
+        return self.key_order and self.key_held_by_dead_letter
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,31 +25,30 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from shoal.coordinator.share.backoff import Delay
+from shoal.coordinator.share import bulk
+from shoal.coordinator.share.backoff import UNTIL_FREED, Delay
 from shoal.coordinator.share.fate import Cause, Doomed, Fate
 from shoal.coordinator.share.locks import Lock, Locks
-from shoal.coordinator.share.runs import Runs
+from shoal.coordinator.share.runs import ONE_BY_ONE_MAX, Runs
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.states import (
+    ACCEPT,
+    ACKNOWLEDGED,
+    ACQUIRED,
+    ARCHIVED,
+    ARCHIVING,
+    AVAILABLE,
+    HELD,
     SETTLES,
+    WAITING,
     AcknowledgeType,
-    RecordState,
     is_terminal,
     may_move,
 )
 from shoal.protocol.errors import ErrorCode
 
-AVAILABLE = int(RecordState.AVAILABLE)
-ACQUIRED = int(RecordState.ACQUIRED)
-ACKNOWLEDGED = int(RecordState.ACKNOWLEDGED)
-ARCHIVING = int(RecordState.ARCHIVING)
-ARCHIVED = int(RecordState.ARCHIVED)
-WAITING = int(RecordState.WAITING)
 #: A delivery count is kept in one byte; group configs allow at most 25 deliveries.
 COUNT_MAX = 255
-
-_ACCEPT = int(AcknowledgeType.ACCEPT)
-
 #: Offsets that share a state, as they are persisted: first, last, state, delivery count.
 StateBatch = tuple[int, int, int, int]
 #: Offsets acknowledged alike, or each by its own type: first, last, one type or one an offset; and
@@ -73,6 +72,7 @@ class SharePartition:
         "complete",
         "delays",
         "doomed",
+        "held",
         "leader_epoch",
         "locks",
         "log_start_offset",
@@ -96,7 +96,9 @@ class SharePartition:
         self.leader_epoch = leader_epoch
         #: Offsets in the window whose delivery is complete (KIP-1226).
         self.complete = 0
-        #: Those among them that were never delivered: no records for consumers.
+        #: Offsets that are HELD.
+        self.held = 0
+        #: Complete ones that were never delivered: no records for consumers.
         self._gaps = 0
 
     @classmethod
@@ -234,25 +236,56 @@ class SharePartition:
 
     def archived(self, first: int, last: int) -> list[StateBatch]:
         """The dead letters of some offsets are written, or given up: the changes to persist."""
+        return self._archive_all(first, last, ARCHIVING)
+
+    def free(self, first: int, last: int) -> list[StateBatch]:
+        """Those of some offsets that are HELD hold their keys no longer: the changes to persist."""
+        return self._archive_all(first, last, HELD) if self.held else []
+
+    def _archive_all(self, first: int, last: int, state: int) -> list[StateBatch]:
         runs, changes = self.runs, []
-        first, last = max(first, runs.start), min(last, runs.end - 1)
-        if first > last:
+        rows = runs.cut_out(first, last)
+        if not rows:
             return []
-        row, past = runs.cut(first), runs.cut(last + 1)
-        for at in range(row, past):
-            if runs.states[at] == ARCHIVING:
+        for at in rows:
+            if runs.states[at] == state:
+                low, high = runs.firsts[at], runs.last(at)
+                if state == HELD:
+                    self.held -= high - low + 1
                 runs.states[at] = ARCHIVED
-                changes.append((runs.firsts[at], runs.last(at), ARCHIVED, runs.counts[at]))
+                changes.append((low, high, ARCHIVED, runs.counts[at]))
                 self._count_complete(at, +1)
-        runs.join(row, past)
+        runs.join(rows.start, rows.stop)
         self.advance()
         return changes
 
+    def hold(self, first: int, last: int) -> None:
+        """The dead letters of some offsets are written, and they hold their keys until they are
+        freed. What is to be persisted is among `delays`."""
+        runs = self.runs
+        rows = runs.cut_out(first, last)
+        for at in rows:
+            if runs.states[at] == ARCHIVING:
+                self._hold(at)
+                self.delays.append((runs.firsts[at], runs.last(at), runs.counts[at], UNTIL_FREED))
+        runs.join(rows.start, rows.stop)
+
+    def _hold(self, row: int) -> None:
+        self.runs.states[row] = HELD
+        self.held += self.runs.last(row) - self.runs.firsts[row] + 1
+
+    def held_ranges(self) -> list[tuple[int, int, int]]:
+        """What is HELD: first, last, delivery count."""
+        return list(self._in_state(HELD)) if self.held else []
+
     def archiving(self) -> Iterator[tuple[int, int, int]]:
         """What waits for its dead letter: first, last, delivery count."""
+        return self._in_state(ARCHIVING)
+
+    def _in_state(self, state: int) -> Iterator[tuple[int, int, int]]:
         runs = self.runs
         for row in range(len(runs)):
-            if runs.states[row] == ARCHIVING:
+            if runs.states[row] == state:
                 yield runs.firsts[row], runs.last(row), runs.counts[row]
 
     def acknowledge(
@@ -271,10 +304,16 @@ class SharePartition:
         """
         if len(acknowledgements) == 1:
             first, last, types, *_ = acknowledgements[0]
-            if len(types) == 1 and types[0] == _ACCEPT:
+            if len(types) == 1 and types[0] == ACCEPT:
                 change = self._accept(now_ms, member_id, first, last)
                 if change is not None:
                     return Outcome(ErrorCode.none, None, (change,))
+        elif len(acknowledgements) > ONE_BY_ONE_MAX:
+            accepted = bulk.accept_all(self.runs, self.locks, now_ms, member_id, acknowledgements)
+            if accepted is not None:
+                self.complete += sum(last - first + 1 for first, last, *_ in accepted)
+                self.advance()
+                return Outcome(ErrorCode.none, None, accepted)
         refusal = self._refusal(now_ms, member_id, acknowledgements, settings)
         if refusal is not None:
             return refusal
@@ -407,9 +446,10 @@ class SharePartition:
     ) -> list[StateBatch]:
         """End all locks of a member whose share session ends; the changes to persist.
 
-        `undelivered` tells that the records provably never left the broker: their delivery is
-        taken back from the count. What left it counts, whether the application saw it or not, for
-        else a member that crashes on a record would get it for ever (KAFKA-19972).
+        `undelivered` tells that the records never left the broker, or that the member says it did
+        nothing with them: their delivery is taken back from the count. All else counts, whether the
+        application saw it or not, for else a member that crashes on a record would get it for ever
+        (KAFKA-19972).
         """
         numbers = self.locks.of_member(member_id)
         return self.end_locks(numbers, delivery_count_limit, undelivered=undelivered, fate=fate)
@@ -452,6 +492,8 @@ class SharePartition:
             if runs.locks[row]:
                 locks = self.locks if runs.states[row] == ACQUIRED else self.waits
                 locks.give_back(runs.locks[row], runs.last(row) - runs.firsts[row] + 1)
+            if runs.states[row] == HELD:
+                self.held -= runs.last(row) - runs.firsts[row] + 1
             self._count_complete(row, -1)
         runs.drop_rows(rows)
         self.advance()
@@ -472,9 +514,10 @@ class SharePartition:
         for row in range(len(runs)):
             state = runs.states[row]
             if state in (ACQUIRED, WAITING):
-                yield runs.firsts[row], runs.last(row), AVAILABLE, runs.counts[row]
-            else:
-                yield runs.firsts[row], runs.last(row), state, runs.counts[row]
+                state = AVAILABLE
+            elif state == HELD:
+                state = ARCHIVING
+            yield runs.firsts[row], runs.last(row), state, runs.counts[row]
 
     def _unlock(
         self,
@@ -544,16 +587,17 @@ class SharePartition:
         runs.states[row], runs.locks[row] = WAITING, number
 
     def _wait_on(self, first: int, last: int, count: int, due_ms: int) -> None:
-        """Let offsets wait as persisted, those that were not delivered again since."""
+        """Let offsets wait, or be held, as persisted: those that nothing has happened to since."""
         runs = self.runs
-        first, last = max(first, runs.start), min(last, runs.end - 1)
-        if first > last:
-            return
-        row, past = runs.cut(first), runs.cut(last + 1)
-        for at in range(row, past):
-            if runs.states[at] == AVAILABLE and runs.counts[at] == count:
+        rows = runs.cut_out(first, last)
+        for at in rows:
+            if runs.counts[at] != count:
+                continue
+            if runs.states[at] == ARCHIVING and due_ms == UNTIL_FREED:
+                self._hold(at)
+            elif runs.states[at] == AVAILABLE and due_ms != UNTIL_FREED:
                 self._wait(at, due_ms)
-        runs.join(row, past)
+        runs.join(rows.start, rows.stop)
 
     def _count_complete(self, row: int, sign: int) -> None:
         """Count a row that became terminal, or discount one that leaves the window."""

@@ -8,9 +8,10 @@ The layout is that of the window itself (`runs`), so state costs the coordinator
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
-from shoal.coordinator.share.runs import Runs
+from shoal.coordinator.share.runs import ONE_BY_ONE_MAX, Edit, Row, Runs
 from shoal.coordinator.share.share_partition import COUNT_MAX, StateBatch
 
 #: The state of offsets that nothing was written of; never written itself.
@@ -24,7 +25,7 @@ class StateBatches:
 
     def __init__(self, start_offset: int, batches: Iterable[StateBatch] = ()) -> None:
         self._runs = Runs(start_offset)
-        self.lay_over(batches)
+        self.lay_over(list(batches))
 
     def __iter__(self) -> Iterator[StateBatch]:
         runs = self._runs
@@ -35,9 +36,21 @@ class StateBatches:
     def __len__(self) -> int:
         return len(self._runs) - self._runs.states.count(_UNTOLD)
 
-    def lay_over(self, batches: Iterable[StateBatch]) -> None:
+    def in_state(self, first: int, last: int, state: int) -> Iterator[tuple[int, int]]:
+        """Those offsets from `first` to `last` that are in a state, as ranges."""
+        runs = self._runs
+        first, last = max(first, runs.start), min(last, runs.end - 1)
+        if first > last:
+            return
+        for row in range(runs.row_of(first), runs.row_of(last) + 1):
+            if runs.states[row] == state:
+                yield max(first, runs.firsts[row]), min(last, runs.last(row))
+
+    def lay_over(self, batches: Sequence[StateBatch]) -> None:
         """Let newer batches hold over what is there, each over the ones before it."""
         runs = self._runs
+        if len(batches) > ONE_BY_ONE_MAX and self._lay_over_all(batches):
+            return
         for first, last, state, count in batches:
             first = max(first, runs.start)
             if last < first:
@@ -67,6 +80,21 @@ class StateBatches:
                 runs.states[at], runs.counts[at] = state, count
             runs.join(row, past)
 
+    def _lay_over_all(self, batches: Sequence[StateBatch]) -> bool:
+        """`lay_over` in one pass; False where they do not rise, and nothing has happened."""
+        runs = self._runs
+        if any(a[1] >= b[0] for a, b in pairwise(batches)):
+            return False
+        start = runs.start
+        if batches[0][0] < start:
+            batches = [(max(b[0], start), *b[1:]) for b in batches if b[1] >= start]
+        if not batches:
+            return True
+        if batches[-1][1] >= runs.end:
+            runs.append(batches[-1][1], _UNTOLD)
+        runs.rewrite(batches, _laid_over)
+        return True
+
     def move_start(self, start_offset: int) -> None:
         """Forget what lies below a new start offset; an earlier one forgets everything."""
         runs = self._runs
@@ -80,6 +108,10 @@ class StateBatches:
     def size_bytes(self) -> int:
         """Memory that the batches take."""
         return self._runs.size_bytes()
+
+
+def _laid_over(batch: Edit, _first: int, _last: int, _row: Row) -> Row:
+    return batch[2], min(batch[3], COUNT_MAX), 0, 0
 
 
 def combine(batches: Iterable[StateBatch], start_offset: int) -> list[StateBatch]:

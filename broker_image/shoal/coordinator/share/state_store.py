@@ -22,10 +22,11 @@ from uuid import UUID
 
 from shoal.coordinator.contract import Record, Replayed, Result
 from shoal.coordinator.share import records
-from shoal.coordinator.share.backoff import Delay, still_due
+from shoal.coordinator.share.backoff import UNTIL_FREED, Delay, still_due
 from shoal.coordinator.share.records import RecordType, ShareKey, Update
 from shoal.coordinator.share.share_partition import StateBatch
 from shoal.coordinator.share.state_batches import StateBatches, combine
+from shoal.coordinator.share.states import RecordState
 from shoal.protocol.errors import ErrorCode
 
 #: "Not told" in requests and records.
@@ -54,6 +55,7 @@ class ShareState:
         "batches",
         "create_timestamp",
         "delays",
+        "delays_kept",
         "delivery_complete_count",
         "key",
         "leader_epoch",
@@ -70,12 +72,23 @@ class ShareState:
         self.snapshot_epoch = self.state_epoch = self.leader_epoch = 0
         self.start_offset = self.delivery_complete_count = NONE
         self.batches = StateBatches(0)
-        #: Waits in retry back-off; those that have ended are left out now and then.
+        #: Waits in retry back-off, and what is held until it is freed; those that have ended are
+        #: left out now and then, and so many were kept then.
         self.delays: list[Delay] = []
+        self.delays_kept = 0
         self.create_timestamp = self.write_timestamp = 0
         #: Update records since the last snapshot, and where in the log that stands.
         self.updates = 0
         self.snapshot_offset = 0
+
+    def held(self) -> list[Delay]:
+        """What is held until it is freed, in offset order."""
+        return sorted(
+            (low, high, count, due_ms)
+            for first, last, count, due_ms in self.delays
+            if due_ms == UNTIL_FREED
+            for low, high in self.batches.in_state(first, last, RecordState.ARCHIVING)
+        )
 
 
 class Refusal(NamedTuple):
@@ -358,7 +371,7 @@ class ShareStateShard:
             create_timestamp=now_ms,
             write_timestamp=now_ms,
             state_batches=list(whole),
-            delays=still_due((*state.delays, *delays), now_ms=now_ms, start_offset=start),
+            delays=_still_told(state, now_ms, more=delays, start_offset=start, batches=whole),
         )
 
     def _snapshot(self, state: ShareState, now_ms: int) -> Record:
@@ -373,7 +386,7 @@ class ShareStateShard:
             create_timestamp=state.create_timestamp,
             write_timestamp=now_ms,
             state_batches=list(state.batches),
-            delays=still_due(state.delays, now_ms=now_ms, start_offset=state.start_offset),
+            delays=_still_told(state, now_ms),
         )
 
 
@@ -392,9 +405,29 @@ def _apply(state: ShareState, update: Update, now_ms: int) -> None:
         state.batches.move_start(update.start_offset)
     state.batches.lay_over(update.state_batches)
     if update.delays:
-        if len(state.delays) >= _DELAYS_MIN:
-            state.delays = still_due(state.delays, now_ms=now_ms, start_offset=state.start_offset)
+        if len(state.delays) >= _DELAYS_MIN + 2 * state.delays_kept:
+            state.delays = _still_told(state, now_ms)
+            state.delays_kept = len(state.delays)
         state.delays += update.delays
+
+
+def _still_told(
+    state: ShareState,
+    now_ms: int,
+    *,
+    more: Sequence[Delay] = (),
+    start_offset: int | None = None,
+    batches: StateBatches | None = None,
+) -> list[Delay]:
+    """The delays that still say something: their time has not come, or what they hold has not been
+    freed. `more` ones, and batches from another start offset on, are those of a write to come."""
+    start = state.start_offset if start_offset is None else start_offset
+    known = state.batches if batches is None else batches
+    return [
+        delay
+        for delay in still_due((*state.delays, *more), now_ms=now_ms, start_offset=start)
+        if delay[3] != UNTIL_FREED or any(known.in_state(*delay[:2], RecordState.ARCHIVING))
+    ]
 
 
 def _fenced_leader(state: ShareState, epoch: int) -> Refusal:

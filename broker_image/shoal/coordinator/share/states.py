@@ -18,6 +18,8 @@ the window's start like any state that is not terminal.
 
 A record in retry back-off is WAITING instead of AVAILABLE until its time has come. That is a state
 of the window alone: it is persisted as AVAILABLE, and when the wait ends beside it (`backoff`).
+One whose dead letter is written and still holds its key is HELD, on its way from ARCHIVING to
+ARCHIVED: it is persisted as ARCHIVING, and beside it that it waits until it is freed.
 
 ACQUIRED is never persisted: a lock does not outlive the leader that gave it, so a record that was
 acquired when the leader went comes back AVAILABLE with the count last written.
@@ -27,7 +29,7 @@ from enum import IntEnum
 
 
 class RecordState(IntEnum):
-    """Numbers as in `ShareSnapshotValue.DeliveryState`; WAITING is never persisted."""
+    """Numbers as in `ShareSnapshotValue.DeliveryState`; WAITING and HELD are never persisted."""
 
     AVAILABLE = 0
     ACQUIRED = 1
@@ -35,6 +37,7 @@ class RecordState(IntEnum):
     ARCHIVING = 3
     ARCHIVED = 4
     WAITING = 5
+    HELD = 6
 
 
 class AcknowledgeType(IntEnum):
@@ -46,6 +49,16 @@ class AcknowledgeType(IntEnum):
     REJECT = 3
     RENEW = 4
 
+
+#: The same as plain ints, for the loops over a window's columns.
+AVAILABLE = int(RecordState.AVAILABLE)
+ACQUIRED = int(RecordState.ACQUIRED)
+ACKNOWLEDGED = int(RecordState.ACKNOWLEDGED)
+ARCHIVING = int(RecordState.ARCHIVING)
+ARCHIVED = int(RecordState.ARCHIVED)
+WAITING = int(RecordState.WAITING)
+HELD = int(RecordState.HELD)
+ACCEPT = int(AcknowledgeType.ACCEPT)
 
 MOVES: dict[RecordState, frozenset[RecordState]] = {
     RecordState.AVAILABLE: frozenset(
@@ -61,9 +74,10 @@ MOVES: dict[RecordState, frozenset[RecordState]] = {
         }
     ),
     RecordState.ACKNOWLEDGED: frozenset(),
-    RecordState.ARCHIVING: frozenset({RecordState.ARCHIVED}),
+    RecordState.ARCHIVING: frozenset({RecordState.HELD, RecordState.ARCHIVED}),
     RecordState.ARCHIVED: frozenset(),
     RecordState.WAITING: frozenset({RecordState.AVAILABLE}),
+    RecordState.HELD: frozenset({RecordState.ARCHIVED}),
 }
 
 #: What an acknowledgement makes of an acquired record. RENEW moves no state, only the lock.

@@ -1,6 +1,7 @@
 """AlterShareGroupOffsets: let an empty share group begin anew at given offsets (KIP-932).
 
-Admin clients turn earliest, latest and times into offsets before they ask.
+Admin clients turn earliest, latest and times into offsets before they ask. Our own may ask the
+leaders of partitions, in a tag of ours, to let keys go on that dead-lettered records hold.
 """
 
 from __future__ import annotations
@@ -21,7 +22,35 @@ if TYPE_CHECKING:
 def handle(broker: Broker, request: Request) -> Answer:
     if not request.body.group_id:
         raise ApiError(ErrorCode.invalid_group_id)
+    if any(getattr(e, "freed_offsets", ()) for t in request.body.topics for e in t.partitions):
+        return asyncio.ensure_future(_free(broker, request.body))
     return asyncio.ensure_future(_alter(broker, request.body))
+
+
+async def _free(broker: Broker, body: Any) -> Mapping[str, Any]:
+    responses = []
+    for asked in body.topics:
+        topic = broker.image.topics.get(asked.topic_name)
+        rows = []
+        for entry in asked.partitions:
+            index = entry.partition_index
+            ranges = [(x.first_offset, x.last_offset) for x in entry.freed_offsets]
+            try:
+                if topic is None:
+                    raise ApiError(ErrorCode.unknown_topic_or_partition)
+                await share_admin.free(broker, body.group_id, topic.topic_id, index, ranges)
+                rows.append({"partition_index": index, "error_code": ErrorCode.none})
+            except ApiError as refused:
+                rows.append(
+                    {
+                        "partition_index": index,
+                        "error_code": refused.code,
+                        "error_message": refused.message,
+                    }
+                )
+        topic_id = None if topic is None else topic.topic_id
+        responses.append({"topic_name": asked.topic_name, "topic_id": topic_id, "partitions": rows})
+    return {"error_code": ErrorCode.none, "responses": responses}
 
 
 async def _alter(broker: Broker, body: Any) -> Mapping[str, Any]:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+from shoal.protocol.features import FEATURES, OWN_CLIENT
 from shoal.server.api import Answer, Api, Request
-from shoal.server.share_acks import RELEASE_DELAY_FEATURE
-from shoal.server.share_fetch import HEADERS_ONLY_FEATURE, OWN_CLIENT
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -31,8 +30,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     features = broker.features()
     supported = features.supported
     if request.version >= 3 and body.client_software_name == OWN_CLIENT:
-        supported[HEADERS_ONLY_FEATURE] = (1, 1)
-        supported[RELEASE_DELAY_FEATURE] = (1, 1)
+        supported |= dict.fromkeys(FEATURES, (1, 1))
     if request.version < 4:  # clients before KIP-1022 take no feature that starts at 0
         supported = {name: span for name, span in supported.items() if span[0] > 0}
     return {

@@ -1,23 +1,29 @@
 """DescribeShareGroupOffsets: start offset and lag of share partitions (KIP-932, KIP-1226).
 
 Lag is the log's end less the start offset less what is complete behind it, so records in flight
-count; -1 where the group has not begun to read.
+count; -1 where the group has not begun to read, or the partition's leader does not answer. The
+log's end is its leader's: a group's coordinator may have no replica, or one that is behind.
+
+Which dead-lettered records hold their keys is told in a tag of ours, which other clients pass over.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
+from shoal.client.errors import ClientError
 from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.group.shard import GroupShard
 from shoal.coordinator.group.share_group import ShareGroup
 from shoal.coordinator.share.state_store import NONE
+from shoal.metadata.image import TopicImage
+from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server import share_admin
 from shoal.server.api import Answer, Request
+from shoal.server.handlers.list_offsets import LATEST
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -72,17 +78,50 @@ async def _topic(broker: Broker, group_id: str, name: str, indexes: list[int]) -
     found = await share_admin.summaries(
         broker.share, group_id, [(topic.topic_id, index) for index in indexes]
     )
-    rows = [_partition(broker, topic.topic_id, i, found[(topic.topic_id, i)]) for i in indexes]
+    ends = await _ends(broker, topic, indexes)
+    rows = [_partition(i, found[(topic.topic_id, i)], ends.get(i, NONE)) for i in indexes]
     return {"topic_name": name, "topic_id": topic.topic_id, "partitions": rows}
 
 
-def _partition(broker: Broker, topic_id: UUID, index: int, summary: Mapping[str, Any]) -> _Entry:
+async def _ends(broker: Broker, topic: TopicImage, indexes: Iterable[int]) -> dict[int, int]:
+    """The high watermarks of a topic's partitions, as their leaders tell; without those whose
+    leader does not."""
+    ends: dict[int, int] = {}
+    elsewhere: dict[int, list[int]] = {}
+    for index in indexes:
+        partition = broker.partitions.get(topic.topic_id, index)
+        if partition is not None and partition.is_leader:
+            ends[index] = partition.high_watermark
+        elif 0 <= index < len(topic.partitions) and topic.partitions[index].leader >= 0:
+            elsewhere.setdefault(topic.partitions[index].leader, []).append(index)
+    asked = (_ask(broker, leader, topic.name, some) for leader, some in elsewhere.items())
+    for told in await asyncio.gather(*asked):
+        ends |= told
+    return ends
+
+
+async def _ask(broker: Broker, leader: int, topic: str, indexes: list[int]) -> dict[int, int]:
+    asked = [{"partition_index": index, "timestamp": LATEST} for index in indexes]
+    fields = {"replica_id": -1, "topics": [{"name": topic, "partitions": asked}]}
+    try:
+        answer = await broker.peers.request(leader, ApiKey.LIST_OFFSETS, fields)
+    except ClientError:
+        return {}
+    rows = answer.topics[0].partitions
+    return {row.partition_index: row.offset for row in rows if not row.error_code}
+
+
+def _partition(index: int, summary: Mapping[str, Any], end: int) -> _Entry:
     row: _Entry = {"partition_index": index, "start_offset": NONE, "leader_epoch": 0, "lag": NONE}
     if summary["error_code"]:
         return row
     start_offset, complete = summary["start_offset"], summary["delivery_complete_count"]
     row["start_offset"], row["leader_epoch"] = start_offset, summary["leader_epoch"]
-    partition = broker.partitions.get(topic_id, index)
-    if NONE not in (start_offset, complete) and partition is not None:
-        row["lag"] = partition.high_watermark - start_offset - complete
+    if summary.get("delays"):
+        row["held_offsets"] = [
+            {"first_offset": first, "last_offset": last, "delivery_count": count}
+            for first, last, count, _ in summary["delays"]
+        ]
+    if NONE not in (start_offset, complete, end):
+        row["lag"] = max(0, end - start_offset - complete)
     return row

@@ -42,7 +42,11 @@ def handle(broker: Broker, request: Request) -> Answer:
         group_id, member_id, body.topics, version=request.version, is_renew=body.is_renew_ack
     )
     if body.share_session_epoch == FINAL_EPOCH:
-        service.close_session(group_id, member_id, request.peer)
+        acks.then(
+            lambda: service.close_session(
+                group_id, member_id, request.peer, undelivered=body.undelivered
+            )
+        )
     if acks.settled:
         return _answer(broker, request, acks.failures)
     answer = Prompt()

@@ -53,7 +53,7 @@ def handle(broker: Broker, request: Request) -> Answer:
                 session.partitions.pop((topic_id, index), None)
     answer = ShareFetch(broker, request, session, acks).answer()
     if body.share_session_epoch == FINAL_EPOCH:
-        service.close_session(group_id, member_id, request.peer)
+        acks.then(lambda: service.close_session(group_id, member_id, request.peer))
     return answer
 
 

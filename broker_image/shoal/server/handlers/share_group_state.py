@@ -42,6 +42,8 @@ def initialize(broker: Broker, request: Request) -> Answer:
 
 
 def read(broker: Broker, request: Request) -> Answer:
+    broker.share.states.check_in_time(request.header.client_id, request.peer.number)
+
     def one(
         shard: ShareStateShard, now_ms: int, key: ShareKey, entry: Any
     ) -> tuple[dict[str, Any], Result]:
@@ -67,6 +69,8 @@ def read(broker: Broker, request: Request) -> Answer:
 
 
 def write(broker: Broker, request: Request) -> Answer:
+    broker.share.states.check_in_time(request.header.client_id, request.peer.number)
+
     def one(
         shard: ShareStateShard, now_ms: int, key: ShareKey, entry: Any
     ) -> tuple[dict[str, Any], Result]:
@@ -102,7 +106,13 @@ def delete(broker: Broker, request: Request) -> Answer:
 
 
 def summary(broker: Broker, request: Request) -> Answer:
-    return _for_each(broker, request, lambda shard, _, key, __: (summary_of(shard, key), Result()))
+    def one(
+        shard: ShareStateShard, _now_ms: int, key: ShareKey, _entry: Any
+    ) -> tuple[dict[str, Any], Result]:
+        told = summary_of(shard, key)
+        return told | {"delays": delay_rows(told.get("delays", ()))}, Result()
+
+    return _for_each(broker, request, one)
 
 
 def _one(

@@ -1,0 +1,65 @@
+"""Many ranges of a window at once: what a fetch and a commit come to with key order, where records
+lie scattered among those of held keys. One pass over the rows (`Runs.rewrite`) does for them
+what cutting, changing and joining does for each range by itself, in a third of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.coordinator.share.locks import Locks
+from shoal.coordinator.share.runs import Edit, Row, Runs
+from shoal.coordinator.share.states import ACCEPT, ACKNOWLEDGED, ACQUIRED, AVAILABLE
+
+
+def accept_all(
+    runs: Runs,
+    locks: Locks,
+    now_ms: int,
+    member_id: str,
+    acknowledgements: Sequence[tuple[Any, ...]],
+) -> list[tuple[int, int, int, int]] | None:
+    """Accept many ranges that a member holds: the changes to persist. None where they are to be
+    refused, or are not all accepted; then nothing has happened."""
+    live, before = locks.live, runs.start - 1
+    for one in acknowledgements:
+        types = one[2]
+        if not before < one[0] <= one[1] or types.count(ACCEPT) != len(types):
+            return None
+        before = one[1]
+    if before >= runs.end:
+        return None
+    changes: list[tuple[int, int, int, int]] = []
+    given_back: dict[int, int] = {}
+
+    def accepted(_edit: Edit, first: int, last: int, row: Row) -> Row | None:
+        state, count, number, _ = row
+        if state != ACQUIRED:
+            return None
+        if number not in given_back:
+            lock = live[number]
+            if lock.member_id != member_id or lock.deadline_ms <= now_ms:
+                return None
+            given_back[number] = 0
+        given_back[number] += last - first + 1
+        if changes and changes[-1][1] + 1 == first and changes[-1][3] == count:
+            changes[-1] = (changes[-1][0], last, ACKNOWLEDGED, count)
+        else:
+            changes.append((first, last, ACKNOWLEDGED, count))
+        return ACKNOWLEDGED, count, 0, 0
+
+    if not runs.rewrite(acknowledgements, accepted):
+        return None
+    for number, records in given_back.items():
+        locks.give_back(number, records)
+    return changes
+
+
+def lock_new(runs: Runs, ranges: Sequence[tuple[int, int]], number: int) -> bool:
+    """Acquire rising ranges, none of which was delivered before, under lock `number`. False where
+    one was, or is not available; then nothing has happened."""
+
+    def locked(_edit: Edit, _first: int, _last: int, row: Row) -> Row | None:
+        return (ACQUIRED, 1, number, 0) if row[0] == AVAILABLE and row[1] == 0 else None
+
+    return runs.rewrite(ranges, locked)

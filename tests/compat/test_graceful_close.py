@@ -1,0 +1,54 @@
+"""A member that goes on purpose, with records it did nothing with: their delivery does not count.
+
+Our client's own word; a plain close counts, and Kafka's brokers count always.
+"""
+
+from __future__ import annotations
+
+import pytest
+from kafkas import KafkaProcess
+from queues import Queue
+from servers import ShoalProcess
+from shoal.client.client import SyncClient
+
+
+def delivered(queue: Queue, *, undelivered: bool) -> list[int]:
+    """The delivery counts of what a new member gets, which then closes its session so."""
+    session = queue.client.run(queue.client.client.share(queue.group, [queue.topic]))
+    found = queue.client.run(session.acquire(max_wait_ms=20_000))
+    counts = [r.delivery_count for one in found for r in one.ranges]
+    queue.client.run(session.close(undelivered=undelivered))
+    return counts
+
+
+def test_what_is_given_back_has_not_been_delivered(queue: Queue) -> None:
+    queue.configure(share_redelivery_backoff_ms="60000", share_redelivery_backoff_max_ms="60000")
+    queue.produce([b"a", b"b"], batch=2)
+    # More often than the group's limit of five, and at once in spite of its back-off.
+    for _ in range(7):
+        assert delivered(queue, undelivered=True) == [1]
+
+
+def test_a_plain_close_counts(queue: Queue) -> None:
+    queue.produce([b"a", b"b"], batch=2)
+    assert delivered(queue, undelivered=False) == [1]
+    assert delivered(queue, undelivered=True) == [2]
+    assert delivered(queue, undelivered=False) == [2]
+
+
+def test_a_killed_broker_knows_what_counted(broker: ShoalProcess, queue: Queue) -> None:
+    queue.produce([b"a", b"b"], batch=2)
+    assert delivered(queue, undelivered=False) == [1]
+    assert delivered(queue, undelivered=True) == [2]
+    broker.kill9()
+    broker.restart()
+    assert delivered(queue, undelivered=True) == [2]
+
+
+@pytest.mark.java
+def test_kafka_passes_it_over(kafka: KafkaProcess) -> None:
+    with SyncClient(kafka.bootstrap) as client:
+        queue = Queue(client, kafka.bootstrap)
+        queue.produce([b"a"])
+        assert delivered(queue, undelivered=True) == [1]
+        assert delivered(queue, undelivered=True) == [2]

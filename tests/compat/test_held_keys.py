@@ -1,0 +1,297 @@
+"""`share.ordering.key.dead.letter=hold`: a dead-lettered record holds its key until `shoal share
+redrive` has put it back or `shoal share skip` gives it up. With an unmodified client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from commands import Shoal
+from conditions import eventually
+from confluent_kafka import AcknowledgeType, Message, ShareConsumer
+from kafka_tools import KafkaTools, objects
+from queues import Queue
+from servers import ShoalProcess
+from shoal.client.client import SyncClient
+from shoal.client.cluster import TopicPartition
+from shoal.client.errors import KafkaError, expect
+from shoal.client.redrive import Plan, Redrive
+from shoal.client.topics import NewTopic
+from shoal.protocol.errors import ErrorCode
+from shoal_operator.broker_states import group_state
+from shoal_operator.queues import numbers_of
+
+ACCEPT, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.REJECT
+DLQ = "errors.deadletterqueue"
+
+
+class Held(Queue):
+    """A queue with key order whose dead letters hold their keys, and one member of its group."""
+
+    def __init__(self, client: SyncClient, bootstrap: str, **configs: str) -> None:
+        super().__init__(client, bootstrap)
+        self.letters = f"dlq.{self.topic}"
+        new = NewTopic(self.letters, 1, 1, configs={f"{DLQ}.group.enable": "true"})
+        expect(client.run(client.admin.topics.create([new])))
+        self.configure(**{
+            "share.ordering": "key", "share.ordering.key.dead.letter": "hold",
+            f"{DLQ}.topic.name": self.letters, f"{DLQ}.copy.record.enable": "true", **configs,
+        })  # fmt: skip
+        self.shoal = Shoal(bootstrap)
+        self.member = ShareConsumer({
+            "bootstrap.servers": bootstrap, "group.id": self.group,
+            "share.acknowledgement.mode": "explicit",
+        })  # fmt: skip
+        self.member.subscribe([self.topic])
+
+    def send(self, *records: str) -> None:
+        """Records like a1: the letter is the key; - stands for none."""
+        for record in records:
+            key = None if record[0] == "-" else record[:1].encode()
+            self.produce([record], key=key)
+
+    def take(self, answer: Callable[[bytes], AcknowledgeType] = lambda _: ACCEPT) -> list[str]:
+        """What the first poll brings that has any, settled."""
+        taken: list[Message] = []
+
+        def some() -> bool:
+            taken.extend(self.member.poll(0.2))
+            return bool(taken)
+
+        eventually(some, timeout_s=30, what="records come")
+        for message in taken:
+            assert message.error() is None, message.error()
+            self.member.acknowledge(message, answer(message.value()))
+        assert not [e for e in self.member.commit_sync(10).values() if e is not None]
+        return [message.value().decode() for message in taken]
+
+    def nothing_comes(self) -> bool:
+        return not self.member.poll(1.0)
+
+    def held(self) -> list[tuple[int, str | None]]:
+        """Offsets and keys that `describe` tells."""
+        (told,) = self.shoal.json("groups", "describe", self.group)
+        return [(row["offset"], row["key"]) for row in told["held_keys"]]
+
+    def reject_first(self) -> None:
+        """a1 becomes a letter that holds its key; b1 is accepted."""
+        self.send("a1", "a2", "b1")
+        assert self.take(lambda v: REJECT if v == b"a1" else ACCEPT) == ["a1", "b1"]
+        eventually(lambda: self.held() == [(0, "a")], what="the key is held")
+
+
+@pytest.fixture
+def queue(broker: ShoalProcess) -> Iterator[Held]:
+    with SyncClient(broker.bootstrap) as client:
+        held = Held(client, broker.bootstrap)
+        yield held
+        held.member.close()
+
+
+def keys_held(broker: ShoalProcess, queue: Held) -> float:
+    labels = f'group="{queue.group}",topic="{queue.topic}",partition="0"'
+    return broker.metric(f"shoal_share_partition_keys_held_by_dead_letters{{{labels}}}")
+
+
+def scaled_by(broker: ShoalProcess, queue: Held) -> tuple[int, int]:
+    """Lag, and how much of it a ShareConsumer is scaled by: what the operator makes of the answers
+    of a broker."""
+    admin = queue.client.admin
+    about = queue.client.run(admin.groups.describe_share([queue.group]))[queue.group]
+    offsets = queue.client.run(admin.share_groups.offsets([queue.group]))[queue.group]
+    behind = numbers_of([broker.scrape()])[queue.group].behind_dead_letters
+    state = group_state(queue.group, about, offsets, None, behind)
+    return state.lag, state.workable
+
+
+def test_what_waits_for_a_redrive_is_lag_and_nothing_to_scale_by(
+    broker: ShoalProcess, queue: Held
+) -> None:
+    queue.reject_first()
+    assert scaled_by(broker, queue) == (2, 0)
+    queue.send("a3", "b2")
+    assert queue.take() == ["b2"]
+    assert scaled_by(broker, queue) == (3, 0)
+    queue.configure(**{"share.delivery.paused": "true"})
+    queue.send("b3", "a4")
+    eventually(lambda: scaled_by(broker, queue)[0] == 5, what="both are counted")
+    assert scaled_by(broker, queue)[1] > 0, "nobody has looked at them yet"
+    queue.configure(**{"share.delivery.paused": "false"})
+    assert queue.take() == ["b3"]
+    assert scaled_by(broker, queue) == (4, 0)
+    queue.shoal.json("share", "skip", queue.group, "--key", "a")
+    assert scaled_by(broker, queue) == (3, 3)
+
+
+def test_with_as_many_held_as_may_be_nothing_else_is_to_scale_by(
+    broker: ShoalProcess, queue: Held
+) -> None:
+    queue.configure(**{"share.ordering.key.dead.letter.max.held": "1"})
+    queue.reject_first()
+    queue.send("b2", "c1")
+    eventually(lambda: scaled_by(broker, queue) == (4, 0), what="the rest counts as stuck")
+    queue.shoal.json("share", "skip", queue.group, "--key", "a")
+    assert scaled_by(broker, queue) == (3, 3)
+
+
+def test_a_key_is_held_until_its_letter_is_redriven(broker: ShoalProcess, queue: Held) -> None:
+    queue.reject_first()
+    assert keys_held(broker, queue) == 1
+    queue.send("b2", "-1")
+    assert queue.take() == ["b2", "-1"]
+    assert queue.nothing_comes()
+    said = queue.shoal.says("groups", "describe", queue.group)
+    assert "1 dead-lettered record holds its key" in said
+    assert f"shoal share redrive {queue.letters} --group {queue.group}" in said
+    assert f"shoal share skip {queue.group} --key KEY" in said
+    assert queue.lag == 2
+    found = queue.shoal.json("share", "redrive", queue.letters)
+    assert (found["redriven"], found["unfreed"]) == (1, 0)
+    order: list[str] = []
+    while len(order) < 2:
+        order += queue.take()
+    assert order == ["a2", "a1"]
+    assert queue.held() == [] and keys_held(broker, queue) == 0
+    queue.drained()
+
+
+def test_a_key_is_held_until_it_is_skipped(broker: ShoalProcess, queue: Held) -> None:
+    queue.reject_first()
+    assert queue.nothing_comes()
+    skip = ("share", "skip", queue.group)
+    assert queue.shoal.json(*skip, "--key", "b")["skipped"] == []
+    dry = queue.shoal.json(*skip, "--key", "a", "--dry-run")
+    assert dry["skipped"] == [{"topic": queue.topic, "partition": 0, "offset": 0, "key": "a"}]
+    assert queue.held() == [(0, "a")]
+    assert "Skipped 1 record" in queue.shoal.says(*skip, "--topic", queue.topic)
+    assert queue.take() == ["a2"]
+    queue.drained()
+    assert "say which" in queue.shoal.refusal(*skip, status=2)
+    assert "name it with --topic" in queue.shoal.refusal(*skip, "-p", "0", status=2)
+    nobody = queue.shoal.refusal("share", "skip", "none-" + queue.group, "--all")
+    assert "not found" in nobody
+
+
+def test_a_held_key_survives_a_killed_broker(broker: ShoalProcess, queue: Held) -> None:
+    queue.reject_first()
+    queue.send("-bad")
+    assert queue.take(lambda _: REJECT) == ["-bad"]
+    letters = f'shoal_share_group_dead_letters_total{{group="{queue.group}"}}'
+    eventually(lambda: broker.metric(letters) == 2, what="both letters are written")
+    broker.kill9()
+    broker.start()
+    queue.send("b2")
+    assert queue.take() == ["b2"]
+    assert queue.nothing_comes()
+    assert queue.held() == [(0, "a")] and keys_held(broker, queue) == 1
+    assert letters not in broker.scrape(), "a letter that is written is not written again"
+    queue.shoal.run("share", "skip", queue.group, "--all")
+    assert queue.take() == ["a2"]
+    queue.drained()
+
+
+@pytest.mark.java
+def test_kafkas_own_formatter_prints_the_state_of_what_is_held(
+    broker: ShoalProcess, queue: Held
+) -> None:
+    queue.reject_first()
+    tools = KafkaTools(broker.bootstrap)
+    (row,) = tools.rows("share-groups", "--describe", "--group", queue.group)
+    assert (row["START-OFFSET"], row["LAG"]) == ("0", "2"), "its tools pass over our tag"
+    said = tools.run(
+        "console-consumer", "--topic", "__share_group_state", "--from-beginning", "--formatter",
+        "org.apache.kafka.tools.consumer.group.share.ShareGroupStateMessageFormatter",
+        "--timeout-ms", "4000",
+    )  # fmt: skip
+    values = [
+        s["value"]["data"] for s in objects(said) if s["key"]["data"]["groupId"] == queue.group
+    ]
+    batches = [batch for value in values for batch in value["stateBatches"]]
+    archiving = {"firstOffset": 0, "lastOffset": 0, "deliveryState": 3, "deliveryCount": 1}
+    assert archiving in batches and values[-1]["startOffset"] in (-1, 0)
+
+
+def test_as_many_as_may_be_held_stop_delivery_with_a_reason(
+    broker: ShoalProcess, queue: Held
+) -> None:
+    queue.configure(**{"share.ordering.key.dead.letter.max.held": "2"})
+    queue.send("a1", "b1")
+    assert queue.take(lambda _: REJECT) == ["a1", "b1"]
+    eventually(lambda: len(queue.held()) == 2, what="two are held")
+    queue.send("c1")
+    assert queue.nothing_comes()
+    describe = ("groups", "describe", queue.group, "--metrics", broker.metrics_url)
+    said = queue.shoal.says(*describe)
+    assert "2 keys held by dead letters" in said
+    assert "share.ordering.key.dead.letter.max.held allows" in said
+    queue.shoal.run("share", "skip", queue.group, "--key", "b")
+    assert queue.take() == ["c1"]
+    assert "max.held allows" not in queue.shoal.says(*describe)
+    assert queue.held() == [(0, "a")]
+
+
+def test_a_group_that_holds_no_longer_frees_its_keys(queue: Held) -> None:
+    queue.reject_first()
+    queue.configure(**{"share.ordering.key.dead.letter": "continue"})
+    assert queue.take() == ["a2"]
+    queue.drained()
+
+
+def test_a_reset_or_deletion_forgets_what_is_held(queue: Held) -> None:
+    queue.reject_first()
+    queue.member.close()
+    reset = ("groups", "reset-offsets", queue.group, "-t", queue.topic, "--to-earliest")
+    eventually(lambda: _reset(queue, reset), timeout_s=60, what="the group is empty")
+    assert queue.held() == []
+    queue.shoal.run("groups", "delete", queue.group)
+    assert queue.shoal.json("share", "redrive", queue.letters)["redriven"] == 1
+    queue.member = ShareConsumer({
+        "bootstrap.servers": queue.bootstrap, "group.id": queue.group,
+        "share.acknowledgement.mode": "explicit",
+    })  # fmt: skip
+
+
+def _reset(queue: Held, words: tuple[str, ...]) -> bool:
+    try:
+        queue.shoal.run(*words, "--execute")
+    except AssertionError:
+        return False
+    return True
+
+
+def test_what_was_sent_and_not_freed_is_freed_by_the_next_redrive(queue: Held) -> None:
+    """A redrive that ends between the sending and the freeing."""
+    queue.reject_first()
+
+    class Killed(Exception):
+        pass
+
+    class Interrupted(Redrive):
+        async def _free(self, letters):  # type: ignore[no-untyped-def]
+            raise Killed
+
+    async def interrupted() -> None:
+        await Interrupted(queue.client.cluster, Plan(queue.letters)).run()
+
+    with pytest.raises(Killed):
+        queue.client.run(interrupted())
+    assert queue.held() == [(0, "a")]
+    found = queue.shoal.json("share", "redrive", queue.letters)
+    assert (found["redriven"], found["before"]) == (0, 1)
+    order: list[str] = []
+    while len(order) < 2:
+        order += queue.take()
+    assert order == ["a2", "a1"]
+
+
+def test_what_is_not_held_is_passed_over_and_a_bad_request_refused(queue: Held) -> None:
+    queue.reject_first()
+    groups = queue.client.admin.share_groups
+    where = TopicPartition(queue.topic, 0)
+    free = queue.client.run(groups.free(queue.group, {where: [(1, 50)]}))
+    assert free == {where: None} and queue.held() == [(0, "a")]
+    assert queue.client.run(groups.free("nobody", {where: [(0, 9)]})) == {where: None}
+    gone = TopicPartition("missing-" + queue.topic, 0)
+    error = queue.client.run(groups.free(queue.group, {gone: [(0, 9)]}))[gone]
+    assert isinstance(error, KafkaError)
+    assert error.code is ErrorCode.unknown_topic_or_partition

@@ -1,0 +1,264 @@
+"""Kafka Streams counts words on a cluster of three, whose brokers are killed meanwhile.
+
+Every update of a count is written to the output, so what a read_committed consumer sees of a word
+with exactly-once is 1, 2, 3, ... without a gap and without a repetition.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import kafka_tools
+import pytest
+from cluster.test_replication import CONFIGS, in_sync
+from clusters import ShoalCluster, running
+from conditions import eventually
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from shoal.protocol.api import ApiKey
+
+pytestmark = pytest.mark.java
+
+PARTITIONS = 4
+SOURCE = Path(__file__).parent / "WordCount.java"
+WORDS = [f"word{n}" for n in range(40)]
+WORDS_A_LINE = 6
+
+
+class Application:
+    """An instance of the word count; `lines` is what it has said."""
+
+    def __init__(
+        self, cluster: ShoalCluster, name: str, state: Path, settings: Mapping[str, str] = {}
+    ) -> None:
+        self.lines: list[str] = []
+        given = {
+            "application.id": name,
+            "bootstrap.servers": cluster.bootstrap,
+            "state.dir": str(state),
+            "num.stream.threads": "2",
+            "replication.factor": "-1",
+            "consumer.auto.offset.reset": "earliest",
+            "consumer.session.timeout.ms": "6000",
+            **settings,
+        }
+        words = [str(SOURCE), f"{name}-in", f"{name}-out"]
+        self._process = subprocess.Popen(
+            kafka_tools.java(*words, *(f"{k}={v}" for k, v in given.items()), heap="384m"),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self.lines += (line.rstrip() for line in self._process.stdout)
+
+    def freeze(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill9(self) -> None:
+        self._process.kill()
+        self._ended()
+
+    def stop(self) -> None:
+        """End it in order; it has not died before."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        assert self._ended() == 0 and not self.died, self.lines
+
+    def _ended(self) -> int:
+        status = self._process.wait(60)
+        self._reader.join()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+        return status
+
+    @property
+    def died(self) -> list[str]:
+        return [line for line in self.lines if line.startswith("died ")]
+
+
+class Lines:
+    """Lines of random words to the input; `counts` of all words whose lines are acknowledged."""
+
+    def __init__(self, cluster: ShoalCluster, topic: str) -> None:
+        self.counts: Counter[str] = Counter()
+        self._topic, self._random = topic, random.Random(6)
+        self._producer = Producer(
+            {"bootstrap.servers": cluster.bootstrap, "enable.idempotence": True, "log_level": 0}
+        )
+
+    def write(self, lines: int) -> None:
+        """Returns when they are acknowledged."""
+        failed: list[object] = []
+        for _ in range(lines):
+            words = self._random.choices(WORDS, k=WORDS_A_LINE)
+            self.counts.update(words)
+            self._producer.produce(
+                self._topic, " ".join(words), on_delivery=lambda e, _: e and failed.append(e)
+            )
+        assert self._producer.flush(120) == 0 and not failed, failed
+
+
+class Counts:
+    """What a consumer has seen of the output: the updates of each word in order."""
+
+    def __init__(
+        self, cluster: ShoalCluster, topic: str, isolation: str = "read_committed"
+    ) -> None:
+        self.seen: dict[str, list[int]] = defaultdict(list)
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": cluster.bootstrap,
+                "group.id": topic,
+                "isolation.level": isolation,
+                "enable.auto.commit": False,
+                "log_level": 0,
+            }
+        )
+        self._consumer.assign([TopicPartition(topic, n, 0) for n in range(PARTITIONS)])
+
+    def poll(self) -> int:
+        """Take what there is; how many updates were seen so far."""
+        for message in self._consumer.consume(1_000, timeout=0.2):
+            if not message.error():
+                self.seen[message.key().decode()].append(int(message.value()))
+        return sum(map(len, self.seen.values()))
+
+    def until(
+        self, application: Application, wanted: Counter[str], *, at_least: bool = False
+    ) -> None:
+        """Until the last of every word is this; an application that dies ends it."""
+
+        def reached() -> bool:
+            self.poll()
+            last = {word: seen[-1] for word, seen in self.seen.items()}
+            if at_least:
+                return all(last.get(word, 0) >= count for word, count in wanted.items())
+            return last == wanted
+
+        what = f"short of {wanted}: {self.seen}"
+        eventually(lambda: reached() or application.died, timeout_s=120, what=what)
+        assert not application.died, application.lines
+
+    def close(self) -> None:
+        self.poll()
+        self._consumer.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalCluster]:
+    with running(ShoalCluster(tmp_path_factory.mktemp("cluster"), configs=CONFIGS)) as found:
+        eventually(lambda: len(found.metadata(1).brokers) == 3, timeout_s=60)
+        yield found
+
+
+def prepare(cluster: ShoalCluster, name: str) -> tuple[Lines, Counts]:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    topics = [NewTopic(f"{name}-{end}", PARTITIONS, 3) for end in ("in", "out")]
+    for made in admin.create_topics(topics, operation_timeout=60).values():
+        made.result(60)
+    return Lines(cluster, f"{name}-in"), Counts(cluster, f"{name}-out")
+
+
+def transactions(cluster: ShoalCluster, application: str) -> dict[int, list[str]]:
+    """The states of the application's transactions by their coordinator."""
+    found: dict[int, list[str]] = {}
+    for id in cluster.brokers:
+        for one in cluster.ask(id, ApiKey.LIST_TRANSACTIONS, {}).transaction_states:
+            if one.transactional_id.startswith(application):
+                found.setdefault(id, []).append(one.transaction_state)
+    return found
+
+
+def outage(cluster: ShoalCluster, victim: int, lines: Lines, work: Callable[[], None]) -> None:
+    """Kill it while lines are written, let the others go on, and have it back."""
+    lines.write(100)
+    cluster.nodes[victim].kill9()
+    lines.write(100)
+    work()
+    cluster.nodes[victim].start()
+    for topic in cluster.metadata(victim).topics:
+        eventually(lambda name=topic.name: in_sync(cluster, victim, name))
+
+
+def test_exactly_once_through_kills(cluster: ShoalCluster, tmp_path: Path) -> None:
+    """The leader of a changelog, the transaction coordinator, and the application itself."""
+    name, state = "exactly", tmp_path / "state"
+    lines, counts = prepare(cluster, name)
+    dirty = Counts(cluster, f"{name}-out", "read_uncommitted")
+    settings = {"processing.guarantee": "exactly_once_v2", "commit.interval.ms": "500"}
+    application = Application(cluster, name, state, settings)
+
+    def caught_in_a_transaction() -> bool:
+        lines.write(50)
+        application.freeze()
+        states = [one for held in transactions(cluster, name).values() for one in held]
+        if "Ongoing" in states and dirty.poll() > counts.poll():
+            return True
+        application.thaw()
+        return False
+
+    try:
+        lines.write(100)
+        counts.until(application, lines.counts)
+        for victim in (
+            lambda: cluster.topic(1, f"{name}-counts-changelog")[0].leader_id,
+            lambda: next(iter(transactions(cluster, name))),
+        ):
+            outage(cluster, victim(), lines, lambda: counts.until(application, lines.counts))
+        eventually(caught_in_a_transaction)
+        application.kill9()
+        lines.write(100)
+        application = Application(cluster, name, state, settings)
+        counts.until(application, lines.counts)
+    finally:
+        application.stop()
+        counts.close()
+        dirty.close()
+    wanted = {word: [*range(1, count + 1)] for word, count in lines.counts.items()}
+    assert counts.seen == wanted
+    assert dirty.seen != wanted, "no transaction was aborted"
+
+
+def test_at_least_once_through_a_kill(cluster: ShoalCluster, tmp_path: Path) -> None:
+    """No word is lost, and the counts of an application that lives on stand still at the end."""
+    name = "at-least"
+    lines, counts = prepare(cluster, name)
+    application = Application(cluster, name, tmp_path / "state")
+    try:
+        lines.write(100)
+        counts.until(application, lines.counts, at_least=True)
+        victim = cluster.topic(1, f"{name}-counts-changelog")[0].leader_id
+        outage(
+            cluster, victim, lines, lambda: counts.until(application, lines.counts, at_least=True)
+        )
+    finally:
+        application.stop()
+        counts.close()
+
+
+def test_the_streams_protocol_is_refused(cluster: ShoalCluster, tmp_path: Path) -> None:
+    """KIP-1071 is not served; the application ends, and says that it is not."""
+    lines, counts = prepare(cluster, "kip-1071")
+    application = Application(
+        cluster, "kip-1071", tmp_path / "state", {"group.protocol": "streams"}
+    )
+    lines.write(1)
+    try:
+        eventually(lambda: application.died, timeout_s=60, what="it goes on")
+        assert "does not support the STREAMS group protocol" in application.died[0]
+    finally:
+        application.kill9()
+        counts.close()

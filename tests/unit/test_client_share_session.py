@@ -1,0 +1,203 @@
+"""A member of a share group among several brokers, of which one cannot be reached."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from shoal.client.errors import KafkaError, Unreachable
+from shoal.client.share import Acknowledgement, AcknowledgeType, Refusal, ShareSession
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+
+TOPIC_ID = UUID(int=7)
+
+
+LOST = KafkaError(ErrorCode.leader_not_available, "nobody knows")
+
+
+class Link:
+    """An open connection to a broker that has one record for each fetch."""
+
+    closed = False
+    features = frozenset()
+
+    def __init__(self, partition: int) -> None:
+        self._partition = partition
+        self.acknowledged: list[int] = []
+
+    def version(self, api_key: int) -> int:
+        return 2
+
+    async def request(self, api_key: int, body: Any, *, timeout_ms: int = 0) -> Any:
+        self.acknowledged += [
+            batch["first_offset"]
+            for topic in body["topics"]
+            for partition in topic["partitions"]
+            for batch in partition["acknowledgement_batches"]
+        ]
+        if api_key == ApiKey.SHARE_ACKNOWLEDGE:
+            lock = timedelta(seconds=30)
+            return SimpleNamespace(error_code=0, acquisition_lock_timeout=lock, responses=[])
+        one = SimpleNamespace(first_offset=0, last_offset=0, delivery_count=1)
+        part = SimpleNamespace(
+            partition_index=self._partition, acknowledge_error_code=0, error_code=0,
+            acquired_records=[one], records=b"",
+        )  # fmt: skip
+        return SimpleNamespace(
+            error_code=0, acquisition_lock_timeout=timedelta(seconds=30),
+            responses=[SimpleNamespace(topic_id=TOPIC_ID, partitions=[part])],
+        )  # fmt: skip
+
+
+class Brokers:
+    """Partition n is led by broker n, which is reached as soon as its event is set. `forgetful`
+    names what is not told of topics: `topic_name`, `topic` or `leader`."""
+
+    settings = SimpleNamespace(request_timeout_ms=30_000)
+    forgetful = ""
+
+    def __init__(self, count: int) -> None:
+        self.reachable = [asyncio.Event() for _ in range(count)]
+        self.tried = [0] * count
+
+    async def connection(self, node_id: int, lane: str) -> Link:
+        self.tried[node_id] += 1
+        await self.reachable[node_id].wait()
+        return Link(node_id)
+
+    def _remember(self, what: str) -> None:
+        if self.forgetful == what:
+            raise LOST
+
+    async def topic_name(self, topic_id: UUID) -> str:
+        self._remember("topic_name")
+        return "jobs"
+
+    async def topic(self, name: str) -> Any:
+        self._remember("topic")
+        return SimpleNamespace(topic_id=TOPIC_ID)
+
+    async def leader(self, name: str, partition: int) -> int:
+        self._remember("leader")
+        return partition
+
+    def forget_topic_id(self, topic_id: UUID) -> None:
+        pass
+
+
+class Moved(Brokers):
+    """Broker 0 led the one partition and is gone; metadata asked for anew names broker 1."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self._leader = 0
+
+    async def connection(self, node_id: int, lane: str) -> Link:
+        if node_id == 0:
+            self.tried[0] += 1
+            raise Unreachable("no broker there")
+        return await super().connection(node_id, lane)
+
+    async def leader(self, name: str, partition: int) -> int:
+        return self._leader
+
+    def forget_topic_id(self, topic_id: UUID) -> None:
+        assert topic_id == TOPIC_ID
+        self._leader = 1
+
+
+def session(brokers: Brokers, partitions: int = 0) -> ShareSession:
+    async def changed(timeout_s: float) -> bool:
+        await asyncio.sleep(0)
+        return False
+
+    membership = SimpleNamespace(
+        group="g", member_id="m", check=lambda: None, changed=changed,
+        assignment={TOPIC_ID: tuple(range(partitions or len(brokers.reachable)))},
+    )  # fmt: skip
+    return ShareSession(brokers, membership)  # type: ignore[arg-type]
+
+
+def test_records_of_one_broker_do_not_wait_for_another_that_is_not_reached() -> None:
+    async def main() -> None:
+        brokers = Brokers(2)
+        brokers.reachable[0].set()
+        member = session(brokers)
+        for _ in range(2):
+            async with asyncio.timeout(5):
+                found = await member.acquire(max_wait_ms=10_000)
+            assert [one.partition for one in found] == [0]
+        brokers.reachable[1].set()
+        assert sorted(one.partition for one in await member.acquire()) == [0, 1]
+        assert brokers.tried == [1, 3]
+
+    asyncio.run(main())
+
+
+def test_a_lone_broker_is_waited_for() -> None:
+    async def main() -> None:
+        brokers = Brokers(1)
+        found = asyncio.create_task(session(brokers).acquire(max_wait_ms=60_000))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(found), 0.4)
+        brokers.reachable[0].set()
+        assert (await found).count == 1
+        assert brokers.tried == [1]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("forgotten", ["topic_name", "topic", "leader"])
+def test_an_acknowledgement_that_rides_along_is_sent_or_comes_back(forgotten: str) -> None:
+    """Whatever is not known of the topic in that moment."""
+
+    async def main() -> None:
+        brokers = Brokers(1)
+        brokers.reachable[0].set()
+        member = session(brokers)
+        (one,) = await member.acquire()
+        accept = Acknowledgement("jobs", one.partition, 0, 0, AcknowledgeType.ACCEPT)
+        brokers.forgetful = forgotten
+        asyncio.get_running_loop().call_later(0.05, setattr, brokers, "forgetful", "")
+        told = await member.acquire(acknowledgements=[accept], max_wait_ms=5_000)
+        assert told.refusals == (Refusal(accept, LOST),)
+        brokers.forgetful = forgotten
+        assert forgotten == "topic_name" or await member.acknowledge([accept]) == told.refusals
+
+    asyncio.run(main())
+
+
+def test_a_partition_that_is_taken_away_keeps_its_locks() -> None:
+    """The member may still be at work on what it has; its session with that broker stays open."""
+
+    async def main() -> None:
+        brokers = Brokers(1)
+        brokers.reachable[0].set()
+        member = session(brokers)
+        (one,) = await member.acquire()
+        link = member._nodes[0].link
+        member.membership.assignment = {}
+        assert (await member.acquire(max_wait_ms=0)).count == 0
+        assert await member.acknowledge(one.acknowledge(AcknowledgeType.ACCEPT)) == ()
+        assert link.acknowledged == [0]
+
+    asyncio.run(main())
+
+
+def test_who_led_and_is_gone_is_asked_for_anew() -> None:
+    """No other broker says that the leader has moved when it led all that the member has."""
+
+    async def main() -> None:
+        brokers = Moved()
+        brokers.reachable[1].set()
+        member = session(brokers, partitions=1)
+        async with asyncio.timeout(5):
+            assert (await member.acquire(max_wait_ms=4_000)).count == 1
+        assert brokers.tried == [1, 1]
+
+    asyncio.run(main())

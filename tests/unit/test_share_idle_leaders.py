@@ -1,0 +1,28 @@
+"""Which share partitions a broker forgets when a group has no members."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from shoal.server.share import ShareService
+from shoal.server.share_leader import Phase
+
+
+def leader(*, idle: bool = True, held: int = 0) -> Any:
+    dropped: list[object] = []
+    share = SimpleNamespace(held=held)
+    return SimpleNamespace(
+        phase=Phase.ACTIVE, is_idle=idle, share=share, dropped=dropped, drop=dropped.append
+    )
+
+
+def test_a_leader_is_kept_while_it_is_at_work_or_knows_what_waits_behind_a_held_key() -> None:
+    idle, busy, holding, lively = leader(), leader(idle=False), leader(held=1), leader()
+    service: Any = SimpleNamespace(
+        leaders={"left": {0: idle, 1: busy, 2: holding}, "joined": {0: lively}},
+        sessions=SimpleNamespace(members_of=lambda group: ["m"] if group == "joined" else []),
+    )
+    ShareService._drop_idle(service)
+    dropped = [bool(x.dropped) for x in (idle, busy, holding, lively)]
+    assert dropped == [True, False, False, False]
