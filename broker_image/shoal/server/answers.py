@@ -29,9 +29,11 @@ def combined(
     answer: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
     left = len(replies)
 
-    def done(_: asyncio.Future[Any]) -> None:
+    def done(reply: asyncio.Future[Any]) -> None:
         nonlocal left
         left -= 1
+        if not reply.cancelled():
+            reply.exception()  # Looked at, though the client may be gone.
         if left == 0 and not answer.done():
             try:
                 answer.set_result(combine([_outcome(reply) for reply in replies]))

@@ -51,7 +51,8 @@ class Peer:
     """Who is at the other end of a connection; lives as long as the connection.
 
     `on_close` callbacks run once when the connection is gone, with no argument. `pause` stops
-    reading from the connection for some milliseconds.
+    reading from the connection for some milliseconds. `number` tells the connections of a listener
+    in the order in which they were opened.
     """
 
     host: str
@@ -62,6 +63,7 @@ class Peer:
     on_close: dict[object, Callable[[], None]]
     client_software: tuple[str, str] = ("unknown", "unknown")
     pause: Callable[[int], None] = _never
+    number: int = 0
 
 
 @dataclass(slots=True)

@@ -53,6 +53,7 @@ from shoal.server.purgatory import Purgatory
 from shoal.server.quorum import Quorum
 from shoal.server.quotas import Quotas
 from shoal.server.replicas import Replicas
+from shoal.server.replication_quotas import FOLLOWER, LEADER, ReplicationQuota
 from shoal.server.share import ShareService
 from shoal.server.suspects import Suspects
 from shoal.server.timers import Clock, Timers
@@ -111,6 +112,7 @@ class Broker:
             lambda: random.randrange(1, 1 << 31),
         )
         self.quotas = Quotas(self)
+        self.throttles = {side: ReplicationQuota(self, side) for side in (LEADER, FOLLOWER)}
         self.admission = Admission(self)
         self.table: Mapping[int, Api] = HANDLERS
         self.dispatch = Dispatcher(self, self.table)
@@ -178,6 +180,7 @@ class Broker:
             self.listeners.append(listener)
         self._check_address()
         self._open_directory()
+        self.directory.started()
         self.quorum = Quorum(
             self.directory,
             self.disk,
@@ -211,7 +214,7 @@ class Broker:
             self.quorum.on_step.append(VoterUpdate(self).look)
         self.partitions.load(self.image)
         self.quotas.changed()
-        self.directory.started()
+        self._throttle()
         self._opened = True
         self.metadata.on_change.append(self._metadata_changed)
         self.groups = GroupService(self)
@@ -317,7 +320,6 @@ class Broker:
 
     async def _start_controller(self) -> None:
         """Serve as a controller that is no broker."""
-        self.directory.started()
         self._opened = True
         self.dispatch.served = {key: self.table[key] for key in OF_CONTROLLERS}
         for listener in self.listeners:
@@ -505,12 +507,21 @@ class Broker:
         self.partitions.apply(image, delta)
         if delta.client_quotas:
             self.quotas.changed()
+        if delta.configs or delta.broker_config_changed:
+            self._throttle()
         for coordinator in self.coordinators:
             coordinator.metadata_changed(image, delta)
 
+    def _throttle(self) -> None:
+        for throttle in self.throttles.values():
+            throttle.changed(self.image)
+
     def _sync_failed(self, partition: Partition, error: Exception) -> None:
+        then = "is offline until the broker starts again"
+        if not partition.log.offline:
+            then = "is synced a little later"
         self.log.error(
-            "the disk refused a sync; the log is offline until the broker starts again",
+            f"the disk refused a sync; the log {then}",
             topic=partition.topic,
             partition=partition.index,
             error=str(error),

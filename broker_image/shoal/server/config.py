@@ -23,7 +23,7 @@ _SERVICE_LINK = re.compile(
     r".*SERVICE_(HOST|PORT(_\w+)?)|(.*_)?PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?"
 )
 #: Variables of the command line's own flags.
-_FLAG_VARIABLES = (
+FLAG_VARIABLES = (
     "SHOAL_BOOTSTRAP", "SHOAL_CLUSTER_DIR", "SHOAL_COMMAND_CONFIG", "SHOAL_CONFIG",
     "SHOAL_DATA_DIR", "SHOAL_LISTENER",
 )  # fmt: skip
@@ -123,7 +123,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
     }
     found = {}
     for variable in sorted(environment):
-        if not variable.startswith(PREFIX) or variable in _FLAG_VARIABLES:
+        if not variable.startswith(PREFIX) or variable in FLAG_VARIABLES:
             continue
         name = names.get(variable)
         if name is not None:

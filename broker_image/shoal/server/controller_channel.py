@@ -88,6 +88,8 @@ class ControllerChannel:
                         return found
                     await asyncio.sleep(_RETRY_S)
         except TimeoutError:
+            # A connection that lost its peer says nothing, and TCP tries ever more seldom.
+            self.close()
             raise ApiError(
                 ErrorCode.request_timed_out, "The cluster has no controller that answers."
             ) from None

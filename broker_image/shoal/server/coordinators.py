@@ -37,6 +37,8 @@ Response = Mapping[str, Any]
 
 #: What a shard replays before other work gets its turn: some milliseconds.
 LOAD_STEP_BYTES = 64 * 1024
+#: Before a coordinator whose write failed, as on a full disk, loads again.
+RELOAD_AFTER_MS = 100
 #: Requests that may wait for the internal topic to be made.
 WAITING_MAX = 10_000
 #: Records of one decision take at most so many bytes; an internal topic takes Kafka's 1 MiB.
@@ -249,8 +251,11 @@ class CoordinatorService(Generic[S]):
     # Loading.
 
     def _load(self, index: int) -> None:
-        log = self._watched[index].log
         self.runtime.begin(index)
+        self._replay(index)
+
+    def _replay(self, index: int) -> None:
+        log = self._watched[index].log
         if log.log_start_offset == log.log_end_offset:
             self._activate(index)
             return
@@ -386,8 +391,18 @@ class CoordinatorService(Generic[S]):
             "a coordinator's write failed; it loads again", topic=self.topic.name,
             partition=partition,
         )  # fmt: skip
-        if partition in self._watched:
-            self._load(partition)
+        watched = self._watched.get(partition)
+        if watched is None:
+            return
+        self.runtime.begin(partition)
+
+        def replay() -> None:
+            loads = self.runtime.phase(partition) is Phase.LOADING
+            if loads and self._watched.get(partition) is watched:
+                self._replay(partition)
+
+        # What is due would be written as soon as it has loaded, and fail again.
+        self._broker.timers.at(self._broker.clock.now_ms() + RELOAD_AFTER_MS, replay)
 
     def _turn_ended(self) -> None:
         """Where several requests come in one turn of the loop, what they write is one append; a

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from shoal.replication.partition import Partition
 
 T = TypeVar("T")
+#: After a sync that could not begin, as on a full disk; nothing is lost by that.
+_AGAIN_S = 1.0
 
 
 class Disk:
@@ -73,6 +75,8 @@ class Disk:
             sync = partition.log.begin_sync()
         except (OSError, LogOffline) as error:
             self._failed(partition, error)
+            if not partition.log.offline:
+                self._loop.call_later(_AGAIN_S, self.sync_soon, partition)
             return None
         if sync is None:
             partition.synced(partition.log.recovery_point)

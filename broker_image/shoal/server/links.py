@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shoal.client.connection import Connection, connect
+from shoal.client.connection import Connection, connect, joined
 from shoal.client.errors import ClientError, ConnectionLost
 from shoal.client.settings import Address, Settings
 from shoal.protocol.api import ApiKey
@@ -55,13 +55,7 @@ class Link:
         if self._connecting is None:
             self._connecting = asyncio.ensure_future(connect(self._settings, self.address))
             self._connecting.add_done_callback(self._connected)
-        connecting = self._connecting
-        # Not awaited itself: `close` cancels it, which must not cancel who waits for it.
-        await asyncio.wait((connecting,))
-        if connecting.cancelled():
-            host, port = self.address
-            raise ConnectionLost(f"the connection to {host}:{port} was closed here")
-        return connecting.result()
+        return await joined(self._connecting, self.address)
 
     def _connected(self, done: asyncio.Task[Connection]) -> None:
         if done is not self._connecting:

@@ -92,7 +92,10 @@ class Listener:
         self._connections[connection] = None
         self._per_host[host] = here + 1
         name = f"{self.host}:{self.port}-{host}:{port}-{self.opened_total}"
-        peer = Peer(host, port, self.name, "User:ANONYMOUS", name, {}, pause=connection.mute)
+        peer = Peer(
+            host, port, self.name, "User:ANONYMOUS", name, {}, pause=connection.mute,
+            number=self.opened_total,
+        )  # fmt: skip
         turn = admission.turn(host)
         if turn.wait_ms:
             connection.mute(turn.wait_ms)
