@@ -40,6 +40,7 @@ def session(place: Path) -> SparkSession:
         "spark.executor.memory": "512m", "spark.executor.cores": "1",
         "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
         "spark.decommission.enabled": "true", "spark.local.dir": str(place / "local"),
+        "spark.python.daemon.module": "shoal_spark.daemon",
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(sys.path),
     }  # fmt: skip
     builder = SparkSession.builder.master(f"local-cluster[{EXECUTORS},1,512]").appName("tests")

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,9 @@ def start(spark: SparkSession, plan: dict[str, Any]) -> StreamingQuery:
     step, doomed = plan.get("kill") or ("", -1)
 
     def sink(frame: DataFrame, batch: int) -> None:
+        if step == "committed" and batch > doomed:
+            # Who reports batches is a thread of Spark's own, which the query may overtake.
+            threading.Event().wait()
         found = rows_of(frame)
         if batch == doomed and step == "before":
             die()

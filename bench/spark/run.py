@@ -1,4 +1,4 @@
-"""The Spark source's figures: `python bench/spark/run.py [throughput|scaling|latency ...]`.
+"""The Spark source's figures: `make bench-spark`, `BENCH="throughput scaling latency"` for some.
 
 * throughput: rows a second in `local[2]` against Spark's own Kafka source, same topic and broker;
 * scaling: records of 20 ms each, two partitions, six one-core executors (`local-cluster`), against
@@ -29,7 +29,7 @@ import shoal_spark
 from pyspark.sql import DataFrame, SparkSession
 from shoal.client.client import SyncClient
 from shoal.client.configs import ConfigChange, Resource, ResourceType
-from shoal.client.errors import expect
+from shoal.client.errors import KafkaError, expect
 from shoal.client.topics import NewTopic
 
 HERE = Path(__file__).resolve().parent
@@ -43,6 +43,8 @@ JARS = ("spark-sql-kafka", "spark-token-provider-kafka", "kafka-clients", "commo
 PARTITIONS = 2
 WORK_S = 0.02
 EXECUTORS = 6
+#: `share.partition.max.record.locks`, unless a batch needs more.
+LOCKS = 2_000
 
 
 @contextmanager
@@ -139,15 +141,18 @@ class Bench:
 
     def compare(
         self, spark: SparkSession, rows: int, size: int, per_trigger: int, skip: int,
-        sink: Callable[[DataFrame, int], None] | None = None, **more: str,
+        sink: Callable[[DataFrame, int], None] | None = None, find: int = 0, **more: str,
     ) -> dict[str, float]:  # fmt: skip
-        """Medians of rows a second, ours and Spark's, in rounds that alternate."""
+        """Medians of rows a second, ours and Spark's, in rounds that alternate.
+
+        `find` batches of ours do not count either, in which it finds their size.
+        """
         topic = new_topic(self.client)
         fill(self.client, topic, rows, size)
         where = {"kafka.bootstrap.servers": self.bootstrap, "subscribe": topic}
         limit, rates = str(per_trigger), {"sharegroup": [], "kafka": []}
         for _ in range(self.given.rounds):
-            group = new_group(self.client, per_trigger // PARTITIONS)
+            group = new_group(self.client, max(LOCKS, per_trigger // PARTITIONS))
             options = {
                 "sharegroup": {
                     **where, "group.id": group, "maxRecordsPerTrigger": limit, **more
@@ -155,7 +160,11 @@ class Bench:
                 "kafka": {**where, "startingOffsets": "earliest", "maxOffsetsPerTrigger": limit},
             }  # fmt: skip
             for kind, rounds in rates.items():
-                rounds.append(rate(progress(spark, kind, options[kind], sink), rows, skip))
+                batches = progress(spark, kind, options[kind], sink)
+                told = [(p["numInputRows"], p["durationMs"]["triggerExecution"]) for p in batches]
+                print("   ", *(f"{n} in {ms / 1000:.1f} s" for n, ms in told), sep="  ")
+                beside = skip + (find if kind == "sharegroup" else 0)
+                rounds.append(rate(batches, rows, beside))
                 print(f"  {kind:10} {rounds[-1]:10,.0f} rows/s", flush=True)
         ours, theirs = (statistics.median(rounds) for rounds in rates.values())
         return {"sharegroup": ours, "kafka": theirs, "ratio": ours / theirs}
@@ -166,14 +175,16 @@ class Bench:
             return self.compare(spark, rows, 1000, 20_000, skip=1)
 
     def scaling(self) -> dict[str, float]:
-        rows = int(6_000 * self.given.scale)
+        rows = int(10_000 * self.given.scale)
         with session(f"local-cluster[{EXECUTORS},1,512]",
                      **{"spark.executor.memory": "512m", "spark.executor.cores": "1",
+                        "spark.python.daemon.module": "shoal_spark.daemon",
                         "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", "")},
                      ) as spark:  # fmt: skip
-            return self.compare(
-                spark, rows, 100, 1_200, skip=1, sink=working, minPartitions=str(EXECUTORS)
-            )
+            # As the jobs do it: batches of ten seconds, within a group's default record locks.
+            more = {"minPartitions": str(EXECUTORS), "batch.target.ms": "10000",
+                    "maxRecordsPerTrigger": str(PARTITIONS * LOCKS)}  # fmt: skip
+            return self.compare(spark, rows, 100, 2_000, skip=1, sink=working, find=3, **more)
 
     def latency(self) -> dict[str, float]:
         """Seconds from produce until the group's start offset has moved past the record."""
@@ -208,7 +219,9 @@ WARM_UP = 5
 def lag(client: SyncClient, group: str) -> int:
     """Records not settled; 1 while the group does not know its partitions."""
     found = client.run(client.admin.share_groups.offsets([group]))[group]
-    lags = [getattr(offset, "lag", -1) for offset in dict(found).values()]
+    if isinstance(found, KafkaError):  # The group comes to be with its first member.
+        return 1
+    lags = [getattr(offset, "lag", -1) for offset in found.values()]
     return sum(lags) if lags and min(lags) >= 0 else 1
 
 

@@ -28,8 +28,12 @@ def parser(description: str, *, topics: str = "", group: str = "") -> argparse.A
     made.add_argument("--group", default=found("SHOAL_GROUP_ID", group))
     made.add_argument("--checkpoint", default=found("SHOAL_CHECKPOINT", ""), metavar="URI")
     made.add_argument(
-        "--max-records", type=int, default=int(found("SHOAL_MAX_RECORDS_PER_TRIGGER", "1000")),
+        "--max-records", type=int, default=int(found("SHOAL_MAX_RECORDS_PER_TRIGGER", "10000")),
         help="records of one micro-batch",
+    )  # fmt: skip
+    made.add_argument(
+        "--batch-target-ms", type=int, default=int(found("SHOAL_BATCH_TARGET_MS", "10000")),
+        help="how long a micro-batch is to take; a --trigger has a rhythm of its own",
     )  # fmt: skip
     cores = int(found("SHOAL_CORES_PER_EXECUTOR", "1"))
     made.add_argument(
@@ -55,6 +59,8 @@ def options(given: argparse.Namespace) -> dict[str, str]:
     }
     if given.tasks:
         found["minPartitions"] = str(given.tasks)
+    if not given.trigger:
+        found["batch.target.ms"] = str(given.batch_target_ms)
     for text in given.option:
         name, _, value = text.partition("=")
         found[name] = value

@@ -71,6 +71,21 @@ class Member:
     def id(self) -> str:
         return self._session.member_id
 
+    @property
+    def is_assigned(self) -> bool:
+        """Whether the group has given this member any partition."""
+        return bool(self._session.assignment)
+
+    @property
+    def lock_ms(self) -> int:
+        """How long a lock lasts; 0 while no answer has told it."""
+        return self._session.lock_timeout_ms
+
+    @property
+    def timeout_s(self) -> float:
+        """How long what may mend itself is waited for (`default.api.timeout.ms`)."""
+        return self._client.cluster.settings.retry_timeout_ms / 1000
+
     def join(self, member_id: str) -> None:
         """Become a member, under the id of an earlier driver if it is not empty; at most once."""
         if self._joined is None:
@@ -123,8 +138,7 @@ class Member:
         """Pass over what may mend itself; raises what does not, or has not for too long."""
         now = time.monotonic()
         since = self._failing_since = self._failing_since or now
-        patience_s = self._client.cluster.settings.retry_timeout_ms / 1000
-        if not transient(error) or now - since > patience_s:
+        if not transient(error) or now - since > self.timeout_s:
             raise error
         log.warning("share group %s: %s", self.options.group_id, error)
 
@@ -164,7 +178,7 @@ class Member:
     async def _renewing(self) -> None:
         while True:
             # The first acquisition tells how long locks last; until then there are none.
-            lock_ms = self._session.lock_timeout_ms
+            lock_ms = self.lock_ms
             await asyncio.sleep(RENEW_AT * lock_ms / 1000 if lock_ms else UNLOCKED_S)
             ranges = list(self._held())
             if not ranges or not lock_ms:
@@ -234,7 +248,7 @@ class Member:
             self._renewal.cancel()
         try:
             if self._joined is not None:
-                self._client.run(self._joined.close(), CLOSE_TIMEOUT_S)
+                self._client.run(self._joined.close(undelivered=True), CLOSE_TIMEOUT_S)
         except (ClientError, TimeoutError) as error:
             log.warning("share group %s: leaving: %s", self.options.group_id, error)
         self._client.close()

@@ -61,6 +61,7 @@ class SourceOptions:
     min_partitions: int
     max_records: int
     max_bytes: int
+    target_ms: int
     max_delivery_count: int
     renew: bool
     strict_limit: bool
@@ -73,8 +74,9 @@ class SourceOptions:
         """Raises `InvalidOption`."""
         words = Words(
             given, "group.id", "subscribe", "includeHeaders", "minPartitions",
-            "maxRecordsPerTrigger", "maxBytesPerTrigger", "maxDeliveryCount", "share.renew",
-            "share.acquire.mode", "fetch.max.wait.ms", "failOnDataLoss", "outcomes.dir",
+            "maxRecordsPerTrigger", "maxBytesPerTrigger", "batch.target.ms", "maxDeliveryCount",
+            "share.renew", "share.acquire.mode", "fetch.max.wait.ms", "failOnDataLoss",
+            "outcomes.dir",
         )  # fmt: skip
         connection = words.connection()
         group = words.required("group.id")
@@ -88,6 +90,7 @@ class SourceOptions:
             min_partitions=words.number("minPartitions", 0, 1, 100_000),
             max_records=words.number("maxRecordsPerTrigger", 10_000, 1, 10_000_000),
             max_bytes=words.number("maxBytesPerTrigger", 256 << 20, 1024, 2**31 - 1),
+            target_ms=words.number("batch.target.ms", 0, 0, 3_600_000),
             max_delivery_count=words.number("maxDeliveryCount", 0, 1, 1000),
             renew=words.flag("share.renew", True),
             strict_limit=mode == "record_limit",

@@ -35,9 +35,11 @@ from pyspark.sql.streaming.datasource import (
 from shoal.client.share import AcknowledgeType
 
 from shoal_spark import ranges as sets
+from shoal_spark.drain import Drain, NotAssigned, patience_s
 from shoal_spark.ledger import Ledger
 from shoal_spark.offsets import Offset, from_json, to_json
 from shoal_spark.options import SourceOptions
+from shoal_spark.pacing import Pace
 from shoal_spark.ranges import Range
 from shoal_spark.rendezvous import DELAY_MS_MAX, Inbox, Kind
 
@@ -47,13 +49,14 @@ if TYPE_CHECKING:
     from shoal_spark.member import Member
 
 log = logging.getLogger("shoal_spark")
-#: A group gives a new member its partitions within seconds; a drain waits so long for them, and
-#: for records that come and go between other members.
-DRAIN_PATIENCE_S = 6.0
 #: One wait of those that something may end early.
 POLL_MS = 250
-#: Requests for one batch. Each takes at least a record, and most take thousands.
+#: An answer that came so soon was no wait: pause before asking again.
+QUICK_S = 0.02
+#: Requests for one batch that found something. Each takes a record at least, most take thousands.
 ROUNDS_MAX = 1000
+#: No batch is made so short that its tasks would have fewer.
+RECORDS_PER_TASK_MIN = 10
 _TYPES = {
     Kind.ACCEPT: AcknowledgeType.ACCEPT,
     Kind.RELEASE: AcknowledgeType.RELEASE,
@@ -129,8 +132,9 @@ class ShareGroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
 
 
 def _exit(*_: object) -> None:
-    """End as a program ends, so that `stop` is called; a second signal ends it at once."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    """End as a program ends, so that `stop` is called. Spark sends the signal twice in a row; the
+    second must not cut that short, which is bounded in itself."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(0)
 
 
@@ -144,10 +148,12 @@ class Driver:
         self.options = options
         self.ledger = Ledger()
         self.inbox = Inbox(options.outcomes_dir)
+        least = max(options.min_partitions, 1) * RECORDS_PER_TASK_MIN
+        self.pace = Pace(options.target_ms / 1000, least)
         self.member: Member = Member(options, lambda: self.ledger.held)
         self._end: Offset | None = None
         self._due: list[tuple[float, list[Range]]] = []
-        self._target: Mapping[tuple[str, int], int] | None = None
+        self._drain: Drain | None = None
         self._reclaim: Future[list[Range]] | None = None
         self._complete = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-reclaim")
@@ -163,10 +169,11 @@ class Driver:
             return self._end
         self._prune(start)
         self._release_due()
-        fresh = self._collect(max_records)
+        fresh = self._collect(self.pace.limit(max_records))
         if not fresh:
             return None
         batch = self.ledger.give(start.seq + 1, fresh)
+        self.pace.given(start.seq + 1, sets.count(batch), time.monotonic())
         self._end = Offset(
             start.seq + 1, self.options.group_id, self.options.topics, batch,
             tuple(self.ledger.owed), dict(self.member.starts), self.member.id,
@@ -189,6 +196,7 @@ class Driver:
 
     def complete(self, seq: int) -> None:
         """All batches up to `seq` have been processed: settle what is locked of them."""
+        self.pace.completed(seq, time.monotonic())
         if self._reclaim is not None:
             self._complete.set()
             found, self._reclaim = self._reclaim.result(), None
@@ -201,7 +209,7 @@ class Driver:
 
     def drain(self) -> None:
         """From now on deliver only what is in the log by now (Trigger.AvailableNow)."""
-        self._target = self.member.ends()
+        self._drain = Drain(self.member.ends())
 
     def stop(self) -> None:
         self._complete.set()
@@ -228,44 +236,75 @@ class Driver:
     def _collect(self, max_records: int) -> list[Range]:
         """Rows for the next batch, waiting for the first of them as long as the options say."""
         deadline = time.monotonic() + self.options.max_wait_ms / 1000
-        if self._target is not None:
-            deadline = time.monotonic() + DRAIN_PATIENCE_S
-        for _ in range(ROUNDS_MAX):
+        rounds = 0
+        while rounds < ROUNDS_MAX:
             fresh = self.ledger.fresh()
             left = max_records - sets.count(fresh)
             left_bytes = self.options.max_bytes - sets.size(fresh)
             if left <= 0 or left_bytes <= 0 or (not fresh and self._drained()):
                 return fresh
-            wait_ms = 0 if fresh else max(0, int((deadline - time.monotonic()) * 1000))
-            if self._target is not None:
-                # Another member's acceptance may end a drain while nothing comes here.
-                wait_ms = min(wait_ms, POLL_MS)
-            found = self.member.acquire(left, left_bytes, wait_ms)
-            if not found and (fresh or time.monotonic() >= deadline):
+            began = time.monotonic()
+            # Another member's acceptance may end a drain while nothing comes here.
+            wait_ms = POLL_MS if self._drain else max(0, int((deadline - began) * 1000))
+            found = self.member.acquire(left, left_bytes, 0 if fresh else wait_ms)
+            if found:
+                rounds += 1
+                self._settle(self.ledger.acquired(found))
+                self._divert(found)
+            if found and self._drain:
+                self._drain.found()
+            if not found and (fresh or self._is_over(began, deadline)):
                 return fresh
-            self._settle(self.ledger.acquired(found))
-            self._divert(found)
         return self.ledger.fresh()
+
+    def _is_over(self, began: float, deadline: float) -> bool:
+        """Whether to wait no longer, after a poll from `began` on that found nothing."""
+        now = time.monotonic()
+        if self._drain is None and now >= deadline:
+            return True
+        if now - began < QUICK_S:
+            time.sleep(QUICK_S)
+        if self._drain is None:
+            return False
+        self._release_due()
+        self._drain.nothing(time.monotonic() - began, assigned=self.member.is_assigned)
+        group, timeout_s = self.options.group_id, self.member.timeout_s
+        if self._drain.is_left_out(timeout_s):
+            raise NotAssigned(
+                f"share group {group!r} gave this query none of the partitions of "
+                f"{', '.join(self.options.topics)} in {timeout_s:.0f} s"
+            )
+        if not self._drain.is_vain(self.member.lock_ms):
+            return False
+        log.warning(
+            "share group %s: other members hold records of %s, or they wait to be delivered "
+            "again; nothing has moved for %.0f s, so the query ends without them",
+            group, ", ".join(f"{t}-{p}" for t, p in self._drain.open(self.member.starts)),
+            patience_s(self.member.lock_ms),
+        )  # fmt: skip
+        return True
 
     def _divert(self, found: Iterable[Range]) -> None:
         """Of what has just been locked, reject what came too often; keep what a drain excludes."""
         limit = self.options.max_delivery_count
         often = [r for r in found if limit and r.delivery_count > limit]
         self._acknowledge(sets.both(often, self.ledger.fresh()), Kind.REJECT)
-        if self._target is not None:
+        if self._drain is not None:
             later = [
                 r.cut(max(r.first, end), r.last)
                 for r in self.ledger.fresh()
-                if r.last >= (end := self._target.get((r.topic, r.partition), 0))
+                if r.last >= (end := self._drain.target.get((r.topic, r.partition), 0))
             ]
             self.ledger.keep(later)
 
     def _drained(self) -> bool:
-        """Whether the group is done with everything up to the drain's target."""
-        if self._target is None:
+        """Whether there is nothing left of what was there at the start of a drain."""
+        if self._drain is None:
             return False
         starts = self.member.positions(fresh=True)
-        return all(starts.get(where, -1) >= end for where, end in self._target.items() if end)
+        soon = time.monotonic() + patience_s(self.member.lock_ms)
+        due = any(at <= soon for at, _ in self._due)
+        return self._drain.done(starts, self.member.lag, 0 if due else sets.count(self.ledger.kept))
 
     def _prune(self, start: Offset) -> None:
         if self.ledger.owed:

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from confluent_kafka import Message, ShareConsumer
 from queues import Queue
 from shoal.client.cluster import TopicPartition
 from shoal.client.errors import expect
-from shoal.client.share import AcknowledgeType
+from shoal.client.share import Acknowledgement, AcknowledgeType, ShareSession
 from streams import QUERY_TIMEOUT_S, Stream, running
 
 if TYPE_CHECKING:
@@ -71,6 +72,19 @@ def test_rows_and_parallelism(make_queue: MakeQueue, spark: SparkSession, tmp_pa
     assert row["timestamp"].year >= 2024
 
 
+def test_batches_take_as_long_as_asked(
+    shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path
+) -> None:
+    """A batch that takes longer than asked is followed by smaller ones, down to ten a task."""
+    queue = shoal_queue(partitions=2)
+    queue.produce(range(1060), batch=20)
+    stream = Stream(spark, queue, tmp_path)
+    stream.drain(minPartitions=2, batch_target_ms=1)
+    assert [len(rows) for rows in stream.batches.values()] == [1000, 20, 20, 20]
+    assert stream.values == [str(n) for n in range(1060)]
+    queue.drained()
+
+
 def test_an_idle_query_accepts_at_once(
     make_queue: MakeQueue, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -113,6 +127,28 @@ def test_stop_releases_at_once(make_queue: MakeQueue, spark: SparkSession, tmp_p
         while len(taken) < 20 and not deadline.is_set():
             taken += take(consumer)
     assert sorted(int(m.value()) for m in taken) == list(range(20))
+
+
+def test_a_stop_in_the_midst_of_a_batch_costs_no_attempt(
+    shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path
+) -> None:
+    queue = shoal_queue(partitions=1, share_record_lock_duration_ms="60000")
+    queue.produce(range(20))
+    for _ in range(2):  # The second time the batch runs again, from the checkpoint.
+        begun, go_on = threading.Event(), threading.Event()
+
+        def hold(frame: DataFrame, batch: int, begun=begun, go_on=go_on) -> None:
+            begun.set()
+            go_on.wait(QUERY_TIMEOUT_S)
+
+        with running(spark, queue, tmp_path, hold) as stream:
+            stream.until(begun.is_set)
+            threading.Timer(0.2, go_on.set).start()
+    run = queue.client.run
+    session = run(queue.client.share(queue.group, [queue.topic]))
+    found = [r for one in run(session.acquire(max_wait_ms=20_000)) for r in one.ranges]
+    run(session.close())
+    assert [(r.first_offset, r.last_offset, r.delivery_count) for r in found] == [(0, 19, 1)]
 
 
 @pytest.mark.parametrize("renew", ["true", "false"])
@@ -171,6 +207,58 @@ def test_two_queries_and_a_consumer_share_the_work(
         queue.drained()
     seen = [*map(int, a.values), *map(int, b.values), *(int(m.value()) for m in elsewhere)]
     assert sorted(seen) == list(range(count)), "a row was lost, or came twice"
+
+
+def hold_some(queue: Queue, count: int) -> ShareSession:
+    """A member that has locked so many records and does nothing about them."""
+    run = queue.client.run
+    session = run(queue.client.share(queue.group, [queue.topic]))
+    got = run(session.acquire(max_records=count, max_wait_ms=20_000))
+    assert got.count == count
+    return session
+
+
+def test_available_now_waits_for_locks_that_run_out(
+    make_queue: MakeQueue, spark: SparkSession, tmp_path: Path
+) -> None:
+    """What a member has locked that does nothing any more was there, and is drained as well."""
+    queue = make_queue(partitions=1, share_record_lock_duration_ms="10000")
+    queue.produce(range(40), batch=10)
+    session = hold_some(queue, 20)
+    held = [Acknowledgement(queue.topic, 0, 0, 19, AcknowledgeType.RENEW)]
+
+    def renew_once(frame: DataFrame, batch: int) -> None:
+        if batch == 0:
+            assert not queue.client.run(session.acknowledge(held))
+
+    stream = Stream(spark, queue, tmp_path)
+    stream.drain(renew_once)
+    queue.client.run(session.close())
+    assert stream.values == [str(n) for n in range(40)]
+    assert {row["deliveryCount"] for row in stream.rows} == {1, 2}
+
+
+def test_available_now_leaves_to_others_what_they_renew(
+    make_queue: MakeQueue, spark: SparkSession, tmp_path: Path
+) -> None:
+    """A member that lives may hold records for ever; the drain ends without them."""
+    queue = make_queue(partitions=1, **SHORT)
+    queue.produce(range(40), batch=10)
+    session = hold_some(queue, 20)
+    held, over = [Acknowledgement(queue.topic, 0, 0, 19, AcknowledgeType.RENEW)], threading.Event()
+
+    def renew() -> None:
+        while not over.wait(0.3):
+            assert not queue.client.run(session.acknowledge(held))
+
+    with ThreadPoolExecutor(1) as pool:
+        renewing = pool.submit(renew)
+        stream = Stream(spark, queue, tmp_path)
+        stream.drain()
+        over.set()
+        renewing.result()
+    assert stream.values == [str(n) for n in range(20, 40)]
+    queue.client.run(session.close())
 
 
 def test_a_failed_batch_runs_again_with_its_rows(

@@ -1,0 +1,63 @@
+"""When a drain is over: by what the group says, whatever the clock does meanwhile."""
+
+from __future__ import annotations
+
+from shoal_spark.drain import LOCK_MS, MARGIN_S, POLL_S_MAX, Drain, patience_s
+
+A, B = ("t", 0), ("t", 1)
+
+
+def drain() -> Drain:
+    return Drain({A: 10, B: 4, ("t", 2): 0})
+
+
+def test_it_is_over_when_start_offsets_have_passed_the_ends() -> None:
+    one = drain()
+    assert one.open({}) == [A, B], "a partition that nobody has written to has nothing to drain"
+    assert not one.done({}, -1, 0)
+    assert not one.done({A: 10}, -1, 0)
+    assert not one.done({A: 10, B: 3}, 1, 0)
+    assert one.open({A: 10, B: 3}) == [B]
+    assert one.done({A: 10, B: 4}, -1, 0)
+    assert one.done({A: 99, B: 99}, 7, 0), "what came later is the next drain's"
+
+
+def test_what_is_kept_here_is_waited_for_by_nobody() -> None:
+    one = drain()
+    assert one.done({A: 5, B: 4}, 2, 2)
+    assert not one.done({A: 5, B: 4}, 3, 2), "somebody else has a record"
+    assert not one.done({A: 5, B: 4}, -1, 2), "the lag is not known"
+    assert not one.done({B: 4}, 2, 2), "the lag tells nothing of a partition not known"
+
+
+def test_it_waits_until_dead_members_locks_have_run_out() -> None:
+    one, polls = drain(), 0
+    assert not one.done({A: 5, B: 4}, 5, 0)
+    while not one.is_vain(8_000):
+        one.nothing(0.25, assigned=True)
+        polls += 1
+    assert polls * 0.25 > 8 + MARGIN_S
+    assert not one.is_vain(9_000)
+    # Something moves: it may go on moving.
+    assert not one.done({A: 6, B: 4}, 4, 0)
+    assert not one.is_vain(8_000)
+    assert patience_s(0) == LOCK_MS / 1000 + MARGIN_S
+
+
+def test_a_machine_that_stood_still_proves_nothing() -> None:
+    one = drain()
+    for _ in range(10):
+        one.nothing(60.0, assigned=True)
+    assert not one.is_vain(10 * POLL_S_MAX * 1000)
+
+
+def test_without_partitions_it_is_left_out_and_not_drained() -> None:
+    one = drain()
+    for _ in range(50):
+        one.nothing(1.0, assigned=False)
+    assert not one.is_vain(1)
+    assert not one.is_left_out(60)
+    one.found()
+    for _ in range(61):
+        one.nothing(1.0, assigned=False)
+    assert one.is_left_out(60)
