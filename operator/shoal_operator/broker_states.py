@@ -51,6 +51,7 @@ class SharePartition:
     partition: int
     start_offset: int
     lag: int
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,8 @@ class GroupState:
     """A share group; `type` is empty for one that has had no member yet. Counts are records.
 
     `in_flight` are those locked to members now and `redelivered` those delivered more than once
-    since their broker began; -1 where no broker said.
+    since their broker began; -1 where no broker said. `stuck`, which are part of the lag, are those
+    that nobody gets until a dead letter is redriven or skipped: what is held and what is behind.
     """
 
     group: str
@@ -69,6 +71,12 @@ class GroupState:
     in_flight: int = -1
     redelivered: int = -1
     partitions: tuple[SharePartition, ...] = ()
+    stuck: int = 0
+
+    @property
+    def workable(self) -> int:
+        """Of the lag, what can be worked on, or will be by itself: in flight and delayed too."""
+        return max(0, self.lag - self.stuck)
 
 
 NO_QUORUM = Quorum(frozenset(), frozenset())
@@ -110,7 +118,15 @@ def group_counts(texts: Iterable[str]) -> dict[str, tuple[int, int]]:
     return found
 
 
-def group_state(name: str, about: Any, offsets: Any, counts: tuple[int, int] | None) -> GroupState:
+def group_state(
+    name: str,
+    about: Any,
+    offsets: Any,
+    counts: tuple[int, int] | None,
+    behind_dead_letters: int = 0,
+) -> GroupState:
+    """A group out of answers to ShareGroupDescribe and DescribeShareGroupOffsets, and of metrics:
+    in flight and redelivered, and what waits behind records that are held."""
     in_flight, redelivered = counts or (-1, -1)
     if about is None or isinstance(about, KafkaError):
         if isinstance(about, KafkaError) and about.code not in NO_GROUP:
@@ -119,7 +135,7 @@ def group_state(name: str, about: Any, offsets: Any, counts: tuple[int, int] | N
     rows: tuple[SharePartition, ...] = ()
     if isinstance(offsets, Mapping):
         rows = tuple(
-            SharePartition(p.topic, p.partition, o.start_offset, o.lag)
+            SharePartition(p.topic, p.partition, o.start_offset, o.lag, _records(o.held))
             for p, o in sorted(offsets.items())
             if not isinstance(o, ClientError)
         )
@@ -132,4 +148,9 @@ def group_state(name: str, about: Any, offsets: Any, counts: tuple[int, int] | N
         in_flight,
         redelivered,
         rows,
+        sum(r.held for r in rows) + behind_dead_letters,
     )
+
+
+def _records(ranges: Iterable[tuple[int, int]]) -> int:
+    return sum(last - first + 1 for first, last in ranges)

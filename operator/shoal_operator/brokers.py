@@ -340,6 +340,7 @@ class Brokers:
                     about.get(name),
                     offsets.get(name),
                     None if counts is None else counts.get(name, (0, 0)),
+                    self.queue_numbers.get(name, QueueNumbers()).behind_dead_letters,
                 )
         return states
 

@@ -55,7 +55,7 @@ def missing(want: Any, have: Any) -> bool:
 def refusal(cluster: Manifest) -> Verdict | None:
     """What of the spec this version cannot do, if anything."""
     spec = cluster["spec"]
-    if int(spec.get("replicas", 1)) == 2:
+    if listeners.replicas(cluster) == 2:
         return Verdict.refused(
             "NoMajority",
             "spec.replicas is 2, of which neither has a majority without the other. Set it to 1 "
@@ -113,7 +113,8 @@ class Clusters:
             return None
         try:
             leaving = await self._leaving(cluster)
-            waits_for = await self._apply_objects(_held(cluster, leaving))
+            held = _held(cluster, leaving)
+            waits_for = await self._apply_objects(held)
         except KubeError as error:
             if error.terminating:
                 return None
@@ -122,7 +123,6 @@ class Clusters:
         if waits_for:
             await self._say(cluster, no_address(waits_for))
             return self._again(Wait(STEADY_SECONDS, ""), None)
-        held = _held(cluster, leaving)
         state = await self._observe(held)
         config = await self._dynamic_config(cluster, state)
         step = await self._next_step(held, state)
@@ -251,7 +251,7 @@ class Clusters:
         except ClientError:
             self._answered = False
             return None
-        wanted = int(cluster["spec"].get("replicas", 1))
+        wanted = listeners.replicas(cluster)
         self._strays = any(broker >= wanted for broker in state.registered)
         if not self._answered:
             self._answered = True
@@ -366,7 +366,10 @@ class Clusters:
         trouble = leaving.trouble
         if trouble and trouble.reason == "ScalingDown" and verdict.ready:
             return Verdict(True, *trouble, progressing=True)
-        return verdict.warned(trouble or self._not_grown or coming or other)
+        stuck, growing = troubles.of_growth(self._claims(cluster))
+        if growing and verdict.ready and not verdict.progressing:
+            verdict = Verdict(True, *growing, progressing=True)
+        return verdict.warned(trouble or self._not_grown or stuck or coming or other)
 
     def _verdict_of_roll(
         self, cluster: Manifest, step: Any, state: ClusterState | None, broken: Trouble | None

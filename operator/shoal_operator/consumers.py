@@ -196,7 +196,8 @@ class Consumers:
         locks, partitions = group["spec"]["maxRecordLocks"], max(1, len(state.partitions))
         starts = [p.start_offset for p in state.partitions]
         settled = sum(starts) if starts and min(starts) >= 0 else -1
-        load = scaling.Load(state.lag, partitions, locks, settled, status.get("readyReplicas", 0))
+        running = status.get("readyReplicas", 0)
+        load = scaling.Load(state.workable, partitions, locks, settled, running, state.stuck)
         return scaling.decide(policy(spec), load, current, history, now_ms)
 
     async def _say(
@@ -206,7 +207,11 @@ class Consumers:
         state = self._groups.states.get(group_model.group_id(group))
         measured: dict[str, Any] = {"decision": decision.why}
         if state:
-            measured |= {"lag": state.lag, "partitions": len(state.partitions)}
+            measured |= {
+                "lag": state.lag,
+                "workable": state.workable,
+                "partitions": len(state.partitions),
+            }
             if state.in_flight >= 0:
                 measured["inFlight"] = state.in_flight
         fields: dict[str, Any] = {

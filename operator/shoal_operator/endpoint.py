@@ -1,7 +1,7 @@
 """HTTP of the operator: its metrics, and scale signals in the form that KEDA's metrics API reads.
 
 GET /metrics                                     Prometheus text
-GET /scale/NAMESPACE/SHARECONSUMER               {"lag": …, "inFlight": …, "desiredReplicas": …}
+GET /scale/NAMESPACE/SHARECONSUMER               {"lag": …, "workable": …, "desiredReplicas": …}
 """
 
 from __future__ import annotations

@@ -408,7 +408,7 @@ class Groups:
         }
         if state.in_flight >= 0:
             fields["inFlight"] = state.in_flight
-            fields["available"] = max(0, state.lag - state.in_flight)
+            fields["available"] = max(0, state.workable - state.in_flight)
         if state.in_flight >= 0:
             numbers = self._brokers.queue_numbers.get(state.group, QueueNumbers())
             fields |= numbers.status()

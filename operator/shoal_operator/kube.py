@@ -121,10 +121,6 @@ class Kube:
             raise KubeError(answer.status_code, found.get("message") or answer.reason_phrase)
         return found
 
-    async def version(self) -> str:
-        """The API server's version, such as v1.35.4."""
-        return str((await self._call("get", "/version"))["gitVersion"])
-
     async def missing_kinds(self, wanted: Iterable[str]) -> list[str]:
         """Which of the project's own kinds the API server does not serve."""
         try:

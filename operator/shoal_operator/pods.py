@@ -21,17 +21,17 @@ def is_ready(pod: Mapping[str, Any]) -> bool:
 
 
 def unready_seconds(pod: Mapping[str, Any]) -> float:
-    return _seconds_since_ready(pod, "False")
+    return _seconds_of_ready(pod, "False", "Unknown")
 
 
 def ready_seconds(pod: Mapping[str, Any]) -> float:
-    return _seconds_since_ready(pod, "True")
+    return _seconds_of_ready(pod, "True")
 
 
-def _seconds_since_ready(pod: Mapping[str, Any], status: str) -> float:
-    """How long the condition Ready has had a status; 0 where it has another one."""
+def _seconds_of_ready(pod: Mapping[str, Any], *statuses: str) -> float:
+    """How long the condition Ready has had one of these statuses; 0 where it has another one."""
     for condition in pod.get("status", {}).get("conditions", []):
-        if condition["type"] == "Ready" and (condition["status"] == "True") == (status == "True"):
+        if condition["type"] == "Ready" and condition["status"] in statuses:
             return clock.seconds_since(condition["lastTransitionTime"])
     return 0.0
 

@@ -17,12 +17,21 @@ _COUNTS = {
     "shoal_share_group_redriven_total": "redriven",
     "shoal_share_partition_archiving_records": "archiving",
     "shoal_share_partition_backing_off_records": "backing_off",
+    "shoal_share_partition_delayed_records": "delayed",
+    "shoal_share_partition_held_by_key_records": "held_by_key",
+    "shoal_share_partition_keys_held_by_dead_letters": "keys_held",
+    "shoal_share_partition_behind_dead_letters_records": "behind_dead_letters",
 }
+_OLDEST_LOCK = "shoal_share_partition_oldest_lock_age_seconds"
 _HELD = "shoal_share_group_held"
+_NAMES = "|".join([*_COUNTS, _HELD, _OLDEST_LOCK])
 _SAMPLE = re.compile(
-    rf'^({"|".join([*_COUNTS, _HELD])}){{(.*?group="((?:[^"\\]|\\.)*)".*)}} (\S+)$', re.M
+    rf'^({_NAMES}){{(.*?group="((?:[^"\\]|\\.)*)".*)}} (\S+)$',
+    re.M,
 )
 _WHY = re.compile(r'why="([^"]*)"')
+#: As much is in flight as may be, as it often is where there is work.
+_AT_WORK = "window-full"
 _ESCAPED = re.compile(r"\\(.)")
 
 
@@ -35,15 +44,24 @@ class QueueNumbers:
     redriven: int = 0
     archiving: int = 0
     backing_off: int = 0
+    delayed: int = 0
+    held_by_key: int = 0
+    keys_held: int = 0
+    behind_dead_letters: int = 0
+    oldest_lock_s: int = 0
     held: frozenset[str] = frozenset()
 
     @property
     def delivery(self) -> str:
-        """`Running`, `Paused`, `Flooded`, or `DeadLettersFail`."""
+        """`Running`, `Paused`, `Flooded`, `KeysHeld`, `LookAheadFull`, or `DeadLettersFail`."""
         if "paused" in self.held:
             return "Paused"
         if "flood" in self.held:
             return "Flooded"
+        if "held-keys" in self.held:
+            return "KeysHeld"
+        if self.held == {"look-ahead"}:
+            return "LookAheadFull"
         return "DeadLettersFail" if self.held else "Running"
 
     def status(self) -> dict[str, Any]:
@@ -54,6 +72,10 @@ class QueueNumbers:
             "redriven": self.redriven,
             "archiving": self.archiving,
             "backingOff": self.backing_off,
+            "delayed": self.delayed,
+            "heldByKey": self.held_by_key,
+            "keysHeldByDeadLetters": self.keys_held,
+            "oldestLockSeconds": self.oldest_lock_s,
         }
 
     def warning(self) -> tuple[str, str] | None:
@@ -65,7 +87,14 @@ class QueueNumbers:
                 " deadLetters.floodPerMinute allows. It goes on by itself when the rate has"
                 " fallen; look at what the consumers fail on.",
             )
-        if troubles := sorted(self.held - {"paused"}):
+        if "held-keys" in self.held:
+            return (
+                "KeysHeld",
+                "Delivery is held: as many dead-lettered records hold their keys as"
+                " share.ordering.key.dead.letter.max.held allows. Put them back with `shoal share"
+                " redrive`, or go on without them with `shoal share skip`.",
+            )
+        if troubles := sorted(self.held - {"paused", "look-ahead"}):
             return (
                 "DeadLettersFail",
                 f"Dead letters cannot be written ({', '.join(troubles)}); records wait for them."
@@ -81,10 +110,12 @@ def numbers_of(texts: Iterable[str]) -> dict[str, QueueNumbers]:
         for metric, labels, escaped, value in _SAMPLE.findall(text):
             group = _ESCAPED.sub(lambda m: "\n" if m[1] == "n" else m[1], escaped)
             one = found.setdefault(group, QueueNumbers())
-            if metric != _HELD:
+            if metric == _OLDEST_LOCK:
+                one.oldest_lock_s = max(one.oldest_lock_s, int(float(value)))
+            elif metric != _HELD:
                 name = _COUNTS[metric]
                 setattr(one, name, getattr(one, name) + int(float(value)))
-            elif float(value) and (why := _WHY.search(labels)):
+            elif float(value) and (why := _WHY.search(labels)) and why[1] != _AT_WORK:
                 one.held |= {why[1]}
     return found
 
@@ -96,6 +127,17 @@ def config(spec: Mapping[str, Any]) -> dict[str, str]:
         made["share.delivery.paused"] = "true"
     if spec.get("ordering", "none") != "none":
         made[ORDERING] = spec["ordering"]
+    if order := spec.get("keyOrder"):
+        prefix = "share.ordering.key."
+        made[f"{prefix}batch"] = str(order["batch"])
+        made[f"{prefix}dead.letter"] = order["deadLetter"].lower()
+        made[f"{prefix}dead.letter.max.held"] = str(order["maxHeld"])
+    if delay := spec.get("delay"):
+        made["share.delay.max.ms"] = str(duration_ms(delay["max"]))
+        made["share.delay.max.records"] = str(delay["maxRecords"])
+    if priority := spec.get("priority"):
+        made["share.priority.header"] = priority["header"]
+        made["share.priority.ageing.ms"] = str(duration_ms(priority["ageing"]))
     if backoff := spec.get("redeliveryBackoff"):
         prefix = "share.redelivery.backoff."
         made[f"{prefix}ms"] = str(duration_ms(backoff["initial"]))

@@ -193,7 +193,7 @@ class Operator:
         loops = self._loops.get((namespace, self._cluster_of(consumer)))
         live = loops.consumers_of.signals.get(name, {}) if loops else {}
         status = consumer.get("status", {})
-        keys = ("lag", "inFlight", "partitions", "desiredReplicas", "ceiling")
+        keys = ("lag", "workable", "inFlight", "partitions", "desiredReplicas", "ceiling")
         return {key: live.get(key, status.get(key, 0)) for key in keys}
 
     def _wake(self, manifest: Manifest, *, leaving: bool = False) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from shoal_operator.quantities import size_bytes
+
 #: A volume with less room than this part of it, or than so many bytes, is nearly full, or full.
 NEARLY_FULL, FULL = 0.1, 0.01
 NEARLY_FULL_BYTES, FULL_BYTES = 64 << 20, 8 << 20
@@ -79,6 +81,27 @@ def _of_scheduling(pod: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) 
                 )
         return Trouble("Unschedulable", f"{name}: {said}")
     return None
+
+
+def of_growth(claims: Sequence[Mapping[str, Any]]) -> tuple[Trouble | None, Trouble | None]:
+    """A volume that is to grow and cannot, and one that has not grown yet, with what Kubernetes
+    and the storage driver say of it."""
+    for claim in claims:
+        name, status = claim["metadata"]["name"], claim.get("status", {})
+        wanted = claim["spec"]["resources"]["requests"]["storage"]
+        have = status.get("capacity", {}).get("storage")
+        if have is None or size_bytes(have) >= size_bytes(wanted):
+            continue
+        said = [c["message"] for c in status.get("conditions", []) if c.get("message")]
+        text = f"{name} has {have} of {wanted} so far" + "".join(
+            f" ({one.strip(' .')})" for one in said
+        )
+        resizing = status.get("allocatedResourceStatuses", {}).get("storage", "")
+        if resizing.endswith("Infeasible"):
+            text += "; its storage driver cannot make it that large: see the claim's events."
+            return Trouble("VolumeNotGrown", text), None
+        return None, Trouble("VolumeGrows", f"{text}.")
+    return None, None
 
 
 def of_disks(disks: Sequence[Disk]) -> tuple[Trouble | None, Trouble | None]:

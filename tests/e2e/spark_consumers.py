@@ -15,9 +15,11 @@ JOB = Path(__file__).with_name("spark_job.py")
 WORK_S = 0.02
 EXECUTORS_MAX = 6
 PARTITIONS = 2
-RECORDS_PER_TRIGGER = 1200
+#: What the group's locks allow; a batch takes ten seconds, or less.
+RECORDS_PER_TRIGGER = 4000
 #: Small and quick to start, so that a driver and all executors fit on a laptop.
-POD = {"coreRequest": "50m", "memory": "512m", "memoryOverhead": "256m"}
+DRIVER = {"coreRequest": "50m", "memory": "512m"}
+EXECUTOR = {**DRIVER, "memoryOverhead": "256m"}
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SCALING = {"targetLagPerReplica": 100, "cooldown": "10s", "scaleToZeroAfter": "10s"}
 _END = re.compile(r'^kafka_log_Log_LogEndOffset\{.*topic="([^"]+)".*\} (\S+)$', re.MULTILINE)
@@ -37,8 +39,8 @@ def spark(**more: object) -> dict[str, object]:
             "spark.driver.extraJavaOptions": QUICK,
             "spark.executor.extraJavaOptions": QUICK,
         },
-        "driver": {**POD, "volumeMounts": [{"name": "job", "mountPath": "/opt/job"}]},
-        "executor": POD,
+        "driver": {**DRIVER, "volumeMounts": [{"name": "job", "mountPath": "/opt/job"}]},
+        "executor": EXECUTOR,
         "volumes": [{"name": "job", "configMap": {"name": "job"}}],
         **more,
     }
@@ -98,6 +100,13 @@ class Samples:
     @property
     def most(self) -> int:
         return max(count for _, count, _ in self.seen)
+
+    def since(self, executors_min: int) -> tuple[float, float]:
+        """When so many executors ran for the first time, by the monotonic clock, and the mean of
+        records a second from there to the end: they come a batch at a time."""
+        begin, _, before = next(one for one in self.seen if one[1] >= executors_min)
+        end, _, done = self.seen[-1]
+        return begin, (done - before) / max(end - begin, 1e-3)
 
     def best_rate(self, executors_min: int, window_s: float = 10.0) -> float:
         """The most records a second over a window in which so many executors or more ran."""

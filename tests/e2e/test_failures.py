@@ -114,53 +114,6 @@ def test_a_broker_that_does_not_answer(queue: Resources) -> None:
     assert queue.uid("pod/main-broker-0") == before
 
 
-def small_volume(resources: Resources, name: str, size: str) -> None:
-    """A volume with so much room and no more: a file system in the node's memory."""
-    path = f"/mnt/{name}"
-    mount = f"mkdir -p {path} && mount -t tmpfs -o size={size},mode=0777 tmpfs {path}"
-    resources.cluster.in_node("sh", "-c", mount)
-    meta = {"name": name}
-    node = {"key": "kubernetes.io/hostname", "operator": "Exists"}
-    volume = {
-        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": meta,
-        "spec": {
-            "capacity": {"storage": "32Mi"}, "accessModes": ["ReadWriteOnce"],
-            "storageClassName": name, "local": {"path": path},
-            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [node]}]}},
-        },
-    }  # fmt: skip
-    resources.cluster.kubectl("apply", "--filename=-", input=yaml.safe_dump(volume))
-
-
-def test_a_full_disk(resources: Resources) -> None:
-    name = "small-volume"
-    kubectl, in_node = resources.cluster.kubectl, resources.cluster.in_node
-    kubectl("delete", "pv", name, "--ignore-not-found", "--wait=false")
-    small_volume(resources, name, "24m")
-    try:
-        storage = {"size": "32Mi", "storageClassName": name}
-        resources.apply(queue_cluster(storage=storage), queue_topic())
-        resources.start_client()
-        resources.wait("queuecluster/main", "queuetopic/jobs", timeout_s=90)
-        fill = ("sh", "-c", f"dd if=/dev/zero of=/mnt/{name}/fill bs=1M || true")
-        in_node(*fill)
-        said = resources.wait_reason("queuecluster/main", "DiskFull", timeout_s=90)
-        assert "raise spec.storage.size" in said
-        resources.wait_event("QueueCluster", "main", "DiskFull", "broker 0")
-        refused = resources.shoal_result(
-            "produce", "jobs", "--quiet", input=f"{'x' * 900_000}\n", check=False
-        )
-        assert refused.returncode != 0
-        in_node("rm", f"/mnt/{name}/fill")
-        resources.wait("queuecluster/main", timeout_s=120)
-        resources.produce("jobs", 10)
-    finally:
-        resources.kubectl("delete", "queuecluster/main", "--ignore-not-found")
-        resources.kubectl("delete", "pod", "client", "--now", "--ignore-not-found")
-        kubectl("delete", "pv", name, "--wait=false")
-        in_node("umount", "--lazy", f"/mnt/{name}")
-
-
 def test_a_broker_of_another_version(resources: Resources) -> None:
     """Told while it is not meant, and no data is lost on the way there and back."""
     image, archive = images.other_broker("0.0.9")

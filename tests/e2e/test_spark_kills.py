@@ -8,7 +8,6 @@ from e2e.cluster import images, spark_operator
 from e2e.cluster.backend import Cluster
 from e2e.resources import Resources, share_consumer
 from e2e.spark_consumers import (
-    RECORDS_PER_TRIGGER,
     SCALING,
     executors,
     prepare,
@@ -18,6 +17,8 @@ from e2e.spark_consumers import (
 )
 
 RECORDS = 10_000
+#: Several batches between two kills.
+RECORDS_PER_TRIGGER = 1_200
 
 
 def kill(queue: Resources, pod: str) -> None:
@@ -38,7 +39,9 @@ def test_nothing_is_lost(queue: Resources, cluster: Cluster) -> None:
     spark_operator.install(cluster, [queue.namespace])
     prepare(queue)
     queue.produce("jobs", RECORDS)
-    queue.apply(share_consumer(spark=spark(), scaling=SCALING))
+    queue.apply(share_consumer(
+        spark=spark(maxRecordsPerTrigger=RECORDS_PER_TRIGGER), scaling=SCALING
+    ))  # fmt: skip
 
     def progress(part: float, executors_min: int = 1) -> None:
         """Until so many records are done, and so many executors at work."""

@@ -206,6 +206,14 @@ BAD = {
         share_group(heartbeatInterval="60s", sessionTimeout="45s"),
         "heartbeatInterval must be shorter than sessionTimeout",
     ),
+    "key order without order": (
+        share_group(keyOrder={"deadLetter": "Hold"}),
+        "keyOrder goes with ordering key",
+    ),
+    "delay too long": (
+        share_group(delay={"max": "200h"}),
+        "delay.max must lie between 1ms and 168h",
+    ),
     "deliveries": (share_group(deliveryLimit=1), "should be greater than or equal to 2"),
     "latest": (queue_cluster(image="x/y:latest"), "image must name a version or a digest"),
     "owned config": (

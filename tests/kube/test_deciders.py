@@ -104,6 +104,8 @@ def test_what_kafkas_groups_lack_is_asked_for_only_where_the_spec_does() -> None
     letters = {"topic": "dlq.t", "copyRecords": True, "dropAfter": "1h", "floodPerMinute": 9}
     spec = GROUP | {
         "ordering": "key", "pauseDelivery": True, "deadLetters": letters,
+        "keyOrder": {"batch": 5, "deadLetter": "Hold", "maxHeld": 7},
+        "delay": {"max": "2h", "maxRecords": 9}, "priority": {"header": "p", "ageing": "5s"},
         "redeliveryBackoff": {
             "initial": "1s", "max": "1m", "multiplier": "1.5", "jitterPercent": 10,
         },
@@ -111,6 +113,13 @@ def test_what_kafkas_groups_lack_is_asked_for_only_where_the_spec_does() -> None
     made = {k: v for k, v in group_config(spec).items() if k not in plain}
     assert made == {
         "share.ordering": "key",
+        "share.ordering.key.batch": "5",
+        "share.ordering.key.dead.letter": "hold",
+        "share.ordering.key.dead.letter.max.held": "7",
+        "share.delay.max.ms": "7200000",
+        "share.delay.max.records": "9",
+        "share.priority.header": "p",
+        "share.priority.ageing.ms": "5000",
         "share.delivery.paused": "true",
         "share.redelivery.backoff.ms": "1000",
         "share.redelivery.backoff.max.ms": "60000",
@@ -140,18 +149,32 @@ shoal_share_group_dead_letters_total{group="a"} 3
 shoal_share_group_redriven_total{group="a"} 2
 shoal_share_partition_archiving_records{group="a",topic="t",partition="0"} 1
 shoal_share_partition_backing_off_records{group="a",topic="t",partition="0"} 4
+shoal_share_partition_delayed_records{group="a",topic="t",partition="0"} 5
+shoal_share_partition_held_by_key_records{group="a",topic="t",partition="0"} 6
+shoal_share_partition_keys_held_by_dead_letters{group="a",topic="t",partition="0"} 7
+shoal_share_partition_behind_dead_letters_records{group="a",topic="t",partition="0"} 9
+shoal_share_partition_oldest_lock_age_seconds{group="a",topic="t",partition="0"} 8.6
+shoal_share_partition_oldest_lock_age_seconds{group="a",topic="t",partition="1"} 1.0
 shoal_share_group_held{group="a",why="topic-missing"} 1
 shoal_share_group_held{group="b",why="flood"} 2
 shoal_share_group_held{group="c",why="paused"} 1
+shoal_share_group_held{group="d",why="held-keys"} 1
+shoal_share_group_held{group="e",why="look-ahead"} 1
+shoal_share_group_held{group="f",why="window-full"} 1
 """
     found = numbers_of([page, page])
     assert found["a"].status() == {
         "delivery": "DeadLettersFail", "deadLettered": 6, "redriven": 4, "archiving": 2,
-        "backingOff": 8,
+        "backingOff": 8, "delayed": 10, "heldByKey": 12, "keysHeldByDeadLetters": 14,
+        "oldestLockSeconds": 8,
     }  # fmt: skip
+    assert found["a"].behind_dead_letters == 18
     assert "topic-missing" in (found["a"].warning() or ("", ""))[1]
     assert (found["b"].delivery, (found["b"].warning() or ("",))[0]) == ("Flooded", "Flooded")
     assert (found["c"].delivery, found["c"].warning()) == ("Paused", None)
+    assert (found["d"].delivery, (found["d"].warning() or ("",))[0]) == ("KeysHeld", "KeysHeld")
+    assert (found["e"].delivery, found["e"].warning()) == ("LookAheadFull", None)
+    assert (found["f"].delivery, found["f"].warning()) == ("Running", None)
 
 
 def test_a_broker_without_order_by_key_gets_all_else_and_the_status_says_so() -> None:

@@ -2,6 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from shoal_operator.broker_states import GroupState
 from shoal_operator.scaling import History, Load, Policy, decide
 
 POLICY = Policy(replicas_max=6, target_lag=100, records_per_replica=50, cooldown_ms=60_000,
@@ -41,6 +42,20 @@ def test_to_zero_only_after_idling() -> None:
 def test_lag_in_between_starts_the_idle_time_anew() -> None:
     steps = [(0, 100), (1_000, 0), (200_000, 5), (301_001, 0), (500_000, 0), (601_002, 0)]
     assert run(steps) == [1, 1, 1, 1, 1, 0]
+
+
+def test_what_waits_for_a_redrive_keeps_nobody_running() -> None:
+    state = GroupState("g", lag=900, stuck=900)
+    held = Load(state.workable, 2, 2000, stuck=state.stuck)
+    history, current, found = History(), 3, []
+    for now_ms in (0, 61_000, 300_000, 361_001):
+        decision = decide(POLICY, held, current, history, now_ms)
+        current = decision.replicas
+        found.append(current)
+    assert found == [1, 1, 0, 0]
+    assert "900 more wait until dead letters are redriven or skipped" in decision.why
+    work = Load(GroupState("g", lag=901, stuck=900).workable, 2, 2000, stuck=900)
+    assert decide(POLICY, work, 0, history, 362_000).replicas == 1
 
 
 def test_locks_are_a_ceiling() -> None:

@@ -71,6 +71,13 @@ def test_settings_of_the_user_lie_over_ours() -> None:
     assert "NetworkPolicyFeatureStep" in conf["spark.kubernetes.driver.pod.excludedFeatureSteps"]
 
 
+def test_an_image_of_the_user_may_lack_our_modules() -> None:
+    for image, module in (("", "shoal_spark.daemon"), ("mine:1", None)):
+        of = consumer(image=image) if image else consumer()
+        conf = spark.application(of, PLACE, suspend=False)["spec"]["sparkConf"]
+        assert conf.get("spark.python.daemon.module") == module
+
+
 def test_the_checkpoint_outlives_the_consumer() -> None:
     claim, account, binding = spark.manifests(CONSUMER, PLACE)
     assert claim["kind"] == "PersistentVolumeClaim"

@@ -3,7 +3,7 @@
 import pytest
 from shoal_operator.conditions import Verdict, conditions
 from shoal_operator.statuses import news
-from shoal_operator.troubles import Disk, of_disks, of_pods, of_versions
+from shoal_operator.troubles import Disk, of_disks, of_growth, of_pods, of_versions
 
 MIB = 1 << 20
 
@@ -55,6 +55,29 @@ def test_a_claim_that_is_not_bound_names_its_class() -> None:
     assert "storage class fast" in found.message
     full = of_pods([pod(message="0/1 nodes are available: 1 Insufficient cpu.")], [claim])
     assert full.reason == "Unschedulable"
+
+
+def claim(capacity: str, wanted: str, **status):
+    return {
+        "metadata": {"name": "data-main-broker-0"},
+        "spec": {"resources": {"requests": {"storage": wanted}}},
+        "status": {"phase": "Bound", "capacity": {"storage": capacity}, **status},
+    }
+
+
+def test_a_volume_that_grows_or_cannot() -> None:
+    waits = {"type": "FileSystemResizePending", "message": "Waiting for user to (re-)start a pod"}
+    infeasible = {"storage": "ControllerResizeInfeasible"}
+    assert of_growth([claim("1Gi", "1024Mi"), claim("2Gi", "1Gi")]) == (None, None)
+    stuck, growing = of_growth([claim("1Gi", "1Gi"), claim("1Gi", "2Gi", conditions=[waits])])
+    assert stuck is None and growing.reason == "VolumeGrows"
+    assert "data-main-broker-0 has 1Gi of 2Gi so far" in growing.message
+    assert "(re-)start a pod" in growing.message
+    stuck, growing = of_growth([claim("1Gi", "2Gi", allocatedResourceStatuses=infeasible)])
+    assert growing is None and stuck.reason == "VolumeNotGrown"
+    unbound = claim("1Gi", "2Gi")
+    del unbound["status"]["capacity"]
+    assert of_growth([unbound]) == (None, None)
 
 
 @pytest.mark.parametrize(

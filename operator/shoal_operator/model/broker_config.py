@@ -64,7 +64,7 @@ def properties(cluster: Mapping[str, Any]) -> str:
     spec = cluster["spec"]
     given = {n["name"].upper(): n["port"] for n in spec["listeners"]}
     ports = given | {CONTROLLER.upper(): CONTROLLER_PORT}
-    replication = min(int(spec.get("replicas", 1)), 3)
+    replication = min(listeners.replicas(cluster), 3)
     lines = {
         "listeners": ",".join(f"{name}://:{port}" for name, port in ports.items()),
         "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in ports),
@@ -97,7 +97,8 @@ def of_broker(cluster: Mapping[str, Any], broker_id: int, advertised: str) -> st
         "process.roles": "broker,controller" if broker_id < VOTERS_MAX else "broker",
         "controller.quorum.voters": ",".join(_voter(cluster, voter) for voter in first),
     }
-    if broker_id in wanted and broker_id not in first:
+    if broker_id in wanted and len(wanted) > 1:
+        # One that comes later, or comes back with an empty volume, votes without anybody's help.
         lines["controller.quorum.auto.join.enable"] = "true"
     return _file(lines)
 

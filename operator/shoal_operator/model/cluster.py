@@ -164,7 +164,7 @@ def _stateful_set(cluster: Mapping[str, Any], default_image: str) -> Manifest:
     keep = spec["storage"].get("deletionPolicy", "Retain")
     body = {
         "spec": {
-            "replicas": int(spec.get("replicas", 1)),
+            "replicas": listeners.replicas(cluster),
             "serviceName": names.headless(name),
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete"},

@@ -37,12 +37,18 @@ DEFAULTS = {
     "spark.storage.decommission.shuffleBlocks.enabled": "true",
     # Spark's own allocation counts waiting tasks and takes executors away between two batches.
     "spark.dynamicAllocation.enabled": "false",
+    # Beside the JVM a driver has the job and the source in Python, and the daemons that ran them:
+    # 350 MB, where Spark's 384m leave the JVM's own needs nothing.
+    "spark.driver.minMemoryOverhead": "512m",
     "spark.ui.prometheus.enabled": "true",
     "spark.metrics.conf.*.sink.prometheusServlet.class": (
         "org.apache.spark.metrics.sink.PrometheusServlet"
     ),
     "spark.metrics.conf.*.sink.prometheusServlet.path": "/metrics/prometheus",
 }
+#: The same for the image of this operator's version alone: others may lack the module. Python
+#: workers are forked with what they need already imported.
+OF_OWN_IMAGE = {"spark.python.daemon.module": "shoal_spark.daemon"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +96,11 @@ def application(consumer: Mapping[str, Any], place: Place, *, suspend: bool) -> 
             "mainApplicationFile": spark["mainApplicationFile"],
             "arguments": [_filled(a, words) for a in spark.get("arguments", [])],
             "sparkVersion": spark["sparkVersion"],
-            "sparkConf": {**DEFAULTS, **spark.get("sparkConf", {})},
+            "sparkConf": {
+                **DEFAULTS,
+                **({} if spark.get("image") else OF_OWN_IMAGE),
+                **spark.get("sparkConf", {}),
+            },
             "restartPolicy": {
                 "type": "Always",
                 "onFailureRetryInterval": RETRY_SECONDS,

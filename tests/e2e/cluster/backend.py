@@ -54,6 +54,14 @@ class Cluster(ABC):
                 raise
             self.laps(f"{self.layout.name} ({self.kind}) is up: KUBECONFIG={self.kubeconfig}")
 
+    def provide(self) -> None:
+        """Builds and installs what a cluster needs, and starts nothing."""
+        with self._lock():
+            self._require()
+            self._provide()
+            tool("helm")
+            self.laps("all that a cluster needs is there")
+
     def down(self) -> None:
         """Takes the cluster away and puts the machine back; built programs and images stay."""
         with self._lock():
@@ -114,6 +122,9 @@ class Cluster(ABC):
     @abstractmethod
     def _require(self) -> None:
         """Raises what keeps this machine from having such a cluster, before anything changes."""
+
+    @abstractmethod
+    def _provide(self) -> None: ...
 
     @abstractmethod
     def _up(self) -> None: ...

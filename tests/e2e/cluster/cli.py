@@ -2,6 +2,7 @@
 
   up                 bring the cluster up (again: nothing happens)
   down               take it away
+  provide            build and install what a cluster needs, and start nothing
   status             say what is there; ends with 1 when the cluster is not up
   env                print shell exports: KUBECONFIG, and PATH with kubectl and helm
   build [IMAGE...]   build the project's images and print their archives
@@ -62,7 +63,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="cli.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    plain = ("up", "down", "status", "env", "stop-kubelet", "start-kubelet")
+    plain = ("up", "down", "provide", "status", "env", "stop-kubelet", "start-kubelet")
     commands = (*plain, "build", "load", "spark-operator")
     parser.add_argument("command", choices=commands)
     parser.add_argument("names", nargs="*", help="images, archives or namespaces")

@@ -39,9 +39,12 @@ class Kind(Cluster):
         if not docker_answers():
             raise ClusterError("kind needs a Docker engine, and none answers `docker version`.")
 
-    def _up(self) -> None:
+    def _provide(self) -> None:
         tool("kubectl"), tool("helm")
         self.laps("programs are there")
+
+    def _up(self) -> None:
+        self._provide()
         create = ("create", "cluster", f"--image={NODE_IMAGE}", "--wait=180s")
         self._kind(*create, f"--kubeconfig={self.kubeconfig}")
         self.laps("the node is Ready")
