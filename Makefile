@@ -1,5 +1,5 @@
 # One command a need. Every target installs what it lacks into .venv; nothing else is touched
-# except by `e2e`, `demo` and `image`, which bring up a Kubernetes cluster (see docs/local-kubernetes.md).
+# except by `e2e`, `demo`, `image` and `test` under CI, which bring up a Kubernetes cluster (see docs/local-kubernetes.md).
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV   ?= .venv
@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests start brokers by the hundred: without compiled modules each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench bench-cluster bench-queues test test-all docs lock clean
+.PHONY: help venv check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench bench-cluster bench-queues bench-spark test test-all docs lock clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -33,9 +33,9 @@ check: lint types imports   ## seconds: style, types, layers, unit and wire test
 
 unit wire model: venv       ## one kind of test
 	$(PYTEST) -q tests/$@
-sim: venv                   ## whole quorums under named faults; make sim SEED=n repeats one
+sim: venv                   ## quorums, replicas, whole clusters under named faults; make sim SEED=n repeats one
 	$(PYTEST) -q tests/sim $(if $(SEED),-k one_seed)
-fuzz: venv                  ## coverage-guided fuzzing of the parsers, a minute each; make fuzz FUZZ="--seconds 50" for all together
+fuzz: venv                  ## coverage-guided fuzzing of the parsers, five minutes for all; make fuzz FUZZ="--seconds 3600" for longer
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install -q --disable-pip-version-check atheris==3.0.0
 	$(BIN)/python tests/wire/fuzz_parsers.py $(FUZZ)
 java:            ## Apache Kafka's clients and tools for the compat tests, from tests/compat/pom.xml
@@ -66,8 +66,14 @@ bench-queues: venv          ## what queues have beyond Kafka, beside the same wi
 	$(BIN)/python bench/queues.py $(BENCH)
 bench-cluster: venv java    ## three brokers against three of Apache Kafka: loads, failovers, restarts
 	$(BIN)/python bench/cluster.py $(BENCH)
-test: venv java kcat        ## every kind of test but those on a Kubernetes, which is what CI runs; needs Java, Maven and kcat
-	CI=true $(PYTEST) -q tests/unit tests/wire tests/model tests/sim tests/kube tests/cluster tests/compat tests/spark
+bench-spark: venv           ## the Spark source beside Spark's own Kafka source; BENCH="latency" for one figure
+	@command -v mvn >/dev/null || { echo "Spark's Kafka source comes from Maven: apt-get install maven"; exit 1; }
+	@test -d bench/spark/lib || mvn -q -f bench/spark/pom.xml dependency:copy-dependencies -DoutputDirectory=lib
+	$(BIN)/python bench/spark/run.py $(BENCH)
+# The promises on a real Kubernetes that CI tries; `make e2e` tries Spark and the test cluster itself too.
+E2E_CI := $(patsubst %,tests/e2e/test_%.py,install topics_and_groups scaling roll three_brokers failures volumes listeners load uninstall)
+test: venv java kcat        ## every kind of test, and with CI=true a part of `e2e`; needs Java, Maven and kcat
+	CI=true $(PYTEST) -q tests/unit tests/wire tests/model tests/sim tests/kube tests/cluster tests/compat tests/spark $(if $(CI),$(E2E_CI))
 test-all: test e2e          ## all of it, a real Kubernetes too
 
 docs: venv                  ## the pages that are generated from tables

@@ -64,9 +64,11 @@ class RunningCommand:
 
     def __init__(self, words: list[str], environment: dict[str, str]) -> None:
         self.lines: list[str] = []
+        # Of tests that a shell runs in the background, children would not hear Ctrl-C.
         self._process = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
         assert self._process.stdout is not None
         self._reader = threading.Thread(target=self._read, args=(self._process.stdout,))
         self._reader.start()

@@ -117,3 +117,13 @@ def events(lines: list[str], name: str) -> list[dict[str, Any]]:
     """What a verifiable client has told under that name."""
     told = [json.loads(line) for line in lines if line.startswith("{")]
     return [event for event in told if event["name"] == name]
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    """JSON objects that a record formatter printed one behind the other."""
+    found, at, decoder = [], text.find("{"), json.JSONDecoder()
+    while at >= 0:
+        value, end = decoder.raw_decode(text, at)
+        found.append(value)
+        at = text.find("{", end)
+    return found

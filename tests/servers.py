@@ -31,13 +31,16 @@ class ShoalProcess:
         environment: Mapping[str, str] | None = None,
         metrics: str = "127.0.0.1:0",
         flags: Sequence[str] = (),
+        command: Sequence[str] = (),
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
+        """`command` stands before the broker's own, and becomes it."""
         self.data_dir = data_dir
         self._metrics_listener = metrics
         self.configs = dict(configs or {})
         self.environment = dict(environment or {})
         self.flags = tuple(flags)
+        self._command = tuple(command)
         self.start_timeout_s = start_timeout_s
         self.bootstrap = "127.0.0.1:0"
         self.metrics_url = ""
@@ -82,12 +85,14 @@ class ShoalProcess:
         pairs = [f"--set={name}={value}" for name, value in self.configs.items()]
         self._process = subprocess.Popen(
             [
-                sys.executable, "-m", "shoal.cli", "server", f"--listener={self.bootstrap}",
-                f"--data-dir={self.data_dir}", f"--metrics={self._metrics_listener}", *pairs,
-                *self.flags,
+                *self._command, sys.executable, "-m", "shoal.cli", "server",
+                f"--listener={self.bootstrap}", f"--data-dir={self.data_dir}",
+                f"--metrics={self._metrics_listener}", *pairs, *self.flags,
             ],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, **self.environment},
+            # SHOAL_CLUSTER and the like are for the tests; a broker refuses what it does not know.
+            env={k: v for k, v in os.environ.items() if not k.startswith("SHOAL_")}
+            | self.environment,
         )  # fmt: skip
         self._ready = ready = threading.Event()
         self._said_ready = False

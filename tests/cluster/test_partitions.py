@@ -1,0 +1,198 @@
+"""Brokers that do not reach one another, in network namespaces, with real clients that reach all.
+
+What a broker sends is lost without a word: nothing is refused and no connection ends, so brokers
+and clients find out by their time-outs. Fewer than a majority acknowledge nothing, the others go
+on, and what was cut off catches up when it is back. `-s` shows the times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import networks
+import pytest
+from cluster.test_replication import CONFIGS
+from clusters import ShoalCluster, running
+from conditions import eventually, slowness
+from fault_runs import TOPIC, Run
+from machine import lacking
+from networks import NAMESPACES, Network, inside, lacks
+from shoal.client.errors import ClientError
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+from shoal.record.records import build_batch
+
+#: How long a broker is given for what it must not acknowledge.
+PATIENCE_MS = 3_000
+#: Until all replicas are in sync again: a session's time to give up a dead connection, and some to
+#: catch up. TCP alone would take as long again as the partition took.
+BACK_S = 15.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _machine() -> None:
+    """In CI it has to be one that can do this."""
+    if reason := lacks():
+        lacking(reason)
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    with Network(3) as found:
+        yield found
+
+
+def heard(network: Network, source: int, to: int) -> bool:
+    """Whether a datagram gets from one host to another."""
+    with contextlib.ExitStack() as stack:
+        ends = []
+        for id in (source, to):
+            with inside(network.hosts[id]):
+                end = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+            end.bind((network.addresses[id], 0))
+            end.settimeout(0.3)
+            ends.append(end)
+        ends[0].sendto(b"hello", ends[1].getsockname())
+        with contextlib.suppress(TimeoutError):
+            return ends[1].recv(10) == b"hello"
+        return False
+
+
+def test_a_network_loses_what_it_is_told_to(network: Network) -> None:
+    pairs = [(a, b) for a in network.hosts for b in network.hosts if a != b]
+
+    def lost() -> list[tuple[int, int]]:
+        return [pair for pair in pairs if not heard(network, *pair)]
+
+    assert lost() == []
+    network.part([1], one_way=True)
+    assert lost() == [(1, 2), (1, 3)]
+    network.part([1])
+    assert lost() == [(1, 2), (1, 3), (2, 1), (3, 1)]
+    network.heal()
+    assert lost() == []
+
+
+def test_what_a_test_that_died_has_left_is_swept() -> None:
+    """Its namespaces and what runs in them; nothing of those that live."""
+    leave = (
+        "import networks, os, subprocess; n = networks.Network(1); n.__enter__();"
+        "print(subprocess.Popen([*n.command(1), 'sleep', '600'], stdout=2).pid, flush=True);"
+        "os._exit(0)"
+    )
+    died = subprocess.Popen(
+        [sys.executable, "-c", leave],
+        cwd=Path(networks.__file__).parent,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert died.stdout is not None
+    with died.stdout as told:
+        sleeper = Path("/proc", told.readline().strip(), "stat")
+    assert died.wait(60) == 0
+    left = list(NAMESPACES.glob(f"shoal-net-{died.pid}-*"))
+    assert len(left) == 2
+    assert sleeper.exists()
+    with Network(1) as first, Network(1) as second:
+        assert not [path for path in left if path.exists()]
+        eventually(lambda: not sleeper.exists() or ") Z " in sleeper.read_text())
+        for other in (first, second):
+            assert (NAMESPACES / other.router).exists()
+    assert not (NAMESPACES / first.router).exists()
+
+
+class Cut:
+    """A run whose brokers are cut off from one another, and what is asked of them meanwhile."""
+
+    def __init__(self, network: Network, cluster: ShoalCluster) -> None:
+        self.network, self.cluster = network, cluster
+        self.run = Run(cluster, transactions=False)
+
+    def leader(self) -> int:
+        """A broker that leads, and is not the controller."""
+        controller = self.cluster.controller()
+        leaders = [int(p.leader_id) for p in self.cluster.topic(controller, TOPIC)]
+        return next(id for id in leaders if id != controller)
+
+    def others(self, id: int) -> list[int]:
+        return [other for other in self.cluster.brokers if other != id]
+
+    @contextlib.contextmanager
+    def off(self, what: str, id: int, *lost: tuple[int, int]) -> Iterator[None]:
+        """Lose that, or all between the broker and the others; then heal, and see all recover."""
+        began = time.monotonic()
+        if not lost:
+            self.network.part([id])
+        for source, to in lost:
+            self.network.lose(source, to)
+        yield
+        self.run.all_get_on()
+        healed = time.monotonic()
+        self.network.heal()
+        self.run.recover(began)
+        back_s = time.monotonic() - healed
+        print(f"{what} (broker {id}): {healed - began:.1f} s and {back_s:.1f} s", flush=True)
+        assert back_s < BACK_S * slowness()
+
+    def asked(self, id: int, api_key: ApiKey, fields: dict[str, Any]) -> Any:
+        """The broker's answer, None when it gives none."""
+        with contextlib.suppress(ClientError):
+            return self.cluster.ask(id, api_key, fields)
+        return None
+
+    def acknowledges_no_write(self, id: int, led: list[int]) -> None:
+        """Not one with acks=all to what it led, which it may believe to lead still."""
+        (topic_id,) = [t.topic_id for t in self.cluster.metadata(id).topics if t.name == TOPIC]
+        batch = bytes(build_batch([(int(time.time() * 1000), None, b"minority", ())]))
+        rows = [{"index": index, "records": batch} for index in led]
+        topic = {"name": TOPIC, "topic_id": topic_id, "partition_data": rows}
+        produce = {"acks": -1, "timeout_ms": PATIENCE_MS, "topic_data": [topic]}
+        answer = self.asked(id, ApiKey.PRODUCE, produce)
+        told = [] if answer is None else answer.responses[0].partition_responses
+        print("  writes were answered", [ErrorCode(row.error_code).name for row in told])
+        assert not [row for row in told if row.error_code is ErrorCode.none], told
+
+    def makes_no_topic(self, id: int) -> None:
+        topic = {
+            "name": "of-nobody", "num_partitions": 1, "replication_factor": 3,
+            "assignments": (), "configs": (),
+        }  # fmt: skip
+        create = {"topics": [topic], "timeout_ms": PATIENCE_MS, "validate_only": False}
+        answer = self.asked(id, ApiKey.CREATE_TOPICS, create)
+        assert answer is None or answer.topics[0].error_code is not ErrorCode.none, answer
+
+
+def test_who_is_cut_off_acknowledges_nothing_and_the_others_go_on(
+    tmp_path: Path, network: Network
+) -> None:
+    with (
+        network.clients(),
+        running(ShoalCluster(tmp_path, configs=CONFIGS, network=network)) as cluster,
+    ):
+        cut = Cut(network, cluster)
+        cut.run.prepare()
+
+        leader = cut.leader()
+        led = [p.partition_index for p in cluster.topic(leader, TOPIC) if p.leader_id == leader]
+        with cut.off("a leader", leader):
+            cut.acknowledges_no_write(leader, led)
+        controller = cluster.controller()
+        with cut.off("the controller", controller):
+            cut.makes_no_topic(controller)
+            asked = cut.others(controller)[0]
+            assert cluster.controller(asked=asked, but=controller) != controller
+        leader = cut.leader()
+        with cut.off("what a leader sends", leader, *((leader, id) for id in cut.others(leader))):
+            pass
+        controller = cluster.controller()
+        sent = [(id, controller) for id in cut.others(controller)]
+        with cut.off("what the controller is sent", controller, *sent):
+            pass
+        cut.run.judge()

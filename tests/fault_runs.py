@@ -1,0 +1,207 @@
+"""Whole runs of clients against a cluster that suffers: what they do, and what must hold after."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from clusters import ShoalCluster
+from conditions import eventually
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from fault_clients import GroupMember, ShareMember, TransactionalWriter, Worker, Writer
+from histories import History, Log, check, counts
+from shoal.client.client import Client
+from shoal.client.configs import ConfigChange, Resource, ResourceType
+from shoal.client.errors import expect
+
+TOPIC = "work"
+PARTITIONS = 3
+SHARE = {
+    "share.auto.offset.reset": "earliest",
+    "share.isolation.level": "read_committed",
+    "share.delivery.count.limit": "10",
+}
+
+
+class Fault(NamedTuple):
+    """What is done to a broker: kill, freeze or restart; leader, controller or follower."""
+
+    how: str
+    whom: str
+
+
+class Run:
+    """A cluster, its clients, and what is done to its brokers."""
+
+    def __init__(
+        self, cluster: ShoalCluster, *, replicas: int = 3, transactions: bool = True
+    ) -> None:
+        self.cluster, self.history, self.replicas = cluster, History(), replicas
+        parts = (cluster.bootstrap, TOPIC, self.history)
+        self.plain = [Writer(*parts, name, PARTITIONS) for name in ("w1", "w2")]
+        self.writers: list[Worker] = [*self.plain]
+        if transactions:
+            self.writers.append(TransactionalWriter(*parts, "t1", PARTITIONS))
+        group = [GroupMember(*parts, name) for name in ("g1", "g2")]
+        share = [ShareMember(*parts, name) for name in ("s1", "s2")]
+        self.readers: list[Worker] = [*group, *share]
+        #: Whose work one of them may do alone.
+        self.teams: list[list[Worker]] = [*([w] for w in self.writers), [*group], [*share]]
+
+    def prepare(self) -> None:
+        admin = AdminClient({"bootstrap.servers": self.cluster.bootstrap})
+        admin.create_topics([NewTopic(TOPIC, PARTITIONS, self.replicas)])[TOPIC].result(60)
+
+        async def configure() -> None:
+            async with Client(self.cluster.bootstrap) as client:
+                changes = [ConfigChange(name, value) for name, value in SHARE.items()]
+                group = Resource(ResourceType.GROUP, ShareMember.GROUP)
+                expect(await client.admin.configs.alter({group: changes}))
+
+        asyncio.run(configure())
+        for worker in (*self.writers, *self.readers):
+            worker.start()
+        self.all_get_on()
+
+    def all_get_on(self) -> None:
+        """Every producer, the group and the share group do something from now on."""
+
+        def done(team: list[Worker]) -> int:
+            return sum(worker.done for worker in team)
+
+        before, began = [done(team) for team in self.teams], time.monotonic()
+        waited: dict[str, float] = {}
+
+        def on() -> bool:
+            for worker in (*self.writers, *self.readers):
+                worker.check()
+            still = [w[0] for w, n in zip(self.teams, before, strict=True) if done(w) < n + 5]
+            waited.update({str(w): time.monotonic() - began for w in still})
+            assert not still, f"they do not get on: {', '.join(map(str, still))}"
+            return True
+
+        try:
+            eventually(on, timeout_s=90)
+        except AssertionError as error:
+            error.add_note(self.partitions())
+            raise
+        if waited:
+            print("  waited for", {w: f"{s:.1f} s" for w, s in waited.items()})
+
+    def partitions(self) -> str:
+        """The partitions of all topics, as the controller has them."""
+        return "\n".join(
+            f"{topic.name}-{p.partition_index}: leader {p.leader_id}, epoch {p.leader_epoch},"
+            f" in sync {p.isr_nodes} of {p.replica_nodes}"
+            for topic in self.cluster.metadata(self.cluster.controller()).topics
+            for p in topic.partitions
+        )
+
+    def victims(self, faults: Sequence[Fault]) -> list[int]:
+        """A broker for each fault, each another one."""
+        controller = self.cluster.controller()
+        leaders = [int(p.leader_id) for p in self.cluster.topic(controller, TOPIC)]
+        found: list[int] = []
+        for _, whom in faults:
+            first = {"controller": [controller], "leader": leaders, "follower": []}[whom]
+            others = [id for id in self.cluster.brokers if id not in (leaders[0], controller)]
+            found.append(next(id for id in (*first, *others) if id not in found))
+        return found
+
+    def suffer(self, *faults: Fault) -> None:
+        """Do it to as many brokers at once, see that all go on meanwhile, undo it, and wait until
+        all replicas are in sync."""
+        cluster, victims, began = self.cluster, self.victims(faults), time.monotonic()
+        frozen = [id for id, one in zip(victims, faults, strict=True) if one.how == "freeze"]
+        for id, (how, _) in zip(victims, faults, strict=True):
+            if how == "freeze":
+                cluster.freeze(id)
+            elif how == "kill":
+                cluster.nodes[id].kill9()
+        try:
+            for id, (how, _) in zip(victims, faults, strict=True):
+                if how == "restart":
+                    cluster.nodes[id].restart()
+            if any(one.how != "restart" for one in faults):
+                self.all_get_on()
+        finally:
+            for id in frozen:
+                cluster.thaw(id)
+        for id, (how, _) in zip(victims, faults, strict=True):
+            if how == "kill":
+                cluster.nodes[id].start()
+        self.recover(began)
+        named = ", ".join(
+            f"{how} {whom} (broker {id})" for id, (how, whom) in zip(victims, faults, strict=True)
+        )
+        print(f"{named}: {time.monotonic() - began:.1f} s", flush=True)
+
+    def recover(self, began: float) -> None:
+        """Nothing is broken any more: all replicas get in sync, and all get on."""
+        eventually(self.in_sync, timeout_s=90, what="not all replicas are in sync")
+        self.all_get_on()
+        self.history.faults.append((began, time.monotonic()))
+
+    def in_sync(self) -> bool:
+        """Whether every broker says so."""
+        return all(
+            len(p.isr_nodes) == self.replicas
+            for asked in self.cluster.brokers
+            for p in self.cluster.topic(asked, TOPIC)
+        )
+
+    def rest(self) -> None:
+        """Write no more; everything is polled and settled."""
+        for writer in self.writers:
+            writer.finish()
+        history = self.history
+        wanted = {(s.partition, s.offset) for s in history.sends if counts(history, s)}
+
+        def all_had() -> bool:
+            polled = {(p.partition, p.offset) for p in history.polls}
+            return wanted <= polled and wanted <= history.settled()
+
+        eventually(all_had, timeout_s=90, what="not all is polled and settled")
+        for reader in self.readers:
+            reader.finish()
+
+    def log(self) -> Log:
+        """What stands in the topic, also what was aborted."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.cluster.bootstrap,
+                "group.id": "auditor",
+                "isolation.level": "read_uncommitted",
+                "enable.partition.eof": True,
+                "log_level": 0,
+            }
+        )
+        found: dict[tuple[int, int], bytes] = {}
+        ended: set[int] = set()
+        consumer.assign([TopicPartition(TOPIC, p, 0) for p in range(PARTITIONS)])
+
+        def drained() -> bool:
+            for message in consumer.consume(1_000, 0.5):
+                if message.error() is None:
+                    found[message.partition(), message.offset()] = message.value()
+                else:
+                    ended.add(message.partition())
+            return len(ended) == PARTITIONS
+
+        try:
+            eventually(drained, timeout_s=90, what="the topic is not read to its end")
+        finally:
+            consumer.close()
+        return found
+
+    def judge(self) -> None:
+        """Let all come to rest, and hold what was seen against what stands there."""
+        self.rest()
+        print(self.history.summary())
+        found = check(self.history, self.log())
+        assert not found, "\n".join(f"{a.name}: {a.what}" for a in found[:20])
+        errors = [error for writer in self.plain for error in writer.errors]
+        assert not errors, errors[:5]
