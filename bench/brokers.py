@@ -135,18 +135,27 @@ class Shoal(Broker):
 
 class Kafka(Broker):
     name = "kafka"
+    heap = HEAP
+
+    @property
+    def _properties(self) -> Path:
+        return self.directory / "server.properties"
 
     def _java(self, *words: str) -> list[str]:
-        jvm = ["-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", f"-Xmx{HEAP}", f"-Xms{HEAP}"]
+        heap = (f"-Xmx{self.heap}", f"-Xms{self.heap}")
+        jvm = ["-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", *heap]
         return ["java", *jvm, "-cp", f"{LIBRARY}/*", *words]
 
     def prepare(self) -> None:
         super().prepare()
         if not LIBRARY.is_dir():
             raise SystemExit(f"No Kafka in {LIBRARY}: run `make java`, or set KAFKA_LIB.")
-        path = self.directory / "server.properties"
-        if path.exists():
-            return
+        if not self._properties.exists():
+            self._format()
+
+    def _format(self) -> None:
+        """Write the settings, and format the data directory."""
+        path = self._properties
         controller = free_port()
         lines = {
             "process.roles": "broker,controller",
@@ -171,4 +180,4 @@ class Kafka(Broker):
         )  # fmt: skip
 
     def command(self) -> list[str]:
-        return self._java("kafka.Kafka", str(self.directory / "server.properties"))
+        return self._java("kafka.Kafka", str(self._properties))

@@ -16,8 +16,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cluster_loads import LOADS, create
+from cluster_loads import LOADS, QUIET, create
 from clusters import Cluster, KafkaNode, ShoalNode, eventually
+from confluent_kafka import Producer
 from report import show
 
 HERE = Path(__file__).resolve().parent
@@ -38,8 +39,29 @@ GOALS: dict[str, dict[str, tuple[float, bool]]] = {
 }
 #: Loads whose first round warms the JVM and the page cache, and is not counted.
 WARMED = ("produce 1 KB, acks=all", "transactions of 100 ms")
+#: Records by themselves, and those before that are not counted.
+ALONE, ALONE_WARM = 1_000, 200
 FIGURES = ("rate", "cpu_s_gb", "pause_s", "errors", "whole_s", "start_s", "failover_s", "sync_s",
-           "rss_mb")  # fmt: skip
+           "rss_mb", "record_cpu_ms", "record_ms")  # fmt: skip
+
+
+def one_by_one(cluster: Cluster) -> dict[str, float]:
+    """What a record by itself costs all brokers, and how long acks=all takes then."""
+    (topic,) = create(cluster, 1)
+    producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "linger.ms": 0,
+                         **QUIET})  # fmt: skip
+    times: list[float] = []
+    for number in range(ALONE_WARM + ALONE):
+        if number == ALONE_WARM:
+            before = cluster.cpu_s()
+        sent = time.perf_counter()
+        producer.produce(topic, b"v")
+        assert producer.flush(60) == 0
+        times.append((time.perf_counter() - sent) * 1000)
+    return {
+        "record_cpu_ms": (cluster.cpu_s() - before) / ALONE * 1000,
+        "record_ms": statistics.median(times[ALONE_WARM:]),
+    }
 
 
 def crowded(cluster: Cluster, partitions: int) -> dict[str, float]:
@@ -53,6 +75,7 @@ def crowded(cluster: Cluster, partitions: int) -> dict[str, float]:
         admin = cluster.admin()
         eventually(lambda: cluster.in_sync(admin), "the partitions are not in sync")
         rss_mb = cluster.rss_mb()
+        record = one_by_one(cluster)
         victim = next(id for id in cluster.nodes if id != cluster.controller())
         killed = time.perf_counter()
         cluster.nodes[victim].kill9()
@@ -70,7 +93,7 @@ def crowded(cluster: Cluster, partitions: int) -> dict[str, float]:
         eventually(lambda: cluster.in_sync(admin), "the broker that is back is not in sync")
         return {
             "whole_s": made_s, "rss_mb": rss_mb, "failover_s": failover_s, "start_s": start_s,
-            "sync_s": time.perf_counter() - began,
+            "sync_s": time.perf_counter() - began, **record,
         }  # fmt: skip
     finally:
         cluster.stop()

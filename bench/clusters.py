@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from brokers import LIBRARY, Broker, free_port
+from brokers import Broker, Kafka, free_port
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from shoal.client.client import SyncClient
@@ -64,25 +64,16 @@ class ShoalNode(Broker):
         ]  # fmt: skip
 
 
-class KafkaNode(Broker):
-    name = "kafka"
+class KafkaNode(Kafka):
+    heap = HEAP
 
     def __init__(self, directory: Path, id: int, ports: Mapping[int, int]) -> None:
         super().__init__(directory)
         self.id, self.port = id, ports[id]
         self._controllers = {n: ports[n + 10] for n in NODES}
 
-    def _java(self, *words: str) -> list[str]:
-        jvm = ["-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", f"-Xmx{HEAP}", f"-Xms{HEAP}"]
-        return ["java", *jvm, "-cp", f"{LIBRARY}/*", *words]
-
-    def prepare(self) -> None:
-        super().prepare()
-        if not LIBRARY.is_dir():
-            raise SystemExit(f"No Kafka in {LIBRARY}: run `make java`, or set KAFKA_LIB.")
-        path = self.directory / "server.properties"
-        if path.exists():
-            return
+    def _format(self) -> None:
+        path = self._properties
         known = self._controllers
         lines = SETTINGS | {
             "process.roles": "broker,controller",
@@ -103,9 +94,6 @@ class KafkaNode(Broker):
         )  # fmt: skip
         if done.returncode:
             raise SystemExit(done.stderr[-2000:])
-
-    def command(self) -> list[str]:
-        return self._java("kafka.Kafka", str(self.directory / "server.properties"))
 
 
 class Cluster:

@@ -1,7 +1,9 @@
-"""One broker and two on this machine, under the same producers: `python bench/one_host.py`.
+"""One broker and two on this machine, under the same clients: `python bench/one_host.py`.
 
-A broker is one process on one core. Two of them form one cluster, and each leads half of the
-partitions. As many producers as partitions send 1 KB records with acks=1 to one replica.
+A broker is one process on one core. Two are what `shoal server --brokers-per-host 2` runs, one
+cluster, and each leads half of the partitions. As many producers as partitions send records of 1 KB
+with acks=1 to one replica; then as many consumers read them. CPU of clients is told beside that of
+brokers: on a machine of two cores they share what there is.
 """
 
 from __future__ import annotations
@@ -9,49 +11,108 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import resource
 import shutil
+import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from brokers import free_port
-from cluster_loads import send
-from clusters import ShoalNode, eventually
+from brokers import TICKS, Broker
+from cluster_loads import QUIET, send
+from clusters import eventually
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 PARTITIONS = 2
+RECORD_BYTES = 1024
+#: How often consumers read what is there: once is over before they are at their pace.
+PASSES = 5
 
 
-def run(folder: Path, nodes: int, count: int) -> dict[str, float]:
-    """Records a second of all producers, and the brokers' CPU for each GB."""
-    ports = {id: free_port() for id in range(1, nodes + 1)}
-    brokers = [ShoalNode(folder / str(id), id, ports) for id in ports]
+class Host(Broker):
+    """`shoal server` with so many brokers."""
+
+    name = "shoal"
+
+    def __init__(self, directory: Path, brokers: int) -> None:
+        super().__init__(directory)
+        self.brokers = brokers
+
+    def command(self) -> list[str]:
+        return [
+            sys.executable, "-m", "shoal.cli", "server", f"--brokers-per-host={self.brokers}",
+            f"--listener={self.bootstrap}", f"--data-dir={self.directory / 'data'}",
+            "--log-level=warning",
+        ]  # fmt: skip
+
+    def cpu_s(self) -> float:
+        """CPU seconds of the process and of those that it has started."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return super().cpu_s() + sum(_cpu_s(int(child)) for child in children)
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def receive(bootstrap: str, topic: str, count: int, partition: int) -> None:
+    """Read the records of a partition, of which there are so many, again and again."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": "bench", "fetch.max.bytes": 50 << 20,
+         "max.partition.fetch.bytes": 8 << 20, "enable.auto.commit": False,
+         # By itself it pauses for a second once it has so much that nobody has asked for.
+         "queued.max.messages.kbytes": 1 << 17, "fetch.queue.backoff.ms": 10, **QUIET}
+    )  # fmt: skip
+    for _ in range(PASSES):
+        consumer.assign([TopicPartition(topic, partition, 0)])
+        left = count
+        while left > 0:
+            left -= len(consumer.consume(10_000, 1.0))
+    consumer.close()
+
+
+def measured(
+    host: Host, target: Callable[..., Any], words: list[tuple[Any, ...]], passes: int = 1
+) -> dict[str, float]:
+    """What that many clients move, in MB/s of all, and CPU seconds a GB."""
+    size = sum(word[2] for word in words) * RECORD_BYTES * passes
+    clients = [multiprocessing.Process(target=target, args=word) for word in words]
+    before, began = host.cpu_s(), time.perf_counter()
+    own = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for client in clients:
+        client.start()
+    for client in clients:
+        client.join()
+    elapsed, used = time.perf_counter() - began, host.cpu_s() - before
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    of_clients = after.ru_utime + after.ru_stime - own.ru_utime - own.ru_stime
+    gigabytes = size / 1e9
+    return {
+        "mb_s": round(size / elapsed / 1e6, 1),
+        "brokers_cpu_s_gb": round(used / gigabytes, 2),
+        "clients_cpu_s_gb": round(of_clients / gigabytes, 2),
+        "cores": round((used + of_clients) / elapsed, 2),
+    }
+
+
+def run(folder: Path, brokers: int, count: int) -> dict[str, dict[str, float]]:
+    host = Host(folder, brokers)
+    host.prepare()
+    host.launch()
     try:
-        for broker in brokers:
-            broker.launch()
-        for broker in brokers:
-            broker.wait()
-        bootstrap = ",".join(broker.bootstrap for broker in brokers)
-        admin = AdminClient({"bootstrap.servers": bootstrap})
-        eventually(lambda: len(admin.list_topics(timeout=20).brokers) == nodes, "brokers")
-        created = NewTopic("t", PARTITIONS, 1, config={"min.insync.replicas": "1"})
-        admin.create_topics([created])["t"].result(60)
-        before, began = sum(b.cpu_s() for b in brokers), time.perf_counter()
-        senders = [
-            multiprocessing.Process(target=send, args=(bootstrap, "t", count, p, "1"))
-            for p in range(PARTITIONS)
-        ]
-        for sender in senders:
-            sender.start()
-        for sender in senders:
-            sender.join()
-        elapsed = time.perf_counter() - began
-        gigabytes = PARTITIONS * count * 1024 / 1e9
-        used_s = sum(b.cpu_s() for b in brokers) - before
-        return {"rate": PARTITIONS * count / elapsed, "cpu_s_gb": used_s / gigabytes}
+        host.wait()
+        admin = AdminClient({"bootstrap.servers": host.bootstrap})
+        eventually(lambda: len(admin.list_topics(timeout=20).brokers) == brokers, "brokers")
+        admin.create_topics([NewTopic("t", PARTITIONS, 1)])["t"].result(60)
+        words = [(host.bootstrap, "t", count, p) for p in range(PARTITIONS)]
+        produced = measured(host, send, [(*word, "1") for word in words])
+        return {"produce": produced, "consume": measured(host, receive, words, PASSES)}
     finally:
-        for broker in brokers:
-            broker.kill9()
+        host.stop()
 
 
 def main() -> None:
@@ -62,9 +123,10 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
     try:
         for number in range(options.rounds):
-            for nodes in (1, 2):
-                found = run(folder / f"{number}-{nodes}", nodes, options.count)
-                print(f"{nodes} broker(s): {json.dumps(found)}", flush=True)
+            for brokers in (1, 2):
+                found = run(folder / f"{number}-{brokers}", brokers, options.count)
+                print(f"{brokers} broker(s): {json.dumps(found)}", flush=True)
+                shutil.rmtree(folder / f"{number}-{brokers}", ignore_errors=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
