@@ -172,6 +172,29 @@ def test_an_acknowledgement_that_rides_along_is_sent_or_comes_back(forgotten: st
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("rides", [True, False])
+def test_what_is_refused_before_a_request_that_fails_is_refused_once(rides: bool) -> None:
+    async def main() -> None:
+        brokers = Brokers(1)
+        brokers.reachable[0].set()
+        member = session(brokers)
+        (one,) = await member.acquire()
+        accept = Acknowledgement("jobs", one.partition, 0, 0, AcknowledgeType.ACCEPT)
+        brokers.forgetful = "topic"
+
+        async def fails(*_: object, **__: object) -> None:
+            raise Unreachable("no broker there")
+
+        member._nodes[0].link.request = fails  # type: ignore[method-assign]
+        if rides:
+            told = await member.acquire(acknowledgements=[accept], max_wait_ms=0)
+            assert told.refusals == (Refusal(accept, LOST),)
+        else:
+            assert await member.acknowledge([accept]) == (Refusal(accept, LOST),)
+
+    asyncio.run(main())
+
+
 def test_a_partition_that_is_taken_away_keeps_its_locks() -> None:
     """The member may still be at work on what it has; its session with that broker stays open."""
 

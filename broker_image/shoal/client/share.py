@@ -580,7 +580,8 @@ class ShareSession:
         self, added: frozenset[tuple[UUID, int]], acks: list[Acknowledgement],
         refusals: list[Refusal],
     ) -> list[dict[str, Any]]:  # fmt: skip
-        """What a request says by topic; those of `acks` whose topic nobody knows are refused."""
+        """What a request says by topic; those of `acks` whose topic nobody knows are refused, and
+        leave `acks`."""
         batches: dict[UUID, dict[int, list[dict[str, Any]]]] = {}
         for topic_id, index in sorted(added):
             batches.setdefault(topic_id, {})[index] = []
@@ -589,6 +590,7 @@ class ShareSession:
                 known = (await self.cluster.topic(ack.topic)).topic_id
             except ClientError as error:
                 refusals.append(Refusal(ack, error))
+                acks.remove(ack)
                 continue
             assert known is not None
             batches.setdefault(known, {}).setdefault(ack.partition, []).append({
