@@ -163,11 +163,13 @@ async def _print_held(client: Client, group: str, held: list[HeldKey]) -> None:
     found = next(iter(config.values()))
     name = "errors.deadletterqueue.topic.name"
     topic = None if isinstance(found, KafkaError) or name not in found else found[name].value
-    noun = "record holds its key" if len(held) == 1 else "records hold their keys"
+    one = len(held) == 1
+    noun = "record holds its key" if one else "records hold their keys"
+    it = "it" if one else "them"
     print(
         f"\n{len(held)} dead-lettered {noun} (share.ordering.key.dead.letter=hold). "
-        f"`shoal share redrive {topic or 'TOPIC'} --group {group}` puts them back, "
-        f"`shoal share skip {group} --key KEY` goes on without them."
+        f"`shoal share redrive {topic or 'TOPIC'} --group {group}` puts {it} back, "
+        f"`shoal share skip {group} --key KEY` goes on without {it}."
     )
     print()
     rows = [one.row() for one in held[:HELD_SHOWN]]
@@ -207,7 +209,7 @@ def _numbers_of(share: scrape.ShareNumbers) -> list[str]:
     told = {
         "backing off": share.backing_off, "delayed": share.delayed,
         "held by key": share.held_by_key, "waiting for a dead letter": share.archiving,
-        "keys held by dead letters": share.keys_held,
+        f"{'key' if share.keys_held == 1 else 'keys'} held by dead letters": share.keys_held,
         "dead-lettered": share.dead_lettered, "redriven": share.redriven,
         "dropped without a dead letter": share.dropped,
         "delivered other than their headers say": share.header_failures,

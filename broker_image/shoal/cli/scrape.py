@@ -24,7 +24,7 @@ TIMEOUT_S = 3.0
 #: The text of a broker with some ten thousand share partitions has a few megabytes.
 TEXT_BYTES_MAX = 64 << 20
 _COUNTS = {
-    "kafka_server_SharePartitionMetrics_InFlightMessageCount": "in_flight",
+    "shoal_share_partition_locked_records": "in_flight",
     "shoal_share_partition_redelivered_records_total": "redelivered",
     "shoal_share_partition_backing_off_records": "backing_off",
     "shoal_share_partition_archiving_records": "archiving",
@@ -51,8 +51,10 @@ class Sample(NamedTuple):
 
 @dataclass(slots=True)
 class ShareNumbers:
-    """Of one share group over all brokers; counters run since each broker's start. `held` are the
-    reasons why share partitions are not delivered, or their dead letters not written."""
+    """Of one share group over all brokers; counters run since each broker's start. `in_flight` are
+    the records that members hold, not all of the window as in Kafka's `InFlightMessageCount`;
+    `held` are the reasons why share partitions are not delivered, or their dead letters not
+    written."""
 
     in_flight: int = 0
     redelivered: int = 0
