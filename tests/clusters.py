@@ -33,6 +33,22 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
+def free_run(count: int) -> int:
+    """A port that is free, as are those that follow."""
+
+    def found() -> int | None:
+        (port,) = free_ports(1)
+        try:
+            for number in range(count):
+                with socket.socket() as one:
+                    one.bind(("127.0.0.1", port + number))
+        except (OSError, OverflowError):
+            return None
+        return port
+
+    return eventually(found)  # type: ignore[return-value]
+
+
 class ShoalCluster:
     """Nodes 1 to n, each a voter and a broker unless `roles` says otherwise."""
 

@@ -2,53 +2,99 @@
 
 A block marked `console` has commands behind `$ `, which a backslash at the end of a line continues,
 and below each what it prints, on either stream. `...` stands for any text, on a line of its own for
-any lines.
+any lines; how wide columns are doesn't count. What only looks is asked again until it prints that,
+as a reader would.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+import tempfile
 from pathlib import Path
+from typing import NamedTuple
+
+from conditions import eventually
 
 TIMEOUT_S = 120
 _BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LOOKS = re.compile(r"(shoal \w+ (describe|status|list|lag)|sort) ")
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """A command and what it is said to print."""
 
     command: str
     prints: str
 
-    def run(self, bootstrap: str) -> str:
-        """What it does print, with the project's commands on the PATH."""
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        done = subprocess.run(
-            ["bash", "-c", self.command],
-            env={**os.environ, "PATH": path, "SHOAL_BOOTSTRAP": bootstrap},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        return "\n".join(line.rstrip() for line in done.stdout.splitlines())
-
     def matches(self, printed: str) -> bool:
-        wanted = re.escape(self.prints).replace(re.escape("..."), ".*")
-        return re.fullmatch(wanted, printed, re.DOTALL) is not None
+        wanted = re.escape(_narrow(self.prints)).replace(re.escape("..."), ".*")
+        return re.fullmatch(wanted, _narrow(printed), re.DOTALL) is not None
 
 
-def steps(page: Path) -> list[Step]:
+def _narrow(text: str) -> str:
+    return "\n".join(" ".join(line.split()) for line in text.splitlines())
+
+
+def steps(text: str) -> list[Step]:
     """All commands of a page, in their order."""
     found: list[Step] = []
-    for block in _BLOCK.findall(page.read_text()):
+    for block in _BLOCK.findall(text):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, _, prints = part.replace("\\\n", "").partition("\n")
             found.append(Step(re.sub(r"\s+", " ", command), prints.strip("\n")))
     return found
+
+
+class Console:
+    """A user's shell in a folder, with the project's commands on its PATH. Used in a `with`, which
+    ends what was left in the background."""
+
+    def __init__(self, folder: Path, bootstrap: str) -> None:
+        self._folder = folder
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self._environment = {**os.environ, "PATH": path, "SHOAL_BOOTSTRAP": bootstrap}
+        self._sessions: list[int] = []
+
+    def __enter__(self) -> Console:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for session in self._sessions:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(session, signal.SIGKILL)
+
+    def try_all(self, tried: list[Step]) -> None:
+        """Each prints what the page says."""
+        for step in tried:
+            if _LOOKS.match(f"{step.command} "):
+                eventually(lambda step=step: self._tried(step))
+            else:
+                self._tried(step)
+
+    def _tried(self, step: Step) -> bool:
+        printed = self.run(step.command)
+        assert step.matches(printed), (
+            f"$ {step.command}\n--- the page says\n{step.prints}\n--- it says\n{printed}"
+        )
+        return True
+
+    def run(self, command: str) -> str:
+        """What a command prints, on both streams."""
+        with tempfile.TemporaryFile("w+") as printed:
+            process = subprocess.Popen(
+                ["bash", "-c", command],
+                cwd=self._folder,
+                env=self._environment,
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            self._sessions.append(process.pid)
+            process.wait(TIMEOUT_S)
+            printed.seek(0)
+            return printed.read().strip("\n")

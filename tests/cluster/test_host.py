@@ -11,28 +11,12 @@ from typing import Any
 
 import pytest
 from cluster.test_replication import CONFIGS, Writer, check
-from clusters import CLUSTER_ID, ShoalCluster, free_ports
+from clusters import CLUSTER_ID, ShoalCluster, free_run
 from conditions import eventually
 from confluent_kafka.admin import AdminClient, NewTopic
 from servers import ShoalProcess
 
 PARTITIONS = 8
-
-
-def free_run(count: int) -> int:
-    """A port that is free, as are those that follow."""
-
-    def found() -> int | None:
-        (port,) = free_ports(1)
-        try:
-            for number in range(count):
-                with socket.socket() as one:
-                    one.bind(("127.0.0.1", port + number))
-        except (OSError, OverflowError):
-            return None
-        return port
-
-    return eventually(found)  # type: ignore[return-value]
 
 
 def pids(host: ShoalProcess) -> dict[int, int]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import free_ports
+from clusters import free_run
 from commands import Shoal
 
 
@@ -32,9 +32,7 @@ class Local:
 @pytest.fixture
 def local(tmp_path: Path) -> Iterator[Local]:
     found = Local(tmp_path)
-    # Ports that follow each other: below those that the machine gives to others.
-    port = 10_000 + free_ports(1)[0] % 20_000
-    found.says("start", "--brokers", "3", "--port", str(port))
+    found.says("start", "--brokers", "3", "--port", str(free_run(3)))
     yield found
     for row in found.status().values():
         if row["pid"] is not None:

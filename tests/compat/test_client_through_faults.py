@@ -18,6 +18,7 @@ import pytest
 from kafkas import free_ports
 from servers import ShoalProcess
 from shoal.client.client import Client
+from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.connection import connect
 from shoal.client.consumer import GroupConsumer
 from shoal.client.errors import (
@@ -29,6 +30,7 @@ from shoal.client.errors import (
 )
 from shoal.client.settings import Settings
 from shoal.client.share import AcknowledgeType, ShareSession
+from shoal.client.topics import NewTopic
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 
@@ -120,6 +122,32 @@ def through_relay(tmp_path: Path, scenario: Callable[[Client, Relay], Awaitable[
         asyncio.run(run())
     finally:
         broker.kill9()
+
+
+def test_what_may_be_asked_twice_is_asked_again_where_the_answer_was_lost(tmp_path: Path) -> None:
+    """Also as the first request of a client, which knows the addresses that it was given alone."""
+
+    async def scenario(client: Client, relay: Relay) -> None:
+        group = Resource(ResourceType.GROUP, "g")
+        change = ConfigChange("share.auto.offset.reset", "earliest")
+        admin = client.admin
+        relay.lose(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1)
+        assert await admin.configs.alter({group: [change]}) == {group: None}
+        for api_key, call in (
+            (ApiKey.DESCRIBE_CONFIGS, lambda: admin.configs.describe([group])),
+            (ApiKey.LIST_CONFIG_RESOURCES, lambda: admin.configs.resources([ResourceType.GROUP])),
+            (ApiKey.DESCRIBE_QUORUM, admin.describe_quorum),
+            (ApiKey.LIST_PARTITION_REASSIGNMENTS, admin.reassignments),
+        ):
+            relay.lose(api_key, 1)
+            await call()  # type: ignore[operator]
+        assert relay.lost == 5
+        relay.lose(ApiKey.CREATE_TOPICS, 1)
+        with pytest.raises(ConnectionLost):
+            await admin.topics.create([NewTopic("t")])
+        assert (await client.cluster.topic("t")).name == "t", "it may have worked, as here"
+
+    through_relay(tmp_path, scenario)
 
 
 def test_an_idempotent_producer_stores_nothing_twice(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from shoal.client.cluster import Cluster
-from shoal.client.errors import ConnectionLost
+from shoal.client.errors import ClientError, ConnectionLost
 from shoal.client.settings import Settings
 
 
@@ -39,6 +39,22 @@ def test_who_waits_for_a_connection_is_told_and_not_cancelled() -> None:
                     await task
 
     asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_client_that_is_closed_asks_nobody_anew() -> None:
+    """Who would ask again after a lost connection is told at once, and so is who comes later."""
+
+    async def main() -> None:
+        async with two_wait() as (cluster, waiting):
+            again = asyncio.create_task(cluster.retrying(lambda: cluster.refresh(())))
+            await asyncio.sleep(0)
+            await cluster.close()
+            for refused in (*waiting, again, cluster.refresh(())):
+                with pytest.raises(ClientError, match="closed"):
+                    await refused
+            assert not cluster._connections
+
+    asyncio.run(asyncio.wait_for(main(), 5))
 
 
 def test_a_caller_that_is_cancelled_leaves_the_connection_to_others() -> None:

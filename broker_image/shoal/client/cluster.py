@@ -119,6 +119,7 @@ class Cluster:
         self._names: dict[UUID, str] = {}
         self._coordinators: dict[tuple[int, str], int] = {}
         self._connections: dict[tuple[Address, str], asyncio.Task[Connection]] = {}
+        self._closed = False
 
     async def __aenter__(self) -> Cluster:
         return self
@@ -127,7 +128,8 @@ class Cluster:
         await self.close()
 
     async def close(self) -> None:
-        """Close every connection; requests under way fail with `ConnectionLost`."""
+        """Close every connection; requests, those under way too, fail with `ConnectionLost`."""
+        self._closed = True
         opening = list(self._connections.values())
         self._connections.clear()
         for task in opening:
@@ -139,6 +141,8 @@ class Cluster:
     # -- connections
 
     async def _connection(self, address: Address, lane: str) -> Connection:
+        if self._closed:
+            raise ConnectionLost("this client is closed")
         key = (address, lane)
         task = self._connections.get(key)
         if task is not None and task.done():
@@ -168,9 +172,19 @@ class Cluster:
         return await link.request(api_key, body, timeout_ms=timeout_ms, version=version)
 
     async def ask(self, api_key: ApiKey, body: Mapping[str, Any], **options: Any) -> Any:
-        """Ask any broker: known ones in turn, then the bootstrap addresses."""
-        link = await self.any_connection()
-        return await link.request(api_key, body, **options)
+        """Ask any broker: known ones in turn, then the bootstrap addresses.
+
+        Where one goes before it answers the next is asked, but for what may be asked for only once.
+        """
+        others = 0 if api_key in _ONCE else max(len(self.brokers), len(self.settings.bootstrap))
+        while True:
+            try:
+                link = await self.any_connection()
+                return await link.request(api_key, body, **options)
+            except ConnectionLost:
+                if self._closed or not others:
+                    raise
+                others -= 1
 
     async def any_connection(self) -> Connection:
         """A connection to whichever broker answers first in order, open ones before others."""
@@ -211,7 +225,7 @@ class Cluster:
                     raise
                 if not self.brokers and isinstance(error, ConnectionLost):
                     raise Unreachable(f"{error}{self._listener_hint()}") from None
-                if not transient(error) or self._loop.time() > deadline:
+                if self._closed or not transient(error) or self._loop.time() > deadline:
                     raise
             await backoff.pause()
 
@@ -489,6 +503,10 @@ class Cluster:
         return await self.retrying(attempt)
 
 
+#: Requests that may have worked where the answer was lost, and fail when they are made again.
+_ONCE = frozenset({
+    ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.UNREGISTER_BROKER,
+})  # fmt: skip
 _NO_SUCH_TOPIC = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
 
 
