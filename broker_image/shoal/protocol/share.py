@@ -44,6 +44,9 @@ _ALONE_DONE = {
 #: The least bytes of a topic, a partition, a batch of acknowledgements.
 _TOPIC_SIZE_MIN, _PARTITION_SIZE_MIN, _BATCH_SIZE_MIN = 18, 6, 18
 
+#: So many batches are rather parsed one by one.
+_FEW = 4
+
 uuid_of = lru_cache(4096)(lambda data: UUID(bytes=data))
 _text_of = lru_cache(4096)(lambda data: str(data, "utf-8"))
 
@@ -179,6 +182,21 @@ def _topics(frame: memoryview, at: int) -> tuple[Acknowledgements, int]:
             index = _INDEX.unpack_from(frame, at)[0]
             count, at = _count(frame, at + 4, _BATCH_SIZE_MIN)
             batches: list[AcknowledgementBatch] = []
+            if count > _FEW:
+                alike = frame[at : at + count * _ONE_TYPE.size]
+                batches += (
+                    [
+                        (first, last, kind)
+                        for first, last, size, kind, tags in _ONE_TYPE.iter_unpack(alike)
+                        if size == 2 and tags == 0
+                    ]
+                    if len(alike) == count * _ONE_TYPE.size
+                    else ()
+                )
+                if len(batches) == count:
+                    at, count = at + len(alike), 0
+                else:
+                    batches.clear()
             for _ in range(count):
                 # One type for all and no tags, as a record acknowledged by itself has.
                 first, last, size, kind, tags = _ONE_TYPE.unpack_from(frame, at)
@@ -311,8 +329,8 @@ def write_fetch(
                 buffers += p.records
                 out = bytearray()
             put_uvarint(out, len(p.acquired) + 1)
-            for first, last, count in p.acquired:
-                out += _ACQUIRED.pack(first, last, count, 0)
+            pack = _ACQUIRED.pack
+            out += b"".join([pack(first, last, count, 0) for first, last, count in p.acquired])
             out.append(0)
         out.append(0)
     _put_endpoints(out, endpoints)

@@ -187,8 +187,8 @@ def update_value(update: Update) -> bytes:
         return _update_value_with_delays(update)
     out = bytearray(_UPDATE_HEAD.pack(_VERSION, *update[:3]))
     compiler.put_uvarint(out, len(update.state_batches) + 1)
-    for first, last, state, count in update.state_batches:
-        out += _BATCH.pack(first, last, state, count, 0)
+    pack = _BATCH.pack
+    out += b"".join([pack(*batch, 0) for batch in update.state_batches])
     complete = update.delivery_complete_count
     out += _NO_TAGS if complete == -1 else _COMPLETE_HEAD + complete.to_bytes(4, "big")
     return bytes(out)
@@ -229,10 +229,10 @@ def read_update(value: bytes) -> Update | None:
 
     What `update_value` writes is taken apart by hand; anything else goes through the layout.
     """
-    if len(value) > _UPDATE_HEAD.size and value[_UPDATE_HEAD.size] <= 0x7F:
+    if len(value) > _UPDATE_HEAD.size + 4:
         version, snapshot_epoch, leader_epoch, start_offset = _UPDATE_HEAD.unpack_from(value)
-        begin = _UPDATE_HEAD.size + 1
-        end = begin + _BATCH.size * (value[begin - 1] - 1)
+        size, begin = compiler.get_uvarint(memoryview(value), _UPDATE_HEAD.size)
+        end = begin + _BATCH.size * (size - 1)
         tags = value[end:]
         if (
             begin <= end
