@@ -187,8 +187,8 @@ def update_value(update: Update) -> bytes:
         return _update_value_with_delays(update)
     out = bytearray(_UPDATE_HEAD.pack(_VERSION, *update[:3]))
     compiler.put_uvarint(out, len(update.state_batches) + 1)
-    pack = _BATCH.pack
-    out += b"".join([pack(*batch, 0) for batch in update.state_batches])
+    for first, last, state, count in update.state_batches:
+        out += _BATCH.pack(first, last, state, count, 0)
     complete = update.delivery_complete_count
     out += _NO_TAGS if complete == -1 else _COMPLETE_HEAD + complete.to_bytes(4, "big")
     return bytes(out)
@@ -229,9 +229,12 @@ def read_update(value: bytes) -> Update | None:
 
     What `update_value` writes is taken apart by hand; anything else goes through the layout.
     """
-    if len(value) > _UPDATE_HEAD.size + 4:
+    if len(value) > _UPDATE_HEAD.size:
         version, snapshot_epoch, leader_epoch, start_offset = _UPDATE_HEAD.unpack_from(value)
-        size, begin = compiler.get_uvarint(memoryview(value), _UPDATE_HEAD.size)
+        size, begin = value[_UPDATE_HEAD.size], _UPDATE_HEAD.size + 1
+        if size > 0x7F:  # A varint of two bytes, or one for the layout.
+            second = value[begin] if begin < len(value) else 0x80
+            size, begin = (size & 0x7F | second << 7 if second <= 0x7F else 0), begin + 1
         end = begin + _BATCH.size * (size - 1)
         tags = value[end:]
         if (
