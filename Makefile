@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests start brokers by the hundred: without compiled modules each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench bench-cluster bench-queues bench-spark test test-all docs lock clean
+.PHONY: help venv compiled check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench bench-cluster bench-queues bench-spark test test-all docs lock clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -19,7 +19,11 @@ $(VENV)/.stamp: requirements.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@$(BIN)/python broker_image/compile.py
 	@touch $@
+
+compiled: venv   ## the loops of key order compiled anew, where a C compiler is
+	@$(BIN)/python broker_image/compile.py
 
 lint: venv       ## style and formatting
 	$(BIN)/ruff check .
@@ -84,4 +88,4 @@ lock: venv       ## pin all dependencies anew
 	$(BIN)/python -m pip install -q uv
 	$(BIN)/uv pip compile -q --all-extras --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate pyproject.toml lock-extra.in -o requirements.lock
 clean:           ## remove what the targets made in the tree
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/compat/lib bench/lib
+	rm -rf broker_image/shoal/coordinator/share/_bulk*.so $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/compat/lib bench/lib

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
-from shoal.coordinator.share import portion
+from shoal.coordinator.share import compiled, portion
 from shoal.coordinator.share.acquisition import Wanted
 from shoal.coordinator.share.backoff import Backoff
 from shoal.coordinator.share.batches import scan
@@ -521,8 +521,8 @@ class SelectionMachine(ShareMachine):
                 for o, e in looked.items()
             )
             assert known.held_by_key == waiting
-            several = sum(len(queue) > 1 for queue in known._queues.values())
-            assert known._waiting == several
+            several = sum(len(queue) > 1 for queue in known.keys.queues.values())
+            assert known.keys.waiting == several
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -540,3 +540,22 @@ def short_looks():
 
 TestShareSelection = SelectionMachine.TestCase
 TestShareSelection.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+
+
+class PureSelectionMachine(SelectionMachine):
+    """The same without the compiled loops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr(compiled, "native", None)
+
+    def teardown(self) -> None:
+        self._patch.undo()
+        super().teardown()
+
+
+TestShareSelectionInPython = PureSelectionMachine.TestCase
+TestShareSelectionInPython.settings = settings(
+    max_examples=100, stateful_step_count=50, deadline=None
+)

@@ -30,8 +30,8 @@ class Leaders:
         meter = SimpleNamespace(acknowledgements=0, failed_acknowledgements=0)
         return SimpleNamespace(phase=Phase.ACTIVE, acknowledge=acknowledge, meter=meter)
 
-    def count_acknowledged(self, types: bytes, records: int) -> None:
-        self.counted += records
+    def count_acknowledged(self, batches: Any) -> None:
+        self.counted += sum(last - first + 1 for first, last, *_ in batches)
 
 
 def test_many_are_applied_in_several_turns_of_the_loop() -> None:

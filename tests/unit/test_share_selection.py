@@ -6,7 +6,7 @@ from typing import Any
 
 from shoal.coordinator.share.backoff import UNTIL_FREED
 from shoal.coordinator.share.batches import scan
-from shoal.coordinator.share.selection import Selection
+from shoal.coordinator.share.selection import Selection, open_lock
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.share_partition import ARCHIVED, ARCHIVING, AVAILABLE, SharePartition
 from shoal.record.records import build_batch
@@ -93,6 +93,26 @@ def test_what_is_put_back_has_waited_all_the_same() -> None:
     later = build_batch([(NOW_MS, None, b"x", [("p", b"5")])], base_offset=1)
     known.look(NOW_MS + 400, 9, ShareSettings(), scan(bytes(later), 1))
     assert known.choose(1, ShareSettings(), NOW_MS + 400)[0] == [0]
+
+
+def test_a_record_that_was_put_back_and_delivered_waits_anew_when_it_comes_back() -> None:
+    """It was ready twice: when it was put back, and when that was noted. One of these outlived its
+    delivery, and would give it the place it had before."""
+    policy, share = SelectionPolicy(priority_header="p", priority_ageing_ms=50), SharePartition(0)
+    known, settings = Selection(share, policy), ShareSettings()
+    read = batch((None, {"p": 2}))
+    known.look(NOW_MS, 9, settings, read)
+    assert known.choose(1, settings, NOW_MS)[0] == [0]
+    known.put_back([0], NOW_MS)
+    chosen = known.choose(1, settings, NOW_MS)[0]
+    records, _ = known.lock(chosen, 1, read, settings, NOW_MS)
+    open_lock(share, 1, "m", NOW_MS + 1000, records)
+    later = build_batch([(NOW_MS, None, b"x", [("p", b"2")])], base_offset=1)
+    known.look(NOW_MS + 100, 9, settings, scan(bytes(later), 1))
+    released = share.acknowledge(NOW_MS + 200, "m", [(0, 0, b"\2")], settings)
+    known.changed(released.changes, NOW_MS + 200)
+    assert known.choose(1, settings, NOW_MS + 200)[0] == [1]
+    assert known.choose(1, settings, NOW_MS + 200)[0] == [0]
 
 
 def held_after_a_restart(*offsets: int) -> tuple[SharePartition, Selection]:

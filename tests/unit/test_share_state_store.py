@@ -121,6 +121,17 @@ def test_records_are_kafkas_to_the_byte(
         assert made == Record(key, data)
 
 
+@pytest.mark.parametrize("count", [0, 1, 126, 127, 128, 16_383, 16_384])
+def test_updates_of_any_length_are_read_alike(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    update = Update(1, 2, 3, count, [(5, 6, 2, 1)] * count)
+    value = records.update_value(update)
+    assert records.read_update(value) == update
+    assert records.read_update(value[:-1]) is None
+    if 0 < count < 16_383:  # By hand, where the length takes two bytes at most.
+        monkeypatch.setattr(records, "_read_value", None)
+        assert records.read_update(value) == update
+
+
 def test_an_update_that_is_laid_out_otherwise_is_read_all_the_same() -> None:
     update = Update(1, 2, 3, -1, [(5, 6, 2, 1)] * 200)
     assert records.read_update(records.update_value(update)) == update

@@ -25,13 +25,13 @@ def topics(rng: random.Random) -> list[dict[str, Any]]:
                             "first_offset": rng.getrandbits(60),
                             "last_offset": rng.getrandbits(60),
                             "acknowledge_types": [
-                                rng.randrange(5) for _ in range(rng.choice([0, 1, 9]))
+                                rng.randrange(5) for _ in range(rng.choice(sizes))
                             ],
                         }
-                        for _ in range(rng.randrange(4))
+                        for _ in range(rng.choice([0, 1, 2, 3, 9, 150]))
                     ],
                 }
-                for _ in range(rng.randrange(4))
+                for sizes in rng.choices([(1,), (0, 1, 9), (1,) * 8 + (2,)], k=rng.randrange(4))
             ],
         }
         for _ in range(rng.randrange(4))

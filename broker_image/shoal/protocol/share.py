@@ -44,6 +44,9 @@ _ALONE_DONE = {
 #: The least bytes of a topic, a partition, a batch of acknowledgements.
 _TOPIC_SIZE_MIN, _PARTITION_SIZE_MIN, _BATCH_SIZE_MIN = 18, 6, 18
 
+#: So many batches are rather parsed one by one.
+_FEW = 4
+
 uuid_of = lru_cache(4096)(lambda data: UUID(bytes=data))
 _text_of = lru_cache(4096)(lambda data: str(data, "utf-8"))
 
@@ -178,7 +181,9 @@ def _topics(frame: memoryview, at: int) -> tuple[Acknowledgements, int]:
         for _ in range(count):
             index = _INDEX.unpack_from(frame, at)[0]
             count, at = _count(frame, at + 4, _BATCH_SIZE_MIN)
-            batches: list[AcknowledgementBatch] = []
+            batches = _all_alike(frame, at, count) if count > _FEW else []
+            if batches:
+                at, count = at + count * _ONE_TYPE.size, 0
             for _ in range(count):
                 # One type for all and no tags, as a record acknowledged by itself has.
                 first, last, size, kind, tags = _ONE_TYPE.unpack_from(frame, at)
@@ -198,6 +203,19 @@ def _topics(frame: memoryview, at: int) -> tuple[Acknowledgements, int]:
         at = at + 1 if frame[at] == 0 else _skip_tags(frame, at)
         topics.append((topic_id, partitions))
     return topics, at
+
+
+def _all_alike(frame: memoryview, at: int, count: int) -> list[AcknowledgementBatch]:
+    """Batches that all have one type and no tags, in half of the time of one by one; none if
+    another is among them."""
+    data = frame[at : at + count * _ONE_TYPE.size]
+    if len(data) < count * _ONE_TYPE.size:
+        return []
+    found = _ONE_TYPE.iter_unpack(data)
+    alike: list[AcknowledgementBatch] = [
+        (first, last, kind) for first, last, size, kind, tags in found if size == 2 and tags == 0
+    ]
+    return alike if len(alike) == count else []
 
 
 def _tagged(frame: memoryview, at: int, wanted: int, form: struct.Struct) -> tuple[int | None, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -21,6 +21,7 @@ from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.states import AcknowledgeType
 from shoal.metadata.image import ResourceType
 from shoal.protocol.errors import ErrorCode
+from shoal.protocol.share import AcknowledgementBatch
 from shoal.replication.partition import Partition
 from shoal.server import share_admin, share_meters, share_metrics, share_policies
 from shoal.server.api import Peer
@@ -347,14 +348,16 @@ class ShareService:
             return Failure(ErrorCode.unknown_topic_id)
         return Failure(ErrorCode.unknown_topic_or_partition)
 
-    def count_acknowledged(self, types: bytes, records: int) -> None:
+    def count_acknowledged(self, batches: Sequence[AcknowledgementBatch]) -> None:
         """Note what was acknowledged, for metrics."""
-        if len(types) == 1:
-            self.acknowledged[types[0]] += records
-        else:
-            for kind in AcknowledgeType:
-                if count := types.count(kind):
-                    self.acknowledged[kind] += count
+        acknowledged = self.acknowledged
+        for first, last, types, *_ in batches:
+            if len(types) == 1:
+                acknowledged[types[0]] += last - first + 1
+            else:
+                for kind in AcknowledgeType:
+                    if count := types.count(kind):
+                        acknowledged[kind] += count
 
     # What the group coordinator and admins ask.
 

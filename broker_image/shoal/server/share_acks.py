@@ -24,6 +24,7 @@ _INVALID = ErrorCode.invalid_request
 #: The largest acknowledge type, without and with renewals (KIP-1222).
 _RENEW = int(AcknowledgeType.RENEW)
 _RELEASE = bytes((AcknowledgeType.RELEASE,))
+_ACCEPT = bytes((AcknowledgeType.ACCEPT,))
 _TYPE_MAX = (int(AcknowledgeType.REJECT), _RENEW)
 #: Acknowledge types after which the rest of a request has to wait for the next turn: some 10 ms
 #: where each is another one than the one before.
@@ -132,8 +133,7 @@ class Acks:
     ) -> Callable[[Failure | None], None]:
         def written(failure: Failure | None) -> None:
             if failure is None:
-                for first, last, types, *_ in batches:
-                    self._service.count_acknowledged(types, last - first + 1)
+                self._service.count_acknowledged(batches)
             else:
                 self.failures[key] = failure
             self._settle()
@@ -148,6 +148,9 @@ def misuse(
     highest = _TYPE_MAX[version >= 2]
     previous = -1
     for first, last, types, *delay_ms in batches:
+        if types == _ACCEPT and previous < first <= last and not delay_ms:
+            previous = last
+            continue
         if first > last:
             return Failure(_INVALID, f"offsets {first} to {last} are no range")
         if first <= previous:

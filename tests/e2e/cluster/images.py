@@ -58,7 +58,9 @@ class Image:
 
 
 IMAGES = {
-    "broker": Image("broker_image/Containerfile", ("broker_image/shoal",), ("broker",)),
+    "broker": Image(
+        "broker_image/Containerfile", ("broker_image/shoal", "broker_image/compile.py"), ("broker",)
+    ),
     "operator": Image(
         "operator/Containerfile", ("broker_image/shoal", "operator/shoal_operator"), ("operator",)
     ),

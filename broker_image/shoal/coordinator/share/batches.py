@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 import crc32c
 
+from shoal.coordinator.share import compiled
+
 _HEADER = struct.Struct(">qi4xb4xhi16xq")
 _HEADER_SIZE = 61
 #: `batch_length` counts from behind itself.
@@ -65,6 +67,8 @@ class Batches:
 
         Batches between them of which nothing was acquired stay out.
         """
+        if compiled.native is not None and len(acquired) > 1:
+            return compiled.native.spans(self.lasts, self.ends, list(acquired))
         spans: list[tuple[int, int]] = []
         for first, last, _ in acquired:
             low = bisect_left(self.lasts, first)
@@ -100,6 +104,8 @@ def scan(
     found = Batches(memoryview(data))
     bases, lasts, ends, passed_by = found.bases, found.lasts, found.ends, found.passed_by
     unpack, size, at, expected = _HEADER.unpack_from, len(data), 0, first_wanted
+    if compiled.native is not None and not aborted:
+        at, expected = compiled.native.scan(data, expected, bases, lasts, ends)
     while at + _HEADER_SIZE <= size:
         base, length, magic, attributes, delta, producer_id = unpack(data, at)
         end = at + _LENGTH_AT_END + length

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from shoal.coordinator.share import compiled
 from shoal.record.batch import (
     COMPRESSION_MASK,
     HEADER_SIZE,
@@ -145,6 +146,8 @@ def key_hashes(data: bytes, at: int, end: int) -> list[int] | None:
         except CorruptBatch:
             return None
         end = len(body)
+    if compiled.native is not None:
+        return compiled.native.hashes(body, begin, end, count)
     keys: list[int] = []
     append = keys.append
     try:

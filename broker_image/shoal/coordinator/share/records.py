@@ -229,10 +229,13 @@ def read_update(value: bytes) -> Update | None:
 
     What `update_value` writes is taken apart by hand; anything else goes through the layout.
     """
-    if len(value) > _UPDATE_HEAD.size and value[_UPDATE_HEAD.size] <= 0x7F:
+    if len(value) > _UPDATE_HEAD.size:
         version, snapshot_epoch, leader_epoch, start_offset = _UPDATE_HEAD.unpack_from(value)
-        begin = _UPDATE_HEAD.size + 1
-        end = begin + _BATCH.size * (value[begin - 1] - 1)
+        size, begin = value[_UPDATE_HEAD.size], _UPDATE_HEAD.size + 1
+        if size > 0x7F:  # A varint of two bytes, or one for the layout.
+            second = value[begin] if begin < len(value) else 0x80
+            size, begin = (size & 0x7F | second << 7 if second <= 0x7F else 0), begin + 1
+        end = begin + _BATCH.size * (size - 1)
         tags = value[end:]
         if (
             begin <= end

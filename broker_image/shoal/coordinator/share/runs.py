@@ -26,6 +26,8 @@ Change = Callable[[Edit, int, int, Row], Row | None]
 ONE_BY_ONE_MAX = 2
 #: Rows between two edits that are not worth a stretch of their own.
 _NEAR_ROWS = 4
+#: A delivery count is kept in one byte; group configs allow at most 25 deliveries.
+COUNT_MAX = 255
 #: Bytes a row takes: first offset, state, delivery count, lock, piece.
 ROW_SIZE = 8 + 1 + 1 + 4 + 4
 
@@ -101,7 +103,7 @@ class Runs:
 
     def join(self, row: int, past: int) -> None:
         """Join rows that are equal, among `[row - 1, past]`, both ends as far as they exist."""
-        firsts, states, counts, locks, pieces = self._columns()
+        firsts, states, counts, locks, pieces = self.columns()
         for at in range(min(past, len(firsts) - 1), max(row, 1) - 1, -1):
             above = at - 1
             if (
@@ -117,7 +119,7 @@ class Runs:
         nothing is changed, as soon as `change` gives None. It is given an edit, the first and last
         of its offsets that are in one row, and that row's state, count, lock and piece, and gives
         what they become. That takes a third of the time of cutting and joining for each edit."""
-        firsts, states, counts, locks, pieces = self._columns()
+        firsts, states, counts, locks, pieces = self.columns()
         rows, end = len(firsts), self.end
         stretches: list[_Stretch] = []
         made: _Stretch | None = None
@@ -168,6 +170,21 @@ class Runs:
     def _row(self, row: int) -> Row:
         return self.states[row], self.counts[row], self.locks[row], self.pieces[row]
 
+    def splice(
+        self,
+        begin: int,
+        past: int,
+        firsts: bytes,
+        states: bytes,
+        counts: bytes,
+        locks: bytes,
+        pieces: bytes,
+    ) -> None:
+        """Put rows, as the bytes of their columns, into the place of rows `begin` to `past`."""
+        self.firsts[begin:past] = array("q", firsts)
+        self.states[begin:past], self.counts[begin:past] = states, counts
+        self.locks[begin:past], self.pieces[begin:past] = array("I", locks), array("I", pieces)
+
     def drop_rows(self, rows: int) -> None:
         """Move the window's start past its first `rows` rows."""
         del self.firsts[:rows], self.states[:rows], self.counts[:rows]
@@ -182,9 +199,10 @@ class Runs:
 
     def size_bytes(self) -> int:
         """Memory that the columns hold."""
-        return sum(column.__sizeof__() for column in self._columns())
+        return sum(column.__sizeof__() for column in self.columns())
 
-    def _columns(self) -> tuple[array[int], bytearray, bytearray, array[int], array[int]]:
+    def columns(self) -> tuple[array[int], bytearray, bytearray, array[int], array[int]]:
+        """First offsets, states, delivery counts, locks and pieces."""
         return self.firsts, self.states, self.counts, self.locks, self.pieces
 
     def _insert(self, row: int, first: int, state: int, count: int, lock: int, piece: int) -> None:

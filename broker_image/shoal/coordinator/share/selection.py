@@ -2,14 +2,14 @@
 with key order, delay and priority. A policy beside the state machine, for groups that ask for it;
 the others have `acquisition`, and none of this.
 
-Records are looked at once, in the order of the log and a bounded number at a time (`look_at`). From
+Records are looked at once, in the order of the log and a bounded number at a time (`looking`). From
 then on each record that is not complete is in one place:
 
 * `_delayed`, until its time has come;
-* behind others of its key in `_queues`, where its key is held;
-* in `_ready`, a heap of what may be acquired: records without a key, and the first of each key that
-  is free. A fetch takes from its top and never searches past what is held, however much that is;
-* in `_held`, while a member has it.
+* behind others of its key (`key_queues`), where its key is held;
+* ready (`ready`), a heap of what may be acquired: records without a key, and the first of each key
+  that is free. A fetch takes from its top and never searches past what is held, however much it is;
+* held, while a member has it.
 
 A key is held while any of its records is acquired, and while its first record that is not complete
 is not available: it is in retry back-off, or delayed, or, where the group wants that, its dead
@@ -27,29 +27,20 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
 
+from shoal.coordinator.share import compiled
 from shoal.coordinator.share.batches import Batches
 from shoal.coordinator.share.bulk import lock_new
 from shoal.coordinator.share.fate import Cause
+from shoal.coordinator.share.key_queues import KeyQueues
 from shoal.coordinator.share.locks import Lock
+from shoal.coordinator.share.looking import Looking
 from shoal.coordinator.share.portion import Portion
-from shoal.coordinator.share.record_facts import (
-    PRIORITY_MAX,
-    Fact,
-    HeaderReader,
-    facts,
-    key_hashes,
-)
+from shoal.coordinator.share.ready import OFFSET_BITS, OFFSET_MASK, Ready
+from shoal.coordinator.share.record_facts import Fact, HeaderReader
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition, StateBatch
 from shoal.coordinator.share.states import ACQUIRED, ARCHIVING, AVAILABLE, HELD, is_terminal
-from shoal.record.batch import CorruptBatch
-
-_OFFSET_BITS = 64
-_OFFSET_MASK = (1 << _OFFSET_BITS) - 1
-#: So many times what a fetch wants are rather sorted than taken from the heap one by one.
-_SORTED_MAX = 4
 
 
 class Selection:
@@ -57,22 +48,13 @@ class Selection:
 
     __slots__ = (
         "_blind_until",
-        "_busy",
         "_delayed",
         "_delayed_heap",
-        "_held",
-        "_key_of",
         "_keyless",
-        "_open",
-        "_open_last",
-        "_priority_of",
-        "_queues",
+        "_looking",
         "_ready",
         "_share",
-        "_taken",
-        "_waiting",
-        "cursor",
-        "headers",
+        "keys",
         "policy",
         "portion",
     )
@@ -82,31 +64,17 @@ class Selection:
         #: Bounds what one fetch gets, where keys collide.
         self.portion = Portion()
         self._share = share
-        #: What lies below has been looked at.
-        self.cursor = share.start_offset
+        wanted = policy.delay_max_ms or policy.priority_header
+        headers = HeaderReader(policy.delay_max_ms, policy.priority_header) if wanted else None
+        self._looking = Looking(share, keys=policy.key_order, headers=headers)
         #: Members hold records whose keys are not known yet: nothing is acquired before this.
         self._blind_until = share.end_offset if share.locks.live else 0
-        self._ready: list[int] = []
-        #: Entries of `_ready` that were chosen last, by offset: they hold since when each waits.
-        self._taken: dict[int, int] = {}
-        self._queues: dict[int, list[int]] = {}
-        self._key_of: dict[int, int] = {}
-        #: Keys of which there is more than one in `_queues`.
-        self._waiting = 0
-        #: Acquired, or about to be; of a key, how many.
-        self._held: set[int] = set()
-        self._busy: dict[int, int] = {}
+        self.keys = KeyQueues()
+        self._ready = Ready(policy)
         self._delayed: set[int] = set()
-        #: Those that have one above 0.
-        self._priority_of: dict[int, int] = {}
         self._delayed_heap: list[int] = []
-        #: The rest of a batch that one look did not get through, and its last offset.
-        self._open: Iterator[Fact] | None = None
-        self._open_last = -1
         #: HELD records that were found to have no key.
         self._keyless: list[int] = []
-        wanted = policy.delay_max_ms or policy.priority_header
-        self.headers = HeaderReader(policy.delay_max_ms, policy.priority_header) if wanted else None
 
     # Facts for the shell.
 
@@ -124,20 +92,17 @@ class Selection:
     def held_by_key(self) -> int:
         """Records that wait for another of their key: one before them or, where several of a key
         were acquired at once, for the rest of those."""
-        behind = len(self._key_of) - len(self._queues)
-        return behind - (len(self._held & self._key_of.keys()) - len(self._busy))
+        return self.keys.waiting_records
 
     @property
     def keys_held(self) -> int:
         """Keys that dead-lettered records hold; each of those counts that was not looked at."""
-        return len({self._key_of.get(at, ("offset", at)) for at in self._dead_letters()})
+        return len({self.keys.key_of.get(at, ("offset", at)) for at in self._dead_letters()})
 
     @property
     def behind_dead_letters(self) -> int:
         """Records that wait for one with their key that is HELD, as far as they were looked at."""
-        known = [self._key_of[at] for at in self._dead_letters() if at in self._key_of]
-        waiting = (len(self._queues[key]) - self._busy.get(key, 0) for key in set(known))
-        return sum(waiting) - len(known)
+        return self.keys.waiting_behind(self._dead_letters())
 
     def _dead_letters(self) -> Iterator[int]:
         """The offsets that are HELD."""
@@ -151,15 +116,15 @@ class Selection:
 
     def is_keyless(self, offset: int) -> bool:
         """Whether a record is known to have no key."""
-        return self.policy.key_order and offset < self.cursor and offset not in self._key_of
+        return self.policy.key_order and offset < self.cursor and offset not in self.keys.key_of
 
     @property
     def next_due_ms(self) -> int | None:
         """When the next delay ends."""
         heap, delayed = self._delayed_heap, self._delayed
-        while heap and heap[0] & _OFFSET_MASK not in delayed:
+        while heap and heap[0] & OFFSET_MASK not in delayed:
             heapq.heappop(heap)
-        return heap[0] >> _OFFSET_BITS if heap else None
+        return heap[0] >> OFFSET_BITS if heap else None
 
     def in_flight(self) -> int:
         """Records that count against `share.partition.max.record.locks`: acquired, in retry
@@ -175,7 +140,7 @@ class Selection:
         policy = self.policy
         if policy.delay_max_ms and len(self._delayed) >= policy.delayed_max:
             return "share.delay.max.records"
-        if len(self._key_of) + len(self._ready) >= policy.lookahead:
+        if len(self.keys.key_of) + len(self._ready) >= policy.lookahead:
             return "share.ordering.key.lookahead"
         return None
 
@@ -195,24 +160,24 @@ class Selection:
 
     # Looking at records.
 
-    def next_look(self) -> int:
-        """The offset to read the log from: behind the cursor, past what is complete."""
-        share, runs = self._share, self._share.runs
-        self.cursor = max(self.cursor, share.start_offset)
-        if self._open is None and self.cursor < runs.end:
-            row = runs.row_of(self.cursor)
-            while row < len(runs) and is_terminal(runs.states[row]):
-                row += 1
-            if row == len(runs):
-                self.cursor = runs.end
-            else:
-                self.cursor = max(self.cursor, runs.firsts[row])
-        return self.cursor
+    @property
+    def cursor(self) -> int:
+        """What lies below has been looked at."""
+        return self._looking.cursor
+
+    @property
+    def headers(self) -> HeaderReader | None:
+        """The reader of headers, for groups with delay or priority."""
+        return self._looking.headers
 
     @property
     def is_open(self) -> bool:
-        """Whether a batch is half read: `look_on` goes on with it, and no read is needed."""
-        return self._open is not None
+        """Whether a batch is half read: `look` goes on with it, and no read is needed."""
+        return self._looking.is_open
+
+    def next_look(self) -> int:
+        """The offset to read the log from."""
+        return self._looking.next_offset()
 
     def look(
         self, now_ms: int, budget: int, settings: ShareSettings, batches: Batches | None
@@ -221,9 +186,9 @@ class Selection:
         those were, and what was passed by, to be persisted. `batches` is None while one is open."""
         changes: list[StateBatch] = []
         if batches is None:
-            taken = self._look_on(now_ms, budget, settings, changes)
+            taken = self._looking.look_on(self, now_ms, budget, settings, changes)
         else:
-            taken = self._look_at(batches, now_ms, budget, settings, changes)
+            taken = self._looking.look_at(batches, self, now_ms, budget, settings, changes)
         for offset in self._keyless:
             changes += self._share.free(offset, offset)
         self._keyless.clear()
@@ -231,111 +196,12 @@ class Selection:
             self._share.advance()
         return taken, changes
 
-    def _look_at(
-        self,
-        batches: Batches,
-        now_ms: int,
-        budget: int,
-        settings: ShareSettings,
-        changes: list[StateBatch],
-    ) -> int:
-        share = self._share
-        whole, taken = self._look_at_keys(batches, budget)
-        passed = iter(batches.passed_by)
-        gap = next(passed, None)
-        for at in range(whole, len(batches) if taken < budget else whole):
-            base, last = batches.bases[at], batches.lasts[at]
-            while gap is not None and gap[0] <= max(base, self.cursor):
-                # A hole before this batch, or control batches: this one, or more.
-                share.archive(max(gap[0], self.cursor), gap[1], changes)
-                changes += share.free(max(gap[0], self.cursor), gap[1])
-                self.cursor = max(self.cursor, gap[1] + 1)
-                gap = next(passed, None)
-            if last < self.cursor:
-                continue
-            if last >= share.end_offset:
-                share.extend(last)
-            begin = batches.ends[at - 1] if at else 0
-            keys = self.policy.key_order
-            self._open = facts(batches.data, begin, keys=keys, headers=self.headers)
-            self._open_last = last
-            taken += self._look_on(now_ms, budget - taken, settings, changes)
-            if taken >= budget:
-                break
-        return taken
-
-    def _look_at_keys(self, batches: Batches, budget: int) -> tuple[int, int]:
-        """Look at the batches that come first, as far as the keys alone are wanted of them and the
-        window has them as new and without holes: how many batches and records that was."""
-        share, runs, cursor = self._share, self._share.runs, self.cursor
-        if not self.policy.key_order or self.headers is not None or batches.passed_by:
-            return 0, 0
-        if cursor < runs.end and (cursor < runs.firsts[-1] or runs.states[-1] != AVAILABLE):
-            return 0, 0
-        data, begin, whole = bytes(batches.data), 0, 0
-        keys: list[int] = []
-        for base, last, end in zip(batches.bases, batches.lasts, batches.ends, strict=True):
-            found = key_hashes(data, begin, end) if last - cursor < budget else None
-            if found is None:
-                break
-            keys += found[cursor - base :] if base < cursor else found
-            begin, whole = end, whole + 1
-        if not whole:
-            return 0, 0
-        last = batches.lasts[whole - 1]
-        if last >= share.end_offset:
-            share.extend(last)
-        self._take_in_new(cursor, keys)
-        self.cursor = last + 1
-        return whole, len(keys)
-
-    def _take_in_new(self, first: int, keys: Sequence[int]) -> None:
+    def take_in_new(self, first: int, keys: list[int]) -> None:
         """Put records that were never delivered into their places, from `first` on, of which the
         keys are known and nothing else is to be."""
-        ready, queues, waiting = self._ready, self._queues, 0
-        pairs = zip(range(first, first + len(keys)), keys, strict=True)
-        self._key_of.update(x for x in pairs if x[1]) if 0 in keys else self._key_of.update(pairs)
-        for offset, key in enumerate(keys, first):
-            if key:
-                queue = queues.get(key)
-                if queue is not None:
-                    waiting += len(queue) == 1
-                    queue.append(offset)
-                    continue
-                queues[key] = [offset]
-            ready.append(offset)  # Behind all others, so that the heap is still one.
-        self._waiting += waiting
+        self.keys.put_new(first, keys, self._ready.entries)
 
-    def _look_on(
-        self, now_ms: int, budget: int, settings: ShareSettings, changes: list[StateBatch]
-    ) -> int:
-        """Go on with the batch that is open: how many of its records were looked at."""
-        assert self._open is not None
-        share, looked, cause = self._share, 0, None
-        if self.headers is not None:
-            self.headers.now_ms = now_ms
-        try:
-            for fact in islice(self._open, budget):
-                looked += 1
-                offset = fact[0]
-                if self.cursor <= offset <= self._open_last:
-                    if offset > self.cursor:  # Compaction took what was between.
-                        share.archive(self.cursor, offset - 1, changes)
-                        changes += share.free(self.cursor, offset - 1)
-                    self.cursor = offset + 1
-                    self._take_in(fact, now_ms)
-            if looked == budget:
-                return looked
-        except CorruptBatch:
-            cause = Cause.CORRUPT if settings.dead_letters else None
-        self._open = None
-        if self.cursor <= self._open_last:
-            share.archive(self.cursor, self._open_last, changes, cause)
-            changes += share.free(self.cursor, self._open_last)
-            self.cursor = self._open_last + 1
-        return max(looked, 1)
-
-    def _take_in(self, fact: Fact, now_ms: int) -> None:
+    def take_in(self, fact: Fact, now_ms: int) -> None:
         """Put a record, which the window holds, into its place."""
         offset, key, due_ms, priority = fact
         runs = self._share.runs
@@ -351,24 +217,16 @@ class Selection:
                 return
             due_ms = 0
         if priority:
-            self._priority_of[offset] = priority
+            self._ready.priority_of[offset] = priority
         if due_ms:
             self._delayed.add(offset)
-            heapq.heappush(self._delayed_heap, due_ms << _OFFSET_BITS | offset)
+            heapq.heappush(self._delayed_heap, due_ms << OFFSET_BITS | offset)
         if state == ACQUIRED:
-            self._held.add(offset)
-        if key:
-            self._key_of[offset] = key
-            if state == ACQUIRED:
-                self._busy[key] = self._busy.get(key, 0) + 1
-            queue = self._queues.get(key)
-            if queue is not None:
-                self._waiting += len(queue) == 1
-                queue.append(offset)
-                return
-            self._queues[key] = [offset]
+            self.keys.held.add(offset)
+        if key and not self.keys.put(offset, key, acquired=state == ACQUIRED):
+            return
         if state == AVAILABLE and not due_ms:
-            self._push(offset, now_ms)
+            self._ready.push(offset, now_ms)
 
     def _holds_key(self, state: int) -> bool:
         """Whether a record in `state`, which is not acquired, keeps its key from going on."""
@@ -378,140 +236,85 @@ class Selection:
 
     # What becomes of records.
 
-    def changed(self, changes: Iterable[StateBatch], now_ms: int) -> None:
+    def changed(self, changes: Sequence[StateBatch], now_ms: int) -> None:
         """Members gave records back, or dead letters were written: what became of them."""
-        touched: set[int] = set()
+        keys, ready, runs = self.keys, self._ready, self._share.runs
+        if self._is_plain and keys.end_all(changes, self.cursor, ready.entries, runs):
+            return
+        touched: dict[int, None] = {}
         for first, last, state, _ in changes:
             if state == AVAILABLE and not self._share.start_offset <= first:
                 continue
-            done = not self._holds_key(state)
-            if not done and state == AVAILABLE:
-                row = self._share.runs.row_of(first)
-                available = self._share.runs.states[row] == AVAILABLE
-            else:
-                available = False
-            if done:
-                self._end(range(first, min(last, self.cursor - 1) + 1), touched)
+            offsets = range(first, min(last, self.cursor - 1) + 1)
+            if not self._holds_key(state):
+                self._end(offsets, touched)
                 continue
-            for offset in range(first, min(last, self.cursor - 1) + 1):
-                self._give_back(offset, False, available, touched, now_ms)
+            available = state == AVAILABLE == runs.states[runs.row_of(first)]
+            for offset in offsets:
+                key = keys.release(offset)
+                if key is not None:
+                    touched[key] = None
+                elif available:
+                    ready.push(offset, now_ms)
         for key in touched:
             self._offer(key, now_ms)
 
-    def _end(self, offsets: range, touched: set[int]) -> None:
-        """Forget records that are complete; the keys that others wait for are `touched`."""
-        held, key_of, queues, busy = self._held, self._key_of, self._queues, self._busy
-        if self._priority_of or self._delayed:
-            for offset in offsets:
-                self._priority_of.pop(offset, None)
-                self._delayed.discard(offset)
-        for offset in offsets:
-            key = key_of.pop(offset, None)
-            if offset in held:
-                held.discard(offset)
-                if key is None:
-                    continue
-                if busy[key] == 1:
-                    del busy[key]
-                else:
-                    busy[key] -= 1
-            elif key is None:
-                continue
-            queue = queues[key]
-            if len(queue) == 1:
-                del queues[key]
-            else:
-                queue.remove(offset)
-                self._waiting -= len(queue) == 1
-                touched.add(key)
+    @property
+    def _is_plain(self) -> bool:
+        """Whether keys are all there is to a record."""
+        policy = self.policy
+        return policy.key_order and not self._delayed and not policy.priority_header
 
-    def _give_back(
-        self, offset: int, done: bool, available: bool, touched: set[int], now_ms: int
-    ) -> None:
-        held = offset in self._held
-        if held:
-            self._held.discard(offset)
-        if done:
-            self._priority_of.pop(offset, None)
-            self._delayed.discard(offset)
-        key = self._key_of.get(offset)
-        if key is None:
-            if available:
-                self._push(offset, now_ms)
-            return
-        touched.add(key)
-        if held:
-            left = self._busy[key] - 1
-            if left:
-                self._busy[key] = left
-            else:
-                del self._busy[key]
-        if done:
-            del self._key_of[offset]
-            queue = self._queues[key]
-            if len(queue) == 1:
-                del self._queues[key]
-            else:
-                queue.remove(offset)
-                self._waiting -= len(queue) == 1
+    def _end(self, offsets: Iterable[int], touched: dict[int, None]) -> None:
+        """Forget records that are complete."""
+        self._ready.end(offsets)
+        if self._delayed:
+            self._delayed.difference_update(offsets)
+        self.keys.end(offsets, touched)
 
     def available_again(self, ranges: Iterable[tuple[int, int]], now_ms: int) -> None:
         """Waits in retry back-off have ended."""
         for first, last in ranges:
             for offset in range(first, min(last, self.cursor - 1) + 1):
-                key = self._key_of.get(offset)
-                if key is None:
-                    self._push(offset, now_ms)
-                else:
-                    self._offer(key, now_ms)
+                self._may_go_on(offset, now_ms)
+
+    def _may_go_on(self, offset: int, now_ms: int) -> None:
+        """A record waits for nothing but its key."""
+        key = self.keys.key_of.get(offset)
+        if key is None:
+            self._ready.push(offset, now_ms)
+        else:
+            self._offer(key, now_ms)
 
     def end_delays(self, now_ms: int) -> bool:
         """Make ready what has been delayed long enough: whether there was any."""
         heap, found = self._delayed_heap, False
-        while heap and heap[0] >> _OFFSET_BITS <= now_ms:
-            offset = heapq.heappop(heap) & _OFFSET_MASK
+        while heap and heap[0] >> OFFSET_BITS <= now_ms:
+            offset = heapq.heappop(heap) & OFFSET_MASK
             if offset in self._delayed:
                 self._delayed.discard(offset)
-                key = self._key_of.get(offset)
-                if key is None:
-                    self._push(offset, now_ms)
-                else:
-                    self._offer(key, now_ms)
+                self._may_go_on(offset, now_ms)
                 found = True
         return found
 
     def log_start_moved(self, now_ms: int) -> None:
         """What lay below the window's start is gone from the log."""
         start = self._share.start_offset
-        gone = [offset for offset in self._key_of if offset < start]
         self._delayed = {offset for offset in self._delayed if offset >= start}
-        self._priority_of = {o: p for o, p in self._priority_of.items() if o >= start}
-        self._held = {o for o in self._held if o >= start or o in self._key_of}
-        touched: set[int] = set()
-        for offset in gone:
-            self._give_back(offset, True, False, touched, now_ms)
+        self._ready.start_moved(start)
+        touched: dict[int, None] = {}
+        self.keys.start_moved(start, touched)
         for key in touched:
             self._offer(key, now_ms)
-        if self._open is not None and self._open_last < start:
-            self._open = None
-        self.cursor = max(self.cursor, start)
+        self._looking.start_moved(start)
 
     def _offer(self, key: int, now_ms: int) -> None:
         """Make the first record of a key ready, if the key is free."""
-        queue = self._queues.get(key)
-        if queue is not None and key not in self._busy and queue[0] not in self._delayed:
+        first = self.keys.first_of(key)
+        if first is not None and first not in self._delayed:
             runs = self._share.runs
-            if runs.states[runs.row_of(queue[0])] == AVAILABLE:
-                self._push(queue[0], now_ms)
-
-    def _push(self, offset: int, now_ms: int) -> None:
-        policy = self.policy
-        if policy.priority_header:
-            steps = PRIORITY_MAX - self._priority_of.get(offset, 0)
-            rank = now_ms + steps * policy.priority_ageing_ms
-            heapq.heappush(self._ready, rank << _OFFSET_BITS | offset)
-        else:
-            heapq.heappush(self._ready, offset)
+            if runs.states[runs.row_of(first)] == AVAILABLE:
+                self._ready.push(first, now_ms)
 
     # Acquiring.
 
@@ -525,21 +328,12 @@ class Selection:
         """
         chosen: list[int] = []
         changes: list[StateBatch] = []
-        runs, ready, share = self._share.runs, self._ready, self._share
+        runs, ready, share, keys = self._share.runs, self._ready, self._share, self.keys
         limit, splitting = settings.delivery_count_limit, settings.splitting_count
-        self._taken = taken = {}
-        plain = self.policy.key_order and self.policy.key_batch == 1
-        plain = plain and not self._delayed and not self.policy.priority_header
-        fresh = runs.firsts[-1] if len(runs) and runs.states[-1] == AVAILABLE else runs.end
-        if fresh < runs.end and runs.counts[-1]:
-            fresh = runs.end
-        while ready and len(chosen) < records:
-            if plain and ready[0] >= fresh:
-                plain = False
-                if self._take_new(chosen, records - len(chosen)):
-                    break
-            entry = heapq.heappop(ready)
-            offset = entry & _OFFSET_MASK
+        ready.begin()
+        if self._is_plain and self.policy.key_batch == 1 and ready.entries:
+            keys.choose(ready.entries, runs, records, min(limit, splitting), chosen)
+        while len(chosen) < records and (offset := ready.pop()) is not None:
             row = self._row_to_take(offset)
             if row is None:
                 continue
@@ -551,61 +345,30 @@ class Selection:
                 continue
             alone = count >= splitting
             if alone and chosen:
-                heapq.heappush(ready, entry)
+                ready.put_back(offset, now_ms)
                 break
-            self._hold(offset)
+            keys.hold(offset)
             chosen.append(offset)
-            taken[offset] = entry
             if alone:
                 break
             if self.policy.key_batch > 1:
-                self._take_key(offset, chosen, records, splitting)
+                self._take_followers(offset, chosen, records, splitting)
         chosen.sort()
-        self.portion.delivered(len(chosen), len(self._queues), self._waiting)
+        self.portion.delivered(len(chosen), len(keys.queues), keys.waiting)
         return chosen, changes
-
-    def _take_new(self, chosen: list[int], records: int) -> bool:
-        """Take so many of those that may be acquired, none of which was ever delivered, at once:
-        a third of the time. False where that is not simple; then nothing has happened."""
-        ready, busy, held = self._ready, self._busy, self._held
-        if len(ready) > _SORTED_MAX * records:
-            return False
-        ready.sort()
-        offsets = ready[:records]
-        keys: list[Any] = list(map(self._key_of.get, offsets))
-        taken, firsts = dict.fromkeys(keys, 1), offsets
-        if taken.pop(None, 0):
-            firsts = [o for o, key in zip(offsets, keys, strict=True) if key is not None]
-        if not held.isdisjoint(offsets) or not busy.keys().isdisjoint(taken):
-            return False
-        if [self._queues[key][0] for key in taken] != firsts:
-            return False
-        del ready[:records]
-        busy.update(taken)
-        held.update(offsets)
-        chosen += offsets
-        return True
 
     def _row_to_take(self, offset: int) -> int | None:
         """Where the window has the offset of an entry of the heap; None if that is outdated."""
         runs = self._share.runs
-        if offset < runs.start or offset in self._held or offset in self._delayed:
+        if offset < runs.start or offset in self.keys.held or offset in self._delayed:
             return None
         row = runs.row_of(offset)
-        if runs.states[row] != AVAILABLE:
-            return None
-        key = self._key_of.get(offset)
-        if key is not None and (key in self._busy or self._queues[key][0] != offset):
-            return None
-        return row
+        return row if runs.states[row] == AVAILABLE and self.keys.is_free(offset) else None
 
-    def _take_key(self, first: int, chosen: list[int], records: int, splitting: int) -> None:
+    def _take_followers(self, first: int, chosen: list[int], records: int, splitting: int) -> None:
         """Take what follows with the same key, as far as it goes to one member at once."""
-        key = self._key_of.get(first)
-        if key is None:
-            return
         runs = self._share.runs
-        for offset in self._queues[key][1 : self.policy.key_batch]:
+        for offset in self.keys.followers(first, self.policy.key_batch - 1):
             row = runs.row_of(offset)
             if (
                 len(chosen) >= records
@@ -614,26 +377,20 @@ class Selection:
                 or runs.counts[row] >= splitting
             ):
                 break
-            self._hold(offset)
+            self.keys.hold(offset)
+            self._ready.forget(offset)
             chosen.append(offset)
-
-    def _hold(self, offset: int) -> None:
-        self._held.add(offset)
-        key = self._key_of.get(offset)
-        if key is not None:
-            self._busy[key] = self._busy.get(key, 0) + 1
 
     def put_back(self, offsets: Iterable[int], now_ms: int) -> None:
         """What was chosen last is not acquired after all, and has waited all the same."""
         back = list(offsets)
-        self.changed([(o, o, int(AVAILABLE), 0) for o in back], now_ms)
         for offset in back:
-            if (entry := self._taken.pop(offset, None)) is not None:
-                heapq.heappush(self._ready, entry)
+            self._ready.restore(offset)
+        self.changed([(o, o, AVAILABLE, 0) for o in back], now_ms)
 
     def lock(
         self,
-        chosen: Sequence[int],
+        chosen: list[int],
         number: int,
         batches: Batches,
         settings: ShareSettings,
@@ -649,10 +406,10 @@ class Selection:
         records: list[tuple[int, int, int]] = []
         for first, last in batches.passed_by:
             share.archive(first, min(last, share.end_offset - 1), changes)
-        ranges = list(_ranges(chosen))
+        ranges = _ranges(chosen)
         if not changes and lock_new(runs, ranges, number):
-            return [(first, last, 1) for first, last in ranges], changes
-        for first, last in ranges:
+            return ranges, changes
+        for first, last, _ in ranges:
             while first <= last:
                 row = runs.row_of(first)
                 high, count = min(last, runs.last(row)), runs.counts[row]
@@ -685,12 +442,16 @@ def open_lock(
     return held
 
 
-def _ranges(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Rising offsets as ranges without holes."""
+def _ranges(offsets: list[int]) -> list[tuple[int, int, int]]:
+    """Rising offsets as ranges without holes, each with a 1: what they are as new deliveries."""
+    if compiled.native is not None:
+        return compiled.native.ranges(offsets)
+    ranges: list[tuple[int, int, int]] = []
     first = last = offsets[0]
     for offset in islice(offsets, 1, None):
         if offset != last + 1:
-            yield first, last
+            ranges.append((first, last, 1))
             first = offset
         last = offset
-    yield first, last
+    ranges.append((first, last, 1))
+    return ranges

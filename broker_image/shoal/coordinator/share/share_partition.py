@@ -29,7 +29,7 @@ from shoal.coordinator.share import bulk
 from shoal.coordinator.share.backoff import UNTIL_FREED, Delay
 from shoal.coordinator.share.fate import Cause, Doomed, Fate
 from shoal.coordinator.share.locks import Lock, Locks
-from shoal.coordinator.share.runs import ONE_BY_ONE_MAX, Runs
+from shoal.coordinator.share.runs import COUNT_MAX, ONE_BY_ONE_MAX, Runs
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.states import (
     ACCEPT,
@@ -47,8 +47,6 @@ from shoal.coordinator.share.states import (
 )
 from shoal.protocol.errors import ErrorCode
 
-#: A delivery count is kept in one byte; group configs allow at most 25 deliveries.
-COUNT_MAX = 255
 #: Offsets that share a state, as they are persisted: first, last, state, delivery count.
 StateBatch = tuple[int, int, int, int]
 #: Offsets acknowledged alike, or each by its own type: first, last, one type or one an offset; and

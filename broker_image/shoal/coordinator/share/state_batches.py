@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
-from shoal.coordinator.share.runs import ONE_BY_ONE_MAX, Edit, Row, Runs
-from shoal.coordinator.share.share_partition import COUNT_MAX, StateBatch
+from shoal.coordinator.share import compiled
+from shoal.coordinator.share.bulk import lay_over
+from shoal.coordinator.share.runs import COUNT_MAX, ONE_BY_ONE_MAX, Runs
+from shoal.coordinator.share.share_partition import StateBatch
 
 #: The state of offsets that nothing was written of; never written itself.
 _UNTOLD = 255
@@ -92,7 +94,7 @@ class StateBatches:
             return True
         if batches[-1][1] >= runs.end:
             runs.append(batches[-1][1], _UNTOLD)
-        runs.rewrite(batches, _laid_over)
+        lay_over(runs, batches)
         return True
 
     def move_start(self, start_offset: int) -> None:
@@ -110,16 +112,15 @@ class StateBatches:
         return self._runs.size_bytes()
 
 
-def _laid_over(batch: Edit, _first: int, _last: int, _row: Row) -> Row:
-    return batch[2], min(batch[3], COUNT_MAX), 0, 0
-
-
 def combine(batches: Iterable[StateBatch], start_offset: int) -> list[StateBatch]:
     """Batches in the order of their writing as ones that rise, do not overlap and are as few as
     can be, from `start_offset` on."""
     known = [batch for batch in batches if batch[1] >= start_offset]
     if not known or (len(known) == 1 and known[0][0] >= start_offset):
         return known
+    if compiled.native is not None and (begin := min(known)[0]) >= start_offset:
+        joined = compiled.native.joined(sorted(known))
+        return list(StateBatches(begin, known)) if joined is None else joined
     rising: list[StateBatch] = []
     for batch in sorted(known):
         first, last, state, count = batch

@@ -71,9 +71,9 @@ class _Lone(Prompt):
 
     def __call__(self, failure: Failure | None) -> None:
         """The write is committed, or has failed."""
-        (topic_id, ((index, ((first, last, types, *_),)),)) = self._request.body.topics[0]
+        (topic_id, ((index, batches),)) = self._request.body.topics[0]
         if failure is None:
-            self._broker.share.count_acknowledged(types, last - first + 1)
+            self._broker.share.count_acknowledged(batches)
         if not self.done():
             failures = {} if failure is None else {(topic_id, index): failure}
             self.set_result(_answer(self._broker, self._request, failures))

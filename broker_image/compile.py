@@ -1,0 +1,54 @@
+"""Compiles the loops of groups with key order where there is a C compiler: `make venv` does, and
+the broker's image. Without a compiler, or Python's headers, everything works in Python alone, and
+key order costs more (docs/adr/0042-loops-that-are-compiled.md).
+
+`python broker_image/compile.py [FOLDER]` compiles for the Python that runs it and says what came of
+it; FOLDER holds the package `shoal`, and is that of this file unless it is given. It ends with 0
+either way.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+SOURCES = "shoal/coordinator/share/native"
+MODULE = "shoal/coordinator/share/_bulk"
+FLAGS = ["-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter"]
+
+
+def build(folder: Path) -> str | None:
+    """Compile in place: None if that was done, else why not."""
+    command = shlex.split(os.environ.get("CC", "cc"))
+    if not shutil.which(command[0]):
+        return f"there is no C compiler ({command[0]})"
+    include = Path(sysconfig.get_path("include"))
+    if not (include / "Python.h").exists():
+        return f"there is no Python.h in {include}"
+    made = folder / f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    part = made.with_name(f"{made.name}.part{os.getpid()}")
+    sources = sorted(map(str, (folder / SOURCES).glob("*.c")))
+    done = subprocess.run(
+        [*command, *FLAGS, f"-I{include}", "-o", str(part), *sources],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        part.unlink(missing_ok=True)
+        return done.stderr.strip()
+    part.replace(made)  # A process that has loaded the old one keeps it.
+    return None
+
+
+def main() -> None:
+    refused = build(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
+    told = "compiled" if refused is None else f"left in Python: {refused}"
+    print(f"Loops of key order: {told}.", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

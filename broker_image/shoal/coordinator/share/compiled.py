@@ -1,0 +1,38 @@
+"""Whether the compiled loops of `native/` are there. They are made where a C compiler is (`make
+venv`, `broker_image/compile.py`); what they do stands in Python beside the calls, with the same
+outcome.
+
+* `hashes(body, begin, end, count)`: the key hashes of an uncompressed batch's records, as
+  `record_facts.key_hashes` gives them, or None where `facts` has to tell.
+* `put_new`, `choose`, `end`: records into the queues of their keys, from a heap to a member, and
+  out of the queues again (`key_queues`).
+* `rewrite`: many ranges of a window in one pass (`Runs.rewrite`), by one of three rules.
+* `ranges`, `spans`, `joined`, `scan`: loops of `selection`, `batches` and `state_batches`.
+
+`PURE_PYTHON=1` in the environment leaves them out. `told` is for people.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+native: ModuleType | None
+try:
+    from shoal.coordinator.share import _bulk as native  # type: ignore[attr-defined,no-redef]
+except ImportError:
+    native = None
+if os.environ.get("PURE_PYTHON"):
+    native = None
+
+#: Rules of `rewrite`, as in `native/windows.c`.
+LOCK, ACCEPT_ALL, LAY_OVER = range(3)
+
+
+def told() -> str:
+    """Which of the two runs."""
+    return (
+        "in Python (make compiled, with a C compiler, makes them faster)"
+        if native is None
+        else "compiled"
+    )

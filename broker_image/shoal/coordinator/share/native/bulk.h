@@ -1,0 +1,39 @@
+/* What the files of this folder share. Together they are the module `_bulk`, which `compiled.py`
+ * tells of: the loops of groups with key order, made where a C compiler is. What each does stands in
+ * Python beside its call, with the same outcome. Nothing here keeps state, and where a function
+ * returns None nothing was changed: Python then goes its own way.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+
+/* As in `states.py` and `runs.py`; `tests/unit/test_compiled.py` holds it. */
+enum { AVAILABLE = 0, ACQUIRED = 1, ACKNOWLEDGED = 2, ARCHIVED = 4, ACCEPT = 1, COUNT_MAX = 255 };
+
+#define HIDDEN __attribute__((visibility("hidden")))
+
+/* The row of an offset of the window. */
+static inline Py_ssize_t row_of(const int64_t *firsts, Py_ssize_t rows, int64_t offset)
+{
+    Py_ssize_t low = 0, high = rows;
+    if (rows && firsts[rows - 1] <= offset)
+        return rows - 1;
+    while (low < high) {
+        Py_ssize_t middle = (low + high) / 2;
+        if (firsts[middle] <= offset)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low - 1;
+}
+
+HIDDEN PyObject *bulk_hashes(PyObject *self, PyObject *args);
+HIDDEN PyObject *bulk_scan(PyObject *self, PyObject *args);
+HIDDEN PyObject *bulk_put_new(PyObject *self, PyObject *args);
+HIDDEN PyObject *bulk_choose(PyObject *self, PyObject *args);
+HIDDEN PyObject *bulk_end(PyObject *self, PyObject *args);
+HIDDEN PyObject *bulk_rewrite(PyObject *self, PyObject *args);
+HIDDEN PyObject *bulk_ranges(PyObject *self, PyObject *args);
+HIDDEN PyObject *bulk_spans(PyObject *self, PyObject *args);
+HIDDEN PyObject *bulk_joined(PyObject *self, PyObject *args);

@@ -1,0 +1,54 @@
+"""`broker_image/compile.py`: what it says and leaves behind, with a compiler and without."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+BROKER = Path(__file__).resolve().parents[2] / "broker_image"
+NATIVE = "shoal/coordinator/share/native"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copytree(BROKER / NATIVE, tmp_path / NATIVE)
+    return tmp_path
+
+
+def compiled(folder: Path, **env: str) -> tuple[str, list[str]]:
+    """What the program says, which ends with 0, and the names it leaves beside the sources."""
+    words = [sys.executable, str(BROKER / "compile.py"), str(folder)]
+    done = subprocess.run(
+        words, env={**os.environ, **env}, capture_output=True, text=True, check=True
+    )
+    return done.stderr, sorted(x.name for x in (folder / NATIVE).parent.iterdir())
+
+
+def test_without_a_compiler_everything_is_left_in_python(folder: Path) -> None:
+    said, names = compiled(folder, CC="no-such-compiler")
+    assert said == (
+        "Loops of key order: left in Python: there is no C compiler (no-such-compiler).\n"
+    )
+    assert names == ["native"]
+
+
+def test_a_compiler_that_fails_leaves_nothing_behind(folder: Path) -> None:
+    (folder / NATIVE / "module.c").write_text("no C")
+    said, names = compiled(folder, CC=os.environ.get("CC", "cc"))
+    assert "left in Python" in said
+    assert names == ["native"]
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="there is no C compiler")
+def test_with_a_compiler_there_is_a_module(folder: Path) -> None:
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        pytest.skip("there is no Python.h")
+    said, names = compiled(folder)
+    assert said == "Loops of key order: compiled.\n"
+    assert names == [f"_bulk{sysconfig.get_config_var('EXT_SUFFIX')}", "native"]

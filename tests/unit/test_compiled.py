@@ -1,0 +1,247 @@
+"""The compiled loops of key order come to what Python comes to, whatever they are given."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from shoal.coordinator.share import batches as batches_of
+from shoal.coordinator.share import bulk, compiled
+from shoal.coordinator.share.key_queues import KeyQueues
+from shoal.coordinator.share.locks import Lock, Locks
+from shoal.coordinator.share.record_facts import key_hashes
+from shoal.coordinator.share.runs import COUNT_MAX, Runs
+from shoal.coordinator.share.selection import _ranges
+from shoal.coordinator.share.state_batches import StateBatches, combine
+from shoal.coordinator.share.states import (
+    ACCEPT,
+    ACKNOWLEDGED,
+    ACQUIRED,
+    ARCHIVED,
+    AVAILABLE,
+    AcknowledgeType,
+)
+from shoal.record.records import build_batch
+
+pytestmark = pytest.mark.skipif(compiled.native is None, reason="no C compiler was there")
+
+MANY = settings(max_examples=300, deadline=None)
+
+
+def both(work: Callable[[], Any]) -> Any:
+    """What some work comes to compiled, having come to the same in Python."""
+    found = work()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "native", None)
+        assert work() == found
+    return found
+
+
+def test_the_numbers_of_states_are_those_that_are_compiled_in() -> None:
+    assert (AVAILABLE, ACQUIRED, ACKNOWLEDGED, ARCHIVED, COUNT_MAX) == (0, 1, 2, 4, 255)
+    assert ACCEPT == AcknowledgeType.ACCEPT == 1
+
+
+keys = st.lists(st.none() | st.binary(max_size=3) | st.just(b"k" * 200), min_size=1, max_size=40)
+
+
+@MANY
+@given(keys, st.integers(0, 200), st.binary(max_size=9))
+def test_keys_of_a_batch(found: list[bytes | None], size: int, before: bytes) -> None:
+    records = [(0, key, b"v" * size, ()) for key in found]
+    data = before + bytes(build_batch(records, base_offset=7))
+    hashes = both(lambda: key_hashes(data, len(before), len(data)))
+    assert hashes == [0 if key is None else hash(key) or 1 for key in found]
+
+
+@MANY
+@given(keys, st.data())
+def test_keys_of_a_batch_that_is_damaged(found: list[bytes | None], data: st.DataObject) -> None:
+    """The compiled loop may leave to `facts` more than Python does, and finds nothing else."""
+    batch = bytearray(build_batch([(0, key, b"v", ()) for key in found], base_offset=0))
+    for _ in range(data.draw(st.integers(1, 3))):
+        batch[data.draw(st.integers(57, len(batch) - 1))] = data.draw(st.integers(0, 255))
+    end = data.draw(st.integers(61, len(batch)))
+    hashes = key_hashes(bytes(batch), 0, end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "native", None)
+        assert hashes is None or hashes == key_hashes(bytes(batch), 0, end)
+
+
+@MANY
+@given(st.data())
+def test_places_of_batches_in_a_read(data: st.DataObject) -> None:
+    log, at = b"", 0
+    for count in data.draw(st.lists(st.integers(1, 3), max_size=6)):
+        at += data.draw(st.sampled_from([0, 0, 0, 2]))
+        log += bytes(build_batch([(0, None, b"v", ())] * count, base_offset=at))
+        at += count
+    log = bytearray(log[: data.draw(st.integers(0, len(log)))])
+    if log and data.draw(st.booleans()):
+        log[data.draw(st.integers(0, len(log) - 1))] = data.draw(st.integers(0, 255))
+    wanted = data.draw(st.integers(0, 2))
+
+    def scanned() -> Any:
+        found = batches_of.scan(bytes(log), wanted)
+        return found.bases, found.lasts, found.ends, found.passed_by
+
+    both(scanned)
+
+
+@MANY
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=9), st.data())
+def test_spans_of_what_was_acquired(sizes: list[int], data: st.DataObject) -> None:
+    found, at = batches_of.Batches(memoryview(b"")), 3
+    for size in sizes:
+        found.bases.append(at)
+        found.lasts.append(at + size - 1)
+        found.ends.append(10 * len(found.bases))
+        at += size
+    offsets = sorted(data.draw(st.sets(st.integers(3, at - 1), min_size=1)))
+    acquired = both(lambda: _ranges(offsets))
+    assert [o for first, last, _ in acquired for o in range(first, last + 1)] == offsets
+    both(lambda: found.spans(acquired))
+
+
+batches = st.lists(
+    st.builds(
+        lambda first, size, state, count: (first, first + size, state, count),
+        st.integers(0, 30), st.integers(0, 4), st.sampled_from([0, 2, 4]), st.integers(0, 2),
+    ),
+    max_size=12,
+)  # fmt: skip
+
+
+@MANY
+@given(batches, st.integers(0, 30))
+def test_state_batches(found: list[tuple[int, int, int, int]], start: int) -> None:
+    rising = both(lambda: combine(found, start))
+
+    def laid_over() -> Any:
+        kept = StateBatches(start)
+        kept.lay_over(rising)
+        kept.lay_over([(first, last, 4, 300) for first, last, *_ in rising[::2]])
+        return list(kept)
+
+    both(laid_over)
+
+
+def window(data: st.DataObject) -> tuple[Runs, Locks]:
+    """A window from offset 5 on, with locks 1 and 2 of members a and b."""
+    runs, locks = Runs(5), Locks()
+    held = {1: 0, 2: 0}
+    rows = st.tuples(st.integers(1, 4), st.sampled_from([0, 0, 1, 1, 1, 2]), st.integers(0, 2))
+    for size, state, count in data.draw(st.lists(rows, min_size=1, max_size=12)):
+        lock = data.draw(st.sampled_from([1, 1, 1, 2])) if state == ACQUIRED else 0
+        runs.append(runs.end + size - 1, state, count, lock, size if state == ACQUIRED else 0)
+        if lock:
+            held[lock] += size
+    for number, member in ((1, "a"), (2, "b")):
+        locks.open(number, Lock(member, 100, first=5, last=runs.end - 1, held=held[number] + 1))
+    return runs, locks
+
+
+def ranges_of(data: st.DataObject, runs: Runs, state: int) -> list[tuple[int, int]]:
+    """Ranges, most of them of offsets in a state."""
+    rows = range(len(runs))
+    here = [o for r in rows if runs.states[r] == state for o in range(runs.firsts[r], runs.last(r) + 1)]  # fmt: skip  # noqa: E501
+    offsets = set(data.draw(st.sets(st.sampled_from(here)))) if here else set()
+    if data.draw(st.integers(0, 4)) == 0 or not offsets:
+        offsets.add(data.draw(st.integers(4, runs.end + 1)))
+    return [(first, last) for first, last, _ in _ranges(sorted(offsets))]
+
+
+@MANY
+@given(st.data())
+def test_many_ranges_of_a_window(data: st.DataObject) -> None:
+    runs, locks = window(data)
+    wanted = ranges_of(data, runs, AVAILABLE)
+    within = all(runs.start <= first and last < runs.end for first, last in wanted)
+
+    def locked() -> Any:
+        known = copy.deepcopy(runs)
+        return within and bulk.lock_new(known, wanted, 9), known.columns()
+
+    both(locked)
+    held = ranges_of(data, runs, ACQUIRED)
+    types = data.draw(st.sampled_from([b"\1", b"\1", b"\1", b"\2"]))
+    now_ms = data.draw(st.sampled_from([0, 0, 100]))
+
+    def accepted() -> Any:
+        known, given_back = copy.deepcopy(runs), copy.deepcopy(locks)
+        acks = [(first, last, types) for first, last in held]
+        found = bulk.accept_all(known, given_back, now_ms, "a", acks)
+        left = {number: lock.held for number, lock in given_back.live.items()}
+        return found, known.columns(), left
+
+    both(accepted)
+
+
+@MANY
+@given(st.data())
+def test_queues_of_keys(data: st.DataObject) -> None:
+    """Both see the same records, commits and fetches; a heap has at its top what it had."""
+    native = compiled.native
+    step = st.tuples(st.sampled_from(["look", "take", "end"]), st.integers(0, 1 << 30))
+    steps = data.draw(st.lists(step, min_size=1, max_size=12))
+    pair = [(KeyQueues(), Runs(0), list[int]()) for _ in range(2)]
+    for what, seed in steps:
+        found = []
+        for (queues, runs, ready), kept in zip(pair, (native, None), strict=True):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(compiled, "native", kept)
+                found.append(STEPS[what](queues, runs, ready, Random(seed)))
+        assert found[0] == found[1]
+        for field in KeyQueues.__slots__:
+            assert getattr(pair[0][0], field) == getattr(pair[1][0], field)
+
+
+def _look(queues: KeyQueues, runs: Runs, ready: list[int], random: Random) -> Any:
+    found = [random.choice([0, 1, 2, 3, 4, 5]) for _ in range(random.randint(1, 9))]
+    first = runs.end
+    runs.append(first + len(found) - 1, AVAILABLE)
+    queues.put_new(first, found, ready)
+
+
+def _take(queues: KeyQueues, runs: Runs, ready: list[int], random: Random) -> Any:
+    """As `Selection.choose`: what `KeyQueues.choose` leaves is taken one by one."""
+    records = random.randint(1, 6)
+    chosen: list[int] = []
+    if ready:
+        queues.choose(ready, runs, records, 3, chosen)
+    ready.sort()
+    while ready and len(chosen) < records:
+        offset = ready.pop(0)
+        state = runs.states[runs.row_of(offset)]
+        if offset not in queues.held and state == AVAILABLE and queues.is_free(offset):
+            queues.hold(offset)
+            chosen.append(offset)
+    if chosen:
+        assert bulk.lock_new(runs, _ranges(sorted(chosen)), 1)
+    return sorted(chosen)
+
+
+def _end(queues: KeyQueues, runs: Runs, ready: list[int], random: Random) -> Any:
+    held = sorted(queues.held)
+    done = [(o, o, ACKNOWLEDGED, 1) for o in held if random.random() < 0.7]
+    for offset, *_ in done:
+        row, past = runs.cut(offset), runs.cut(offset + 1)
+        runs.states[row], runs.locks[row] = ACKNOWLEDGED, 0
+        runs.join(row, past)
+    if not queues.end_all(done, runs.end, ready, runs):
+        touched: dict[int, None] = {}
+        queues.end([offset for offset, *_ in done], touched)
+        for key in touched:
+            first = queues.first_of(key)
+            if first is not None and runs.states[runs.row_of(first)] == AVAILABLE:
+                ready.append(first)
+        ready.sort()
+    return min(ready, default=None)
+
+
+STEPS: dict[str, Callable[..., Any]] = {"look": _look, "take": _take, "end": _end}
