@@ -56,17 +56,17 @@ class Brokers:
     `urls` are the roots of the brokers' metrics and health checks, by broker.
     """
 
-    def __init__(self, bootstrap_servers: str, urls: Sequence[str] = ()) -> None:
-        self._addresses = (bootstrap_servers, tuple(urls))
+    def __init__(self, bootstrap_servers: str, urls: Mapping[int, str] | None = None) -> None:
+        self._addresses = (bootstrap_servers, dict(urls or {}))
         self._made: Client | None = None
         self._made_web: httpx2.AsyncClient | None = None
         #: What the brokers' metrics said last, by group; empty where one did not answer.
         self.queue_numbers: dict[str, QueueNumbers] = {}
 
-    async def readdress(self, bootstrap_servers: str, urls: Sequence[str]) -> None:
+    async def readdress(self, bootstrap_servers: str, urls: Mapping[int, str]) -> None:
         """Use these addresses from now on."""
         moved = bootstrap_servers != self._addresses[0]
-        self._addresses = (bootstrap_servers, tuple(urls))
+        self._addresses = (bootstrap_servers, dict(urls))
         if moved:
             await self.close()
 
@@ -145,7 +145,7 @@ class Brokers:
     async def _versions(self) -> dict[int, str]:
         """What the brokers' health checks say of themselves."""
         found = {}
-        for broker_id, url in enumerate(self._addresses[1]):
+        for broker_id, url in self._addresses[1].items():
             with contextlib.suppress(httpx2.HTTPError):
                 product = (await self._web.get(url + "healthz")).headers.get("server", "")
                 name, _, version = product.partition("/")
@@ -347,7 +347,7 @@ class Brokers:
     async def _counts(self) -> dict[str, tuple[int, int]] | None:
         """Records in flight and redelivered by group, from all brokers' metrics, or None."""
         texts = []
-        for url in self._addresses[1]:
+        for url in self._addresses[1].values():
             try:
                 texts.append((await self._web.get(url + "metrics")).text)
             except httpx2.HTTPError:

@@ -19,7 +19,7 @@ from shoal_operator.brokers import Brokers
 from shoal_operator.conditions import Verdict
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.membership import Leaving, Membership
-from shoal_operator.model import broker_config, listeners, names
+from shoal_operator.model import broker_config, listeners, names, seats
 from shoal_operator.model import cluster as model
 from shoal_operator.model.names import Manifest
 from shoal_operator.quantities import size_bytes
@@ -55,11 +55,17 @@ def missing(want: Any, have: Any) -> bool:
 def refusal(cluster: Manifest) -> Verdict | None:
     """What of the spec this version cannot do, if anything."""
     spec = cluster["spec"]
-    if listeners.replicas(cluster) == 2:
+    if seats.replicas(cluster) == 2:
         return Verdict.refused(
             "NoMajority",
             "spec.replicas is 2, of which neither has a majority without the other. Set it to 1 "
             "or to 3.",
+        )
+    if seats.per_pod(cluster) > 1 and spec.get("rack"):
+        return Verdict.refused(
+            "RackNotSupported",
+            "spec.rack is set and spec.brokersPerPod is not 1: the rack of brokers that share a "
+            "pod is the pod. Take spec.rack out.",
         )
     for number, listener in enumerate(spec["listeners"]):
         for key in ("tls", "authentication"):
@@ -147,11 +153,12 @@ class Clusters:
         return max(waits, self._pause)
 
     async def _leaving(self, cluster: Manifest) -> Leaving:
-        """How many brokers have to stay for now, if the spec has fewer than there are."""
-        wanted, running = listeners.replicas(cluster), {pods.broker_id(p) for p in self._pods()}
+        """How many pods have to stay for now, if the spec has fewer than there are."""
+        wanted, found = seats.replicas(cluster), self._pods()
+        running = {broker for p in found for broker in pods.brokers(p)}
         stateful = self._store.get("StatefulSet", self._namespace, names.stateful_set(self._name))
         asked = int((stateful or {}).get("spec", {}).get("replicas", 0))
-        have = max([wanted, asked, *(broker + 1 for broker in running)])
+        have = max([wanted, asked, *(pods.ordinal(p) + 1 for p in found)])
         if have == wanted and not self._strays:
             return Leaving(wanted)
         nobody = Leaving(
@@ -216,7 +223,10 @@ class Clusters:
         ]
 
     def _claims(self, cluster: Manifest) -> list[Manifest]:
-        wanted = [names.claim(self._name, b) for b in range(listeners.replicas(cluster))]
+        wanted = [
+            names.claim(self._name, seats.pod_of(b), seats.volume(seats.seat_of(b)))
+            for b in seats.brokers(cluster)
+        ]
         found = [self._store.get("PersistentVolumeClaim", self._namespace, n) for n in wanted]
         return [{**c, "apiVersion": "v1", "kind": "PersistentVolumeClaim"} for c in found if c]
 
@@ -240,9 +250,9 @@ class Clusters:
             )
 
     async def _observe(self, cluster: Manifest) -> ClusterState | None:
-        ids = range(listeners.replicas(cluster))
+        ids = seats.brokers(cluster)
         await self._brokers.readdress(
-            model.bootstrap_servers(cluster), [model.http_url(cluster, b, "") for b in ids]
+            model.bootstrap_servers(cluster), {b: model.http_url(cluster, b, "") for b in ids}
         )
         try:
             state = await self._brokers.cluster_state(
@@ -251,8 +261,7 @@ class Clusters:
         except ClientError:
             self._answered = False
             return None
-        wanted = listeners.replicas(cluster)
-        self._strays = any(broker >= wanted for broker in state.registered)
+        self._strays = not state.registered <= set(ids)
         if not self._answered:
             self._answered = True
             self._reached()
@@ -301,37 +310,43 @@ class Clusters:
         seen = (stateful or {}).get("status", {}).get("observedGeneration", 0)
         found = {p["metadata"]["name"]: p for p in self._pods()}
         out = []
-        for broker in range(listeners.replicas(cluster)):
+        others = range(1, seats.per_pod(cluster))
+        for broker in range(seats.replicas(cluster)):
             pod = found.get(names.pod(self._name, broker))
+            with_it = tuple(seats.broker(broker, seat) for seat in others)
             if pod is None:
-                out.append(roller.Broker(broker, False))
+                out.append(roller.Broker(broker, False, others=with_it))
                 continue
             old = pod["metadata"]["labels"].get("controller-revision-hash", "")
             stale = bool(revision) and seen >= generation and old != revision
             reason = (
                 pods.restart_reason(pod, stateful)
                 if stale
-                else self._misplaced(cluster, broker, pod, state)
+                else self._misplaced(cluster, (broker, *with_it), pod, state)
             )
-            out.append(roller.Broker(broker, pods.is_ready(pod), reason, pods.unready_seconds(pod)))
+            since = pods.unready_seconds(pod)
+            out.append(roller.Broker(broker, pods.is_ready(pod), reason, since, with_it))
         return out
 
     def _misplaced(
-        self, cluster: Manifest, broker: int, pod: Manifest, state: ClusterState | None
+        self, cluster: Manifest, brokers: Sequence[int], pod: Manifest, state: ClusterState | None
     ) -> str:
-        """Why a broker has to start anew though its template is the same: it tells clients
-        outside an address that is not its any more."""
-        told = state.advertised.get(broker) if state else None
-        if told is None:
+        """Why a pod has to start anew though its template is the same: one of its brokers tells
+        clients outside an address that is not its any more."""
+        told = {b: state.advertised[b] for b in brokers if b in state.advertised} if state else {}
+        if not told:
             return ""
         services = {s["metadata"]["name"]: s for s in self._ours(cluster, "Service")}
-        want = listeners.seen_by(pod, listeners.advertised(cluster, broker, services))
-        return "" if told == want else "the address that clients outside find it at changed"
+        same = all(
+            listeners.seen_by(pod, listeners.advertised(cluster, broker, services)) == said
+            for broker, said in told.items()
+        )
+        return "" if same else "the address that clients outside find it at changed"
 
     async def _next_step(self, cluster: Manifest, state: ClusterState | None) -> Any:
         seen = self._brokers_seen(cluster, state)
         partitions = None
-        if state and any(b.restart_reason and b.ready for b in seen):
+        if state and any(b.restart_reason and (b.ready or b.others) for b in seen):
             with contextlib.suppress(ClientError):
                 partitions = await self._brokers.partitions()
         windows = cluster["spec"].get("maintenanceWindows", [])
@@ -384,7 +399,8 @@ class Clusters:
                 return Verdict.refused(*broken)
             return Verdict.fine("All brokers are ready and run what the spec asks.")
         if isinstance(step, roller.Proceed):
-            text = f"Broker {step.broker_id} restarts: {step.reason}."
+            who = roller.named(step.broker_id, step.others).capitalize()
+            text = f"{who} restart{'' if step.others else 's'}: {step.reason}."
             return Verdict(False, "Rolling", text, progressing=True)
         if isinstance(step, roller.Wait) and step.serving:
             return Verdict(True, "RollWaits", f"{step.reason}.", progressing=True)
@@ -400,8 +416,8 @@ class Clusters:
 
     def _only_new_wait(self, cluster: Manifest, state: ClusterState | None) -> bool:
         """Whether all brokers that are not ready are new to the cluster."""
-        ready = {pods.broker_id(p) for p in self._pods() if pods.is_ready(p)}
-        waited = set(range(listeners.replicas(cluster))) - ready
+        ready = {b for p in self._pods() for b, serves in pods.brokers(p).items() if serves}
+        waited = set(seats.brokers(cluster)) - ready
         return state is not None and bool(waited) and not waited & state.registered
 
     def _not_ready(self, cluster: Manifest, text: str) -> Verdict:
@@ -416,26 +432,26 @@ class Clusters:
         self, cluster: Manifest, verdict: Verdict, state: ClusterState | None = None
     ) -> None:
         found = self._pods()
-        ready = sum(map(pods.is_ready, found))
-        wanted = listeners.replicas(cluster)
+        brokers = [(b, serves, p) for p in found for b, serves in pods.brokers(p).items()]
+        serving = sum(serves for _, serves, _ in brokers)
         fields: dict[str, Any] = {
             "replicas": len(found),
-            "readyReplicas": ready,
-            "brokersReady": f"{ready}/{wanted}",
+            "readyReplicas": sum(map(pods.is_ready, found)),
+            "brokersReady": f"{serving}/{len(seats.brokers(cluster))}",
             "selector": names.selector_text(names.selector(self._name)),
             "image": model.image(cluster, self._image),
             "bootstrapServers": model.bootstrap_servers(cluster),
             "listeners": self._listeners(cluster, found),
             "brokers": [
                 {
-                    "id": pods.broker_id(p),
+                    "id": broker,
                     "pod": p["metadata"]["name"],
-                    "ready": pods.is_ready(p),
+                    "ready": serves,
                     "node": p["spec"].get("nodeName", ""),
-                    "version": state.versions.get(pods.broker_id(p), "") if state else "",
+                    "version": state.versions.get(broker, "") if state else "",
                     "configHash": p["metadata"]["annotations"].get(names.CONFIG_HASH, ""),
                 }
-                for p in found
+                for broker, serves, p in brokers
             ],
         }
         if state:

@@ -16,7 +16,7 @@ from shoal_operator import placement
 from shoal_operator.broker_states import ClusterState
 from shoal_operator.brokers import Brokers
 from shoal_operator.kube import Kube
-from shoal_operator.model import listeners, names
+from shoal_operator.model import names, seats
 from shoal_operator.model.names import Manifest
 from shoal_operator.roller import PartitionState
 from shoal_operator.troubles import Trouble
@@ -28,7 +28,7 @@ NAMED_MAX = 3
 
 
 class Leaving(NamedTuple):
-    """How many brokers have to be there still, and why it is more than the spec asks for."""
+    """How many pods have to be there still, and why it is more than the spec asks for."""
 
     replicas: int
     trouble: Trouble | None = None
@@ -45,21 +45,22 @@ class Membership:
     ) -> Leaving:
         """Move replicas off the brokers that the spec has no more; `running` are those with a
         pod. Raises `ClientError`."""
-        wanted = listeners.replicas(cluster)
+        wanted, staying = seats.replicas(cluster), seats.brokers(cluster)
         present = set(running)
-        extra = {b for b in state.registered | present if b >= wanted}
+        extra = (state.registered | present) - set(staying)
         if not extra:
             return Leaving(wanted)
         partitions, still = await self._partitions()
-        plan = placement.drained(still, range(wanted), state.racks)
+        plan = placement.drained(still, staying, state.racks)
         if plan.stuck:
-            return Leaving(max(extra & present, default=wanted - 1) + 1, _stuck(plan, wanted))
+            return Leaving(_pods_with(extra & present, wanted), _stuck(plan, cluster))
         await self._move(cluster, plan.moves, "BrokersDrain")
         moving = [p for p in partitions if extra & set(p.replicas)]
         left = {b for p in moving for b in p.replicas} & extra
         if left & present:
-            text = f"{len(moving)} partitions are leaving {_brokers(left)}, and then it ends."
-            return Leaving(max(left & present) + 1, Trouble("ScalingDown", text))
+            end = "and then it ends" if seats.per_pod(cluster) == 1 else "and then their pod ends"
+            text = f"{len(moving)} partitions are leaving {_brokers(left)}, {end}."
+            return Leaving(_pods_with(left & present, wanted), Trouble("ScalingDown", text))
         for broker in sorted(extra - present - left):
             if broker in state.fenced:
                 await self._brokers.unregister(broker)
@@ -72,7 +73,7 @@ class Membership:
         if not asked or asked == cluster.get("status", {}).get("lastRebalance"):
             return None
         _, still = await self._partitions()
-        plan = placement.spread(still, range(listeners.replicas(cluster)), state.racks)
+        plan = placement.spread(still, seats.brokers(cluster), state.racks)
         await self._move(cluster, plan.moves, "Rebalance")
         return str(asked)
 
@@ -96,12 +97,19 @@ class Membership:
                 raise error
 
 
-def _stuck(plan: placement.Plan, wanted: int) -> Trouble:
+def _pods_with(brokers: Iterable[int], wanted: int) -> int:
+    """How many pods there have to be for these brokers, and for those of the spec."""
+    return max([wanted, *(seats.pod_of(broker) + 1 for broker in brokers)])
+
+
+def _stuck(plan: placement.Plan, cluster: Manifest) -> Trouble:
     names_of = ", ".join(plan.stuck[:NAMED_MAX])
     more = f" and {len(plan.stuck) - NAMED_MAX} more" if len(plan.stuck) > NAMED_MAX else ""
+    wanted = seats.replicas(cluster)
+    many = "more replicas than that" + (", a pod each" if seats.per_pod(cluster) > 1 else "")
     return Trouble(
         "ScaleDownRefused",
-        f"spec.replicas is {wanted}, and {names_of}{more} have more replicas than that; lower "
+        f"spec.replicas is {wanted}, and {names_of}{more} have {many}; lower "
         "their spec.replicas, or keep the brokers.",
     )
 

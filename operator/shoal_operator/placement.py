@@ -1,8 +1,8 @@
 """Where replicas go when brokers come and go: pure.
 
 A partition's replicas are moved one for one, so that it keeps its order and most of its data. The
-place of a replica that moves is a broker of a rack that the partition is not in yet, and of those
-the one with the fewest replicas.
+place of a replica that moves is a broker in a pod that has none of the partition's, of a rack that
+the partition is not in yet if there is one, and of those the one with the fewest replicas.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shoal_operator.model import seats
 from shoal_operator.roller import PartitionState
 
 #: Broker ids to racks; a broker without a rack is left out.
@@ -85,7 +86,8 @@ def _evened(
         if place is None or broker not in pairs:
             continue
         more, in_all = of_topic[broker] - of_topic[place], loads[broker] - loads[place]
-        if more > 1 or (more == 1 and in_all > 1):
+        crowded = seats.pod_of(broker) in _pods(replicas, at)
+        if crowded or more > 1 or (more == 1 and in_all > 1):
             replicas[at] = place
             for counts in (of_topic, loads):
                 counts[broker] -= 1
@@ -113,6 +115,12 @@ def _loads(partitions: Sequence[PartitionState], brokers: Sequence[int]) -> Coun
 
 def _place(replicas: Sequence[int], at: int, loads: Mapping[int, Any], racks: Racks) -> int | None:
     """The broker for the replica that is at this place now; None if there is no other."""
-    free = [b for b in loads if b not in replicas]
+    pods = _pods(replicas, at)
+    free = [b for b in loads if b != replicas[at] and seats.pod_of(b) not in pods]
     taken = {racks.get(b) for i, b in enumerate(replicas) if i != at}
     return min(free, key=lambda b: (b in racks and racks[b] in taken, loads[b], b), default=None)
+
+
+def _pods(replicas: Sequence[int], at: int) -> set[int]:
+    """The pods of the partition's other replicas."""
+    return {seats.pod_of(broker) for i, broker in enumerate(replicas) if i != at}

@@ -1,4 +1,4 @@
-"""What a broker's pod says of itself, and why it has to start anew."""
+"""What a pod of brokers says of itself, and why it has to start anew."""
 
 from __future__ import annotations
 
@@ -6,11 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from shoal_operator import clock
-from shoal_operator.model import names
+from shoal_operator.model import names, seats
 
 
-def broker_id(pod: Mapping[str, Any]) -> int:
+def ordinal(pod: Mapping[str, Any]) -> int:
     return int(pod["metadata"]["name"].rpartition("-")[2])
+
+
+def brokers(pod: Mapping[str, Any]) -> dict[int, bool]:
+    """The pod's brokers, and whether each is ready; with one broker that is what the pod is."""
+    named = [c["name"] for c in pod.get("spec", {}).get("containers", [])]
+    every = {name: seat for name in named if (seat := seats.seat_of_container(name)) is not None}
+    number = ordinal(pod)
+    if len(every) < 2:
+        return {number: is_ready(pod)}
+    ends = bool(pod["metadata"].get("deletionTimestamp"))
+    said = pod.get("status", {}).get("containerStatuses", [])
+    ready = {s["name"] for s in said if s.get("ready")} if not ends else set()
+    return {seats.broker(number, seat): name in ready for name, seat in sorted(every.items())}
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
@@ -39,6 +52,7 @@ def _seconds_of_ready(pod: Mapping[str, Any], *statuses: str) -> float:
 def restart_reason(pod: Mapping[str, Any], stateful: Mapping[str, Any] | None) -> str:
     """The reason of a restart: what differs between the pod and its template."""
     template = (stateful or {}).get("spec", {}).get("template", {})
+    # The brokers of a pod run the same image.
     have, want = pod["spec"]["containers"][0], template["spec"]["containers"][0]
     notes = template.get("metadata", {}).get("annotations", {})
     mine = pod["metadata"].get("annotations", {})

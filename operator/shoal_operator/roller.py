@@ -1,16 +1,20 @@
 """Which broker may be restarted next: pure.
 
+What is restarted is a pod, with all brokers that it has. "A broker" is all of one pod's, below.
+
 The algorithm, in order:
 
 1. Paused, or nothing to restart and all ready: done.
 2. A broker that needs a restart and is not ready goes first: it serves nobody, and if the new
-   configuration is bad, no healthy broker is lost to it.
+   configuration is bad, no healthy broker is lost to it. Where others of its pod may serve, 6 and
+   7 hold.
 3. A broker that is not ready though it already runs what is wanted stops the roll: what broke it
    would break the next one too. The verdict names it.
 4. Outside of the maintenance windows nothing healthy is restarted.
 5. Of the healthy ones, lowest id first, the active controller last.
 6. A broker is restarted only if each partition it is in sync for keeps its min ISR without it.
    Partitions whose only replica it is cannot be kept up by waiting, so they do not hold it back.
+   Nor do those that have more replicas than there are pods, for what they have in the pod.
 7. A controller is restarted only if those that keep up are a majority of the voters without it.
 
 Properties: at most one broker is down by the operator's hand at any time; the order is the same
@@ -25,12 +29,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A broker's pod. `restart_reason` is empty if it runs what is wanted."""
+    """A broker's pod. `restart_reason` is empty if it runs what is wanted; `others` are the brokers
+    that are in the pod too, and stop and start with it. All are ready, or it is not."""
 
     id: int
     ready: bool
     restart_reason: str = ""
     seconds_unready: float = 0.0
+    others: tuple[int, ...] = ()
+
+    @property
+    def ids(self) -> frozenset[int]:
+        return frozenset({self.id, *self.others})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +63,11 @@ class Quorum:
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """Restart this broker now."""
+    """Restart this broker now, and with it the `others` of its pod."""
 
     broker_id: int
     reason: str
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +94,8 @@ class Done:
 #: A broker that starts is given so long before it counts as broken: recovery of a large log after
 #: a crash is a matter of tens of seconds.
 START_SECONDS_MAX = 120.0
+#: What mends replicas that share a pod.
+SPREAD = "the annotation shoal.dev/rebalance spreads them"
 
 
 def next_step(
@@ -97,46 +110,70 @@ def next_step(
     one broker is all there is."""
     stale = [b for b in brokers if b.restart_reason]
     broken = [b for b in stale if not b.ready]
+    blocked = ""
+    for broker in sorted(broken, key=lambda b: b.id):
+        if broker.others and partitions is not None:
+            blocked = _outvoted(broker.ids, quorum) or _blocked_by(broker.ids, partitions, brokers)
+        if not blocked:
+            return Proceed(broker.id, broker.restart_reason, broker.others)
     if broken:
-        first = min(broken, key=lambda b: b.id)
-        return Proceed(first.id, first.restart_reason)
+        return Wait(10.0, f"without {named(broker.id, broker.others)} {blocked}")
     starting = [b for b in brokers if not b.ready]
     if starting:
         worst = max(starting, key=lambda b: (b.seconds_unready, -b.id))
         if worst.seconds_unready > START_SECONDS_MAX:
             return Refuse(
-                f"broker {worst.id} runs what is wanted and has not been ready for over "
+                f"{_one_of(worst)} runs what is wanted and has not been ready for over "
                 f"{START_SECONDS_MAX:.0f} s; look at its log"
             )
-        return Wait(2.0, f"broker {worst.id} is not ready")
+        return Wait(2.0, f"{_one_of(worst)} is not ready")
     if not stale:
         return Done()
     if not window_open:
         return Wait(60.0, "the next maintenance window has not begun", serving=True)
     if partitions is None:
         return Wait(5.0, "no broker answers which partitions it leads")
-    blocked = ""
-    for broker in sorted(stale, key=lambda b: (b.id == controller_id, b.id)):
-        blocked = _outvoted(broker.id, quorum) or _blocked_by(broker.id, partitions)
+    for broker in sorted(stale, key=lambda b: (controller_id in b.ids, b.id)):
+        blocked = _outvoted(broker.ids, quorum) or _blocked_by(broker.ids, partitions, brokers)
         if not blocked:
-            return Proceed(broker.id, broker.restart_reason)
-    return Wait(10.0, f"without broker {broker.id} {blocked}", serving=True)
+            return Proceed(broker.id, broker.restart_reason, broker.others)
+    return Wait(10.0, f"without {named(broker.id, broker.others)} {blocked}", serving=True)
 
 
-def _outvoted(broker_id: int, quorum: Quorum | None) -> str:
-    """What becomes of the quorum without the broker, if it cannot do without."""
-    if quorum is None or broker_id not in quorum.voters or len(quorum.voters) == 1:
+def named(broker_id: int, others: Sequence[int]) -> str:
+    """A pod's brokers, for people."""
+    every = ", ".join(map(str, (broker_id, *others)))
+    return f"brokers {every}" if others else f"broker {every}"
+
+
+def _one_of(broker: Broker) -> str:
+    found = named(broker.id, broker.others)
+    return f"one of {found}" if broker.others else found
+
+
+def _outvoted(ids: frozenset[int], quorum: Quorum | None) -> str:
+    """What becomes of the quorum without these brokers, if it cannot do without."""
+    if quorum is None or not ids & quorum.voters or len(quorum.voters) == 1:
         return ""
-    left, majority = quorum.current - {broker_id}, len(quorum.voters) // 2 + 1
+    left, majority = quorum.current - ids, len(quorum.voters) // 2 + 1
     if len(left) >= majority:
         return ""
     return f"only {len(left)} of {len(quorum.voters)} controllers would keep up"
 
 
-def _blocked_by(broker_id: int, partitions: Sequence[PartitionState]) -> str:
-    """The first partition that the broker's absence would take below its min ISR, if any."""
+def _blocked_by(
+    ids: frozenset[int], partitions: Sequence[PartitionState], pods: Sequence[Broker]
+) -> str:
+    """The first partition that the absence of these brokers, which share one of the `pods`, would
+    take below its min ISR, if any."""
     for partition in partitions:
-        if broker_id in partition.isr and partition.replicas != (broker_id,):
-            if len(partition.isr) - 1 < min(partition.isr_min, len(partition.replicas) - 1):
-                return f"{partition.name} would fall under its min ISR"
+        if not ids & set(partition.isr):
+            continue
+        here = max(1, len(ids & set(partition.replicas)))
+        # Of replicas that could each have a pod, one is lost with a pod.
+        crowded = here > 1 and len(partition.replicas) <= len(pods)
+        most = len(partition.replicas) - (1 if crowded else here)
+        if len(set(partition.isr) - ids) < min(partition.isr_min, most):
+            text = f"{partition.name} would fall under its min ISR"
+            return f"{text}: {here} of its replicas share that pod ({SPREAD})" if crowded else text
     return ""

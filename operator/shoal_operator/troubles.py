@@ -47,14 +47,16 @@ def of_pods(
 
 def _of_containers(pod: Mapping[str, Any]) -> Trouble | None:
     name = pod["metadata"]["name"]
-    for status in pod.get("status", {}).get("containerStatuses", []):
+    statuses = pod.get("status", {}).get("containerStatuses", [])
+    for status in statuses:
         waiting = status.get("state", {}).get("waiting", {})
         why = waiting.get("reason", "ContainerCreating")
         if why in ("ContainerCreating", "PodInitializing"):
             continue
         last = status.get("lastState", {}).get("terminated", {})
         said = (last.get("message", "") or waiting.get("message", "")).strip()
-        text = f"{name}: {why} {said}".rstrip()
+        which = f"{name}, container {status['name']}" if len(statuses) > 1 else name
+        text = f"{which}: {why} {said}".rstrip()
         if why in _PULL:
             return Trouble("ImageNotPulled", text)
         if NO_SPACE in said:

@@ -149,6 +149,8 @@ class ApiServer(Kube):
             labels = {**template["metadata"]["labels"], "controller-revision-hash": revision}
             notes = template["metadata"]["annotations"]
             ready = {"type": "Ready", "status": "True", "lastTransitionTime": STAMP}
+            containers = template["spec"]["containers"]
+            serving = [{"name": c["name"], "ready": True, "state": {}} for c in containers]
             pod = {
                 "apiVersion": "v1",
                 "kind": "Pod",
@@ -157,7 +159,11 @@ class ApiServer(Kube):
                     "annotations": notes,
                 },
                 "spec": template["spec"],
-                "status": {"conditions": [ready], "hostIP": "127.0.0.1"},
+                "status": {
+                    "conditions": [ready],
+                    "hostIP": "127.0.0.1",
+                    "containerStatuses": serving,
+                },
             }  # fmt: skip
             self._write("Pod", name, pod)
 

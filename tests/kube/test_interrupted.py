@@ -175,6 +175,29 @@ def test_a_roll_restarts_each_broker_once(broker: ShoalProcess) -> None:
     each_death(broker, prepare, change, look)
 
 
+def test_a_roll_restarts_a_pod_of_two_brokers_once(broker: ShoalProcess) -> None:
+    two = {**CLUSTER, "spec": {**CLUSTER["spec"], "brokersPerPod": 2}}
+
+    def change(world: World, number: int) -> None:
+        config = {"num.partitions": f"{number + 3}"}
+        world.kube.add({**two, "spec": {**two["spec"], "config": config}})
+
+    async def look(world: World, number: int) -> Any:
+        assert world.kube.deleted == ["Pod/main-broker-0"]
+        status = world.kube.find("QueueCluster", "main")["status"]
+        assert (status["brokersReady"], status["replicas"], status["readyReplicas"]) == (
+            "2/2",
+            1,
+            1,
+        )
+        assert [(b["id"], b["pod"], b["ready"]) for b in status["brokers"]] == [
+            (0, "main-broker-0", True),
+            (1000, "main-broker-0", True),
+        ]
+
+    each_death(broker, lambda world, _: world.kube.add(two), change, look)
+
+
 def test_topics_and_groups_are_made_once(broker: ShoalProcess) -> None:
     def change(world: World, number: int) -> None:
         topic = {"cluster": "main", "partitions": 2, "config": {"retention.ms": "5000"}}

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from shoal_operator.model import listeners, names
+from shoal_operator.model import listeners, names, seats
 
 #: The listener of the controllers' quorum.
 CONTROLLER, CONTROLLER_PORT = "controller", 9093
@@ -59,19 +59,22 @@ def dynamic(config: Mapping[str, str]) -> dict[str, str]:
     return {k: v for k, v in sorted(config.items()) if k in DYNAMIC}
 
 
-def properties(cluster: Mapping[str, Any]) -> str:
-    """The settings that all brokers of a cluster start with."""
+def properties(cluster: Mapping[str, Any], seat: int = 0) -> str:
+    """The settings that all brokers on a seat start with; seats differ in their ports."""
     spec = cluster["spec"]
-    given = {n["name"].upper(): n["port"] for n in spec["listeners"]}
+    given = {n["name"].upper(): seats.port(n["port"], seat) for n in spec["listeners"]}
     ports = given | {CONTROLLER.upper(): CONTROLLER_PORT}
-    replication = min(listeners.replicas(cluster), 3)
+    # Of replicas in one pod, all would be gone at once.
+    replication = min(seats.replicas(cluster), 3)
+    # Controllers are the first brokers of their pods.
+    listening = given if seat else ports
     lines = {
-        "listeners": ",".join(f"{name}://:{port}" for name, port in ports.items()),
+        "listeners": ",".join(f"{name}://:{port}" for name, port in listening.items()),
         "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in ports),
         "controller.listener.names": CONTROLLER.upper(),
         "inter.broker.listener.name": listeners.inside(cluster)["name"].upper(),
         "log.dirs": names.DATA_DIR,
-        "shoal.metrics.listener": f"0.0.0.0:{spec['metrics']['port']}",
+        "shoal.metrics.listener": f"0.0.0.0:{seats.port(spec['metrics']['port'], seat)}",
         "offsets.topic.replication.factor": str(replication),
         "share.coordinator.state.topic.replication.factor": str(replication),
         "share.coordinator.state.topic.min.isr": str(max(1, replication - 1)),
@@ -94,19 +97,25 @@ def of_broker(cluster: Mapping[str, Any], broker_id: int, advertised: str) -> st
     lines = {
         "advertised.listeners": advertised,
         "shoal.cluster.id": cluster_id(cluster),
+        # No broker on a later seat has an id as low as these.
         "process.roles": "broker,controller" if broker_id < VOTERS_MAX else "broker",
         "controller.quorum.voters": ",".join(_voter(cluster, voter) for voter in first),
     }
     if broker_id in wanted and len(wanted) > 1:
         # One that comes later, or comes back with an empty volume, votes without anybody's help.
         lines["controller.quorum.auto.join.enable"] = "true"
+    if seats.per_pod(cluster) > 1:
+        lines["broker.rack"] = names.pod(cluster["metadata"]["name"], seats.pod_of(broker_id))
+    if seats.seat_of(broker_id):
+        # Kubernetes tells a container the number of its pod, which is the first one's id.
+        lines["node.id"] = str(broker_id)
     return _file(lines)
 
 
 def wanted_voters(cluster: Mapping[str, Any]) -> list[int]:
     """Three vote however many brokers there are, so that more brokers change nothing for those
     that run."""
-    return list(range(VOTERS_MAX if listeners.replicas(cluster) >= VOTERS_MAX else 1))
+    return list(range(VOTERS_MAX if seats.replicas(cluster) >= VOTERS_MAX else 1))
 
 
 def first_voters(cluster: Mapping[str, Any]) -> list[int]:

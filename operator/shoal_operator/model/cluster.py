@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shoal_operator.model import broker_config, listeners, names
+from shoal_operator.model import broker_config, listeners, names, seats
 from shoal_operator.model.names import Manifest
 
 #: User and group of the broker image.
@@ -19,8 +19,8 @@ READY_PORT_NAME = "metrics"
 ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
 #: Node labels that a pod may read as its own (Kubernetes, "Pod topology labels").
 TOLD_TO_PODS = (ZONE, REGION)
-#: Kubernetes fills the number in from the variable.
-CONFIG_FILE = f"{names.CONFIG_DIR}/broker-$(SHOAL_NODE_ID).properties"
+#: Where a container finds the number of its pod: the first broker's has it as the broker's id.
+NODE_ID, POD_INDEX = "SHOAL_NODE_ID", "POD_INDEX"
 #: The port of the listener that a cluster has without any in its spec.
 PORT = 9092
 
@@ -71,8 +71,9 @@ def bootstrap_servers(cluster: Mapping[str, Any]) -> str:
 def http_url(cluster: Mapping[str, Any], broker_id: int, path: str = "metrics") -> str:
     """Where one broker's metrics and health checks are, inside the Kubernetes cluster."""
     meta = cluster["metadata"]
-    host = f"{names.pod(meta['name'], broker_id)}.{names.headless(meta['name'])}"
-    return f"http://{host}.{meta['namespace']}.svc:{cluster['spec']['metrics']['port']}/{path}"
+    host = f"{names.pod(meta['name'], seats.pod_of(broker_id))}.{names.headless(meta['name'])}"
+    port = seats.port(cluster["spec"]["metrics"]["port"], seats.seat_of(broker_id))
+    return f"http://{host}.{meta['namespace']}.svc:{port}/{path}"
 
 
 def _object(
@@ -101,13 +102,18 @@ def _service_account(cluster: Mapping[str, Any]) -> Manifest:
 def _config_map(cluster: Mapping[str, Any], services: listeners.Services) -> Manifest:
     """A file for each broker; they differ in what a broker is among the others."""
     name = names.stateful_set(cluster["metadata"]["name"])
-    common = broker_config.properties(cluster)
+    common = [broker_config.properties(cluster, seat) for seat in range(seats.per_pod(cluster))]
     data = {
-        f"broker-{broker}.properties": common
+        config_file(seats.pod_of(broker), seats.seat_of(broker)): common[seats.seat_of(broker)]
         + broker_config.of_broker(cluster, broker, listeners.advertised(cluster, broker, services))
-        for broker in range(listeners.replicas(cluster))
+        for broker in seats.brokers(cluster)
     }
     return _object(cluster, "v1", "ConfigMap", name, {"data": data})
+
+
+def config_file(pod: int | str, seat: int) -> str:
+    """The name of a broker's file; `pod` may be a variable that Kubernetes fills in."""
+    return f"broker-{pod}-{seat}.properties" if seat else f"broker-{pod}.properties"
 
 
 def _service(cluster: Mapping[str, Any], name: str, spec: Mapping[str, Any]) -> Manifest:
@@ -129,13 +135,16 @@ def _disruption_budget(cluster: Mapping[str, Any]) -> Manifest:
 
 def _network_policy(cluster: Mapping[str, Any]) -> Manifest:
     name, spec = cluster["metadata"]["name"], cluster["spec"]
-    clients: Manifest = {
-        "ports": [{"port": n["port"], "protocol": "TCP"} for n in spec["listeners"]]
-    }
+    every = range(seats.per_pod(cluster))
+
+    def ports(*given: int) -> list[Manifest]:
+        return [{"port": seats.port(p, seat), "protocol": "TCP"} for seat in every for p in given]
+
+    clients: Manifest = {"ports": ports(*(n["port"] for n in spec["listeners"]))}
     peers = spec.get("networkPolicy", {}).get("from")
     if peers:
         clients["from"] = [*peers, {"podSelector": {"matchLabels": names.selector(name)}}]
-    scrape = {"ports": [{"port": spec["metrics"]["port"], "protocol": "TCP"}]}
+    scrape = {"ports": ports(spec["metrics"]["port"])}
     brokers = [{"podSelector": {"matchLabels": names.selector(name)}}]
     quorum = {
         "ports": [{"port": broker_config.CONTROLLER_PORT, "protocol": "TCP"}],
@@ -155,6 +164,7 @@ def _network_policy(cluster: Mapping[str, Any]) -> Manifest:
 
 def _stateful_set(cluster: Mapping[str, Any], default_image: str) -> Manifest:
     name, spec = cluster["metadata"]["name"], cluster["spec"]
+    every = range(seats.per_pod(cluster))
     claim_spec: Manifest = {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": spec["storage"]["size"]}},
@@ -164,7 +174,7 @@ def _stateful_set(cluster: Mapping[str, Any], default_image: str) -> Manifest:
     keep = spec["storage"].get("deletionPolicy", "Retain")
     body = {
         "spec": {
-            "replicas": listeners.replicas(cluster),
+            "replicas": seats.replicas(cluster),
             "serviceName": names.headless(name),
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete"},
@@ -173,9 +183,10 @@ def _stateful_set(cluster: Mapping[str, Any], default_image: str) -> Manifest:
             "template": _pod_template(cluster, default_image),
             "volumeClaimTemplates": [
                 {
-                    "metadata": {"name": "data", "labels": names.labels(name)},
+                    "metadata": {"name": seats.volume(seat), "labels": names.labels(name)},
                     "spec": claim_spec,
                 }
+                for seat in every
             ],
         }
     }
@@ -191,6 +202,8 @@ def _pod_template(cluster: Mapping[str, Any], default_image: str) -> Manifest:
         "prometheus.io/scrape": str(spec["metrics"].get("enabled", True)).lower(),
         "prometheus.io/port": str(spec["metrics"]["port"]),
     }
+    if seats.per_pod(cluster) > 1:
+        annotations["kubectl.kubernetes.io/default-container"] = seats.container(0)
     restart = cluster["metadata"].get("annotations", {}).get(names.RESTART)
     if restart:
         annotations[names.RESTART] = restart
@@ -209,7 +222,9 @@ def _pod_template(cluster: Mapping[str, Any], default_image: str) -> Manifest:
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "topologySpreadConstraints": over.get("topologySpreadConstraints") or _spread(cluster),
-        "containers": [_container(cluster, default_image)],
+        "containers": [
+            _container(cluster, default_image, seat) for seat in range(seats.per_pod(cluster))
+        ],
         "volumes": [
             {"name": "config", "configMap": {"name": names.stateful_set(name)}},
             {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
@@ -240,29 +255,31 @@ def _spread(cluster: Mapping[str, Any]) -> list[Manifest]:
     ]
 
 
-def _container(cluster: Mapping[str, Any], default_image: str) -> Manifest:
+def _container(cluster: Mapping[str, Any], default_image: str, seat: int) -> Manifest:
     spec = cluster["spec"]
-    metrics_port = spec["metrics"]["port"]
+    ready_port = seats.port_name(READY_PORT_NAME, seat)
+    number = POD_INDEX if seat else NODE_ID
+    # Kubernetes fills the number in from the variable.
+    config = f"{names.CONFIG_DIR}/{config_file(f'$({number})', seat)}"
+    ports = {n["name"]: n["port"] for n in spec["listeners"]}
+    own = {broker_config.CONTROLLER: broker_config.CONTROLLER_PORT} if not seat else {}
+    metrics = {READY_PORT_NAME: spec["metrics"]["port"]}
 
     def probe(path: str, **timing: int) -> Manifest:
-        return {"httpGet": {"path": path, "port": READY_PORT_NAME}, "timeoutSeconds": 3, **timing}
+        return {"httpGet": {"path": path, "port": ready_port}, "timeoutSeconds": 3, **timing}
 
     container: Manifest = {
-        "name": "broker",
+        "name": seats.container(seat),
         "image": image(cluster, default_image),
         "imagePullPolicy": spec.get("imagePullPolicy", "IfNotPresent"),
-        "args": ["server", "--log-json", "--config", CONFIG_FILE],
-        "env": _environment(cluster),
+        "args": ["server", "--log-json", "--config", config],
+        "env": _environment(cluster, number),
         "ports": [
-            *({"name": n["name"], "containerPort": n["port"]} for n in spec["listeners"]),
-            {
-                "name": broker_config.CONTROLLER,
-                "containerPort": broker_config.CONTROLLER_PORT,
-            },
-            {"name": READY_PORT_NAME, "containerPort": metrics_port},
+            {"name": seats.port_name(name, seat), "containerPort": seats.port(port, seat)}
+            for name, port in {**ports, **own, **metrics}.items()
         ],
         "volumeMounts": [
-            {"name": "data", "mountPath": names.DATA_DIR},
+            {"name": seats.volume(seat), "mountPath": names.DATA_DIR},
             {"name": "config", "mountPath": names.CONFIG_DIR, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},
         ],
@@ -282,12 +299,12 @@ def _container(cluster: Mapping[str, Any], default_image: str) -> Manifest:
     return container
 
 
-def _environment(cluster: Mapping[str, Any]) -> list[Manifest]:
-    """What a broker is told of the pod it runs in."""
+def _environment(cluster: Mapping[str, Any], number: str) -> list[Manifest]:
+    """What a broker is told of the pod it runs in, the pod's number by that variable."""
     fields = {
         listeners.POD_NAME: "metadata.name",
         listeners.NODE_IP: "status.hostIP",
-        "SHOAL_NODE_ID": "metadata.labels['apps.kubernetes.io/pod-index']",
+        number: "metadata.labels['apps.kubernetes.io/pod-index']",
     }
     key = cluster["spec"].get("rack", {}).get("topologyKey", "")
     if key in TOLD_TO_PODS:

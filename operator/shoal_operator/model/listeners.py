@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shoal_operator.model import names
+from shoal_operator.model import names, seats
 from shoal_operator.model.names import Manifest
 
 INTERNAL = "Internal"
@@ -46,9 +46,14 @@ def services(cluster: Mapping[str, Any]) -> list[tuple[str, Manifest]]:
     for listener in external(cluster):
         spec = {"type": listener["type"], "ports": [_port(listener)]}
         made.append((service(cluster, listener), {**spec, "selector": selector}))
-        for broker in range(replicas(cluster)):
-            only = {"statefulset.kubernetes.io/pod-name": names.pod(name, broker)}
-            made.append((service(cluster, listener, broker), {**spec, "selector": selector | only}))
+        for broker in seats.brokers(cluster):
+            only = {"statefulset.kubernetes.io/pod-name": names.pod(name, seats.pod_of(broker))}
+            own = {
+                **spec,
+                "ports": [_port(listener, seats.seat_of(broker))],
+                "selector": selector | only,
+            }
+            made.append((service(cluster, listener, broker), own))
     return made
 
 
@@ -65,7 +70,7 @@ def pending(cluster: Mapping[str, Any], have: Services) -> list[str]:
     wanted = [
         (listener, broker)
         for listener in external(cluster)
-        for broker in (None, *range(replicas(cluster)))
+        for broker in (None, *seats.brokers(cluster))
     ]
     return [
         service(cluster, listener, broker)
@@ -80,7 +85,8 @@ def advertised(cluster: Mapping[str, Any], broker_id: int, have: Services) -> st
     for listener in cluster["spec"]["listeners"]:
         if _type(listener) == INTERNAL:
             domain = f"{names.headless(meta['name'])}.{meta['namespace']}.svc"
-            where = f"${{env:{POD_NAME}}}.{domain}:{listener['port']}"
+            port = seats.port(listener["port"], seats.seat_of(broker_id))
+            where = f"${{env:{POD_NAME}}}.{domain}:{port}"
         else:
             found = _address(listener, have.get(service(cluster, listener, broker_id)))
             assert found is not None, "the caller has looked at what is pending"
@@ -116,17 +122,14 @@ def outside(
     return ",".join(f"{h}:{port}" for h in ([host] if host else node_addresses))
 
 
-def replicas(cluster: Mapping[str, Any]) -> int:
-    return int(cluster["spec"].get("replicas", 1))
-
-
 def _type(listener: Mapping[str, Any]) -> str:
     return str(listener.get("type", INTERNAL))
 
 
-def _port(listener: Mapping[str, Any]) -> Manifest:
-    name = listener["name"]
-    return {"name": name, "port": listener["port"], "targetPort": name, "protocol": "TCP"}
+def _port(listener: Mapping[str, Any], seat: int = 0) -> Manifest:
+    """The listener's port of a Service that leads to the brokers on that seat."""
+    name, target = listener["name"], seats.port_name(listener["name"], seat)
+    return {"name": name, "port": listener["port"], "targetPort": target, "protocol": "TCP"}
 
 
 def _address(listener: Mapping[str, Any], have: Mapping[str, Any] | None) -> tuple[str, int] | None:

@@ -36,12 +36,12 @@ def stateful_set(cluster: str) -> str:
     return f"{cluster}-broker"
 
 
-def pod(cluster: str, broker_id: int) -> str:
-    return f"{cluster}-broker-{broker_id}"
+def pod(cluster: str, ordinal: int) -> str:
+    return f"{cluster}-broker-{ordinal}"
 
 
-def claim(cluster: str, broker_id: int) -> str:
-    return f"data-{pod(cluster, broker_id)}"
+def claim(cluster: str, ordinal: int, volume: str = "data") -> str:
+    return f"{volume}-{pod(cluster, ordinal)}"
 
 
 def selector(cluster: str) -> dict[str, str]:

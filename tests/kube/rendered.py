@@ -1,0 +1,64 @@
+"""The clusters whose Kubernetes objects `rendered.json` holds, as they were before a pod could have
+several brokers: `test_seats.py` compares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal_operator.model import cluster, listeners
+
+
+def _cluster(**spec: Any) -> dict[str, Any]:
+    return {
+        "kind": "QueueCluster",
+        "metadata": {"name": "main", "namespace": "n", "uid": "u"},
+        "spec": {
+            "replicas": 1,
+            "storage": {"size": "1Gi"},
+            "listeners": [{"name": "plain", "port": 9092, "type": "Internal"}],
+            "metrics": {"enabled": True, "port": 9404},
+            **spec,
+        },
+    }
+
+
+def clusters() -> dict[str, dict[str, Any]]:
+    """By name: the least, and one with everything in it."""
+    whole = _cluster(
+        replicas=4,
+        image="mine:1",
+        storage={"size": "2Gi", "storageClassName": "fast", "deletionPolicy": "Delete"},
+        resources={"requests": {"cpu": "1", "memory": "256Mi"}},
+        config={"num.partitions": "3", "log.retention.ms": "5"},
+        rack={"topologyKey": "topology.kubernetes.io/zone"},
+        listeners=[
+            {"name": "plain", "port": 9092, "type": "Internal"},
+            {"name": "outside", "port": 9094, "type": "NodePort"},
+            {"name": "world", "port": 9095, "type": "LoadBalancer"},
+        ],
+        networkPolicy={"enabled": True, "from": [{"podSelector": {}}]},
+        template={
+            "pod": {"annotations": {"a": "b"}, "terminationGracePeriodSeconds": 90},
+            "service": {"labels": {"c": "d"}},
+        },
+    )
+    whole["status"] = {"quorumVoters": [0, 1, 2], "clusterId": "known"}
+    return {"least": _cluster(), "whole": whole}
+
+
+def services(resource: dict[str, Any]) -> listeners.Services:
+    """Those Services as an API server would have them, with ports and addresses."""
+    have = {}
+    for number, (name, spec) in enumerate(listeners.services(resource)):
+        ports = [{**port, "nodePort": 31000 + number} for port in spec["ports"]]
+        ingress = [{"ip": f"192.0.2.{number}"}]
+        have[name] = {
+            "metadata": {"name": name},
+            "spec": {**spec, "ports": ports},
+            "status": {"loadBalancer": {"ingress": ingress}},
+        }
+    return have
+
+
+def rendered(resource: dict[str, Any]) -> list[dict[str, Any]]:
+    return cluster.manifests(resource, "shoal/broker:1", services(resource))
