@@ -47,8 +47,9 @@ def executor(environment: dict[str, str]) -> list[str]:
         f"{home}/jars/*",
     ]
     options = [word for name, key in EXECUTOR_OPTIONS.items() for word in (name, environment[key])]
+    java = environment.get("JAVA_HOME")
     return [
-        "java",
+        f"{java}/bin/java" if java else "java",
         *(environment[f"{JAVA_OPTION}{number}"] for number in numbers),
         f"-Xms{memory}",
         f"-Xmx{memory}",

@@ -24,6 +24,15 @@ def register(spark: SparkSession) -> None:
     Of an application it also publishes the counts of its queries as Spark metrics (`metrics`),
     and, where somebody publishes how many executors are wanted, follows that (`allocation`).
     """
+    # A session of Spark Connect has no driver of its own to steer or to ask.
+    context = getattr(spark, "_sc", None)
+    if context is not None and context.applicationId not in _applications:
+        from shoal_spark import allocation, metrics
+
+        _applications.add(context.applicationId)
+        # Executors take seconds to start, in which the driver does everything else.
+        allocation.follow(spark)
+        metrics.publish(spark)
     from shoal_spark.groups import DeadLetterSource, LagSource
     from shoal_spark.outcomes import OutcomeSink
     from shoal_spark.source import ShareGroupSource
@@ -31,12 +40,3 @@ def register(spark: SparkSession) -> None:
 
     for source in (ShareGroupSource, OutcomeSink, LagSource, DeadLetterSource, TopicSink):
         spark.dataSource.register(source)
-    # A session of Spark Connect has no driver of its own to steer or to ask.
-    context = getattr(spark, "_sc", None)
-    if context is None or context.applicationId in _applications:
-        return
-    from shoal_spark import allocation, metrics
-
-    _applications.add(context.applicationId)
-    metrics.publish(spark)
-    allocation.follow(spark)

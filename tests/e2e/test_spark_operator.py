@@ -11,6 +11,27 @@ from e2e.cluster.commands import wait_for
 
 MANIFEST = Path(__file__).with_name("spark_application.yaml")
 ENDED = ("COMPLETED", "FAILED")
+#: As Spark's launcher starts a driver; `-Xshare:on` ends a JVM that cannot have the archive.
+VERSION = (
+    '"$JAVA_HOME"/bin/java -Xshare:on -Xlog:class+load '
+    '-cp "/opt/spark/conf:$SPARK_HOME/jars/*" org.apache.spark.deploy.SparkSubmit --version'
+)
+
+
+def test_jvms_of_the_image_start_from_its_archive(cluster: Cluster, namespace: str) -> None:
+    """The archive fits the image's jars as the node has unpacked them, and is used."""
+    cluster.load(images.archive("spark"))
+    where = f"--namespace={namespace}"
+    image = (f"--image={images.tag('spark')}", "--image-pull-policy=Never", "--restart=Never")
+    cluster.kubectl("run", where, "java", *image, "--command", "--", "bash", "-c", VERSION)
+    get = ("get", where, "pod/java", "--output=jsonpath={.status.phase}")
+    ended = ("Succeeded", "Failed")
+    wait_for("the JVM to end", lambda: cluster.kubectl(*get).stdout in ended, 60)
+    lines = cluster.kubectl("logs", where, "java").stdout.splitlines()
+    sources = [line.partition("source: ")[2] for line in lines if "org.apache.spark." in line]
+    shared = sources.count("shared objects file")
+    read = [source for source in sources if source.startswith("file:")]
+    assert shared > 100 and len(read) < shared / 10, f"{shared} shared, read from {read}"
 
 
 def test_spark_application_completes(cluster: Cluster, namespace: str) -> None:

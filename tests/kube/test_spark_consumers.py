@@ -71,6 +71,12 @@ def test_settings_of_the_user_lie_over_ours() -> None:
     assert "NetworkPolicyFeatureStep" in conf["spark.kubernetes.driver.pod.excludedFeatureSteps"]
 
 
+def test_the_job_goes_on_while_its_executors_start() -> None:
+    """By default the driver's start waits for executors, and asks for the rest only after it."""
+    conf = spark.application(CONSUMER, PLACE, suspend=False)["spec"]["sparkConf"]
+    assert conf["spark.scheduler.minRegisteredResourcesRatio"] == "0"
+
+
 def test_an_image_of_the_user_may_lack_our_modules() -> None:
     for image, module in (("", "shoal_spark.daemon"), ("mine:1", None)):
         of = consumer(image=image) if image else consumer()

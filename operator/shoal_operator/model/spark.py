@@ -37,6 +37,9 @@ DEFAULTS = {
     "spark.storage.decommission.shuffleBlocks.enabled": "true",
     # Spark's own allocation counts waiting tasks and takes executors away between two batches.
     "spark.dynamicAllocation.enabled": "false",
+    # The context waits for executors by default, 30 s at most; the job's own start, and its asking
+    # for the number that is wanted, come after it. Tasks wait for their executors anyway.
+    "spark.scheduler.minRegisteredResourcesRatio": "0",
     # Beside the JVM a driver has the job and the source in Python, and the daemons that ran them:
     # 350 MB, where Spark's 384m leave the JVM's own needs nothing.
     "spark.driver.minMemoryOverhead": "512m",

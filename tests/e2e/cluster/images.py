@@ -57,6 +57,10 @@ class Image:
     source_only: tuple[str, ...] = ()
 
 
+#: What the stage of the Spark image takes that has no other code of the project.
+SPARK_STAGE = tuple(
+    f"spark_operator_jobs/{name}.py" for name in ("entrypoint", "java", "class_archive")
+)
 IMAGES = {
     "broker": Image(
         "broker_image/Containerfile", ("broker_image/shoal", "broker_image/compile.py"), ("broker",)
@@ -70,7 +74,7 @@ IMAGES = {
             "broker_image/shoal",
             "spark_operator_jobs/shoal_spark",
             "spark_operator_jobs/jobs",
-            "spark_operator_jobs/entrypoint.py",
+            *SPARK_STAGE,
             "spark_operator_jobs/decommission.py",
         ),
         ("spark", "jobs"),
@@ -168,7 +172,7 @@ def spark_operator_archive() -> Path:
     base = f"localhost/shoal/spark-stage:{_project()['version']}"
     file = Path(__file__).parent / "spark-operator" / "Containerfile"
     binary = program("spark-operator")
-    stage = (spark.containerfile, "pyproject.toml", "spark_operator_jobs/entrypoint.py")
+    stage = (spark.containerfile, "pyproject.toml", *SPARK_STAGE)
     inputs = [file, binary, *(REPOSITORY / path for path in stage)]
     path = _archive_path("spark-operator", inputs, " ".join(spark.packages))
     with lock(path.parent / "build.lock"):
