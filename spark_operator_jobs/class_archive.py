@@ -161,7 +161,7 @@ def submit(lists: str, master: str, confs: dict[str, str], *words: str) -> None:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     if done.returncode:
-        sys.exit(f"{words} at {master}:\n{done.stdout[-8000:]}")
+        raise OSError(f"{words} at {master}:\n{done.stdout[-8000:]}")
 
 
 def jars() -> list[str]:
@@ -197,6 +197,11 @@ def main(archive: Path, path: Path) -> None:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case [archive, path]:
-            main(Path(archive), Path(path))
+            try:
+                main(Path(archive), Path(path))
+            except (OSError, subprocess.SubprocessError) as failed:
+                # An image without it is whole: its JVMs take longer to start.
+                Path(archive).unlink(missing_ok=True)
+                print(f"No archive of classes, JVMs start without: {failed}", file=sys.stderr)
         case [kind]:
             job(kind)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from machine import lacking
 from shoal.coordinator.share import batches as batches_of
 from shoal.coordinator.share import bulk, compiled
 from shoal.coordinator.share.key_queues import KeyQueues
@@ -28,7 +29,12 @@ from shoal.coordinator.share.states import (
 )
 from shoal.record.records import build_batch
 
-pytestmark = pytest.mark.skipif(compiled.native is None, reason="no C compiler was there")
+
+@pytest.fixture(autouse=True, scope="module")
+def there() -> None:
+    if compiled.native is None:
+        lacking("the loops are not compiled: make compiled, with a C compiler")
+
 
 MANY = settings(max_examples=300, deadline=None)
 
