@@ -16,7 +16,6 @@ from pathlib import Path
 import uvloop
 
 from shoal import __version__
-from shoal.coordinator.share import compiled
 from shoal.log.errors import CorruptLog, DirectoryInUse
 from shoal.protocol.errors import ApiError
 from shoal.server.broker import Broker
@@ -77,7 +76,6 @@ async def _serve(config: BrokerConfig, started: float, say: Callable[[str], None
     say(f"Its data is in {Path(config.data_dir).resolve()}.")
     if broker.health is not None:
         say(f"Metrics are at http://{broker.health.host}:{broker.health.port}/metrics.")
-    say(f"Loops of key order: {compiled.told()}.")
     say(f"Ready after {time.perf_counter() - started:.2f} s. Ctrl-C or SIGTERM stops it.")
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((stopping, broker.failed), return_when=asyncio.FIRST_COMPLETED)

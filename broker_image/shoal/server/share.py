@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from shoal.coordinator.group.groups import GroupType
+from shoal.coordinator.share import compiled
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.sessions import ShareSession, ShareSessions
 from shoal.coordinator.share.settings import ShareSettings
@@ -88,6 +89,7 @@ class ShareService:
         #: Share partitions that are still to be loaded, and how many were in this turn.
         self._to_load: deque[ShareLeader] = deque()
         self._loads = 0
+        self._told_of_loops = False
         self._settings: dict[str, ShareSettings] = {}
         self._settings_of: MetadataImage | None = None
         broker.metadata.on_change.append(self._configs_changed)
@@ -97,6 +99,12 @@ class ShareService:
         share_metrics.register(broker, self)
 
     # What leaders ask of the shell.
+
+    def tell_of_loops(self) -> None:
+        """Say once what the order of keys is computed by, where a group has it."""
+        if not self._told_of_loops:
+            self._told_of_loops = True
+            self._broker.log.info("a group has key order", loops=compiled.told())
 
     def settings(self, group_id: str) -> ShareSettings:
         """The group's configs in force."""
