@@ -152,16 +152,21 @@ def test_a_lone_broker_is_waited_for() -> None:
     asyncio.run(main())
 
 
+async def with_a_record(brokers: Brokers) -> tuple[ShareSession, Acknowledgement]:
+    """A member that has the first broker's record, and what accepts that."""
+    brokers.reachable[0].set()
+    member = session(brokers)
+    (one,) = await member.acquire()
+    return member, Acknowledgement("jobs", one.partition, 0, 0, AcknowledgeType.ACCEPT)
+
+
 @pytest.mark.parametrize("forgotten", ["topic_name", "topic", "leader"])
 def test_an_acknowledgement_that_rides_along_is_sent_or_comes_back(forgotten: str) -> None:
     """Whatever is not known of the topic in that moment."""
 
     async def main() -> None:
         brokers = Brokers(1)
-        brokers.reachable[0].set()
-        member = session(brokers)
-        (one,) = await member.acquire()
-        accept = Acknowledgement("jobs", one.partition, 0, 0, AcknowledgeType.ACCEPT)
+        member, accept = await with_a_record(brokers)
         brokers.forgetful = forgotten
         asyncio.get_running_loop().call_later(0.05, setattr, brokers, "forgetful", "")
         told = await member.acquire(acknowledgements=[accept], max_wait_ms=5_000)
@@ -176,10 +181,7 @@ def test_an_acknowledgement_that_rides_along_is_sent_or_comes_back(forgotten: st
 def test_what_is_refused_before_a_request_that_fails_is_refused_once(rides: bool) -> None:
     async def main() -> None:
         brokers = Brokers(1)
-        brokers.reachable[0].set()
-        member = session(brokers)
-        (one,) = await member.acquire()
-        accept = Acknowledgement("jobs", one.partition, 0, 0, AcknowledgeType.ACCEPT)
+        member, accept = await with_a_record(brokers)
         brokers.forgetful = "topic"
 
         async def fails(*_: object, **__: object) -> None:
