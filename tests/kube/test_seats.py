@@ -74,6 +74,17 @@ def test_ids_tell_pods_and_do_not_change_with_their_number() -> None:
     assert seats.brokers(wanted(2, 3))[:3] == seats.brokers(wanted(1, 3))
 
 
+def test_the_first_broker_of_a_pod_goes_last() -> None:
+    """The others hand over by a controller, which may be the one beside them."""
+    first, *others = template(wanted(3))["spec"]["containers"][:3]
+    assert first["lifecycle"]["preStop"]["exec"]["command"] == [
+        "python3", "-m", "shoal.server.goes_last", "10404", "11404",
+    ]  # fmt: skip
+    ready = {port["containerPort"] for one in others for port in one["ports"]}
+    assert {10404, 11404} <= ready
+    assert not any("lifecycle" in one for one in others)
+
+
 def broker_config(resource: dict, pod: int, container: dict):
     """What a broker resolves its settings to, as its container starts it in that pod."""
     env = {

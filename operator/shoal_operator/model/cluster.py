@@ -296,6 +296,12 @@ def _container(cluster: Mapping[str, Any], default_image: str, seat: int) -> Man
     }
     if spec.get("resources"):
         container["resources"] = spec["resources"]
+    others = range(1, seats.per_pod(cluster))
+    if others and not seat:
+        # It votes, and the others hand over by the controller, which it may be: it goes last.
+        told = [str(seats.port(spec["metrics"]["port"], other)) for other in others]
+        goes_last = ["python3", "-m", "shoal.server.goes_last", *told]
+        container["lifecycle"] = {"preStop": {"exec": {"command": goes_last}}}
     return container
 
 
