@@ -87,8 +87,9 @@ def produce(queue: Queue, *records: str) -> None:
 
 
 def test_a_member_that_joins_gets_no_key_that_another_holds(
-    queue: Queue, join: Callable[[], ShareConsumer]
+    broker: ShoalProcess, queue: Queue, join: Callable[[], ShareConsumer]
 ) -> None:
+    """The broker's log says once by what the order is computed."""
     queue.configure(**KEY_ORDER)
     produce(queue, "a1", "a2", "b1", "b2")
     first = join()
@@ -98,6 +99,7 @@ def test_a_member_that_joins_gets_no_key_that_another_holds(
     assert not second.poll(1.0)
     settle(first, held[:1])
     assert values(take(second)) == [b"a2"]
+    assert len([line for line in broker.log if "a group has key order" in line]) == 1
 
 
 def test_a_member_that_leaves_hands_its_keys_over_from_where_they_stand(

@@ -100,12 +100,6 @@ class ShareService:
 
     # What leaders ask of the shell.
 
-    def tell_of_loops(self) -> None:
-        """Say once what the order of keys is computed by, where a group has it."""
-        if not self._told_of_loops:
-            self._told_of_loops = True
-            self._broker.log.info("a group has key order", loops=compiled.told())
-
     def settings(self, group_id: str) -> ShareSettings:
         """The group's configs in force."""
         image = self._broker.image
@@ -129,7 +123,15 @@ class ShareService:
                 config["share.redelivery.backoff.max.ms"],
                 share_policies.selection(config),
             )
+            if found.selection is not None and found.selection.key_order:
+                self._tell_of_loops()
         return found
+
+    def _tell_of_loops(self) -> None:
+        """Say once by what the order of keys is computed, where a group has it."""
+        if not self._told_of_loops:
+            self._told_of_loops = True
+            self._broker.log.info("a group has key order", loops=compiled.told())
 
     def _configs_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
         """Tell share partitions of their group's configs: it may have been resumed, or its dead

@@ -35,8 +35,6 @@ def selection_of(leader: ShareLeader, settings: ShareSettings) -> Selection | No
     policy, known = settings.selection, leader.selection
     if known is None or known.policy != policy:
         leader.selection = known = None if policy is None else Selection(leader.share, policy)
-        if policy is not None and policy.key_order:
-            leader.service.tell_of_loops()
     return known
 
 
