@@ -238,8 +238,7 @@ class ShareFetch:
     def _refusal(self, key: _Key, failure: Failure) -> PartitionRecords:
         leader = (0, 0)
         partition = self._broker.partitions.get(*key)
-        moved = failure.code is ErrorCode.not_leader_or_follower
-        if moved and partition is not None and not partition.is_leader:
+        if failure.code is ErrorCode.not_leader_or_follower and partition is not None:
             leader = (partition.leader_id, partition.leader_epoch)
         return PartitionRecords(key[1], failure.code, failure.message, current_leader=leader)
 
