@@ -3,6 +3,7 @@
 Prints a table of medians with spread and writes it into bench/results/ as cluster.json, .md and
 .png. `--only WORD` picks loads by a word of their name, `--rounds N` says how often each is run on
 each cluster (of three unless told), `--partitions N` how many the crowded cluster has (0: none).
+A load begins no round after `--bound SECONDS` of it. A run that is interrupted shows what it has.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from confluent_kafka import Producer
 from report import show
 
 HERE = Path(__file__).resolve().parent
+Results = dict[str, dict[str, list[Any]]]
 #: Ratios to Kafka that are aimed at: load -> figure -> (goal, more is better).
 GOALS: dict[str, dict[str, tuple[float, bool]]] = {
     "produce 1 KB, acks=all": {"rate": (1.0, True), "cpu_s_gb": (0.6, False)},
@@ -66,17 +68,24 @@ def one_by_one(cluster: Cluster) -> dict[str, float]:
 
 def crowded(cluster: Cluster, partitions: int) -> dict[str, float]:
     """Memory with so many partitions of three replicas, a broker's death, and its return."""
+
+    def told(what: str) -> None:
+        print(f"  {cluster.name}: {what}, {time.perf_counter() - began:.1f} s", flush=True)
+
     cluster.start()
     try:
         began = time.perf_counter()
         for first in range(0, partitions, 1_000):
             create(cluster, min(1_000, partitions - first))
+            told(f"{min(first + 1_000, partitions)} made")
         made_s = time.perf_counter() - began
         admin = cluster.admin()
         eventually(lambda: cluster.in_sync(admin), "the partitions are not in sync")
+        told("in sync")
         rss_mb = cluster.rss_mb()
         record = one_by_one(cluster)
         victim = next(id for id in cluster.nodes if id != cluster.controller())
+        told("records by themselves")
         killed = time.perf_counter()
         cluster.nodes[victim].kill9()
 
@@ -87,6 +96,7 @@ def crowded(cluster: Cluster, partitions: int) -> dict[str, float]:
 
         eventually(moved, "partitions are still led by a broker that is dead")
         failover_s = time.perf_counter() - killed
+        told("led again")
         began = time.perf_counter()
         cluster.nodes[victim].start()
         start_s = time.perf_counter() - began
@@ -99,9 +109,8 @@ def crowded(cluster: Cluster, partitions: int) -> dict[str, float]:
         cluster.stop()
 
 
-def measure(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, list[Any]]]:
-    """All rounds of all loads: load, then cluster, then a list of figures."""
-    results: dict[str, dict[str, list[Any]]] = {}
+def measure(options: argparse.Namespace, folder: Path, results: Results) -> None:
+    """All rounds of all loads, into `results`: load, then cluster, then a list of figures."""
     wanted = [n for n in LOADS if not options.only or any(w in n for w in options.only)]
     kinds = (ShoalNode, KafkaNode)
     clusters = [Cluster(kind, folder / kind.name) for kind in kinds] if wanted else []
@@ -115,7 +124,10 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, li
             cluster.start()
             note("start of three", cluster, {"start_s": cluster.start_s})
         for name in wanted:
+            began = time.monotonic()
             for number in range(-1 if name in WARMED else 0, options.rounds):
+                if options.bound and time.monotonic() - began > options.bound:
+                    break
                 for cluster in clusters if number % 2 == 0 else clusters[::-1]:
                     figures = LOADS[name](cluster, options.scale)
                     if number >= 0:
@@ -128,10 +140,9 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, li
             cluster = Cluster(kind, folder / f"crowd-{kind.name}")
             note("many partitions", cluster, crowded(cluster, options.partitions))
             shutil.rmtree(folder / f"crowd-{kind.name}", ignore_errors=True)
-    return results
 
 
-def summary(results: dict[str, dict[str, list[Any]]]) -> list[dict[str, Any]]:
+def summary(results: Results) -> list[dict[str, Any]]:
     """A row a figure: medians and spread of both clusters, the ratio, the goal, the verdict."""
     rows = []
     for name, by_cluster in results.items():
@@ -158,10 +169,14 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--only", action="append", default=[])
     parser.add_argument("--partitions", type=int, default=1_000)
+    parser.add_argument("--bound", type=float, default=0.0)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
+    results: Results = {}
     try:
-        results = measure(options, folder)
+        measure(options, folder, results)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     show(summary(results), HERE / "results", "cluster")

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+from brokers import WAIT_S
 from clusters import Cluster, eventually
 from confluent_kafka import KafkaException, Producer, ShareConsumer
 from confluent_kafka.admin import (
@@ -34,8 +35,10 @@ def create(cluster: Cluster, partitions: int, topics: int = 1) -> list[str]:
     """New topics with three replicas, led."""
     names = [f"bench-{uuid.uuid4().hex[:10]}" for _ in range(topics)]
     admin = cluster.admin()
-    for future in admin.create_topics([NewTopic(n, partitions, 3) for n in names]).values():
-        future.result(120)
+    bounds = {"request_timeout": WAIT_S, "operation_timeout": WAIT_S}
+    wanted = [NewTopic(n, partitions, 3) for n in names]
+    for future in admin.create_topics(wanted, **bounds).values():
+        future.result(WAIT_S)
 
     def led() -> bool:
         found = admin.list_topics(timeout=60).topics

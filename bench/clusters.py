@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from brokers import Broker, Kafka, free_port
+from brokers import WAIT_S, Broker, Kafka, free_port
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from shoal.client.client import SyncClient
@@ -34,7 +34,6 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "group.share.min.record.lock.duration.ms": "1000",
 }
-WAIT_S = 180.0
 
 
 def eventually(probe: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
