@@ -218,7 +218,7 @@ BAD = {
     "latest": (queue_cluster(image="x/y:latest"), "image must name a version or a digest"),
     "owned config": (
         queue_cluster(config={"node.id": "3"}),
-        "are set by the operator; use replicas, storage, listeners and rack instead",
+        "are set by the operator; use replicas, brokersPerPod, storage, listeners and rack instead",
     ),
     "two": (queue_cluster(replicas=2), "of two brokers neither has a majority"),
     "typo": (queue_topic(partitons=3), 'unknown field "spec.partitons"'),
