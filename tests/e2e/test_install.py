@@ -15,6 +15,8 @@ from e2e.resources import Resources, queue_cluster, queue_topic, share_group
 
 READY_SECONDS_MAX = 30
 RECORDS = 3000
+#: Those that are there before anybody takes any.
+EARLY = 100
 
 
 @pytest.fixture
@@ -30,24 +32,31 @@ def demo(cluster: Cluster, release: Release) -> Resources:
     demo.kubectl("delete", "pvc", "data-demo-broker-0")
 
 
+def produce_in_the_broker(demo: Resources, numbers: range) -> None:
+    lines = "".join(f"{number}\n" for number in numbers)
+    produce = ("exec", "--stdin", "demo-broker-0", "--", "shoal", "produce", "jobs")
+    demo.kubectl(*produce, input=lines)
+
+
 def consume_in_a_pod(demo: Resources, name: str) -> None:
     image = (f"--image={images.tag('broker')}", "--image-pull-policy=Never", "--restart=Never")
     server = f"demo-bootstrap.{demo.namespace}.svc:9092"
     command = ("share-consume", "jobs", "--group=workers", "-b", server, "--max-records=50")
     labels = ("--labels=tier=client",)
-    shown = ("--timeout=5s", "--format={partition} {value}")
+    shown = ("--timeout=20s", "--format={partition} {value}")
     demo.kubectl("run", name, *image, *labels, "--", *command, *shown)
 
 
 def test_three_consumers_share_two_partitions(demo: Resources) -> None:
     demo.wait("queuecluster/demo", "queuetopic/jobs", "sharegroup/workers")
-    lines = "".join(f"{number}\n" for number in range(RECORDS))
-    produce = ("exec", "--stdin", "demo-broker-0", "--", "shoal", "produce", "jobs")
-    demo.kubectl(*produce, input=lines)
-    demo.wait_status("sharegroup/workers", lag=RECORDS)
+    produce_in_the_broker(demo, range(EARLY))
+    demo.wait_status("sharegroup/workers", lag=EARLY)
     pods = [f"consumer-{number}" for number in range(3)]
     for pod in pods:
         consume_in_a_pod(demo, pod)
+    # One that comes first would have all there is before the next pod has started.
+    demo.wait_status("sharegroup/workers", members=3)
+    produce_in_the_broker(demo, range(EARLY, RECORDS))
     demo.wait_status("sharegroup/workers", lag=0, inFlight=0, members=0)
     counts: dict[str, Counter[str]] = {}
     values: list[str] = []
