@@ -129,11 +129,6 @@ class Kernel:
             self.current = process
             events._set_running_loop(None if process is None else process.loop)
 
-    def fail(self, error: BaseException) -> None:
-        """End the run with what went wrong first."""
-        if self.failure is None:
-            self.failure = error
-
     # The trace.
 
     def trace(
@@ -188,7 +183,8 @@ class Process:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        self.kernel.fail(error)
+        if self.kernel.failure is None:
+            self.kernel.failure = error
 
     def kill(self) -> None:
         """Nothing of it runs from here on, not even what stands in a `finally`."""
