@@ -238,3 +238,15 @@ def test_the_first_voters_may_come_from_a_formatted_directory() -> None:
     log = Log.open(storage, "d/m-0", LogConfig(), now_ms=NOW_MS, clean=False)
     store = QuorumStore(storage, log, voter_set(1))
     assert (store.voters.latest, store.voters.latest_offset) == (voter_set(4), -1)
+
+
+def test_an_epoch_whose_first_record_was_refused_is_forgotten_at_the_next_start() -> None:
+    """The log notes where an epoch begins before it writes; then the disk was full (make sim
+    SEED=199 with a log that was opened again as it was)."""
+    storage = MemoryStorage()
+    log = Log.open(storage, "d/m-0", LogConfig(), now_ms=NOW_MS, clean=False)
+    log.append_as_follower(build_batch([(0, None, b"x", ())], leader_epoch=1))
+    log.begin_epoch(2)
+    store = QuorumStore(storage, log, voter_set(1))
+    store.check()
+    assert log.latest_epoch == store.index.last_epoch == 1

@@ -53,6 +53,8 @@ class QuorumStore:
         elif newest is not None and log.log_start_offset > 0:
             base = newest
         log.advance_log_start(base.offset)
+        # The disk may have refused the first record of an epoch when the log had begun it.
+        log.epochs.truncate_from_end(log.log_end_offset)
         self._remove_snapshots_before(base)
         log.sync()
         self.index = LogIndex(
