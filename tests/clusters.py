@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import signal
-import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from conditions import eventually
 from networks import Network
+from ports import free_ports
 from servers import ShoalProcess
 from shoal.client.connection import Connection, connect
 from shoal.client.errors import ClientError
@@ -23,32 +22,6 @@ from shoal.protocol.api import ApiKey
 #: A machine that does much else beside the test takes its time.
 START_TIMEOUT_S = 120.0
 CLUSTER_ID = "tests-cluster"
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
-def free_run(count: int) -> int:
-    """A port that is free, as are those that follow; below those that the machine gives to who asks
-    for any."""
-
-    def found() -> int | None:
-        port = random.randrange(10_000, 30_000)
-        try:
-            for number in range(count):
-                with socket.socket() as one:
-                    one.bind(("127.0.0.1", port + number))
-        except OSError:
-            return None
-        return port
-
-    return eventually(found)  # type: ignore[return-value]
 
 
 class ShoalCluster:

@@ -6,13 +6,13 @@ The jars come from `make java`.
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from conditions import eventually
 from kafka_tools import java
+from ports import free_ports
 from shoal.client.client import Client
 from shoal.client.errors import ClientError
 
@@ -34,18 +34,6 @@ _SINGLE_NODE = {
     "group.initial.rebalance.delay.ms": "0",
     "group.share.min.record.lock.duration.ms": "1000",
 }
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at present."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 class KafkaProcess:

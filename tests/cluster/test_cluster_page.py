@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusters import free_run
 from console import Console, steps
+from ports import free_run
 
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 

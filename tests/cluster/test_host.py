@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 from cluster.test_replication import CONFIGS, Writer, check
-from clusters import CLUSTER_ID, ShoalCluster, free_run
+from clusters import CLUSTER_ID, ShoalCluster
 from conditions import eventually
 from confluent_kafka.admin import AdminClient, NewTopic
+from ports import free_run
 from servers import ShoalProcess
 
 PARTITIONS = 8

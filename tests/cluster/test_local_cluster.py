@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters import free_run
 from commands import Shoal
+from ports import free_run
 
 
 class Local:

@@ -9,8 +9,9 @@ from typing import Any
 
 from cluster.test_failover import prepared
 from cluster.test_replication import CONFIGS
-from clusters import CLUSTER_ID, ShoalCluster, free_ports, running
+from clusters import CLUSTER_ID, ShoalCluster, running
 from conditions import eventually
+from ports import free_ports
 from shoal.client.client import Client
 from shoal.protocol.api import ApiKey
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commands import SHOAL, Shoal
 from conditions import eventually
-from kafkas import free_ports
+from ports import free_ports
 from servers import ShoalProcess
 
 _numbers = itertools.count()

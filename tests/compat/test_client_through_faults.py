@@ -15,7 +15,7 @@ from pathlib import Path
 
 import client_scenarios
 import pytest
-from kafkas import free_ports
+from ports import free_ports
 from servers import ShoalProcess
 from shoal.client.client import Client
 from shoal.client.configs import ConfigChange, Resource, ResourceType

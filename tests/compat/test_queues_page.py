@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from clusters import free_ports
 from console import Console, steps
+from ports import free_ports
 from servers import ShoalProcess
 
 PAGE = Path(__file__).parents[2] / "docs" / "queues.md"

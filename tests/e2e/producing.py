@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -63,6 +64,12 @@ def consuming(queue: Resources, group: str, members: int) -> Iterator[list[tuple
             for line in process.communicate(timeout=120)[0].splitlines():
                 value, count = map(int, line.split())
                 deliveries.append((value, count))
+
+
+def assert_taken_once(queue: Resources, count: int) -> None:
+    """A member of the group `workers` gets each of so many that were sent, and none twice."""
+    taken = queue.share_consume("jobs", "workers", "-n", str(count))
+    assert Counter(map(int, taken)) == Counter(range(count))
 
 
 def _in_client(queue: Resources, *words: str) -> subprocess.Popen[str]:

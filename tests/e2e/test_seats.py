@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 from conditions import eventually
 from e2e.conftest import new_namespace
-from e2e.producing import consuming, producing
+from e2e.producing import assert_taken_once, consuming, producing
 from e2e.release import Release
 from e2e.resources import Manifest, Resources, queue_cluster, queue_topic, share_group
 from e2e.test_three_brokers import BROKERS, replicas_of, wait_in_sync
@@ -105,9 +104,7 @@ def test_a_broker_killed_in_its_pod_comes_back(six: Resources) -> None:
     assert six.uid("pod/main-broker-1") == before[0]
     assert after["broker"]["containerID"] == before[1]["broker"]["containerID"]
     wait_in_sync(six)
-    assert Counter(map(int, six.share_consume("jobs", "workers", "-n", str(sent)))) == Counter(
-        range(sent)
-    )
+    assert_taken_once(six, sent)
 
 
 def test_a_pod_comes_takes_its_share_and_leaves(six: Resources) -> None:

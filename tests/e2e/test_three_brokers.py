@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from conditions import eventually
 from e2e.conftest import new_namespace
-from e2e.producing import consuming, producing
+from e2e.producing import assert_taken_once, consuming, producing
 from e2e.release import Release
 from e2e.resources import Resources, queue_cluster, queue_topic, share_group
 
@@ -94,9 +94,7 @@ def test_a_broker_killed_under_load_loses_nothing(three: Resources) -> None:
         three.wait("queuecluster/main", timeout_s=120)
     sent, failed = counts
     assert failed == 0
-    assert Counter(map(int, three.share_consume("jobs", "workers", "-n", str(sent)))) == Counter(
-        range(sent)
-    )
+    assert_taken_once(three, sent)
 
 
 def test_brokers_come_take_their_share_and_leave(three: Resources) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from clusters import free_ports
+from ports import free_ports
 from shoal.server import goes_last
 
 LONG_S = 60.0

@@ -5,7 +5,7 @@ compiled (`compiled`), in a thirtieth."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shoal.coordinator.share import compiled
@@ -13,19 +13,39 @@ from shoal.coordinator.share.locks import Locks
 from shoal.coordinator.share.runs import COUNT_MAX, Edit, Row, Runs
 from shoal.coordinator.share.states import ACCEPT, ACKNOWLEDGED, ACQUIRED, AVAILABLE
 
+#: What is to be persisted: first offset, last offset, state, delivery count.
+Changed = tuple[int, int, int, int]
+#: What came of accepting, and of each lock, how many records.
+_Accepted = tuple[list[Changed], dict[int, int]]
+
 
 def accept_all(
     runs: Runs,
     locks: Locks,
     now_ms: int,
     member_id: str,
-    acknowledgements: Sequence[tuple[Any, ...]],
-) -> list[tuple[int, int, int, int]] | None:
+    acknowledgements: Sequence[Edit],
+) -> list[Changed] | None:
     """Accept many ranges that a member holds: the changes to persist. None where they are to be
     refused, or are not all accepted; then nothing has happened."""
-    if compiled.native is not None:
-        return _accept_all_compiled(runs, locks, now_ms, member_id, acknowledgements)
-    live, before = locks.live, runs.start - 1
+
+    def is_held(number: int) -> bool:
+        return locks.live[number].is_held(member_id, now_ms)
+
+    accept = _accept if compiled.native is None else _accept_compiled
+    found = accept(runs, acknowledgements, is_held)
+    if found is None:
+        return None
+    changes, given_back = found
+    for number, records in given_back.items():
+        locks.give_back(number, records)
+    return changes
+
+
+def _accept(
+    runs: Runs, acknowledgements: Sequence[Edit], is_held: Callable[[int], bool]
+) -> _Accepted | None:
+    before = runs.start - 1
     for one in acknowledgements:
         types = one[2]
         if not before < one[0] <= one[1] or types.count(ACCEPT) != len(types):
@@ -33,51 +53,34 @@ def accept_all(
         before = one[1]
     if before >= runs.end:
         return None
-    changes: list[tuple[int, int, int, int]] = []
+    changes: list[Changed] = []
     given_back: dict[int, int] = {}
 
     def accepted(_edit: Edit, first: int, last: int, row: Row) -> Row | None:
         state, count, number, _ = row
-        if state != ACQUIRED:
+        if state != ACQUIRED or (number not in given_back and not is_held(number)):
             return None
-        if number not in given_back:
-            lock = live[number]
-            if lock.member_id != member_id or lock.deadline_ms <= now_ms:
-                return None
-            given_back[number] = 0
-        given_back[number] += last - first + 1
+        given_back[number] = given_back.get(number, 0) + last - first + 1
         if changes and changes[-1][1] + 1 == first and changes[-1][3] == count:
             changes[-1] = (changes[-1][0], last, ACKNOWLEDGED, count)
         else:
             changes.append((first, last, ACKNOWLEDGED, count))
         return ACKNOWLEDGED, count, 0, 0
 
-    if not runs.rewrite(acknowledgements, accepted):
-        return None
-    for number, records in given_back.items():
-        locks.give_back(number, records)
-    return changes
+    return (changes, given_back) if runs.rewrite(acknowledgements, accepted) else None
 
 
-def _accept_all_compiled(
-    runs: Runs,
-    locks: Locks,
-    now_ms: int,
-    member_id: str,
-    acknowledgements: Sequence[tuple[Any, ...]],
-) -> list[tuple[int, int, int, int]] | None:
+def _accept_compiled(
+    runs: Runs, acknowledgements: Sequence[Edit], is_held: Callable[[int], bool]
+) -> _Accepted | None:
     made = _rewritten(runs, acknowledgements, compiled.ACCEPT_ALL)
     if made is None:
         return None
     rows, changes, given_back = made
-    for number in given_back:
-        lock = locks.live[number]
-        if lock.member_id != member_id or lock.deadline_ms <= now_ms:
-            return None
+    if not all(map(is_held, given_back)):
+        return None
     runs.splice(*rows)
-    for number, records in given_back.items():
-        locks.give_back(number, records)
-    return changes
+    return changes, given_back
 
 
 def lock_new(runs: Runs, ranges: Sequence[Edit], number: int) -> bool:

@@ -38,6 +38,10 @@ class Lock:
         self.held = held
         self.since_ms = since_ms
 
+    def is_held(self, member_id: str, now_ms: int) -> bool:
+        """Whether it is that member's, and has not ended."""
+        return self.member_id == member_id and self.deadline_ms > now_ms
+
 
 class Locks:
     """All locks of a share partition, by number. A number is not used again while it lives."""

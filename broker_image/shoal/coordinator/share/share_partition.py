@@ -348,7 +348,7 @@ class SharePartition:
         if last + 1 >= (firsts[row + 1] if row + 1 < len(firsts) else runs.end):
             return None
         lock, count = self.locks.live[runs.locks[row]], runs.counts[row]
-        if lock.member_id != member_id or lock.deadline_ms <= now_ms:
+        if not lock.is_held(member_id, now_ms):
             return None
         if row:  # At the window's start they leave it; else they join those accepted before.
             if states[row - 1] != ACKNOWLEDGED or runs.counts[row - 1] != count:
