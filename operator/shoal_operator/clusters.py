@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal.client.errors import ClientError, KafkaError
 
-from shoal_operator import __version__, pods, roller, troubles
+from shoal_operator import __version__, clock, pods, roller, troubles
 from shoal_operator.broker_states import ClusterState
 from shoal_operator.brokers import Brokers
 from shoal_operator.conditions import Verdict
@@ -32,6 +32,8 @@ from shoal_operator.windows import is_open
 KIND = "QueueCluster"
 #: Pods are ready a little before the Service leads to them.
 REACHED_SECONDS_MAX = 15.0
+#: Kubernetes' controllers take up what is new within tens of milliseconds.
+TAKEN_UP_SECONDS_MAX = 15.0
 #: Seconds between looks: at a cluster that is well, and, first and at most, at one that is not.
 STEADY_SECONDS = 30.0
 AGAIN_SECONDS, AGAIN_SECONDS_MAX = 2.0, 15.0
@@ -101,6 +103,7 @@ class Clusters:
         self._strays = False
         self._not_grown: Trouble | None = None
         self._pause, self._said, self._told = AGAIN_SECONDS, "", ""
+        self._untaken_ms: int | None = None
 
     def everything(self) -> list[str]:
         return [self._name] if self._store.get(KIND, self._namespace, self._name) else []
@@ -129,6 +132,9 @@ class Clusters:
         if waits_for:
             await self._say(cluster, no_address(waits_for))
             return self._again(Wait(STEADY_SECONDS, ""), None)
+        if not pods.are_seen_to(self._stateful()):
+            return await self._not_taken_up(cluster)
+        self._untaken_ms = None
         state = await self._observe(held)
         config = await self._dynamic_config(cluster, state)
         step = await self._next_step(held, state)
@@ -140,6 +146,21 @@ class Clusters:
         if state and verdict.ready and (asked := await self._membership.spread(cluster, state)):
             await self._statuses.note(cluster, {"lastRebalance": asked})
         return self._again(step, verdict)
+
+    async def _not_taken_up(self, cluster: Manifest) -> float:
+        """Of a template that Kubernetes has not looked at nothing is known: whether it restarts
+        anything, least of all. The status stays that of the generation before."""
+        now_ms = clock.now_ms()
+        if self._untaken_ms is None:
+            self._untaken_ms = now_ms
+        late = now_ms - self._untaken_ms > 1000 * TAKEN_UP_SECONDS_MAX
+        text = f"Kubernetes has not taken up StatefulSet {names.stateful_set(self._name)}"
+        if late:
+            text += f" for over {TAKEN_UP_SECONDS_MAX:.0f} s; look at kube-controller-manager."
+            await self._say(cluster, Verdict.trouble("StatefulSetNotTakenUp", text))
+        elif "conditions" not in cluster.get("status", {}):
+            await self._say(cluster, Verdict.waiting("Starting", f"{text} yet."))
+        return AGAIN_SECONDS
 
     def _again(self, step: Any, verdict: Verdict | None) -> float:
         """Seconds until the next look: longer and longer while nothing changes."""
@@ -156,8 +177,7 @@ class Clusters:
         """How many pods have to stay for now, if the spec has fewer than there are."""
         wanted, found = seats.replicas(cluster), self._pods()
         running = {broker for p in found for broker in pods.brokers(p)}
-        stateful = self._store.get("StatefulSet", self._namespace, names.stateful_set(self._name))
-        asked = int((stateful or {}).get("spec", {}).get("replicas", 0))
+        asked = int((self._stateful() or {}).get("spec", {}).get("replicas", 0))
         have = max([wanted, asked, *(pods.ordinal(p) + 1 for p in found)])
         if have == wanted and not self._strays:
             return Leaving(wanted)
@@ -293,6 +313,9 @@ class Clusters:
             return Verdict.refused("ConfigRefused", f"spec.config: {error}")
         return None
 
+    def _stateful(self) -> Manifest | None:
+        return self._store.get("StatefulSet", self._namespace, names.stateful_set(self._name))
+
     def _pods(self) -> list[Manifest]:
         want = names.selector(self._name)
         return [
@@ -302,49 +325,10 @@ class Clusters:
             and not missing(want, p["metadata"].get("labels", {}))
         ]
 
-    def _brokers_seen(self, cluster: Manifest, state: ClusterState | None) -> list[roller.Broker]:
-        """The pods as the roller sees them; an absent one is not ready and runs nothing old."""
-        stateful = self._store.get("StatefulSet", self._namespace, names.stateful_set(self._name))
-        revision = (stateful or {}).get("status", {}).get("updateRevision", "")
-        generation = (stateful or {}).get("metadata", {}).get("generation", 0)
-        seen = (stateful or {}).get("status", {}).get("observedGeneration", 0)
-        found = {p["metadata"]["name"]: p for p in self._pods()}
-        out = []
-        others = range(1, seats.per_pod(cluster))
-        for broker in range(seats.replicas(cluster)):
-            pod = found.get(names.pod(self._name, broker))
-            with_it = tuple(seats.broker(broker, seat) for seat in others)
-            if pod is None:
-                out.append(roller.Broker(broker, False, others=with_it))
-                continue
-            old = pod["metadata"]["labels"].get("controller-revision-hash", "")
-            stale = bool(revision) and seen >= generation and old != revision
-            reason = (
-                pods.restart_reason(pod, stateful)
-                if stale
-                else self._misplaced(cluster, (broker, *with_it), pod, state)
-            )
-            since = pods.unready_seconds(pod)
-            out.append(roller.Broker(broker, pods.is_ready(pod), reason, since, with_it))
-        return out
-
-    def _misplaced(
-        self, cluster: Manifest, brokers: Sequence[int], pod: Manifest, state: ClusterState | None
-    ) -> str:
-        """Why a pod has to start anew though its template is the same: one of its brokers tells
-        clients outside an address that is not its any more."""
-        told = {b: state.advertised[b] for b in brokers if b in state.advertised} if state else {}
-        if not told:
-            return ""
-        services = {s["metadata"]["name"]: s for s in self._ours(cluster, "Service")}
-        same = all(
-            listeners.seen_by(pod, listeners.advertised(cluster, broker, services)) == said
-            for broker, said in told.items()
-        )
-        return "" if same else "the address that clients outside find it at changed"
-
     async def _next_step(self, cluster: Manifest, state: ClusterState | None) -> Any:
-        seen = self._brokers_seen(cluster, state)
+        services = {o["metadata"]["name"]: o for o in self._ours(cluster, "Service")}
+        told = state.advertised if state else {}
+        seen = pods.as_rolled(cluster, self._pods(), self._stateful(), told, services)
         partitions = None
         if state and any(b.restart_reason and (b.ready or b.others) for b in seen):
             with contextlib.suppress(ClientError):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal_operator import clock
-from shoal_operator.model import names, seats
+from shoal_operator import clock, roller
+from shoal_operator.model import listeners, names, seats
+from shoal_operator.model.names import Manifest
 
 
 def ordinal(pod: Mapping[str, Any]) -> int:
@@ -63,3 +64,45 @@ def restart_reason(pod: Mapping[str, Any], stateful: Mapping[str, Any] | None) -
     if mine.get(names.RESTART) != notes.get(names.RESTART):
         return f"the annotation {names.RESTART} asks for it"
     return "the pod's template changed"
+
+
+def are_seen_to(stateful: Mapping[str, Any] | None) -> bool:
+    """Whether Kubernetes has looked at this StatefulSet as it stands, so that its revision is
+    that of its template."""
+    status = (stateful or {}).get("status", {})
+    generation = (stateful or {}).get("metadata", {}).get("generation", 0)
+    return bool(status.get("updateRevision")) and status.get("observedGeneration", 0) >= generation
+
+
+def as_rolled(
+    cluster: Manifest,
+    found: Sequence[Manifest],
+    stateful: Manifest | None,
+    told: Mapping[int, str],
+    services: Mapping[str, Manifest],
+) -> list[roller.Broker]:
+    """The pods as the roller sees them; an absent one is not ready and runs nothing old.
+
+    `told` is what each broker tells clients outside to find it at, as far as it is known.
+    """
+    revision = (stateful or {}).get("status", {}).get("updateRevision", "")
+    by_name = {p["metadata"]["name"]: p for p in found}
+    name = cluster["metadata"]["name"]
+    out = []
+    for broker in range(seats.replicas(cluster)):
+        pod = by_name.get(names.pod(name, broker))
+        others = tuple(seats.broker(broker, seat) for seat in range(1, seats.per_pod(cluster)))
+        if pod is None:
+            out.append(roller.Broker(broker, False, others=others))
+            continue
+        reason = ""
+        if pod["metadata"]["labels"].get("controller-revision-hash", "") != revision:
+            reason = restart_reason(pod, stateful)
+        elif any(
+            listeners.seen_by(pod, listeners.advertised(cluster, b, services)) != told[b]
+            for b in (broker, *others)
+            if b in told
+        ):
+            reason = "the address that clients outside find it at changed"
+        out.append(roller.Broker(broker, is_ready(pod), reason, unready_seconds(pod), others))
+    return out

@@ -52,6 +52,7 @@ class ApiServer(Kube):
         self.fate = fate
         self.objects: dict[tuple[str, str], Manifest] = {}
         self.deleted: list[str] = []
+        self.controllers_sleep = False
         self._numbers = itertools.count(1)
 
     def store(self) -> Store:
@@ -137,8 +138,16 @@ class ApiServer(Kube):
             self._control(stateful)
         return {**gone, "metadata": {**gone["metadata"], "deletionTimestamp": STAMP}}
 
+    def wake_controllers(self) -> None:
+        """They see to what came while they slept."""
+        self.controllers_sleep = False
+        for stateful in self.all("StatefulSet"):
+            self._control(stateful)
+
     def _control(self, stateful: Manifest) -> None:
         """Bring the pods of a StatefulSet, and its status to its spec."""
+        if self.controllers_sleep:
+            return
         template, meta = stateful["spec"]["template"], stateful["metadata"]
         revision = hashlib.sha256(repr(template).encode()).hexdigest()[:10]
         stateful["status"] = {"updateRevision": revision, "observedGeneration": meta["generation"]}

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from kube.api_server import STAMP, ApiServer, Death, Fate, resource
 from servers import ShoalProcess
+from shoal_operator import clusters
 from shoal_operator import kube as kube_module
 from shoal_operator.brokers import Brokers
 from shoal_operator.clusters import Clusters
@@ -96,10 +97,12 @@ class World:
     async def _round(self, brokers: Brokers) -> None:
         store = self.kube.store()
         place = (self.kube, store, brokers, "n", "main")
-        clusters = Clusters(*place, "image:1", reached=lambda: None)
-        topics = Topics(*place)
-        groups = Groups(*place, scaled=set, moved=lambda _: None)
-        for loop in (clusters, topics, groups):
+        loops = (
+            Clusters(*place, "image:1", reached=lambda: None),
+            Topics(*place),
+            Groups(*place, scaled=set, moved=lambda _: None),
+        )
+        for loop in loops:
             await loop.reconcile(loop.everything())
 
     async def settle(self, dies_after: int | None = None) -> bool:
@@ -173,6 +176,41 @@ def test_a_roll_restarts_each_broker_once(broker: ShoalProcess) -> None:
         return world.calls["alter_broker_config"]
 
     each_death(broker, prepare, change, look)
+
+
+def test_nothing_is_said_of_a_template_that_kubernetes_has_not_seen(
+    broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ready(world: World) -> tuple[str, str, bool]:
+        """Status and reason of Ready, and whether it is of the present generation."""
+        found = world.kube.find("QueueCluster", "main")
+        (said,) = (c for c in found["status"]["conditions"] if c["type"] == "Ready")
+        present = said["observedGeneration"] == found["metadata"]["generation"]
+        return said["status"], said["reason"], present
+
+    async def scenario() -> None:
+        world = World(broker)
+        world.kube.controllers_sleep = True
+        world.kube.add(CLUSTER)
+        await world.settle()
+        assert ready(world) == ("False", "Starting", True)
+        world.kube.wake_controllers()
+        await world.settle()
+        assert ready(world) == ("True", "Reconciled", True)
+        world.kube.controllers_sleep = True
+        config = {"num.partitions": "7"}
+        world.kube.add({**CLUSTER, "spec": {**CLUSTER["spec"], "config": config}})
+        await world.settle()
+        assert ready(world) == ("True", "Reconciled", False)
+        monkeypatch.setattr(clusters, "TAKEN_UP_SECONDS_MAX", -1.0)
+        await world.settle()
+        assert ready(world) == ("False", "StatefulSetNotTakenUp", True)
+        world.kube.wake_controllers()
+        await world.settle()
+        assert ready(world) == ("True", "Reconciled", True)
+        assert world.kube.deleted == ["Pod/main-broker-0"]
+
+    asyncio.run(scenario())
 
 
 def test_a_roll_restarts_a_pod_of_two_brokers_once(broker: ShoalProcess) -> None:
