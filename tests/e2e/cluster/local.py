@@ -187,6 +187,9 @@ class Local(Cluster):
             return
         if (self.state / NODE).exists():
             link = Path("/sys/class/net") / self.layout.link
+            # The kernel drops it with the node's namespaces too, when it comes to that: with some
+            # dozen pods' namespaces before it, that was seen to take longer than 30 s.
+            run("ip", "link", "delete", self.layout.link, check=False)
             wait_for(f"the link {self.layout.link} to go", lambda: not link.exists(), 30)
         host.remove_cgroups(self.layout)
         host.restore_sysctls(self.state / SYSCTLS)
