@@ -394,23 +394,19 @@ class Clusters:
             return Verdict.refused(found.reason if found else "BrokerNotReady", text)
         if found:
             return Verdict.trouble(found.reason, text)
-        if "clusterId" not in cluster.get("status", {}) or self._only_new_wait(cluster, state):
-            return Verdict.waiting("Starting", text)
         return self._not_ready(cluster, text)
-
-    def _only_new_wait(self, cluster: Manifest, state: ClusterState | None) -> bool:
-        """Whether all brokers that are not ready are new to the cluster."""
-        ready = {b for p in self._pods() for b, serves in pods.brokers(p).items() if serves}
-        waited = set(seats.brokers(cluster)) - ready
-        return state is not None and bool(waited) and not waited & state.registered
 
     def _not_ready(self, cluster: Manifest, text: str) -> Verdict:
         """Of a broker that was ready before: an alarm, unless we ourselves restart it."""
-        said = {c["type"]: c["reason"] for c in cluster["status"].get("conditions", [])}
-        ours = said.get("Ready") in ("Rolling", "RollWaits", "Restarting")
-        if ours:
+        status = cluster.get("status", {})
+        said = next((c["reason"] for c in status.get("conditions", []) if c["type"] == "Ready"), "")
+        if said in ("Rolling", "RollWaits", "Restarting"):
             return Verdict.waiting("Restarting", text)
-        return Verdict.trouble("BrokerNotReady", text)
+        serving = {b for p in self._pods() for b, serves in pods.brokers(p).items() if serves}
+        lost = {b["id"] for b in status.get("brokers", []) if b["ready"]} - serving
+        if lost or said == "BrokerNotReady":
+            return Verdict.trouble("BrokerNotReady", text)
+        return Verdict.waiting("Starting", text)
 
     async def _say(
         self, cluster: Manifest, verdict: Verdict, state: ClusterState | None = None

@@ -9,6 +9,7 @@ the dead operator does has an effect.
 from __future__ import annotations
 
 import copy
+import datetime
 import hashlib
 import itertools
 from collections.abc import Mapping
@@ -53,6 +54,8 @@ class ApiServer(Kube):
         self.objects: dict[tuple[str, str], Manifest] = {}
         self.deleted: list[str] = []
         self.controllers_sleep = False
+        #: Pods that are not ready when they come.
+        self.unready: set[str] = set()
         self._numbers = itertools.count(1)
 
     def store(self) -> Store:
@@ -175,6 +178,14 @@ class ApiServer(Kube):
                 },
             }  # fmt: skip
             self._write("Pod", name, pod)
+            if name in self.unready:
+                self.probe(name, succeeds=False)
+
+    def probe(self, pod: str, *, succeeds: bool) -> None:
+        """What the kubelet tells of a pod from now on, of which it has just found that."""
+        now = datetime.datetime.now(datetime.UTC).isoformat()
+        status = {"type": "Ready", "status": str(succeeds), "lastTransitionTime": now}
+        self.find("Pod", pod)["status"]["conditions"] = [status]
 
 
 def _merge(into: Manifest, patch: Mapping[str, Any]) -> None:

@@ -114,6 +114,17 @@ class World:
             assert await self.live()
         return died
 
+    def ready(self) -> tuple[str, str, bool]:
+        """Status and reason of Ready, and whether it is of the present generation."""
+        found = self.kube.find("QueueCluster", "main")
+        (said,) = (c for c in found["status"]["conditions"] if c["type"] == "Ready")
+        present = said["observedGeneration"] == found["metadata"]["generation"]
+        return said["status"], said["reason"], present
+
+    def told(self, reason: str) -> list[str]:
+        """The messages of the events with this reason."""
+        return [e["message"] for e in self.kube.all("Event") if e["reason"] == reason]
+
     def picture(self) -> dict[str, Any]:
         """All that is to be the same whether somebody died or not."""
         ready = {}
@@ -181,34 +192,58 @@ def test_a_roll_restarts_each_broker_once(broker: ShoalProcess) -> None:
 def test_nothing_is_said_of_a_template_that_kubernetes_has_not_seen(
     broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ready(world: World) -> tuple[str, str, bool]:
-        """Status and reason of Ready, and whether it is of the present generation."""
-        found = world.kube.find("QueueCluster", "main")
-        (said,) = (c for c in found["status"]["conditions"] if c["type"] == "Ready")
-        present = said["observedGeneration"] == found["metadata"]["generation"]
-        return said["status"], said["reason"], present
-
     async def scenario() -> None:
         world = World(broker)
         world.kube.controllers_sleep = True
         world.kube.add(CLUSTER)
         await world.settle()
-        assert ready(world) == ("False", "Starting", True)
+        assert world.ready() == ("False", "Starting", True)
         world.kube.wake_controllers()
         await world.settle()
-        assert ready(world) == ("True", "Reconciled", True)
+        assert world.ready() == ("True", "Reconciled", True)
         world.kube.controllers_sleep = True
         config = {"num.partitions": "7"}
         world.kube.add({**CLUSTER, "spec": {**CLUSTER["spec"], "config": config}})
         await world.settle()
-        assert ready(world) == ("True", "Reconciled", False)
+        assert world.ready() == ("True", "Reconciled", False)
         monkeypatch.setattr(clusters, "TAKEN_UP_SECONDS_MAX", -1.0)
         await world.settle()
-        assert ready(world) == ("False", "StatefulSetNotTakenUp", True)
+        assert world.ready() == ("False", "StatefulSetNotTakenUp", True)
         world.kube.wake_controllers()
         await world.settle()
-        assert ready(world) == ("True", "Reconciled", True)
+        assert world.ready() == ("True", "Reconciled", True)
         assert world.kube.deleted == ["Pod/main-broker-0"]
+
+    asyncio.run(scenario())
+
+
+def test_what_has_never_been_ready_is_no_alarm(broker: ShoalProcess) -> None:
+    """A broker registers before it is ready. Which of its pod's is not is told by the pod alone."""
+    three = {**CLUSTER, "spec": {**CLUSTER["spec"], "replicas": 3}}
+
+    async def scenario() -> None:
+        world = World(broker)
+        world.kube.unready = {f"main-broker-{n}" for n in range(3)}
+        world.kube.add(three)
+        await world.settle()
+        assert world.ready() == ("False", "Starting", True)
+        world.kube.probe("main-broker-0", succeeds=True)
+        world.kube.probe("main-broker-2", succeeds=True)
+        await world.settle()
+        assert world.ready() == ("False", "Starting", True)
+        world.kube.probe("main-broker-1", succeeds=True)
+        await world.settle()
+        assert world.ready() == ("True", "Reconciled", True)
+        world.kube.unready = {"main-broker-3"}
+        world.kube.add({**three, "spec": {**three["spec"], "replicas": 4}})
+        await world.settle()
+        assert world.ready() == ("False", "Starting", True)
+        assert world.told("BrokerNotReady") == []
+        world.kube.probe("main-broker-1", succeeds=False)
+        await world.settle()
+        await world.settle()
+        assert world.ready() == ("False", "BrokerNotReady", True)
+        assert len(world.told("BrokerNotReady")) == 1
 
     asyncio.run(scenario())
 
