@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from brokers import Broker, Kafka, Shoal
-from loads import FILLED, LOADS
+from filling import FILLED
+from loads import LOADS
 from report import show
 
 HERE = Path(__file__).resolve().parent
