@@ -1,7 +1,8 @@
 """The loads, each a function of a bootstrap address: `python loads.py NAME HOST:PORT [SCALE]`.
 
 One line of JSON comes out: `rate` is records a second unless the load says otherwise, `p50_ms` and
-`p99_ms` where single operations are timed. The same client processes run against either broker.
+`p99_ms` where single operations are timed, `client_cpu_s` what the client itself used while a rate
+was taken. The same client processes run against either broker.
 Joining a group is left out of a rate; filling a topic is, too.
 """
 
@@ -40,18 +41,18 @@ def rate_of_consume(run: Run, records: int, size: int, partitions: int, group: s
         settings["group.protocol"] = "consumer"
     consumer = Consumer(settings)
     consumer.subscribe([topic])
-    got, began = 0, 0.0
+    got, began, used = 0, 0.0, 0.0
     while got < count:
         messages = consumer.consume(10_000, timeout=1.0)
         if messages and not began:
-            began, got = time.perf_counter(), -len(messages)
+            began, used = time.perf_counter(), time.process_time()
             count -= len(messages)
-            got = 0
             continue
         got += len(messages)
     elapsed = time.perf_counter() - began
+    client = time.process_time() - used
     consumer.close()
-    return {"rate": count / elapsed, "bytes": count * size}
+    return {"rate": count / elapsed, "bytes": count * size, "client_cpu_s": client}
 
 
 def rate_of_share(run: Run, records: int, size: int, mode: str) -> Figures:
