@@ -1,7 +1,8 @@
 """The loads, each a function of a bootstrap address: `python loads.py NAME HOST:PORT [SCALE]`.
 
 One line of JSON comes out: `rate` is records a second unless the load says otherwise, `p50_ms` and
-`p99_ms` where single operations are timed. The same client processes run against either broker.
+`p99_ms` where single operations are timed, `client_cpu_s` what the client itself used while a rate
+was taken. The same client processes run against either broker.
 Joining a group is left out of a rate; filling a topic is, too.
 """
 
@@ -12,88 +13,12 @@ import multiprocessing
 import os
 import sys
 import time
-import uuid
 from collections.abc import Callable
 from typing import Any
 
+import java_loads
 from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer, TopicPartition
-from confluent_kafka.admin import (
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    NewTopic,
-    ResourceType,
-)
-
-Figures = dict[str, Any]
-QUIET = {"log_level": 3}
-#: Printed where a topic has been filled: what the broker did until then is not the load.
-FILLED = "FILLED"
-
-
-class Run:
-    """A broker's address, and how much of each load is wanted (1 is the size of a report)."""
-
-    def __init__(self, bootstrap: str, scale: float) -> None:
-        self.bootstrap, self.scale = bootstrap, scale
-        self.admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
-
-    def count(self, records: int) -> int:
-        return max(100, int(records * self.scale))
-
-    def topic(self, partitions: int = 1, prefix: str = "bench-") -> str:
-        name = f"{prefix}{uuid.uuid4().hex[:10]}"
-        self.admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
-        end = time.monotonic() + 20
-        while time.monotonic() < end:
-            found = self.admin.list_topics(name, timeout=10).topics.get(name)
-            if found and len(found.partitions) == partitions:
-                if all(p.leader >= 0 for p in found.partitions.values()):
-                    return name
-            time.sleep(0.02)
-        raise SystemExit("the topic has no leaders")
-
-    def share_group(self) -> str:
-        group = f"bench-{uuid.uuid4().hex[:10]}"
-        entry = ConfigEntry(
-            "share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET
-        )
-        resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])
-        for future in self.admin.incremental_alter_configs([resource]).values():
-            future.result(30)
-        return group
-
-
-def produce(run: Run, topic: str, count: int, size: int, **conf: Any) -> float:
-    """Send `count` records of `size` bytes; seconds until all are acknowledged."""
-    failed: list[Any] = []
-    settings = {
-        "bootstrap.servers": run.bootstrap, "linger.ms": 5, "batch.size": 1_000_000,
-        "queue.buffering.max.messages": 200_000, "queue.buffering.max.kbytes": 1 << 20,
-        **QUIET, **conf,
-    }  # fmt: skip
-    partitions = settings.pop("partitions", 1)
-    producer = Producer(settings)
-    value = os.urandom(size)
-    report = lambda error, _: failed.append(error) if error else None  # noqa: E731
-    began = time.perf_counter()
-    for n in range(count):
-        while True:
-            try:
-                producer.produce(
-                    topic, value, partition=(n // 500) % partitions, on_delivery=report
-                )
-                break
-            except BufferError:
-                producer.poll(0.01)
-        if not n & 1023:
-            producer.poll(0)
-    left = producer.flush(120)
-    elapsed = time.perf_counter() - began
-    if left or failed:
-        raise SystemExit(f"produce failed: {left} left, {failed[:1]}")
-    return elapsed
+from filling import FILLED, QUIET, Figures, Run, produce
 
 
 def rate_of_produce(run: Run, records: int, size: int, acks: str) -> Figures:
@@ -116,18 +41,18 @@ def rate_of_consume(run: Run, records: int, size: int, partitions: int, group: s
         settings["group.protocol"] = "consumer"
     consumer = Consumer(settings)
     consumer.subscribe([topic])
-    got, began = 0, 0.0
+    got, began, used = 0, 0.0, 0.0
     while got < count:
         messages = consumer.consume(10_000, timeout=1.0)
         if messages and not began:
-            began, got = time.perf_counter(), -len(messages)
+            began, used = time.perf_counter(), time.process_time()
             count -= len(messages)
-            got = 0
             continue
         got += len(messages)
     elapsed = time.perf_counter() - began
+    client = time.process_time() - used
     consumer.close()
-    return {"rate": count / elapsed, "bytes": count * size}
+    return {"rate": count / elapsed, "bytes": count * size, "client_cpu_s": client}
 
 
 def rate_of_share(run: Run, records: int, size: int, mode: str) -> Figures:
@@ -305,6 +230,8 @@ Load = Callable[[Run], Figures]
 LOADS: dict[str, Load] = {
     "produce 1 KB acks=all": lambda r: rate_of_produce(r, 400_000, 1024, "all"),
     "produce 1 KB acks=1": lambda r: rate_of_produce(r, 400_000, 1024, "1"),
+    "produce 1 KB acks=all, Java": lambda r: java_loads.rate_of_produce(r, 400_000, 1024, "all"),
+    "produce 1 KB acks=1, Java": lambda r: java_loads.rate_of_produce(r, 400_000, 1024, "1"),
     "produce 100 B acks=all": lambda r: rate_of_produce(r, 1_000_000, 100, "all"),
     "consume 1 KB, 1 partition, classic": lambda r: rate_of_consume(r, 400_000, 1024, 1, "classic"),
     "consume 1 KB, 12 partitions, KIP-848": lambda r: rate_of_consume(
@@ -320,6 +247,10 @@ LOADS: dict[str, Load] = {
     "share 1 KB explicit": lambda r: rate_of_share(r, 200_000, 1024, "explicit"),
     "share 100 B implicit": lambda r: rate_of_share(r, 500_000, 100, "implicit"),
     "share 100 B explicit": lambda r: rate_of_share(r, 500_000, 100, "explicit"),
+    "share 1 KB implicit, Java": lambda r: java_loads.rate_of_share(r, 400_000, 1024, "implicit"),
+    "share 1 KB explicit, Java": lambda r: java_loads.rate_of_share(r, 400_000, 1024, "explicit"),
+    "share 100 B implicit, Java": lambda r: java_loads.rate_of_share(r, 800_000, 100, "implicit"),
+    "share 100 B explicit, Java": lambda r: java_loads.rate_of_share(r, 800_000, 100, "explicit"),
     "jobs, 2 partitions, commit a record": lambda r: job_queue(r, 20_000, 2, True),
     "jobs, 8 partitions, commit a record": lambda r: job_queue(r, 20_000, 8, True),
     "jobs, 2 partitions, commit a poll": lambda r: job_queue(r, 100_000, 2, False),

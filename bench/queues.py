@@ -28,7 +28,8 @@ from typing import Any
 from brokers import Shoal, free_port
 from confluent_kafka import Consumer, Producer, ShareConsumer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-from loads import QUIET, Figures, Run, percentiles
+from filling import QUIET, Figures, Run
+from loads import percentiles
 from rich.console import Console
 from rich.table import Table
 from shoal.client.client import Client

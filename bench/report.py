@@ -11,6 +11,7 @@ from rich.table import Table
 
 UNITS = {
     "rate": "records/s", "p50_ms": "p50 ms", "p99_ms": "p99 ms", "cpu_s": "broker CPU s",
+    "client_cpu_s": "client CPU s",
     "record_cpu_ms": "CPU ms a record by itself", "record_ms": "ms a record by itself",
     "rss_mb": "broker MB", "idle_mb": "idle MB", "loaded_mb": "loaded MB",
     "idle_cpu": "cores idle", "start_s": "seconds", "cpu_s_gb": "broker CPU s/GB",

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from brokers import Broker, Kafka, Shoal
-from loads import FILLED, LOADS
+from filling import FILLED
+from loads import LOADS
 from report import show
 
 HERE = Path(__file__).resolve().parent
@@ -150,8 +151,8 @@ def summary(results: dict[str, dict[str, list[Any]]]) -> list[dict[str, Any]]:
     rows = []
     for name, by_broker in results.items():
         goals = {figure: (goal, more) for figure, goal, more in goals_of(name)}
-        keys = ["rate", "p50_ms", "p99_ms", "cpu_s", "rss_mb", "idle_mb", "loaded_mb",
-                "idle_cpu", "start_s"]  # fmt: skip
+        keys = ["rate", "p50_ms", "p99_ms", "cpu_s", "client_cpu_s", "rss_mb", "idle_mb",
+                "loaded_mb", "idle_cpu", "start_s"]  # fmt: skip
         for key in keys:
             sides = {b: sorted(f[key] for f in found if key in f) for b, found in by_broker.items()}
             if not all(sides.get(b) for b in ("shoal", "kafka")):

@@ -476,8 +476,7 @@ def test_the_state_log_is_cut_and_state_is_rebuilt_from_what_is_left(
         assert member.acknowledge((offset, offset, [kind])) is ErrorCode.none
 
     def cut() -> bool:
-        with urllib.request.urlopen(f"{broker.metrics_url}/metrics", timeout=90) as answer:
-            lines = answer.read().decode().splitlines()
+        lines = _metrics(broker).splitlines()
         name = "kafka_server_share_coordinator_metrics_last_pruned_offset{"
         return any(float(x.split()[-1]) >= 30 for x in lines if x.startswith(name))
 
@@ -487,3 +486,43 @@ def test_the_state_log_is_cut_and_state_is_rebuilt_from_what_is_left(
     again = Member(setup)
     eventually(lambda: _lag(setup) == 2)
     assert again.acquired(max_wait_ms=5000) == [(0, 0, 1), (7, 7, 2)]
+
+
+#: The metrics of KAFKA-19865 and of the coordinators' runtimes, as Prometheus has them.
+METRICS = """
+BrokerTopicMetrics: TotalShareFetchRequestsPerSec_total FailedShareFetchRequestsPerSec_total
+    TotalShareAcknowledgementRequestsPerSec_total FailedShareAcknowledgementRequestsPerSec_total
+ShareGroupMetrics: RecordAcknowledgementsPerSec_total PartitionLoadTimeMs_sum
+    RequestTopicPartitionsFetchRatio_sum TopicPartitionsAcquireTimeMs_sum
+SharePartitionMetrics: AcquisitionLockTimeoutPerSec_total InFlightMessageCount InFlightBatchCount
+    InFlightBatchMessageCount_sum FetchLockTimeMs_sum FetchLockRatio_sum
+ShareSessionCache: ShareSessionEvictionsPerSec_total SharePartitionsCount ShareSessionsCount
+DelayedShareFetchMetrics: ExpiresPerSec_total
+DelayedOperationPurgatory: PurgatorySize NumDelayedOperations
+group_coordinator_metrics: group_count share_group_count share_group_rebalance_count_total
+    num_partitions partition_load_time_ms_sum event_queue_size thread_idle_ratio_avg
+share_coordinator_metrics: write_total write_latency_ms_sum last_pruned_offset num_partitions
+    partition_load_time_ms_sum event_queue_size thread_idle_ratio_avg
+"""
+
+
+def test_metrics_have_kafkas_names(setup: Setup) -> None:
+    setup.produce(3)
+    member = Member(setup)
+    member.acquired()
+    member.acknowledge((0, 0, [ACCEPT]))
+    found = _metrics(setup.broker)
+    samples = {x.split("{")[0].split(" ")[0] for x in found.splitlines() if not x.startswith("#")}
+    groups = (x.split(": ") for x in METRICS.replace("\n    ", " ").strip().splitlines())
+    wanted = {f"kafka_server_{group}_{name}" for group, names in groups for name in names.split()}
+    assert sorted(wanted - samples) == []
+    share = "kafka_server_share_coordinator_metrics_"
+    assert f'{share}num_partitions{{state="active"}} 50\n' in found
+    idle = found.partition(f"\n{share}thread_idle_ratio_avg ")[2].partition("\n")[0]
+    assert 0 <= float(idle) <= 1
+
+
+def _metrics(broker: ShoalProcess) -> str:
+    with urllib.request.urlopen(f"{broker.metrics_url}/metrics", timeout=90) as answer:
+        text: str = answer.read().decode()
+    return text

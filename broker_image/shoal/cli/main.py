@@ -25,7 +25,8 @@ COMMANDS: dict[str, Command] = {
         "shoal.cli.cluster", "Run several brokers on this machine, and describe a cluster."
     ),
     "topics": Command(
-        "shoal.cli.topics", "List, create, describe, alter, delete and truncate topics."
+        "shoal.cli.topics",
+        "List, create, describe, alter and delete topics, and their old records.",
     ),
     "produce": Command("shoal.cli.produce", "Send records from standard input or a file."),
     "consume": Command("shoal.cli.consume", "Read records, alone or in a consumer group."),

@@ -17,7 +17,7 @@ from shoal.client.errors import KafkaError, expect
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
-app = new_app("List, create, describe, alter, delete and truncate topics.")
+app = new_app("List, create, describe, alter and delete topics, and their old records.")
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
 Names = Annotated[list[str], typer.Argument(metavar="TOPIC", help="Names of topics.")]

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from shoal.metadata import client_metrics, configs, names
+from shoal.metadata import broker_rules, client_metrics, configs, names
 from shoal.metadata.config_keys import ConfigError, Scope, Type, text_of
-from shoal.metadata.configs import BROKER, GROUP, TOPIC
+from shoal.metadata.configs import BROKER, GROUP, TOPIC, Layers
 from shoal.metadata.controller import Decision
 from shoal.metadata.image import MetadataImage, ResourceType
 from shoal.metadata.records import MetadataRecord
@@ -213,6 +213,11 @@ def _check_broker(image: MetadataImage, name: str, after: Mapping[str, str]) -> 
     single = [n for n in sorted(after) if BROKER[n].scope is Scope.PER_BROKER]
     if single and not name:
         raise _invalid(f"Cannot update these configs at default cluster level: {', '.join(single)}")
+    own, default, static = image.layers
+    layers = Layers(after, default, static) if name else Layers(own, after, static)
+    reason = broker_rules.contradiction(configs.broker_values(layers))
+    if reason is not None and not broker_rules.contradiction(image.broker_config):
+        raise _invalid(reason)
 
 
 def _check_group(image: MetadataImage, name: str, after: Mapping[str, str]) -> None:

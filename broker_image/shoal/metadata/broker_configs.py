@@ -203,7 +203,7 @@ group.max.session.timeout.ms int 1800000 -
 group.max.size int int-max 1..
     Members that a classic group may have.
 # applied: Consumer groups (KIP-848)
-group.consumer.assignors list uniform,range -
+group.consumer.assignors list uniform,range uniform|range
     Server-side assignors; members that name none get the first.
 group.consumer.max.size int int-max 1..
     Members that a consumer group may have.

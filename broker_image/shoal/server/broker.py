@@ -27,7 +27,7 @@ from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.quorum.voters import Endpoint as QuorumEndpoint
 from shoal.quorum.voters import ReplicaKey, Voter, VoterSet
 from shoal.replication.partition import Partition
-from shoal.server import broker_metrics, logs
+from shoal.server import broker_metrics, coordinator_metrics, logs
 from shoal.server.admission import Admission
 from shoal.server.api import Api
 from shoal.server.background import Background
@@ -224,6 +224,7 @@ class Broker:
         self.share = ShareService(self)
         self.coordinators.append(self.share.states)
         for coordinator in self.coordinators:
+            coordinator_metrics.register(self, coordinator)
             coordinator.metadata_changed(self.image, None)
         self.background.start()
         self.replicas.start()

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from shoal.metadata import configs
+from shoal.metadata import broker_rules, configs
 from shoal.metadata.config_keys import ConfigError, UnknownConfig
 
 PREFIX = "SHOAL_"
@@ -225,3 +225,6 @@ def _check_whole(config: BrokerConfig) -> None:
                 f" {advertised.host or 'none'}. Name a host that clients reach."
             )
     _ = config.metrics_listener
+    reason = broker_rules.contradiction(config.values)
+    if reason is not None:
+        raise InvalidConfig(f"{reason[:-1] if reason[-1] == '.' else reason}.")

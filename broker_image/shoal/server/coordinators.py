@@ -125,6 +125,14 @@ class CoordinatorService(Generic[S]):
         #: Appends and how many records they took, for metrics.
         self.appends = 0
         self.records = 0
+        #: Partitions loaded and the milliseconds that took, for metrics; when a load began.
+        self.load_times = (0, 0)
+        self._load_began_ms: dict[int, int] = {}
+
+    @property
+    def queued(self) -> int:
+        """Decisions that wait for the topic to be made."""
+        return len(self._waiting)
 
     # Where keys live.
 
@@ -252,6 +260,7 @@ class CoordinatorService(Generic[S]):
 
     def _load(self, index: int) -> None:
         self.runtime.begin(index)
+        self._load_began_ms[index] = self._broker.clock.now_ms()
         self._replay(index)
 
     def _replay(self, index: int) -> None:
@@ -340,7 +349,10 @@ class CoordinatorService(Generic[S]):
         """A transaction's marker; of interest to shards that keep transactional records."""
 
     def _activate(self, index: int) -> None:
-        self.runtime.activate(index, self._broker.clock.now_ms())
+        now_ms = self._broker.clock.now_ms()
+        count, total_ms = self.load_times
+        self.load_times = (count + 1, total_ms + now_ms - self._load_began_ms.pop(index, now_ms))
+        self.runtime.activate(index, now_ms)
         self._watch_deadline(self.runtime.deadline_of(index))
 
     # The runtime's ports.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from shoal.coordinator.contract import Reply, Result, Token
+from shoal.coordinator.group import classic, consumer_group, share_group
 from shoal.coordinator.group.groups import GroupType
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
 TOPIC = "__consumer_offsets"
+#: The states that are counted, also where no group is in them: what is watched does not vanish.
+_STATES = {
+    GroupType.CLASSIC: classic.State,
+    GroupType.CONSUMER: consumer_group.State,
+    GroupType.SHARE: share_group.State,
+}
 
 
 class GroupService(CoordinatorService[GroupShard]):
@@ -186,4 +193,4 @@ class GroupService(CoordinatorService[GroupShard]):
             for group in shard.context.groups
             if group.type is kind
         )
-        return [(label(state=state.lower()), counts[state]) for state in sorted(counts)]
+        return [(label(state=state.lower()), counts[state]) for state in _STATES[kind]]
