@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests start brokers by the hundred: without compiled modules each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv compiled check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench bench-cluster bench-queues bench-spark test test-all docs lock clean
+.PHONY: help venv compiled check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench bench-cluster bench-queues bench-spark test test-processes test-alone test-all docs lock clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -76,8 +76,15 @@ bench-spark: venv           ## the Spark source beside Spark's own Kafka source;
 	$(BIN)/python bench/spark/run.py $(BENCH)
 # The promises on a real Kubernetes that CI tries; `make e2e` tries Spark, several brokers in a pod and the test cluster itself too.
 E2E_CI := $(patsubst %,tests/e2e/test_%.py,install topics_and_groups scaling roll three_brokers failures volumes listeners load uninstall)
+# Tests within one process, whose clock is simulated or none: they take the time that the others leave.
+ALONE := $(patsubst %,tests/%,unit model sim kube)
 test: venv java kcat        ## every kind of test, and with CI=true a part of `e2e`; needs Java, Maven and kcat
-	CI=true $(PYTEST) -q tests/unit tests/wire tests/model tests/sim tests/kube tests/cluster tests/compat tests/spark $(if $(CI),$(E2E_CI))
+	@$(MAKE) --no-print-directory -j2 test-processes test-alone
+test-processes: venv
+	CI=true $(PYTEST) -q tests/wire tests/cluster tests/compat tests/spark $(if $(CI),$(E2E_CI))
+test-alone: venv
+	@CI=true nice -n 19 $(PYTEST) -q -p no:cacheprovider $(ALONE) > $(VENV)/alone.log 2>&1; ended=$$?; \
+	 echo "$(ALONE):"; cat $(VENV)/alone.log; exit $$ended
 test-all: test e2e          ## all of it, a real Kubernetes too
 
 docs: venv                  ## the pages that are generated from tables

@@ -16,16 +16,28 @@ EXECUTOR = b"org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 
 
 def executors() -> list[int]:
-    """The process ids of executors in this container."""
-    found = []
+    """The process ids of executors in this container.
+
+    A node sees those of its pods too, which are in PID namespaces of their own.
+    """
+    found, here = [], namespace("self")
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
         except OSError:
             continue
-        if EXECUTOR in words and Path(os.fsdecode(words[0])).name == "java":
+        is_executor = EXECUTOR in words and Path(os.fsdecode(words[0])).name == "java"
+        if is_executor and namespace(path.parent.name) in ("", here):
             found.append(int(path.parent.name))
     return found
+
+
+def namespace(pid: str) -> str:
+    """The PID namespace of a process; empty where it is not told."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except OSError:
+        return ""
 
 
 def main() -> int:

@@ -81,7 +81,7 @@ class SourceOptions:
         connection = words.connection()
         group = words.required("group.id")
         topics = words.names("subscribe")
-        mode = words.one_of("share.acquire.mode", "batch_optimized", "record_limit")
+        mode = words.one_of("share.acquire.mode", "record_limit", "batch_optimized")
         return cls(
             connection=connection,
             group_id=group,

@@ -15,6 +15,21 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from wireclient import WireClient
 
+#: Partitions move with heartbeats, and tests wait for them to.
+HEARTBEATS = {
+    "group.consumer.heartbeat.interval.ms": "1000",
+    "group.consumer.min.heartbeat.interval.ms": "1000",
+    "group.initial.rebalance.delay.ms": "0",
+}
+
+
+@pytest.fixture(scope="module")
+def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
+    """A broker of this file whose members tell of themselves each second."""
+    process = ShoalProcess(tmp_path_factory.mktemp("shared") / "data", configs=HEARTBEATS).start()
+    yield process
+    assert process.stop() == 0, "\n".join(process.log[-40:])
+
 
 class Group:
     """A topic of four partitions, and a group that reads it."""
@@ -39,6 +54,7 @@ class Group:
     def member(
         self, topics: Sequence[str] = (), protocol: str = "consumer", **settings: object
     ) -> Iterator[Consumer]:
+        classic = {"heartbeat.interval.ms": 1000} if protocol == "classic" else {}
         consumer = Consumer(
             {
                 "bootstrap.servers": self.broker.bootstrap,
@@ -46,6 +62,7 @@ class Group:
                 "group.protocol": protocol,
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": False,
+                **classic,
                 **settings,
             }
         )

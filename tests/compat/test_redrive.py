@@ -85,6 +85,22 @@ class Letters(Queue):
         return self.shoal.json("share", "redrive", self.letters, *words)
 
 
+@pytest.fixture(scope="module")
+def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
+    """A broker of this file that finds in seconds that a redrive has died."""
+    shorter = {
+        f"group.consumer.{name}.ms": value
+        for least in ("", "min.")
+        for name, value in (
+            (f"{least}session.timeout", "6000"),
+            (f"{least}heartbeat.interval", "1000"),
+        )
+    }
+    process = ShoalProcess(tmp_path_factory.mktemp("shared") / "data", configs=shorter).start()
+    yield process
+    assert process.stop() == 0, "\n".join(process.log[-40:])
+
+
 @pytest.fixture
 def queue(shared_broker: ShoalProcess) -> Iterator[Letters]:
     with SyncClient(shared_broker.bootstrap) as client:

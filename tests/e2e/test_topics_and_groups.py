@@ -43,6 +43,22 @@ def configs_of(queue: Resources, kind: str, name: str) -> dict[str, str]:
     return {row["config"]: row["value"] for row in rows if row["source"] in own}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def drifting(queue: Resources) -> str:
+    """What others change before the first test, and the Service among it: the operator looks for
+    changes within the brokers once a minute, and the other tests need not wait for that."""
+    queue.apply(queue_topic("drifting", config={"retention.ms": "500000"}))
+    queue.apply(share_group("drifters", topics=["drifting"], deliveryLimit=7))
+    queue.wait("queuetopic/drifting", "sharegroup/drifters")
+    change = ("configs", "set")
+    queue.shoal(*change, "topic", "drifting", "retention.ms=1000", "segment.ms=3600000")
+    queue.shoal(*change, "group", "drifters", "share.delivery.count.limit=9")
+    service = "service/main-bootstrap"
+    queue.kubectl("annotate", service, "theirs=stays")
+    queue.patch(service, {"metadata": {"labels": {"shoal.dev/cluster": "wrong"}}})
+    return service
+
+
 def test_applied_and_visible_to_clients(queue: Resources) -> None:
     queue.apply(
         queue_topic("seen", config={"retention.ms": "600000"}),
@@ -170,23 +186,13 @@ def test_a_reset_is_applied_once(queue: Resources) -> None:
     assert len(queue.events("ShareGroup", "resetters", "OffsetsReset")) == 1
 
 
-def test_drift_is_put_back_and_only_that(queue: Resources) -> None:
-    queue.apply(queue_topic("drifting", config={"retention.ms": "500000"}))
-    queue.apply(share_group("drifters", topics=["drifting"], deliveryLimit=7))
-    queue.wait("queuetopic/drifting", "sharegroup/drifters")
-    change = ("configs", "set")
-    queue.shoal(*change, "topic", "drifting", "retention.ms=1000", "segment.ms=3600000")
-    queue.shoal(*change, "group", "drifters", "share.delivery.count.limit=9")
-    service = "service/main-bootstrap"
-    queue.kubectl("annotate", service, "theirs=stays")
-    queue.patch(service, {"metadata": {"labels": {"shoal.dev/cluster": "wrong"}}})
-
+def test_drift_is_put_back_and_only_that(queue: Resources, drifting: str) -> None:
     def back() -> bool:
         topic = configs_of(queue, "topic", "drifting")
         assert topic == {"retention.ms": "500000", "segment.ms": "3600000"}
         group = configs_of(queue, "group", "drifters")
         assert group["share.delivery.count.limit"] == "7"
-        meta = queue.get(service)["metadata"]
+        meta = queue.get(drifting)["metadata"]
         assert meta["labels"]["shoal.dev/cluster"] == "main"
         assert meta["annotations"]["theirs"] == "stays"
         return True

@@ -72,6 +72,26 @@ def test_rows_and_parallelism(make_queue: MakeQueue, spark: SparkSession, tmp_pa
     assert row["timestamp"].year >= 2024
 
 
+def test_a_batch_is_no_larger_than_asked(
+    make_queue: MakeQueue, spark: SparkSession, tmp_path: Path
+) -> None:
+    """However large the producer's batches are; batch_optimized takes them whole."""
+    queue = make_queue(partitions=2)
+    for partition in range(2):
+        queue.produce(range(partition, 200, 2), partition=partition)
+    stream = Stream(spark, queue, tmp_path)
+    stream.drain(maxRecordsPerTrigger=60)
+    assert max(len(rows) for rows in stream.batches.values()) <= 60
+    assert stream.values == [str(n) for n in range(200)]
+    queue.drained()
+
+    whole = make_queue(partitions=1)
+    whole.produce(range(100))
+    stream = Stream(spark, whole, tmp_path / "whole")
+    stream.drain(maxRecordsPerTrigger=60, share_acquire_mode="batch_optimized")
+    assert [len(rows) for rows in stream.batches.values()] == [100]
+
+
 def test_batches_take_as_long_as_asked(
     shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path
 ) -> None:

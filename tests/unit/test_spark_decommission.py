@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from machine import lacking
 
 PROGRAM = Path(__file__).resolve().parents[2] / "spark_operator_jobs" / "decommission.py"
 EXECUTOR = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
@@ -26,6 +30,23 @@ def test_the_executor_is_told_and_waited_for(tmp_path: Path) -> None:
         told = subprocess.Popen([sys.executable, str(PROGRAM)])
         assert executor.wait(20) == 7, "it was ended in another way than by SIGPWR"
         assert told.wait(20) == 0
+
+
+def test_executors_of_other_containers_are_left_alone(tmp_path: Path) -> None:
+    """A node sees the processes of its pods: they are in PID namespaces of their own."""
+    if os.geteuid() or not shutil.which("unshare"):
+        lacking("a PID namespace needs root and unshare")
+    java = tmp_path / "java"
+    java.symlink_to(sys.executable)
+    words = ["unshare", "--pid", "--fork", "--kill-child", java, "-c", STAND_IN, EXECUTOR]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "ready\n"
+        try:
+            done = subprocess.run([sys.executable, str(PROGRAM)], timeout=20, check=False)
+            assert done.returncode == 0
+            assert other.poll() is None, "it was told"
+        finally:
+            other.kill()
 
 
 def test_without_an_executor_there_is_nothing_to_do() -> None:
