@@ -163,6 +163,15 @@ class Lifecycle:
         found = self._broker.image.brokers.get(self._broker.node_id)
         return found is None or found.fenced
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether no controller has answered for as long as this broker's session lasts. Then it
+        may be fenced, and others may lead what it leads, without its knowing."""
+        if self._heart is None:
+            return False
+        session_s = self._broker.config["broker.session.timeout.ms"] / 1000
+        return self._broker.loop.time() > self._answered_at + session_s
+
     # Heartbeats.
 
     async def _heartbeats(self) -> None:
@@ -173,6 +182,8 @@ class Lifecycle:
             delay_s = interval_s
             if answer is None or (self._ready and answer.is_fenced):
                 delay_s = min(delay_s, _RETRY_S)
+            if answer is None and self.is_lost:
+                broker.replicas.wake_cut_off()
             if answer is not None and self._stopping and answer.should_shut_down:
                 self._may_stop.set()
             elif self._stopping:
