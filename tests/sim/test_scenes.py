@@ -123,6 +123,10 @@ def test_a_leader_that_is_cut_off_says_so_when_its_session_is_over() -> None:
         again = cluster.produce(1, topic_id)
         assert written(again) is ErrorCode.not_leader_or_follower
         assert again.after_s < SOON_S
+        (topic,) = cluster.asked(1, ApiKey.METADATA, {"topics": None}).topics
+        (partition,) = topic.partitions
+        assert partition.leader_id == -1
+        assert partition.error_code is ErrorCode.leader_not_available
         now = cluster.leader("work", 0, 2)
         assert now in (2, 3)
         assert not written(cluster.produce(now, topic_id))

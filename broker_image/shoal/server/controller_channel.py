@@ -88,9 +88,10 @@ class ControllerChannel:
         broker = self._broker
         key = frame[0] << 8 | frame[1]
         request_id = uuid4().bytes if key == ApiKey.CREATE_TOPICS else b""
-        longest_ms = broker.config["request.timeout.ms"]
-        if timeout_ms is None or (of_client and not 0 < timeout_ms < longest_ms):
-            timeout_ms, of_client = longest_ms, False
+        if timeout_ms is None or of_client:
+            longest_ms = broker.config["request.timeout.ms"]
+            if timeout_ms is None or not 0 < timeout_ms < longest_ms:
+                timeout_ms, of_client = longest_ms, False
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while True:
