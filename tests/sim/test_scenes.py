@@ -123,8 +123,9 @@ def test_a_leader_that_is_cut_off_says_so_when_its_session_is_over() -> None:
         again = cluster.produce(1, topic_id)
         assert written(again) is ErrorCode.not_leader_or_follower
         assert again.after_s < SOON_S
-        (topic,) = cluster.asked(1, ApiKey.METADATA, {"topics": None}).topics
-        (partition,) = topic.partitions
+        told = cluster.asked(1, ApiKey.METADATA, {"topics": None})
+        assert {row.node_id for row in told.brokers} == {2, 3}
+        (partition,) = told.topics[0].partitions
         assert partition.leader_id == -1
         assert partition.error_code is ErrorCode.leader_not_available
         now = cluster.leader("work", 0, 2)
@@ -175,6 +176,8 @@ def test_brokers_without_a_controller_go_on() -> None:
         cluster.passes(3 * SESSION_S)
         broker = cluster.cluster.brokers[1].broker
         assert broker is not None and broker.lifecycle.is_lost
+        told = cluster.asked(1, ApiKey.METADATA, {"topics": None})
+        assert 1 in {row.node_id for row in told.brokers}
         assert not written(cluster.produce(1, topic_id))
         process = cluster.cluster.brokers[2].process
         assert process is not None
