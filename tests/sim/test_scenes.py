@@ -167,6 +167,28 @@ def test_a_producer_waits_for_its_id_no_longer_than_for_a_write() -> None:
         assert asked.after_s < WRITE_TIMEOUT_S + SOON_S
 
 
+def test_who_is_left_alone_still_names_itself() -> None:
+    """Where the others' processes are gone nobody leads in its place: who reads goes on reading.
+    Once another one is there, be it out of reach, that may lead."""
+    with scene() as cluster:
+        topic_id = cluster.make_topic("work", [1, 2, 3])
+        assert not written(cluster.produce(1, topic_id))
+        alone, *others = cluster.cluster.brokers.values()
+        for other in others:
+            other.crash()
+        cluster.passes(3 * SESSION_S)
+        told = cluster.asked(1, ApiKey.METADATA, {"topics": None})
+        assert 1 in {row.node_id for row in told.brokers}
+        assert told.topics[0].partitions[0].leader_id == 1
+
+        cluster.cut_off(alone)
+        for other in others:
+            other.start()
+        cluster.passes(SESSION_S)
+        told = cluster.asked(1, ApiKey.METADATA, {"topics": None})
+        assert told.topics[0].partitions[0].leader_id == -1
+
+
 def test_brokers_without_a_controller_go_on() -> None:
     """As long as all in-sync replicas of a partition come, it is written to; with one that does
     not come it cannot be."""
