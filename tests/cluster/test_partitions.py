@@ -113,7 +113,7 @@ class Cut:
 
     def __init__(self, network: Network, cluster: ShoalCluster) -> None:
         self.network, self.cluster = network, cluster
-        self.run = Run(cluster, transactions=False)
+        self.run = Run(cluster)
 
     def leader(self) -> int:
         """A broker that leads, and is not the controller."""

@@ -8,7 +8,7 @@ it is unhealthy.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from shoal.server import process as broker_process
 from shoal.server.broker import Broker
@@ -146,11 +146,12 @@ class BrokerMachine(Machine):
 
 
 class SimCluster:
-    """Brokers 1 to n, each a voter, on machines of their own."""
+    """Brokers 1 to n, each a voter unless told otherwise, on machines of their own."""
 
     def __init__(
-        self, kernel: Kernel, count: int, configs: Mapping[str, str] | None = None
-    ) -> None:
+        self, kernel: Kernel, count: int, configs: Mapping[str, str] | None = None,
+        voters: Sequence[int] = (),
+    ) -> None:  # fmt: skip
         self.kernel = kernel
         self.network = Network(kernel)
         replicas, min_isr = min(count, 3), 1 if count == 1 else 2
@@ -164,11 +165,13 @@ class SimCluster:
             **(configs or {}),
         }
         if count > 1:
-            voters = ",".join(f"{id}@10.0.0.{id}:{PORT}" for id in range(1, count + 1))
-            shared["controller.quorum.voters"] = voters
-        self.brokers = {
-            id: BrokerMachine(kernel, self.network, id, shared) for id in range(1, count + 1)
-        }
+            shared["controller.quorum.voters"] = ",".join(
+                f"{id}@10.0.0.{id}:{PORT}" for id in voters or range(1, count + 1)
+            )
+        self.brokers = {}
+        for id in range(1, count + 1):
+            role = {"process.roles": "broker"} if voters and id not in voters else {}
+            self.brokers[id] = BrokerMachine(kernel, self.network, id, {**shared, **role})
         self.clients: list[Machine] = []
         #: Whether acknowledged records are on disk.
         self.synced = False

@@ -23,6 +23,7 @@ from shoal.protocol.errors import ErrorCode
 from sim.cluster_clients import GROUP, PARTITIONS, RETRIED_S, TOPIC, Workload, wait
 from sim.cluster_histories import ClassicHistory, GroupOffsets
 from sim.cluster_kernel import Violation
+from sim.cluster_owners import Owners
 from sim.cluster_requests import ask_coordinator
 
 CLASSICS = "classics"
@@ -60,11 +61,14 @@ class ClassicMember:
     """One member; `join` again and again, and `leave`."""
 
     def __init__(
-        self, cluster: Cluster, group: str, history: GroupOffsets, instance: str | None
-    ) -> None:
+        self, cluster: Cluster, group: str, history: GroupOffsets, instance: str | None,
+        owners: Owners | None = None,
+    ) -> None:  # fmt: skip
+        """`owners` is told what the member owns where others than it may speak for the group."""
         self.cluster = cluster
         self.group = group
         self.history = history
+        self.owners = owners
         self.instance = instance
         self.member_id = ""
         self.generation = -1
@@ -86,8 +90,21 @@ class ClassicMember:
             self.cluster, self.group, key, {**self._who, **fields}, **options
         )
 
+    def _told(self, sent: float) -> None:
+        """A request was answered that says that the member owns what it did."""
+        if self.owners is not None:
+            self.owners.told(
+                self._name, self.generation, self.owned, sent=sent, answered=self.cluster.now()
+            )
+
+    @property
+    def _name(self) -> str:
+        return self.instance or self.member_id
+
     async def join(self) -> None:
         """Be in a generation, whatever that takes."""
+        if self.owners is not None:
+            self.owners.out(self._name)
         while True:
             try:
                 joined = await self._join()
@@ -134,13 +151,14 @@ class ClassicMember:
             "protocol_name": "own",
             "assignments": [{"member_id": i, "assignment": data} for i, data in given.items()],
         }
+        sent = self.cluster.now()
         answer = await self._ask(
             ApiKey.SYNC_GROUP, fields, lane="join", timeout_ms=3 * REBALANCE_MS
         )
         self.owned, made_for = _owned(bytes(answer.assignment))
         if isinstance(self.history, ClassicHistory):
-            name = self.instance or self.member_id
-            self.history.synced(name, self.generation, made_for, self.owned)
+            self.history.synced(self._name, self.generation, made_for, self.owned)
+        self._told(sent)
 
     def _out_of_step(self, error: KafkaError) -> None:
         if error.code in _REJOINS:
@@ -157,9 +175,14 @@ class ClassicMember:
             await wait(HEARTBEAT_S)
             if self.rejoins:
                 continue
+            generation, sent = self.generation, self.cluster.now()
             try:
-                await self._ask(ApiKey.HEARTBEAT, {"generation_id": self.generation})
+                await self._ask(ApiKey.HEARTBEAT, {"generation_id": generation})
+                if generation == self.generation and not self.rejoins:
+                    self._told(sent)
             except KafkaError as error:
+                if error.code is ErrorCode.rebalance_in_progress and self.owners is not None:
+                    self.owners.still(self._name, sent)
                 with contextlib.suppress(KafkaError):
                     self._out_of_step(error)
             except ClientError:
@@ -247,16 +270,17 @@ async def read_in_classic_group(load: Workload, client: Client, name: str) -> No
 async def read_in_mixed_group(load: Workload, client: Client, name: str) -> None:
     """A classic member in the group of the others, as in a group that moves to KIP-848: there the
     broker assigns, unless all members are classic ones at some time."""
-    await _read(load, client, name, GROUP, load.histories)
+    await _read(load, client, name, GROUP, load.histories, load.owners)
 
 
 async def _read(
-    load: Workload, client: Client, name: str, group: str, history: GroupOffsets
-) -> None:
+    load: Workload, client: Client, name: str, group: str, history: GroupOffsets,
+    owners: Owners | None = None,
+) -> None:  # fmt: skip
     """A member that reads and commits, is out for a while, and begins anew."""
     static = random.Random(f"{load.kernel.seed} {name}").random() < 0.4
     rng = random.Random(f"{load.kernel.seed} {name} {load.now}")
-    member = ClassicMember(client.cluster, group, history, name if static else None)
+    member = ClassicMember(client.cluster, group, history, name if static else None, owners)
     beats = asyncio.get_running_loop().create_task(member.beat())
     try:
         while True:

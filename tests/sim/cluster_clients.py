@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from shoal.client.client import Client
-from shoal.client.cluster import TopicPartition
+from shoal.client.cluster import Cluster, TopicPartition
 from shoal.client.configs import ConfigChange, Resource, ResourceType
-from shoal.client.consumer import GroupConsumer, Reset
+from shoal.client.consumer import ConsumerMembership, GroupConsumer, Reset
 from shoal.client.errors import ClientError, KafkaError, expect
+from shoal.client.fetcher import Isolation
 from shoal.client.settings import Settings
 from shoal.client.share import (
     Acknowledgement,
@@ -33,6 +34,7 @@ from sim.cluster_brokers import BrokerMachine, SimCluster
 from sim.cluster_histories import ClassicHistory, Delivery, Histories, Record
 from sim.cluster_ledger import Ledger
 from sim.cluster_machine import Machine
+from sim.cluster_owners import Owners
 
 TOPIC, GROUP, SHARE_GROUP = "orders", "readers", "workers"
 PARTITIONS = 2
@@ -58,6 +60,7 @@ class Workload:
         self.topics = [TOPIC]
         self.classic = ClassicHistory()
         self.ledger = Ledger()
+        self.owners = Owners(self.kernel.fail)
         #: All of the ledger was read at the end.
         self.audited = False
         self.producing = True
@@ -163,11 +166,39 @@ async def produce(load: Workload, client: Client, name: str) -> None:
             await wait(rng.uniform(0.01, 0.15))
 
 
+class WatchedMembership(ConsumerMembership):
+    """A member of the consumer group; what it is told to own is written down."""
+
+    def __init__(self, cluster: Cluster, load: Workload) -> None:
+        super().__init__(cluster, GROUP, [TOPIC])
+        self._load = load
+        self._told: tuple[int, ...] = ()
+
+    async def _send(self, body: Mapping[str, Any]) -> Any:
+        owners, sent = self._load.owners, self._load.now
+        if body["member_epoch"] <= 0:
+            owners.out(self.member_id)
+        answer = await super()._send(body)
+        if answer.error_code in (ErrorCode.unknown_member_id, ErrorCode.fenced_member_epoch):
+            owners.out(self.member_id)
+        elif not answer.error_code and answer.member_epoch > 0:
+            if answer.assignment is not None:
+                rows = answer.assignment.topic_partitions
+                self._told = tuple(p for row in rows for p in row.partitions)
+            owners.told(
+                self.member_id, answer.member_epoch, self._told, sent=sent,
+                answered=self._load.now,
+            )  # fmt: skip
+        return answer
+
+
 async def read_in_group(load: Workload, client: Client, name: str) -> None:
     """A member of the consumer group: poll, and commit now and then."""
     histories, rng = load.histories, load.random
-    async with await GroupConsumer.join(
-        client.cluster, GROUP, [TOPIC], reset=Reset.EARLIEST
+    membership = WatchedMembership(client.cluster, load)
+    await membership.join()
+    async with GroupConsumer(
+        client.cluster, membership, reset=Reset.EARLIEST, isolation=Isolation.READ_UNCOMMITTED
     ) as consumer:
         while True:
             if consumer.membership.owned != consumer.membership.assignment:

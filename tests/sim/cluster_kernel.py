@@ -129,6 +129,11 @@ class Kernel:
             self.current = process
             events._set_running_loop(None if process is None else process.loop)
 
+    def fail(self, error: BaseException) -> None:
+        """End the run with what went wrong first."""
+        if self.failure is None:
+            self.failure = error
+
     # The trace.
 
     def trace(
@@ -183,8 +188,7 @@ class Process:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        if self.kernel.failure is None:
-            self.kernel.failure = error
+        self.kernel.fail(error)
 
     def kill(self) -> None:
         """Nothing of it runs from here on, not even what stands in a `finally`."""

@@ -175,6 +175,11 @@ def counts_no_generations(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def gives_what_others_own(patch: pytest.MonkeyPatch) -> None:
+    """A member is given its partitions at once, before those who have them have given them up."""
+    patch.setattr(ConsumerGroup, "is_free", lambda self, partition, member: True)
+
+
 MUTANTS: dict[str, Mutant] = {
     mutant.__name__: mutant
     for mutant in (
@@ -194,5 +199,6 @@ MUTANTS: dict[str, Mutant] = {
         counts_offsets_of_aborted_transactions,
         takes_commits_of_old_generations,
         counts_no_generations,
+        gives_what_others_own,
     )
 }

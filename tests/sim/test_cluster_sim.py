@@ -183,11 +183,15 @@ CASES = [
     Case(
         "forgets_markers_that_were_refused",
         ("liveness", "dirty-read", "torn-transaction", "lost-transaction"),
-        12, 3, ["slow_network"] * 3 + ["crash", "pause", "partition"] * 2, parts=EOS,
+        11, 3, ["slow_network"] * 3 + ["broken_connections"] * 14, parts=EOS,
     ),
     Case(
         "takes_commits_of_old_generations", ("classic-old-generation", "offset-regression"),
         4, 1, ["client_pause"] * 6, parts=("classic",),
+    ),
+    Case(
+        "gives_what_others_own", ("group-two-owners",), 37, 1, ["one_way", "client_crash"] * 5,
+        parts=("mixed",),
     ),
     Case(
         "counts_no_generations", ("classic-generation", "classic-two-owners"),

@@ -7,6 +7,9 @@ out when the partition's high watermark has passed it. If the append fails, the 
 what is not in the log: it is dropped, whoever waits is refused, and it is loaded again. So no state
 is ever rolled back, and one append carries all that one turn has decided.
 
+A reply whose records are not committed in time is refused, and so is all that comes until they are:
+it would wait behind them. Whoever asks looks for the coordinator anew, which may be elsewhere.
+
 The runtime owns its partitions: its shards are the only writers, which is why the offset of a
 record is known before it is appended.
 
@@ -113,8 +116,8 @@ class _Owned(Generic[S]):
     """A shard and what its runtime keeps of it."""
 
     __slots__ = (
-        "batch", "batch_size", "effects", "next_offset", "parked", "phase", "producer", "shard",
-        "waiting",
+        "batch", "batch_size", "effects", "next_offset", "overdue", "parked", "phase", "producer",
+        "shard", "waiting",
     )  # fmt: skip
 
     def __init__(self, shard: S) -> None:
@@ -128,6 +131,8 @@ class _Owned(Generic[S]):
         #: The offset of the next record that is decided.
         self.next_offset = 0
         self.parked: deque[_Parked] = deque()
+        #: The last offset whose reply was given up, while that is not committed; else -1.
+        self.overdue = -1
         #: Effects that are carried out once their offset is below the high watermark.
         self.effects: deque[tuple[int, Any]] = deque()
         #: Tokens that have no reply yet, parked replies included.
@@ -191,6 +196,12 @@ class Runtime(Generic[S]):
         found = sorted(self._owned.items())
         return [(p, owned.shard) for p, owned in found if owned.phase is Phase.ACTIVE]
 
+    def is_overdue(self, partition: int) -> bool:
+        """Whether the partition's writes are not committed in time, so that it takes no requests:
+        its leader is cut off from its replicas, or has too few of them."""
+        owned = self._owned.get(partition)
+        return owned is not None and owned.overdue >= 0
+
     @property
     def loading_partitions(self) -> list[int]:
         return [p for p, owned in self._owned.items() if owned.phase is Phase.LOADING]
@@ -199,13 +210,17 @@ class Runtime(Generic[S]):
 
     def submit(self, partition: int, token: Token, decide: Decide[S], now_ms: int) -> None:
         """Decide on one request. Its token is answered now, after the commit, or by a later
-        decision; refused when the partition is not led here, is loading, or `decide` refuses."""
+        decision; refused when the partition is not led here, is loading, has writes that are
+        overdue, or `decide` refuses."""
         owned = self._owned.get(partition)
         if owned is None:
             self._ports.fail(token, ApiError(ErrorCode.not_coordinator))
             return
         if owned.phase is Phase.LOADING:
             self._ports.fail(token, ApiError(ErrorCode.coordinator_load_in_progress))
+            return
+        if owned.overdue >= 0:
+            self._ports.fail(token, ApiError(ErrorCode.coordinator_not_available))
             return
         try:
             result = decide(owned.shard, now_ms, token)
@@ -341,6 +356,8 @@ class Runtime(Generic[S]):
         owned = self._owned.get(partition)
         if owned is None:
             return
+        if owned.overdue < high_watermark:
+            owned.overdue = -1
         parked = owned.parked
         while parked and parked[0].offset < high_watermark:
             first = parked.popleft()
@@ -353,24 +370,20 @@ class Runtime(Generic[S]):
     @property
     def next_deadline_ms(self) -> int | None:
         """When `tick` is due at the latest."""
-        due = [
-            at_ms
-            for owned in self._owned.values()
-            if owned.phase is Phase.ACTIVE
-            for at_ms in (
-                owned.shard.next_deadline_ms,
-                owned.parked[0].deadline_ms if owned.parked else None,
-            )
-            if at_ms is not None
-        ]
+        due = [at_ms for p in self._owned if (at_ms := self.deadline_of(p)) is not None]
         return min(due, default=None)
 
     def deadline_of(self, partition: int) -> int | None:
-        """When the shard of one partition is due, if it serves."""
+        """When the shard of one partition is due, or the oldest write that is not committed, if it
+        serves."""
         owned = self._owned.get(partition)
         if owned is None or owned.phase is not Phase.ACTIVE:
             return None
-        return owned.shard.next_deadline_ms
+        due_ms = owned.shard.next_deadline_ms
+        if not owned.parked:
+            return due_ms
+        first_ms = owned.parked[0].deadline_ms
+        return first_ms if due_ms is None else min(due_ms, first_ms)
 
     def tick(self, now_ms: int) -> None:
         """Let shards do what is due, a bounded number of steps each."""
@@ -387,9 +400,10 @@ class Runtime(Generic[S]):
             self._give_up_waiting(owned, now_ms)
 
     def _give_up_waiting(self, owned: _Owned[S], now_ms: int) -> None:
-        """Refuse replies whose records are not committed in time. They may be yet."""
+        """Refuse replies whose records are not committed in time. They may be yet; until then
+        whatever else is asked would wait as long."""
         while owned.parked and owned.parked[0].deadline_ms <= now_ms:
-            token = owned.parked.popleft().token
+            owned.overdue, _, token, _ = owned.parked.popleft()
             if owned.waiting.pop(token, _ABSENT) is None:
                 self._ports.fail(token, ApiError(ErrorCode.coordinator_not_available))
 

@@ -67,19 +67,31 @@ class ControllerChannel:
         return codec.read_response(api_key, version, data)
 
     def passed_on(self, frame: bytes | bytearray, request: Request) -> asyncio.Future[Any]:
-        """The answer to a client's request, from the controller."""
-        return asyncio.ensure_future(self._parts(bytes(frame), request.peer))
+        """The answer to a client's request, from the controller, within the request's own timeout
+        where it has one that is shorter than request.timeout.ms."""
+        return asyncio.ensure_future(self._parts(bytes(frame), request))
 
-    async def _parts(self, frame: bytes, peer: Peer) -> list[bytes]:
-        return [await self._answer(frame, peer, None)]
+    async def _parts(self, frame: bytes, request: Request) -> list[bytes]:
+        timeout = getattr(request.body, "timeout", None)
+        timeout_ms = None if timeout is None else codec.ms(timeout)
+        return [await self._answer(frame, request.peer, timeout_ms, of_client=True)]
 
-    async def _answer(self, frame: bytes, peer: Peer, timeout_ms: int | None) -> bytes:
-        """The body of the response to the request in `frame`."""
+    async def _answer(
+        self, frame: bytes, peer: Peer, timeout_ms: int | None, *, of_client: bool = False
+    ) -> bytes:
+        """The body of the response to the request in `frame`.
+
+        A client's timeout of 0 or less asks to begin and not to wait, which clients that want an
+        answer send too: it is none. One that is up says nothing of the connection, which the
+        broker's own requests share.
+        """
         broker = self._broker
         key = frame[0] << 8 | frame[1]
         request_id = uuid4().bytes if key == ApiKey.CREATE_TOPICS else b""
-        if timeout_ms is None:
-            timeout_ms = broker.config["request.timeout.ms"]
+        if timeout_ms is None or of_client:
+            longest_ms = broker.config["request.timeout.ms"]
+            if timeout_ms is None or not 0 < timeout_ms < longest_ms:
+                timeout_ms, of_client = longest_ms, False
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 while True:
@@ -89,7 +101,8 @@ class ControllerChannel:
                     await asyncio.sleep(_RETRY_S)
         except TimeoutError:
             # A connection that lost its peer says nothing, and TCP tries ever more seldom.
-            self.close()
+            if not of_client:
+                self.close()
             raise ApiError(
                 ErrorCode.request_timed_out, "The cluster has no controller that answers."
             ) from None

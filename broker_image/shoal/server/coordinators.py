@@ -150,6 +150,17 @@ class CoordinatorService(Generic[S]):
                 return leader
         raise ApiError(ErrorCode.coordinator_not_available)
 
+    def is_stuck(self, key: str) -> bool:
+        """Whether what is written here for keys like this one is not committed, or not in time."""
+        partition = self.partition_for(key)
+        if partition is None:
+            return False
+        return self.runtime.is_overdue(partition) or self._is_cut_off(partition)
+
+    def _is_cut_off(self, index: int) -> bool:
+        watched = self._watched.get(index)
+        return watched is not None and self._broker.replicas.is_cut_off(watched)
+
     def ready(self) -> asyncio.Future[Any] | None:
         """Make the topic if it is not there: a future to wait for, or None when it is.
 
@@ -216,6 +227,9 @@ class CoordinatorService(Generic[S]):
     ) -> None:
         if partition is None:
             self.fail(token, ApiError(ErrorCode.coordinator_not_available))
+            return
+        if self._is_cut_off(partition):
+            self.fail(token, ApiError(ErrorCode.not_coordinator))
             return
         now_ms = self._broker.clock.now_ms()
         self._turn_requests += 1

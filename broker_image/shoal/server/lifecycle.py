@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.metadata import controller
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.controller import is_gone
 from shoal.server.metadata_log import random_id
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Lifecycle:
         self._may_stop = asyncio.Event()
         self._ready = False
         self._answered_at = 0.0
+        #: Nobody is at the other brokers' ports, as far as this one has looked.
+        self._alone = False
 
     # The way in.
 
@@ -163,6 +166,17 @@ class Lifecycle:
         found = self._broker.image.brokers.get(self._broker.node_id)
         return found is None or found.fenced
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether no controller has answered for as long as this broker's session lasts, while
+        there may be other brokers. Then it may be fenced, and others may lead what it leads,
+        without its knowing."""
+        return self._heart is not None and not self._alone and self._is_overdue()
+
+    def _is_overdue(self) -> bool:
+        session_s = self._broker.config["broker.session.timeout.ms"] / 1000
+        return self._broker.loop.time() > self._answered_at + session_s
+
     # Heartbeats.
 
     async def _heartbeats(self) -> None:
@@ -173,6 +187,9 @@ class Lifecycle:
             delay_s = interval_s
             if answer is None or (self._ready and answer.is_fenced):
                 delay_s = min(delay_s, _RETRY_S)
+            self._alone = answer is None and self._is_overdue() and await self._is_alone()
+            if answer is None and self.is_lost:
+                broker.replicas.wake_cut_off()
             if answer is not None and self._stopping and answer.should_shut_down:
                 self._may_stop.set()
             elif self._stopping:
@@ -183,6 +200,16 @@ class Lifecycle:
                     await self._beat.wait()
             except TimeoutError:
                 pass
+
+    async def _is_alone(self) -> bool:
+        """Whether the processes of all other brokers are gone, as their ports tell."""
+        broker = self._broker
+        others = [
+            is_gone(end.host, end.port)
+            for id, known in broker.image.brokers.items()
+            if id != broker.node_id and (end := known.endpoint(broker.cluster.inter_broker))
+        ]
+        return all(await asyncio.gather(*others))
 
     async def _heartbeat(self) -> Any:
         """One heartbeat; None when it was refused, or nobody answered."""

@@ -68,6 +68,7 @@ def replica_of(body: Any) -> int:
 
 
 def handle(broker: Broker, request: Request, replica_id: int) -> Answer:
+    broker.replicas.heard(replica_id)
     now_ms = broker.clock.now_ms()
     session, incremental, cursors = broker.fetch_sessions.begin(
         request.body, request.version, now_ms, follower=True

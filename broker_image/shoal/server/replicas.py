@@ -51,6 +51,8 @@ class Replicas:
         #: By broker: partitions led here that it has not fetched in their epoch, and until when
         #: that is waited for.
         self._awaited: dict[int, dict[Key, int]] = {}
+        #: By broker: when it last fetched anything, on the loop's clock.
+        self._heard: dict[int, float] = {}
 
     def start(self) -> None:
         """Begin to look for followers that lag."""
@@ -105,6 +107,31 @@ class Replicas:
         if loop is None:
             loop = self._loops[leader_id] = _FetchLoop(self._broker, leader_id)
         return loop
+
+    # Followers that come no more
+
+    def heard(self, replica_id: int) -> None:
+        """A broker fetches."""
+        self._heard[replica_id] = self._broker.loop.time()
+
+    def is_cut_off(self, partition: Partition) -> bool:
+        """Whether nothing that is written to a partition led here can be committed as things are:
+        neither a controller nor some in-sync follower was heard of for broker.session.timeout.ms.
+        So the follower cannot be put out of the ISR; another broker may lead by now."""
+        broker = self._broker
+        if partition.leadership is None or not broker.lifecycle.is_lost:
+            return False
+        since = broker.loop.time() - broker.config["broker.session.timeout.ms"] / 1000
+        return any(
+            replica != broker.node_id and self._heard.get(replica, 0.0) < since
+            for replica in partition.isr
+        )
+
+    def wake_cut_off(self) -> None:
+        """Who waits for what is not committed as things are is told so."""
+        for partition in self._broker.partitions:
+            if self.is_cut_off(partition):
+                self._broker.purgatory.wake(partition.key)
 
     def _await_followers(self, partition: Partition) -> None:
         assert partition.leadership is not None

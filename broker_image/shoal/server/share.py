@@ -203,17 +203,18 @@ class ShareService:
 
     def lead(self, group_id: str, topic_id: UUID, index: int) -> ShareLeader | Failure:
         """The share partition, loading if it was not loaded, or why it is not served here."""
-        found = self.find(group_id, topic_id, index)
+        found, broker = self.find(group_id, topic_id, index), self._broker
         if found is not None:
-            return found
-        broker = self._broker
+            return _CUT_OFF if broker.replicas.is_cut_off(found.partition) else found
         if topic_id not in broker.image.topics_by_id:
             return Failure(ErrorCode.unknown_topic_id)
         partition = broker.partitions.get(topic_id, index)
         if partition is None:
             return Failure(ErrorCode.unknown_topic_or_partition)
         if not partition.is_leader:
-            return Failure(ErrorCode.not_leader_or_follower)
+            return _GONE
+        if broker.replicas.is_cut_off(partition):
+            return _CUT_OFF
         leader = ShareLeader(self, ShareKey(group_id, topic_id, index), partition)
         self.leaders.setdefault(group_id, {})[(topic_id, index)] = leader
         partition.on_advance.append(leader.moved)
@@ -387,3 +388,6 @@ class ShareService:
 
 
 _GONE = Failure(ErrorCode.not_leader_or_follower)
+_CUT_OFF = Failure(
+    ErrorCode.not_leader_or_follower, "This broker is cut off from the cluster; another may lead."
+)

@@ -238,7 +238,8 @@ class ShareFetch:
     def _refusal(self, key: _Key, failure: Failure) -> PartitionRecords:
         leader = (0, 0)
         partition = self._broker.partitions.get(*key)
-        if failure.code is ErrorCode.not_leader_or_follower and partition is not None:
+        moved = failure.code is ErrorCode.not_leader_or_follower
+        if moved and partition is not None and not partition.is_leader:
             leader = (partition.leader_id, partition.leader_epoch)
         return PartitionRecords(key[1], failure.code, failure.message, current_leader=leader)
 

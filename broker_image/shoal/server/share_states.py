@@ -1,14 +1,14 @@
 """The share coordinator on this broker: share partitions' state, in `__share_group_state`.
 
 The leader of a share partition writes through `write`; the RPCs between brokers, and the admin
-requests that go through them, through `for_each`. The log is cut off behind the oldest snapshot
+requests that go through them, through `decide`. The log is cut off behind the oldest snapshot
 that is still needed, every `share.coordinator.state.topic.prune.interval.ms`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -16,8 +16,9 @@ from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.state_store import ShareStateShard, StateStoreConfig
 from shoal.log.errors import LogOffline
-from shoal.protocol.errors import ApiError, WireError
+from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.server.answers import Outcome
+from shoal.server.api import Request
 from shoal.server.coordinators import CoordinatorService, InternalTopic
 from shoal.server.metrics import label
 
@@ -26,8 +27,11 @@ if TYPE_CHECKING:
     from shoal.metadata.image import MetadataImage
     from shoal.server.broker import Broker
     from shoal.server.share_leader import ShareLeader
+    from shoal.server.share_writes import StateWrite
 
 TOPIC = "__share_group_state"
+#: kio's None for Kafka's zero UUID, which no topic has.
+NO_TOPIC = UUID(int=0)
 #: Decides on one share partition: what is answered of it, and the records behind that.
 DecideOne = Callable[[ShareStateShard, int], tuple[Mapping[str, Any], Result]]
 
@@ -53,6 +57,8 @@ class ShareStates(CoordinatorService[ShareStateShard]):
         )
         #: By broker: the newest connection by which its share partitions were read or written.
         self._newest: dict[int, int] = {}
+        #: By partition: how many connections each listener had taken when its shard was loaded.
+        self._before: dict[int, dict[str, int]] = {}
         broker.timers.every(config[f"{name}prune.interval.ms"], self.prune)
         broker.metrics.add(
             "kafka_server_share_coordinator_metrics_write_total",
@@ -91,17 +97,41 @@ class ShareStates(CoordinatorService[ShareStateShard]):
 
         return self.submit(key.coordinator_key(), decided)
 
-    def check_in_time(self, client_id: str | None, connection: int) -> None:
-        """Raise `WireError` for a request that stood in the network while its sender gave it up and
-        went on over a newer connection: laid over newer writes, it would undo them, and its epochs
-        are theirs."""
+    def write(self, index: int, write: StateWrite, now_ms: int) -> None:
+        """Take a write of a share partition that this broker leads."""
+        if self._is_cut_off(index):
+            write.set_exception(ApiError(ErrorCode.not_coordinator))
+            return
+        self.runtime.submit(index, write, write.decide, now_ms)
+        self._watch_deadline(self.runtime.deadline_of(index))
+
+    def _activate(self, index: int) -> None:
+        self._before[index] = {one.name: one.opened_total for one in self._broker.listeners}
+        super()._activate(index)
+
+    def check_in_time(self, request: Request) -> None:
+        """Raise `WireError` for a broker's request that may have stood in the network while its
+        sender gave it up and went on: laid over newer writes, it would undo them, and its epochs
+        are theirs.
+
+        It went on over a newer connection, or at another coordinator, which this one has followed:
+        what comes over a connection from before that may be older than what was replayed. The
+        sender sends again over a new one.
+        """
+        client_id, peer = request.header.client_id, request.peer
         kind, _, id = (client_id or "").partition("-")
         if kind != "broker" or not id.isdecimal() or int(id) not in self._broker.image.brokers:
             return
-        newest = self._newest.get(int(id), 0)
-        if connection < newest:
+        if peer.number < self._newest.get(int(id), 0):
             raise WireError(f"a late request of {client_id}, which has a newer connection")
-        self._newest[int(id)] = connection
+        for key in keys_of(request.body):
+            partition = self.partition_for(key.coordinator_key())
+            before = self._before.get(-1 if partition is None else partition, {})
+            if peer.number <= before.get(peer.listener, 0):
+                raise WireError(
+                    f"a request of {client_id} on a connection from before this coordinator"
+                )
+        self._newest[int(id)] = peer.number
 
     def flush_after(self, leaders: Iterable[ShareLeader]) -> None:
         """Take what leaders have to write, and append it at once."""
@@ -124,6 +154,13 @@ class ShareStates(CoordinatorService[ShareStateShard]):
                     self._broker.log.error(
                         "share-group state was not pruned", partition=index, error=str(error)
                     )
+
+
+def keys_of(body: Any) -> Iterator[ShareKey]:
+    """The share partitions that a request of the share coordinator's RPCs is about."""
+    for topic in body.topics:
+        for entry in topic.partitions:
+            yield ShareKey(body.group_id, topic.topic_id or NO_TOPIC, entry.partition)
 
 
 def outcomes_by_topic(

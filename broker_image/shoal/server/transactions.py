@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 TOPIC = "__transaction_state"
 #: Before a coordinator on another broker is asked again about a transaction that is ending.
 ASK_AGAIN_MS = 10
+#: How long a block of producer ids is waited for.
+IDS_WAIT_S = 5.0
 
 #: Refusals that pass. Old producers may not know that of each, but of NOT_ENOUGH_REPLICAS.
 _RETRIED = (
@@ -86,17 +88,20 @@ class TransactionService(CoordinatorService[TransactionShard]):
     def init_producer_id(
         self, transactional_id: str, timeout_ms: int, expected: ProducerIdAndEpoch | None
     ) -> asyncio.Future[Any]:
-        """InitProducerId of a transactional producer; it waits for a block of producer ids."""
+        """InitProducerId of a transactional producer; it waits for a block of producer ids, where
+        this broker is the coordinator, and as long as a write may take."""
 
         def decide(shard: TransactionShard, now_ms: int, token: Token) -> Result:
             return shard.init_producer_id(transactional_id, timeout_ms, expected, now_ms, token)
 
-        filled = self._broker.producer_ids.filled()
+        refused = self.is_stuck(transactional_id) or not self.is_here(transactional_id)
+        filled = None if refused else self._broker.producer_ids.filled()
         if filled is None:
             return self.submit(transactional_id, decide)
 
         async def when_filled() -> Response:
-            await filled
+            # With no block in time the shard refuses who needs an id of it.
+            await asyncio.wait((filled,), timeout=IDS_WAIT_S)
             return await self.submit(transactional_id, decide)
 
         return asyncio.ensure_future(when_filled())

@@ -2,7 +2,9 @@
 partition's state (KIP-699 in batches, KIP-932 for share).
 
 The internal topic is made when it is first asked for, and the answer waits for that: a new group
-starts without a round of COORDINATOR_NOT_AVAILABLE and back-off.
+starts without a round of COORDINATOR_NOT_AVAILABLE and back-off. A broker whose writes for a key
+are not committed in time does not name itself: cut off from the others, it does not know of the
+next coordinator, which the others name.
 """
 
 from __future__ import annotations
@@ -49,6 +51,8 @@ def _row(broker: Broker, request: Request, kind: int, key: str) -> Mapping[str, 
     try:
         service = _service(broker, request, kind, key)
         node_id = service.coordinator_of(key)
+        if node_id == broker.node_id and service.is_stuck(key):
+            raise ApiError(ErrorCode.coordinator_not_available)
         found = broker.image.brokers.get(node_id)
         endpoint = None if found is None else found.endpoint(request.peer.listener)
         if endpoint is None:

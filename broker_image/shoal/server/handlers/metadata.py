@@ -47,6 +47,8 @@ async def _later(broker: Broker, request: Request) -> Body:
 
 
 def _now(broker: Broker, request: Request) -> Answer:
+    if broker.lifecycle.is_lost:
+        return _look(broker, request)
     key = (
         request.version,
         request.peer.listener,
@@ -164,12 +166,16 @@ def describe(image: MetadataImage, topic: TopicImage) -> Row:
 
 def _answer(broker: Broker, request: Request, topics: list[Row]) -> Row:
     body, image = request.body, broker.image
+    listed = brokers(image, request.peer.listener)
+    if broker.lifecycle.is_lost and any(map(broker.replicas.is_cut_off, broker.partitions)):
+        _disclaim(broker, topics)
+        listed = [row for row in listed if row["node_id"] != broker.node_id]
     asked = getattr(body, "include_topic_authorized_operations", False)
     for row in topics:
         known = asked and row["name"] is not None
         row["topic_authorized_operations"] = operations.allowed(operations.TOPIC, known)
     return {
-        "brokers": brokers(image, request.peer.listener),
+        "brokers": listed,
         "cluster_id": broker.cluster_id,
         "controller_id": broker.controller_id,
         "topics": topics,
@@ -177,6 +183,20 @@ def _answer(broker: Broker, request: Request, topics: list[Row]) -> Row:
             operations.CLUSTER, getattr(body, "include_cluster_authorized_operations", False)
         ),
     }
+
+
+def _disclaim(broker: Broker, topics: list[Row]) -> None:
+    """A broker that is cut off does not name itself, as others do not name it: a client that was
+    sent away would be sent back by it, or go on to ask it who leads (librdkafka asks the broker
+    that it has last had to do with)."""
+    for topic in topics:
+        for row in topic.get("partitions", ()):
+            if row["leader_id"] != broker.node_id:
+                continue
+            partition = broker.partitions.by_name(topic["name"], row["partition_index"])
+            if partition is not None and broker.replicas.is_cut_off(partition):
+                row["leader_id"] = NO_LEADER
+                row["error_code"] = ErrorCode.leader_not_available
 
 
 def brokers(image: MetadataImage, listener: str) -> list[Row]:

@@ -83,7 +83,7 @@ def append(broker: Broker, request: Request, refused: Refused) -> Answer:
         return [produce.write_taken(request.version, topics)] if failed is None else response
     return broker.purgatory.park(
         keys=[partition.key for partition, *_ in waiting],
-        attempt=lambda: _acknowledged(response, waiting),
+        attempt=lambda: _acknowledged(broker, response, waiting),
         expire=lambda: _timed_out(response, waiting),
         deadline_ms=broker.clock.now_ms() + body.timeout_ms,
     )
@@ -109,7 +109,7 @@ def _append(
         return _refusal(ErrorCode.unknown_topic_or_partition, None)
     meter = broker.metrics.topic(partition.topic)
     meter.produces += 1
-    refusal = _refused_before(partition, acks, data)
+    refusal = _refused_before(broker, partition, acks, data)
     if data is not None and len(data) > _ATTRIBUTES and data[_ATTRIBUTES] & TRANSACTIONAL_BIT:
         refusal = refusal or _refused_in_transaction(request, partition, refused)
     if broker.is_internal(partition.topic) and request.header.client_id != ADMIN_CLIENT_ID:
@@ -139,7 +139,9 @@ def _append(
     return entry
 
 
-def _refused_before(partition: Partition, acks: int, data: memoryview | None) -> _Entry | None:
+def _refused_before(
+    broker: Broker, partition: Partition, acks: int, data: memoryview | None
+) -> _Entry | None:
     """The refusal of a produce that does not reach the log."""
     if not partition.is_leader:
         return _refusal(ErrorCode.not_leader_or_follower, None) | _not_leader(partition)
@@ -150,6 +152,13 @@ def _refused_before(partition: Partition, acks: int, data: memoryview | None) ->
             ErrorCode.not_enough_replicas,
             f"The in-sync replicas of {partition.topic}-{partition.index} are"
             f" {len(partition.isr)}, where min.insync.replicas is {partition.min_isr}.",
+        )
+    if acks == _ACKS_ALL and broker.replicas.is_cut_off(partition):
+        # Who leads now is known to others: the client asks them, and does not wait here.
+        return _refusal(
+            ErrorCode.not_leader_or_follower,
+            f"Broker {broker.node_id} is cut off from the cluster, where another may lead"
+            f" {partition.topic}-{partition.index}.",
         )
     return None
 
@@ -183,15 +192,18 @@ def _refusal(code: ErrorCode, message: str | None) -> _Entry:
     }
 
 
-def _acknowledged(response: Body, waiting: list[_Waiting]) -> Body | None:
-    """The response once every partition is safe up to the offset that it waits for."""
+def _acknowledged(broker: Broker, response: Body, waiting: list[_Waiting]) -> Body | None:
+    """The response once every partition is safe up to the offset that it waits for, or is not going
+    to be by this broker."""
     for partition, epoch, offset, entry in waiting:
         if partition.log.offline:
             entry["error_code"] = ErrorCode.kafka_storage_error
         elif partition.lost(epoch):
             entry |= _not_leader(partition)
         elif not partition.acknowledged(offset):
-            return None
+            if not broker.replicas.is_cut_off(partition):
+                return None
+            entry["error_code"] = ErrorCode.not_leader_or_follower
         elif len(partition.isr) < partition.effective_min_isr:
             entry["error_code"] = ErrorCode.not_enough_replicas_after_append
     return response

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from shoal.coordinator.contract import Result
 from shoal.coordinator.share.backoff import still_due
@@ -17,18 +16,18 @@ from shoal.protocol.errors import ErrorCode
 from shoal.server.answers import combined
 from shoal.server.api import Answer, Request
 from shoal.server.share_persister import answer_of, delay_rows, delays_of, summary_of
-from shoal.server.share_states import outcomes_by_topic
+from shoal.server.share_states import keys_of, outcomes_by_topic
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
-#: kio's None for Kafka's zero UUID, which no topic has.
-NO_TOPIC = UUID(int=0)
 #: Decides on one partition of a request: (shard, now_ms, key, entry) -> what is answered, records.
 _Decide = Callable[[ShareStateShard, int, ShareKey, Any], tuple[dict[str, Any], Result]]
 
 
 def initialize(broker: Broker, request: Request) -> Answer:
+    broker.share.states.check_in_time(request)
+
     def one(
         shard: ShareStateShard, now_ms: int, key: ShareKey, entry: Any
     ) -> tuple[dict[str, Any], Result]:
@@ -42,7 +41,7 @@ def initialize(broker: Broker, request: Request) -> Answer:
 
 
 def read(broker: Broker, request: Request) -> Answer:
-    broker.share.states.check_in_time(request.header.client_id, request.peer.number)
+    broker.share.states.check_in_time(request)
 
     def one(
         shard: ShareStateShard, now_ms: int, key: ShareKey, entry: Any
@@ -69,7 +68,7 @@ def read(broker: Broker, request: Request) -> Answer:
 
 
 def write(broker: Broker, request: Request) -> Answer:
-    broker.share.states.check_in_time(request.header.client_id, request.peer.number)
+    broker.share.states.check_in_time(request)
 
     def one(
         shard: ShareStateShard, now_ms: int, key: ShareKey, entry: Any
@@ -100,6 +99,7 @@ def write(broker: Broker, request: Request) -> Answer:
 
 
 def delete(broker: Broker, request: Request) -> Answer:
+    broker.share.states.check_in_time(request)
     return _for_each(
         broker, request, lambda shard, _, key, __: answer_of(shard.delete(key)), resets=True
     )
@@ -124,13 +124,12 @@ def _one(
 def _for_each(broker: Broker, request: Request, decide: _Decide, *, resets: bool = False) -> Answer:
     """Let the shard of each share partition in the request decide. `resets` tells that a leader on
     this broker has to read the state again."""
-    keys, replies = [], []
-    group_id = request.body.group_id
-    for topic in request.body.topics:
-        for entry in topic.partitions:
-            key = ShareKey(group_id, topic.topic_id or NO_TOPIC, entry.partition)
-            keys.append(key)
-            replies.append(broker.share.states.decide(key, partial(_one, decide, key, entry)))
+    keys = list(keys_of(request.body))
+    entries = [entry for topic in request.body.topics for entry in topic.partitions]
+    replies = [
+        broker.share.states.decide(key, partial(_one, decide, key, entry))
+        for key, entry in zip(keys, entries, strict=True)
+    ]
     if resets:
-        broker.share.drop(group_id, [(key.topic_id, key.partition) for key in keys])
+        broker.share.drop(request.body.group_id, [(key.topic_id, key.partition) for key in keys])
     return combined(replies, lambda found: {"results": outcomes_by_topic(keys, found)})

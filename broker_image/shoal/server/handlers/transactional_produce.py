@@ -75,7 +75,7 @@ def _batches(broker: Broker, body: ProduceRequest) -> list[Batch]:
             partition = broker.partitions.find(name, topic_id, index)
             if partition is None or data is None or len(data) < HEADER_SIZE:
                 continue
-            if not partition.is_leader:
+            if not partition.is_leader or broker.replicas.is_cut_off(partition):
                 continue  # Nothing is appended here.
             try:
                 header = read_header(data)

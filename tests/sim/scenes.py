@@ -1,0 +1,188 @@
+"""Scenes: a simulated cluster of real brokers to which exactly one thing happens, told by a test.
+
+Time passes only while somebody waits for something, and the brokers are asked one request at a
+time, each from a machine of its own that reaches all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from shoal.client.connection import connect
+from shoal.client.errors import ClientError
+from shoal.client.settings import Settings
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+from shoal.record.records import build_batch
+from sim.cluster_brokers import PORT, BrokerMachine, SimCluster
+from sim.cluster_kernel import Kernel
+from sim.cluster_machine import doors
+
+#: Ends what hangs, in simulated seconds.
+LIMIT_S = 120.0
+
+
+class Asked:
+    """What came of something that was asked for; `after_s` says how long it took."""
+
+    def __init__(self, scene: Scene, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self._scene = scene
+        self._began_s = scene.kernel.now
+        self.done = False
+        self.after_s = 0.0
+        self._found: Any = None
+        self._error: ClientError | None = None
+        machine = scene.cluster.client(f"asker-{len(scene.cluster.clients)}")
+        machine.boot().spawn(self._run(work))
+
+    async def _run(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        try:
+            self._found = await work()
+        except ClientError as error:
+            self._error = error
+        self.after_s = self._scene.kernel.now - self._began_s
+        self.done = True
+
+    def result(self) -> Any:
+        """Wait for it. Raises the `ClientError` that it ended with."""
+        self._scene.until(lambda: self.done, "an answer")
+        if self._error is not None:
+            raise self._error
+        return self._found
+
+
+class Scene:
+    """A cluster that serves."""
+
+    def __init__(self, cluster: SimCluster) -> None:
+        self.cluster, self.kernel = cluster, cluster.kernel
+
+    def until(self, done: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> None:
+        self.cluster.until(lambda: bool(done()), limit_s, what)
+
+    def passes(self, seconds: float) -> None:
+        self.kernel.run(self.kernel.now + seconds)
+
+    def settings(self, id: int, **options: Any) -> Settings:
+        return Settings(
+            ((f"10.0.0.{id}", PORT),), request_timeout_ms=int(LIMIT_S * 1000), **options
+        )
+
+    def ask(self, id: int, api_key: ApiKey, fields: Mapping[str, Any], **options: Any) -> Asked:
+        """Send one request to that broker; the answer may be waited for later."""
+        settings = self.settings(id)
+
+        async def work() -> Any:
+            connection = await connect(settings, settings.bootstrap[0])
+            try:
+                return await connection.request(api_key, fields, **options)
+            finally:
+                connection.close()
+
+        return Asked(self, work)
+
+    def asked(self, id: int, api_key: ApiKey, fields: Mapping[str, Any], **options: Any) -> Any:
+        return self.ask(id, api_key, fields, **options).result()
+
+    # Who is who.
+
+    def controller(self) -> BrokerMachine:
+        """The broker that leads the quorum, by the word of most."""
+
+        def leader() -> BrokerMachine | None:
+            words = [broker.quorum.leader_id for _, broker in self.cluster.running()]
+            most = max(set(words), key=words.count)
+            sure = most is not None and 2 * words.count(most) > len(words)
+            return self.cluster.brokers[most] if sure else None
+
+        self.until(leader, "a controller")
+        found = leader()
+        assert found is not None
+        return found
+
+    def others(self, machine: BrokerMachine) -> list[BrokerMachine]:
+        return [other for other in self.cluster.brokers.values() if other is not machine]
+
+    def leader(self, topic: str, index: int, asked: int = 1) -> int:
+        """A partition's leader, in the image of one broker."""
+        broker = self.cluster.brokers[asked].broker
+        assert broker is not None
+        return int(broker.image.topics[topic].partitions[index].leader)
+
+    def coordinator(self, key: str, key_type: int, asked: int = 1) -> int:
+        """Who coordinates that key, by the word of one broker, which may make the topic for it."""
+        fields = {"key_type": key_type, "coordinator_keys": [key]}
+        found: list[int] = []
+
+        def told() -> bool:
+            (row,) = self.asked(asked, ApiKey.FIND_COORDINATOR, fields).coordinators
+            found[:] = [] if row.error_code else [row.node_id]
+            return bool(found)
+
+        while not told():
+            self.passes(0.1)
+        return found[0]
+
+    # What is asked of it often.
+
+    def make_topic(self, topic: str, replicas: Sequence[int], partitions: int = 1) -> UUID:
+        """A topic with those replicas, led by the first; its id. All brokers know it."""
+        rows = [{"partition_index": i, "broker_ids": replicas} for i in range(partitions)]
+        new = {"name": topic, "num_partitions": -1, "replication_factor": -1,
+               "assignments": rows, "configs": ()}  # fmt: skip
+        fields = {"topics": [new], "timeout_ms": 10_000, "validate_only": False}
+        (row,) = self.asked(replicas[0], ApiKey.CREATE_TOPICS, fields).topics
+        assert not row.error_code, row
+        brokers = [broker for _, broker in self.cluster.running()]
+        self.until(lambda: all(topic in b.image.topics for b in brokers), "all know the topic")
+        found: UUID = row.topic_id
+        return found
+
+    def produce(
+        self, id: int, topic_id: UUID, index: int = 0, *, acks: int = -1, timeout_ms: int = 30_000
+    ) -> Asked:
+        """One record to a partition at that broker; the result is its row of the answer."""
+        batch = bytes(build_batch([(self.cluster.brokers[id].now_ms(), None, b"value", ())]))
+        rows = [{"index": index, "records": batch}]
+        topic = {"name": "", "topic_id": topic_id, "partition_data": rows}
+        fields = {"acks": acks, "timeout_ms": timeout_ms, "topic_data": [topic]}
+        return self.ask(id, ApiKey.PRODUCE, fields)
+
+    # What befalls it.
+
+    def cut_off(self, machine: BrokerMachine) -> None:
+        """What it and other brokers send to each other is lost from now on; clients reach all."""
+        for other in self.others(machine):
+            ends = machine.host.address, other.host.address
+            self.cluster.network.cut |= {ends, ends[::-1]}
+
+    def heal(self) -> None:
+        self.cluster.network.cut.clear()
+
+
+@contextlib.contextmanager
+def scene(
+    seed: int = 1, *, brokers: int = 3, configs: Mapping[str, str] | None = None,
+    voters: Sequence[int] = (),
+) -> Iterator[Scene]:  # fmt: skip
+    """So many brokers, once they serve; what has happened is printed if the test fails."""
+    kernel = Kernel(seed, keep_trace=True)
+    with doors(kernel):
+        cluster = SimCluster(kernel, brokers, configs, voters)
+        try:
+            for machine in cluster.brokers.values():
+                machine.start()
+            cluster.until(cluster.fully_replicated, LIMIT_S, "a fresh cluster serves")
+            yield Scene(cluster)
+        except BaseException:
+            print("\n".join(kernel.lines or ()))
+            raise
+        finally:
+            for machine in cluster.machines():
+                machine.bury()
+
+
+__all__ = ["Asked", "ErrorCode", "Scene", "scene"]

@@ -1,0 +1,417 @@
+"""One thing that happens to a cluster, and what has to come of it, in simulated time."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+from shoal.client.client import Client
+from shoal.client.cluster import PATIENCE_S
+from shoal.client.configs import ConfigChange, Resource, ResourceType
+from shoal.client.connection import connect
+from shoal.client.errors import ConnectionLost, expect
+from shoal.client.settings import Settings
+from shoal.client.share import AcknowledgeType
+from shoal.log.uuids import uuid_text
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+from shoal.server.coordinators import partition_of
+from shoal.server.share_states import TOPIC as STATES
+from sim.cluster_brokers import CONFIGS
+from sim.cluster_clients import wait
+from sim.scenes import Asked, scene
+
+GROUP, TRANSACTION, SHARE = 0, 1, 2
+#: The write timeout of coordinators, and what a request takes beside.
+WRITE_TIMEOUT_S, SOON_S = 5.0, 0.5
+SESSION_S = int(CONFIGS["broker.session.timeout.ms"]) / 1000
+#: What a member takes to find the others once they lead: it waits a second at most between tries.
+FOUND_S = 5.0
+#: How long the controller is waited for, in milliseconds.
+PATIENCE_MS = 1_500
+NEW_TOPIC = {"name": "work", "num_partitions": 1, "replication_factor": 3, "assignments": (),
+             "configs": ()}  # fmt: skip
+INIT = {"transactional_id": "t", "transaction_timeout_ms": 60_000, "producer_id": -1,
+        "producer_epoch": -1}  # fmt: skip
+#: Requests that have a timeout, without it, and that change something.
+OF_THE_CONTROLLER: dict[ApiKey, dict[str, Any]] = {
+    ApiKey.CREATE_TOPICS: {"topics": [NEW_TOPIC], "validate_only": False},
+    ApiKey.DELETE_TOPICS: {"topics": [{"name": "work", "topic_id": None}]},
+    ApiKey.CREATE_PARTITIONS: {
+        "topics": [{"name": "work", "count": 2, "assignments": None}],
+        "validate_only": False,
+    },
+    ApiKey.ELECT_LEADERS: {"election_type": 0, "topic_partitions": None},
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: {
+        "allow_replication_factor_change": True,
+        "topics": [
+            {
+                "name": "work",
+                "partitions": [{"partition_index": 0, "replicas": [1, 2]}],
+            }
+        ],
+    },
+    ApiKey.UPDATE_FEATURES: {
+        "feature_updates": [
+            {"feature": "group.version", "max_version_level": 0, "upgrade_type": 2}
+        ],
+        "validate_only": False,
+    },
+}
+
+
+def test_a_coordinator_that_is_cut_off_refuses_in_time() -> None:
+    """Its writes are committed by nobody: whoever waits for one is told so when the write's time is
+    up, and looks for the coordinator anew. It came with whatever the shard did next: at the end of
+    the transaction's own time, a minute."""
+    with scene() as cluster:
+        id = cluster.coordinator("t", TRANSACTION)
+        find = {"key_type": TRANSACTION, "coordinator_keys": ["t"]}
+        producer = cluster.asked(id, ApiKey.INIT_PRODUCER_ID, INIT, version=4)
+        assert producer.error_code is ErrorCode.none
+        create = {"topics": [NEW_TOPIC], "timeout_ms": 10_000, "validate_only": False}
+        assert not cluster.asked(id, ApiKey.CREATE_TOPICS, create).topics[0].error_code
+
+        cluster.cut_off(cluster.cluster.brokers[id])
+        add = {
+            "v3_and_below_transactional_id": "t", "v3_and_below_producer_id": producer.producer_id,
+            "v3_and_below_producer_epoch": producer.producer_epoch,
+            "v3_and_below_topics": [{"name": "work", "partitions": [0]}],
+        }  # fmt: skip
+        asked = cluster.ask(id, ApiKey.ADD_PARTITIONS_TO_TXN, add, version=3)
+        (row,) = asked.result().results_by_topic_v3_and_below[0].results_by_partition
+        assert row.partition_error_code is ErrorCode.coordinator_not_available
+        assert asked.after_s < WRITE_TIMEOUT_S + SOON_S
+
+        # It does not send whoever looks for the coordinator back to itself, and whoever comes back
+        # all the same does not wait once more. The others name another one by and by.
+        (told,) = cluster.asked(id, ApiKey.FIND_COORDINATOR, find).coordinators
+        assert told.error_code is ErrorCode.coordinator_not_available
+        again = cluster.ask(id, ApiKey.ADD_PARTITIONS_TO_TXN, add, version=3)
+        (row,) = again.result().results_by_topic_v3_and_below[0].results_by_partition
+        assert row.partition_error_code is ErrorCode.coordinator_not_available
+        assert again.after_s < SOON_S
+        other = id % 3 + 1
+        cluster.until(lambda: cluster.leader("__transaction_state", 0, other) != id, "a new one")
+        now = cluster.coordinator("t", TRANSACTION, other)
+        cluster.asked(now, ApiKey.ADD_PARTITIONS_TO_TXN, add, version=3)
+
+
+def test_a_coordinator_without_replicas_serves_again_when_they_are_back() -> None:
+    """What was refused because it was late is committed then, and nothing is refused any more."""
+    with scene(configs={"replica.lag.time.max.ms": "60000"}) as cluster:
+        id = cluster.coordinator("t", TRANSACTION)
+        for other in cluster.others(cluster.cluster.brokers[id]):
+            other.process.pause()
+        asked = cluster.ask(id, ApiKey.INIT_PRODUCER_ID, INIT, version=4)
+        assert asked.result().error_code is ErrorCode.coordinator_not_available
+        assert asked.after_s < WRITE_TIMEOUT_S + SOON_S
+        for other in cluster.others(cluster.cluster.brokers[id]):
+            other.process.resume()
+
+        def serves() -> bool:
+            now = cluster.coordinator("t", TRANSACTION)
+            return not cluster.asked(now, ApiKey.INIT_PRODUCER_ID, INIT, version=4).error_code
+
+        cluster.until(cluster.cluster.fully_replicated, "all is well")
+        assert serves()
+
+
+def test_a_leader_that_is_cut_off_says_so_when_its_session_is_over() -> None:
+    """Clients that reach it go to the leader that the others have by then. They were kept waiting
+    for the whole time of each of their requests, and told to try again at the same place."""
+    with scene() as cluster:
+        topic_id = cluster.make_topic("work", [1, 2, 3])
+        assert not written(cluster.produce(1, topic_id))
+        cluster.cut_off(cluster.cluster.brokers[1])
+        first = cluster.produce(1, topic_id)
+        assert written(first) is ErrorCode.not_leader_or_follower
+        assert first.after_s < 2 * SESSION_S + 2 * SOON_S
+        again = cluster.produce(1, topic_id)
+        assert written(again) is ErrorCode.not_leader_or_follower
+        assert again.after_s < SOON_S
+        told = cluster.asked(1, ApiKey.METADATA, {"topics": None})
+        assert {row.node_id for row in told.brokers} == {2, 3}
+        (partition,) = told.topics[0].partitions
+        assert partition.leader_id == -1
+        assert partition.error_code is ErrorCode.leader_not_available
+        now = cluster.leader("work", 0, 2)
+        assert now in (2, 3)
+        assert not written(cluster.produce(now, topic_id))
+
+        cluster.heal()
+        cluster.until(cluster.cluster.fully_replicated, "all is well")
+        assert not written(cluster.produce(cluster.leader("work", 0), topic_id))
+
+
+def test_a_coordinator_that_is_cut_off_is_none_when_its_session_is_over() -> None:
+    """Also where it has nothing to write: a transaction whose markers it cannot deliver would be
+    ending for ever, as it tells its producer again and again."""
+    with scene() as cluster:
+        id = cluster.coordinator("t", TRANSACTION)
+        cluster.cut_off(cluster.cluster.brokers[id])
+        lifecycle = cluster.cluster.brokers[id].broker.lifecycle  # type: ignore[union-attr]
+        # A controller that is cut off answers itself until it has missed the others' fetches.
+        cluster.until(lambda: lifecycle.is_lost, "its session is over", 2 * SESSION_S + SOON_S)
+        cluster.passes(SOON_S)
+        find = {"key_type": TRANSACTION, "coordinator_keys": ["t"]}
+        (told,) = cluster.asked(id, ApiKey.FIND_COORDINATOR, find).coordinators
+        assert told.error_code is ErrorCode.coordinator_not_available
+        asked = cluster.ask(id, ApiKey.INIT_PRODUCER_ID, INIT, version=4)
+        assert asked.result().error_code is ErrorCode.not_coordinator
+        assert asked.after_s < SOON_S
+
+
+def test_a_producer_waits_for_its_id_no_longer_than_for_a_write() -> None:
+    """Ids come from the controller in blocks. Without one its coordinator says so, in time for the
+    producer to find another one."""
+    with scene(4, configs={"broker.session.timeout.ms": "20000"}) as cluster:
+        id = cluster.coordinator("t", TRANSACTION)
+        assert id != cluster.controller().id
+        cluster.cut_off(cluster.cluster.brokers[id])
+        asked = cluster.ask(id, ApiKey.INIT_PRODUCER_ID, INIT, version=4)
+        assert asked.result().error_code is ErrorCode.coordinator_not_available
+        assert asked.after_s < WRITE_TIMEOUT_S + SOON_S
+
+
+def test_who_is_left_alone_still_names_itself() -> None:
+    """Where the others' processes are gone nobody leads in its place: who reads goes on reading.
+    Once another one is there, be it out of reach, that may lead."""
+    with scene() as cluster:
+        topic_id = cluster.make_topic("work", [1, 2, 3])
+        assert not written(cluster.produce(1, topic_id))
+        alone, *others = cluster.cluster.brokers.values()
+        for other in others:
+            other.crash()
+        cluster.passes(3 * SESSION_S)
+        told = cluster.asked(1, ApiKey.METADATA, {"topics": None})
+        assert 1 in {row.node_id for row in told.brokers}
+        assert told.topics[0].partitions[0].leader_id == 1
+
+        cluster.cut_off(alone)
+        for other in others:
+            other.start()
+        cluster.passes(SESSION_S)
+        told = cluster.asked(1, ApiKey.METADATA, {"topics": None})
+        assert told.topics[0].partitions[0].leader_id == -1
+
+
+def test_brokers_without_a_controller_go_on() -> None:
+    """As long as all in-sync replicas of a partition come, it is written to; with one that does
+    not come it cannot be."""
+    with scene(brokers=4, voters=[4]) as cluster:
+        topic_id = cluster.make_topic("work", [1, 2, 3])
+        cluster.cluster.brokers[4].crash()
+        cluster.passes(3 * SESSION_S)
+        broker = cluster.cluster.brokers[1].broker
+        assert broker is not None and broker.lifecycle.is_lost
+        told = cluster.asked(1, ApiKey.METADATA, {"topics": None})
+        assert 1 in {row.node_id for row in told.brokers}
+        assert not written(cluster.produce(1, topic_id))
+        process = cluster.cluster.brokers[2].process
+        assert process is not None
+        process.pause()
+        cluster.passes(SESSION_S + SOON_S)
+        assert written(cluster.produce(1, topic_id)) is ErrorCode.not_leader_or_follower
+        process.resume()
+        cluster.passes(SOON_S)
+        assert not written(cluster.produce(1, topic_id))
+
+
+def test_a_late_write_of_share_state_meets_a_coordinator_that_left_and_came_back() -> None:
+    """A write stood in the network while another broker was the coordinator for a while and took
+    newer ones of the same leader, which has the same epochs. It is not laid over those; what comes
+    over a connection that was made after the return is taken."""
+    with scene() as cluster:
+        topic_id = cluster.make_topic("work", [1, 2, 3])
+        key = f"g:{uuid_text(topic_id)}:0"
+        id = cluster.coordinator(key, SHARE)
+        leader = next(other for other in (1, 2, 3) if other != id)
+        back: list[bool] = []
+
+        def row(**fields: Any) -> dict[str, Any]:
+            partitions = [{"partition": 0, **fields}]
+            return {"group_id": "g", "topics": [{"topic_id": topic_id, "partitions": partitions}]}
+
+        def write(last: int) -> dict[str, Any]:
+            batch = {"first_offset": 0, "last_offset": last, "delivery_state": 2,
+                     "delivery_count": 1}  # fmt: skip
+            return row(state_epoch=0, leader_epoch=5, start_offset=0, delivery_complete_count=0,
+                       state_batches=[batch], delays=[])  # fmt: skip
+
+        def code(answer: Any) -> ErrorCode:
+            found: ErrorCode = answer.results[0].partitions[0].error_code
+            return found
+
+        async def late() -> Any:
+            settings = cluster.settings(id, client_id=f"broker-{leader}")
+            connection = await connect(settings, settings.bootstrap[0])
+            answer = await connection.request(ApiKey.WRITE_SHARE_GROUP_STATE, write(0))
+            assert not code(answer)
+            while not back:
+                await wait(0.1)
+            return await connection.request(ApiKey.WRITE_SHARE_GROUP_STATE, write(1))
+
+        new = row(state_epoch=0, start_offset=0)
+        assert not code(cluster.asked(id, ApiKey.INITIALIZE_SHARE_GROUP_STATE, new))
+        sent = Asked(cluster, late)
+        cluster.passes(1.0)
+        process = cluster.cluster.brokers[id].process
+        assert process is not None
+        process.pause()
+        index, other = partition_of(key, 3), id % 3 + 1
+        cluster.until(lambda: cluster.leader(STATES, index, other) != id, "another coordinator")
+        now = cluster.coordinator(key, SHARE, other)
+        assert not code(cluster.asked(now, ApiKey.WRITE_SHARE_GROUP_STATE, write(9)))
+        process.resume()
+        cluster.passes(1.0)  # Until then it believes to lead as before.
+        cluster.until(lambda: cluster.leader(STATES, index, id) == id, "it is back")
+        read = row(leader_epoch=5)
+        assert not code(cluster.asked(id, ApiKey.READ_SHARE_GROUP_STATE, read))
+
+        back.append(True)
+        with pytest.raises(ConnectionLost):
+            sent.result()
+        answer = cluster.asked(id, ApiKey.READ_SHARE_GROUP_STATE, read)
+        (batch,) = answer.results[0].partitions[0].state_batches
+        assert (batch.first_offset, batch.last_offset) == (0, 9)
+        assert not code(cluster.asked(id, ApiKey.WRITE_SHARE_GROUP_STATE, write(12)))
+
+
+def test_a_share_partition_at_its_coordinator_refuses_in_time_too() -> None:
+    """Its state is written in the same process, by no request: nobody looked at the write's time,
+    and whoever had settled something was told nothing until the replicas were back."""
+    calm = {"replica.lag.time.max.ms": "60000", "broker.session.timeout.ms": "20000"}
+    with scene(configs=calm) as cluster:
+        topic_id = cluster.make_topic("work", [1, 2, 3])
+        groups = map("group-{}".format, count())
+        key = f"{{}}:{uuid_text(topic_id)}:0"
+        group = next(g for g in groups if cluster.coordinator(key.format(g), SHARE) == 1)
+        assert not written(cluster.produce(1, topic_id))
+        told: list[tuple[float, Any]] = []
+
+        async def work() -> None:
+            async with Client(Settings.of(cluster.cluster.bootstrap)) as client:
+                changes = [
+                    ConfigChange("share.auto.offset.reset", "earliest"),
+                    ConfigChange("share.record.lock.duration.ms", "30000"),
+                ]
+                resource = Resource(ResourceType.GROUP, group)
+                expect(await client.admin.configs.alter({resource: changes}))
+                async with await client.share(group, ["work"]) as session:
+                    while not (got := await session.acquire()).count:
+                        pass
+                    await wait(2 * WRITE_TIMEOUT_S)  # The times of what was written before are up.
+                    for other in cluster.others(cluster.cluster.brokers[1]):
+                        assert other.process is not None
+                        other.process.pause()
+                    began = cluster.kernel.now
+                    acks = [a for one in got for a in one.acknowledge(AcknowledgeType.ACCEPT)]
+                    (refused,) = await session.acknowledge(acks)
+                    told.append((cluster.kernel.now - began, refused.error))
+
+        Asked(cluster, work)
+        cluster.until(lambda: told, "an answer", 4 * WRITE_TIMEOUT_S)
+        ((after_s, error),) = told
+        assert error.code is ErrorCode.coordinator_not_available
+        assert after_s < WRITE_TIMEOUT_S + SOON_S
+
+
+def test_a_member_that_asks_a_broker_that_is_cut_off_asks_the_others() -> None:
+    """Clients ask the first broker of their list as long as it answers. Cut off from the others it
+    did, and told for ever that there is no coordinator; nobody led what it had led."""
+    with scene() as cluster:
+        topic_id = cluster.make_topic("work", [1, 2, 3])
+        names = map("group-{}".format, count())
+        group = next(name for name in names if cluster.coordinator(name, GROUP) == 1)
+        found: list[int] = []
+
+        async def work() -> None:
+            async with Client(Settings.of(cluster.cluster.bootstrap)) as client:
+                changes = [ConfigChange("share.auto.offset.reset", "earliest")]
+                resource = Resource(ResourceType.GROUP, group)
+                expect(await client.admin.configs.alter({resource: changes}))
+                async with await client.share(group, ["work"]) as session:
+                    while len(found) < 2:
+                        got = await session.acquire()
+                        found.extend(r.offset for one in got for r in one.records())
+                        acks = [a for one in got for a in one.acknowledge(AcknowledgeType.ACCEPT)]
+                        await session.acknowledge(acks)
+
+        working = Asked(cluster, work)
+        assert not written(cluster.produce(1, topic_id))
+        cluster.until(lambda: found == [0], "the first record")
+        cluster.cut_off(cluster.cluster.brokers[1])
+        cluster.until(lambda: cluster.leader("work", 0, 2) != 1, "another leader")
+        assert not written(cluster.produce(cluster.leader("work", 0, 2), topic_id))
+        cluster.until(lambda: found == [0, 1], "the second record", FOUND_S)
+        working.result()
+
+
+def test_a_client_asks_the_next_broker_where_one_does_not_say_a_word() -> None:
+    """A process that is stopped takes connections all the same. It was given 10 s to say which
+    versions it speaks before another one was asked."""
+    with scene() as cluster:
+        process = cluster.cluster.brokers[1].process
+        assert process is not None
+        process.pause()
+
+        async def look() -> None:
+            async with Client(Settings.of(cluster.cluster.bootstrap)) as client:
+                await client.cluster.refresh(())
+
+        asked = Asked(cluster, look)
+        asked.result()
+        assert asked.after_s < PATIENCE_S + SOON_S
+
+
+def written(asked: Asked) -> ErrorCode:
+    """What the producer was told of its one partition."""
+    (row,) = asked.result().responses[0].partition_responses
+    code: ErrorCode = row.error_code
+    return code
+
+
+def codes(answer: Any) -> list[ErrorCode]:
+    """The error of the answer, or of each of its rows."""
+    if hasattr(answer, "error_code"):
+        return [answer.error_code]
+    rows = next(
+        getattr(answer, n) for n in ("topics", "responses", "results") if hasattr(answer, n)
+    )
+    return [row.error_code for row in rows]
+
+
+@pytest.mark.parametrize("of_controller", [True, False], ids=["controller", "broker"])
+def test_requests_for_a_controller_end_in_their_own_time(of_controller: bool) -> None:
+    """Where nothing is decided because the controller, or the way to it, is cut off: a request that
+    has a timeout is refused when that is up, and not after request.timeout.ms."""
+    with scene() as cluster:
+        controller = cluster.controller()
+        off = controller if of_controller else cluster.others(controller)[0]
+        cluster.cut_off(off)
+        asked = {}
+        for api_key, fields in OF_THE_CONTROLLER.items():
+            asked[api_key] = cluster.ask(off.id, api_key, fields | {"timeout_ms": PATIENCE_MS})
+            cluster.passes(0.1)  # All that is decided after the first one waits for its commit.
+        for api_key, one in asked.items():
+            answer = one.result()
+            (code,) = codes(answer)
+            assert code is ErrorCode.request_timed_out, (api_key.name, answer)
+            assert PATIENCE_MS <= one.after_s * 1000 < PATIENCE_MS + SOON_S * 1000, api_key.name
+
+
+def test_a_request_without_patience_leaves_the_way_to_the_controller_as_it_is() -> None:
+    """A client's short timeout is over before the controller answers: the broker's own requests,
+    which go by the same connection, are not cut short with it."""
+    with scene() as cluster:
+        controller = cluster.controller()
+        asked = cluster.others(controller)[0]
+        assert asked.broker is not None
+        link = asked.broker.channel._link
+        cluster.cluster.network.delay_s = (0.05, 0.06)
+        fields = OF_THE_CONTROLLER[ApiKey.CREATE_TOPICS] | {"timeout_ms": 20}
+        answer = cluster.asked(asked.id, ApiKey.CREATE_TOPICS, fields)
+        assert codes(answer) == [ErrorCode.request_timed_out]
+        assert asked.broker.channel._link is link
