@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -17,7 +18,7 @@ from shoal.coordinator.share.key_queues import KeyQueues
 from shoal.coordinator.share.locks import Lock, Locks
 from shoal.coordinator.share.record_facts import key_hashes
 from shoal.coordinator.share.runs import COUNT_MAX, Runs
-from shoal.coordinator.share.selection import _ranges
+from shoal.coordinator.share.selection import ranges_of as as_ranges
 from shoal.coordinator.share.state_batches import StateBatches, combine
 from shoal.coordinator.share.states import (
     ACCEPT,
@@ -27,7 +28,8 @@ from shoal.coordinator.share.states import (
     AVAILABLE,
     AcknowledgeType,
 )
-from shoal.record.records import build_batch
+from shoal.record.batch import check_crc, headers
+from shoal.record.records import build_batch, read_records
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -109,9 +111,57 @@ def test_spans_of_what_was_acquired(sizes: list[int], data: st.DataObject) -> No
         found.ends.append(10 * len(found.bases))
         at += size
     offsets = sorted(data.draw(st.sets(st.integers(3, at - 1), min_size=1)))
-    acquired = both(lambda: _ranges(offsets))
+    acquired = both(lambda: as_ranges(offsets))
     assert [o for first, last, _ in acquired for o in range(first, last + 1)] == offsets
     both(lambda: found.spans(acquired))
+
+
+@MANY
+@given(st.lists(st.tuples(st.integers(1, 5), st.booleans()), min_size=1, max_size=6), st.data())
+def test_what_a_member_gets_of_batches(found: list[tuple[int, bool]], data: st.DataObject) -> None:
+    """A sound batch that is not compressed has the acquired records and no others, as they were;
+    any other batch is sent as it is."""
+    log, at, kept = b"", 3, {}
+    damaged = data.draw(st.booleans())
+    for size, compressed in found:
+        records = [(7 + n, b"k%d" % n, b"v" * n, (("h", b"x"),) * (n % 2)) for n in range(size)]
+        compression = "gzip" if compressed else "none"
+        batch = build_batch(records, base_offset=at, compression=compression)
+        if damaged and not compressed:
+            batch[-1] ^= 1
+        kept |= dict.fromkeys(range(at, at + size), not compressed and not damaged)
+        log += bytes(batch)
+        at += size
+    offsets = sorted(data.draw(st.sets(st.integers(3, at - 1), min_size=1)))
+    read = batches_of.scan(log, 3)
+    sent = b"".join(read.thinned(as_ranges(offsets)))
+    if damaged:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compiled, "native", None)
+            assert sent == b"".join(read.thinned(as_ranges(offsets)))
+        return
+    before = {r.offset: r for place, _ in headers(log) for r in read_records(log, place)}
+    got = {}
+    for place, header in headers(sent):
+        assert check_crc(sent, place, header)
+        got |= {r.offset: r for r in read_records(sent, place)}
+        assert header.record_count <= header.last_offset_delta + 1
+    assert {o for o in got if kept[o]} == {o for o in offsets if kept[o]}
+    assert got.keys() >= set(offsets)
+    assert all(before[o] == r for o, r in got.items())
+
+
+@MANY
+@given(st.data())
+def test_what_is_accepted_alone(data: st.DataObject) -> None:
+    ends = data.draw(st.lists(st.integers(-1, 60), max_size=12))
+    acks: list[Any] = [(first, last, b"\1") for first, last in pairwise(sorted(ends))][::2]
+    if acks and data.draw(st.booleans()):
+        other = st.sampled_from(
+            [(0, 0, b"\1"), (9, 9, b"\2"), (70, 71, b"\1\1"), (80, 80, b"\1", 5)]
+        )
+        acks.append(data.draw(other))
+    both(lambda: bulk.accepted_records(acks))
 
 
 batches = st.lists(
@@ -159,7 +209,7 @@ def ranges_of(data: st.DataObject, runs: Runs, state: int) -> list[tuple[int, in
     offsets = set(data.draw(st.sets(st.sampled_from(here)))) if here else set()
     if data.draw(st.integers(0, 4)) == 0 or not offsets:
         offsets.add(data.draw(st.integers(4, runs.end + 1)))
-    return [(first, last) for first, last, _ in _ranges(sorted(offsets))]
+    return [(first, last) for first, last, _ in as_ranges(sorted(offsets))]
 
 
 @MANY
@@ -228,7 +278,7 @@ def _take(queues: KeyQueues, runs: Runs, ready: list[int], random: Random) -> An
             queues.hold(offset)
             chosen.append(offset)
     if chosen:
-        assert bulk.lock_new(runs, _ranges(sorted(chosen)), 1)
+        assert bulk.lock_new(runs, as_ranges(sorted(chosen)), 1)
     return sorted(chosen)
 
 

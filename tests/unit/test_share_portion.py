@@ -8,15 +8,25 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shoal.coordinator.share import portion as portions
+from shoal.coordinator.share import recent
 from shoal.coordinator.share.acquisition import Wanted
-from shoal.coordinator.share.portion import RECORDS_MAX, RECORDS_MIN, STEP_RECORDS, Portion
+from shoal.coordinator.share.portion import RECORDS_MAX, STEP_RECORDS, Portion
 from shoal.coordinator.share.record_facts import facts, key_hashes
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition
+from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.record.records import build_batch
 from shoal.server import share_selection
 
 SETTINGS = ShareSettings(selection=SelectionPolicy(key_order=True), max_record_locks=4000)
+#: A least portion of loops that are compiled would be more than 2,000 keys have free.
+LEAST = 100
+
+
+@pytest.fixture(autouse=True)
+def least(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portions, "RECORDS_MIN", LEAST)
 
 
 class Queue:
@@ -77,7 +87,7 @@ def spread(count: int, keys: int) -> list[bytes | None]:
 def test_where_keys_collide_a_fetch_gets_a_portion() -> None:
     queue = Queue(spread(20_000, 2000))
     assert queue.fetch(500).total > 300
-    assert RECORDS_MIN <= work(queue, 30, 500) <= 250
+    assert LEAST <= work(queue, 30, 500) <= 250
 
 
 def test_where_no_key_comes_twice_a_fetch_gets_what_it_asks_for() -> None:
@@ -115,10 +125,25 @@ def test_however_much_collides_a_portion_has_a_least_size() -> None:
     portion = Portion()
     for _ in range(100):
         portion.delivered(STEP_RECORDS, 1000, 900)
-    assert portion.records == RECORDS_MIN
+    assert portion.records == LEAST
     for _ in range(100):
         portion.delivered(STEP_RECORDS // 2, 1000, 1)
     assert portion.records == RECORDS_MAX
+
+
+def test_a_fetch_whose_read_fails_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent, "BYTES_MAX", 0)
+    queue = Queue([b"%d" % n for n in range(100)])
+    assert queue.fetch(1).records == [(0, 0, 1)]
+
+    def fails(*_: int) -> tuple[bytes, int]:
+        raise ApiError(ErrorCode.kafka_storage_error)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queue.leader, "read", fails)
+        with pytest.raises(ApiError):
+            queue.fetch(5)
+    assert queue.fetch(5).records == [(1, 5, 1)]
 
 
 @pytest.mark.parametrize("codec", ["none", "lz4"])

@@ -16,10 +16,11 @@ from uuid import UUID
 
 from shoal.coordinator.group.groups import GroupType
 from shoal.coordinator.share import compiled
+from shoal.coordinator.share.bulk import accepted_records
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.sessions import ShareSession, ShareSessions
 from shoal.coordinator.share.settings import ShareSettings
-from shoal.coordinator.share.states import AcknowledgeType
+from shoal.coordinator.share.states import ACCEPT, AcknowledgeType
 from shoal.metadata.image import ResourceType
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.share import AcknowledgementBatch
@@ -362,6 +363,10 @@ class ShareService:
     def count_acknowledged(self, batches: Sequence[AcknowledgementBatch]) -> None:
         """Note what was acknowledged, for metrics."""
         acknowledged = self.acknowledged
+        accepted = accepted_records(batches)
+        if accepted is not None:
+            acknowledged[ACCEPT] += accepted
+            return
         for first, last, types, *_ in batches:
             if len(types) == 1:
                 acknowledged[types[0]] += last - first + 1

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 from uuid import UUID
 
+from shoal.coordinator.share.bulk import accepted_records
 from shoal.coordinator.share.states import AcknowledgeType
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.share import AcknowledgementBatch, Acknowledgements
@@ -24,7 +26,8 @@ _INVALID = ErrorCode.invalid_request
 #: The largest acknowledge type, without and with renewals (KIP-1222).
 _RENEW = int(AcknowledgeType.RENEW)
 _RELEASE = bytes((AcknowledgeType.RELEASE,))
-_ACCEPT = bytes((AcknowledgeType.ACCEPT,))
+#: The acknowledge types of a batch.
+_TYPES = itemgetter(2)
 _TYPE_MAX = (int(AcknowledgeType.REJECT), _RENEW)
 #: Acknowledge types after which the rest of a request has to wait for the next turn: some 10 ms
 #: where each is another one than the one before.
@@ -97,7 +100,7 @@ class Acks:
                 return
             topic_id, index, batches = rest.pop()
             self._apply(asked, topic_id, index, batches)
-            done += sum(len(one[2]) for one in batches)
+            done += sum(map(len, map(_TYPES, batches)))
         if self._then is not None:
             self._then()
         self._settle()
@@ -145,12 +148,11 @@ def misuse(
     batches: Sequence[AcknowledgementBatch], *, version: int, is_renew: bool
 ) -> Failure | None:
     """What is wrong with acknowledgements by themselves: Kafka's checks, in its order."""
+    if accepted_records(batches) is not None:
+        return None
     highest = _TYPE_MAX[version >= 2]
     previous = -1
     for first, last, types, *delay_ms in batches:
-        if types == _ACCEPT and previous < first <= last and not delay_ms:
-            previous = last
-            continue
         if first > last:
             return Failure(_INVALID, f"offsets {first} to {last} are no range")
         if first <= previous:

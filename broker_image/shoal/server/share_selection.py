@@ -9,22 +9,24 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted
 from shoal.coordinator.share.batches import AbortedTransaction, Batches, scan
-from shoal.coordinator.share.selection import Selection, open_lock
+from shoal.coordinator.share.recent import Recent
+from shoal.coordinator.share.selection import Range, Selection, open_lock, ranges_of
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import StateBatch
+from shoal.protocol.errors import ApiError
 
 if TYPE_CHECKING:
     from shoal.server.share_leader import ShareLeader
 
 #: Records that one fetch looks at: some 5 ms of work.
 LOOKS_MAX = 2000
-#: Bytes of the log that are read at a time to look at records; and those between two records that
-#: are taken that are rather read with them than passed over.
-LOOK_BYTES = 128 * 1024
+#: Bytes of the log that are read at a time to look at records, at least and at most; and those
+#: between two records that are taken that are rather read with them than passed over.
+LOOK_BYTES_MIN, LOOK_BYTES = 48 * 1024, 128 * 1024
 READ_SIZE_MIN = 16 * 1024
 #: Places in the log that one fetch reads; what lies further goes to the next.
 READS_MAX = 100
@@ -58,35 +60,31 @@ def fetch(
     if records <= 0 or selection.held_to_the_full:
         return [], NOTHING
     limit = leader.limit(settings)
-    changes, looked = _look(leader, selection, records, limit, settings, now_ms)
+    changes = _look(leader, selection, records, limit, settings, now_ms)
     views: list[memoryview] = []
-    acquired: list[tuple[int, int, int]] = []
+    acquired: list[Range] = []
     number = leader.share.locks.next_number()
     if selection.may_choose():
         chosen, given_up = selection.choose(records, settings, now_ms)
         changes += given_up
-        left, reads = max_bytes, 0
-        while chosen and reads < READS_MAX and (left > 0 or not acquired):
-            reads += 1
-            room_bytes = max(left, READ_SIZE_MIN)
-            if looked is not None and len(looked.data) > room_bytes:
-                looked = None
-            if looked is not None and looked.bases[0] <= chosen[0] <= looked.lasts[-1]:
-                batches = looked
-            else:
-                batches = _read(leader, chosen, looked, room_bytes, limit)
-            if not len(batches):
-                break
-            past = bisect_right(chosen, batches.lasts[-1])
-            if past:
-                got, passed_by = selection.lock(chosen[:past], number, batches, settings, now_ms)
+        try:
+            pieces = _read(leader, selection, chosen, max_bytes, limit)
+        except ApiError:
+            selection.put_back(chosen, now_ms)
+            raise
+        read = sum(len(piece.offsets) for piece in pieces)
+        selection.put_back(chosen[read:], now_ms)
+        acquired = selection.lock_new(chosen[:read], number, [x.batches for x in pieces])
+        views = [view for piece in pieces for view in piece.views]
+        if not acquired:
+            views = []
+            for piece in pieces:
+                got, passed_by = selection.lock(
+                    piece.offsets, number, piece.batches, settings, now_ms
+                )
                 changes += passed_by
                 acquired += got
-                here = [batches.data[a:b] for a, b in batches.spans(got)]
-                views += here
-                left -= sum(map(len, here))
-            chosen = chosen[past:]
-        selection.put_back(chosen, now_ms)
+                views += piece.batches.thinned(got) if got else ()
     if changes:
         leader.share.advance()
     if not acquired:
@@ -98,13 +96,44 @@ def fetch(
     return views, Acquired(acquired, total, number, changes)
 
 
+class _Piece(NamedTuple):
+    """Chosen offsets, one read that has them, and what of it a member gets."""
+
+    offsets: list[int]
+    batches: Batches
+    views: list[memoryview]
+
+
 def _read(
-    leader: ShareLeader, chosen: Sequence[int], looked: Batches | None, room_bytes: int, limit: int
+    leader: ShareLeader, selection: Selection, chosen: list[int], max_bytes: int, limit: int
+) -> list[_Piece]:
+    """What holds the chosen offsets, which rise, as far as one fetch may read."""
+    pieces: list[_Piece] = []
+    left = max_bytes
+    while chosen and len(pieces) < READS_MAX and (left > 0 or not pieces):
+        batches = _batches(leader, selection.recent, chosen, max(left, READ_SIZE_MIN), limit)
+        if not len(batches):
+            break
+        past = bisect_right(chosen, batches.lasts[-1])
+        if not past:
+            break
+        views = batches.thinned(ranges_of(chosen[:past]))
+        left -= sum(map(len, views))
+        pieces.append(_Piece(chosen[:past], batches, views))
+        chosen = chosen[past:]
+    return pieces
+
+
+def _batches(
+    leader: ShareLeader, recent: Recent, chosen: Sequence[int], room_bytes: int, limit: int
 ) -> Batches:
-    """Batches of the first of rising offsets, and of others that lie near. Not of those that
-    `looked` holds."""
-    if looked is not None and chosen[0] < looked.bases[0]:
-        chosen = chosen[: bisect_left(chosen, looked.bases[0])]
+    """Batches of the first of rising offsets, and of others that lie near: out of what was read
+    before, or read anew as far as that has them not."""
+    known, end = recent.find(chosen[0])
+    if known is not None and len(known.data) <= room_bytes:
+        return known
+    if end is not None:
+        chosen = chosen[: bisect_left(chosen, end)]
     guess = _span(chosen, READ_SIZE_MIN / leader.record_size) * leader.record_size * 1.1
     data, _ = leader.read(chosen[0], min(int(guess), room_bytes), limit)
     return scan(data, chosen[0])
@@ -127,11 +156,10 @@ def _look(
     limit: int,
     settings: ShareSettings,
     now_ms: int,
-) -> tuple[list[StateBatch], Batches | None]:
-    """Look at further records, as many as are needed and one fetch may: what was passed by, and
-    the batches that were read last, if they hold nothing that is passed by."""
+) -> list[StateBatch]:
+    """Look at further records, as many as are needed and one fetch may: what was passed by."""
     changes: list[StateBatch] = []
-    budget, batches = LOOKS_MAX, None
+    budget = LOOKS_MAX
     while selection.wants_look(records, limit):
         if budget <= 0:
             if not selection.may_choose():
@@ -142,7 +170,7 @@ def _look(
             if offset >= limit:
                 break
             wanted = int((records - selection.ready) * leader.record_size)
-            size = min(max(wanted, READ_SIZE_MIN), LOOK_BYTES)
+            size = min(max(wanted, LOOK_BYTES_MIN), LOOK_BYTES)
             data, next_offset = leader.read(offset, size, limit)
             aborted = []
             if settings.read_committed:
@@ -156,8 +184,11 @@ def _look(
             size = max(1, batches.lasts[-1] - batches.bases[0] + 1)
             leader.record_size = len(data) / size
             fresh = batches
+            if batches.passed_by:
+                selection.recent.clear()
+            else:
+                selection.recent.add(batches)
         looked, passed_by = selection.look(now_ms, budget, settings, fresh)
         budget -= max(looked, 1)
         changes += passed_by
-    clean = batches is not None and len(batches) and not batches.passed_by
-    return changes, batches if clean else None
+    return changes

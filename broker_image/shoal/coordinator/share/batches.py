@@ -81,6 +81,20 @@ class Batches:
                 spans.append((begin, end))
         return spans
 
+    def thinned(self, acquired: Sequence[tuple[int, int, int]]) -> list[memoryview]:
+        """The batches that hold acquired ranges, as a member gets them: without records that others
+        have, where that is compiled and the batch is sound and not compressed. Base offset, deltas
+        and the header's last offset stay, as where compaction took records out; the CRC is new.
+
+        What a member does not get it would parse and throw away, and search among all ranges.
+        """
+        if compiled.native is None:
+            return [self.data[begin:end] for begin, end in self.spans(acquired)]
+        found = compiled.native.thinned(
+            self.data, self.bases, self.lasts, self.ends, list(acquired)
+        )
+        return [memoryview(found)]
+
     def first_corrupt(self, first: int, last: int) -> tuple[int, int] | None:
         """The offsets of the first batch that reaches into `[first, last]` with a wrong CRC."""
         for at in range(bisect_left(self.lasts, first), len(self.lasts)):

@@ -15,6 +15,8 @@ from shoal.coordinator.share.states import ACCEPT, ACKNOWLEDGED, ACQUIRED, AVAIL
 
 #: What is to be persisted: first offset, last offset, state, delivery count.
 Changed = tuple[int, int, int, int]
+#: The acknowledge types of a range that is accepted as one.
+_ACCEPT = bytes((ACCEPT,))
 #: What came of accepting, and of each lock, how many records.
 _Accepted = tuple[list[Changed], dict[int, int]]
 
@@ -25,9 +27,9 @@ def accept_all(
     now_ms: int,
     member_id: str,
     acknowledgements: Sequence[Edit],
-) -> list[Changed] | None:
-    """Accept many ranges that a member holds: the changes to persist. None where they are to be
-    refused, or are not all accepted; then nothing has happened."""
+) -> tuple[list[Changed], int] | None:
+    """Accept many ranges that a member holds: the changes to persist, and how many records that
+    is. None where they are to be refused, or are not all accepted; then nothing has happened."""
 
     def is_held(number: int) -> bool:
         return locks.live[number].is_held(member_id, now_ms)
@@ -39,7 +41,22 @@ def accept_all(
     changes, given_back = found
     for number, records in given_back.items():
         locks.give_back(number, records)
-    return changes
+    return changes, sum(given_back.values())
+
+
+def accepted_records(acknowledgements: Sequence[Sequence[Any]]) -> int | None:
+    """How many records are accepted by ranges that rise and do nothing else, each alike; None where
+    they do not."""
+    if compiled.native is not None and type(acknowledgements) is list:
+        found: int | None = compiled.native.accepts(acknowledgements)
+        return found
+    before, records = -1, 0
+    for one in acknowledgements:
+        if len(one) != 3 or one[2] != _ACCEPT or not before < one[0] <= one[1]:
+            return None
+        before = one[1]
+        records += one[1] - one[0] + 1
+    return records
 
 
 def _accept(

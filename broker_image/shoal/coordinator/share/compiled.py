@@ -7,7 +7,9 @@ outcome.
 * `put_new`, `choose`, `end`: records into the queues of their keys, from a heap to a member, and
   out of the queues again (`key_queues`).
 * `rewrite`: many ranges of a window in one pass (`Runs.rewrite`), by one of three rules.
-* `ranges`, `spans`, `joined`, `scan`: loops of `selection`, `batches` and `state_batches`.
+* `thinned`: batches without the records that other members have (`Batches.thinned`).
+* `ranges`, `spans`, `joined`, `accepts`, `scan`: loops of `selection`, `batches`, `state_batches`
+  and `bulk`.
 
 `PURE_PYTHON=1` in the environment leaves them out. `told` is for people.
 """
@@ -22,8 +24,8 @@ try:
     from shoal.coordinator.share import _bulk as native  # type: ignore[attr-defined,no-redef]
 except ImportError:
     native = None
-if os.environ.get("PURE_PYTHON"):
-    native = None
+if os.environ.get("PURE_PYTHON") or not hasattr(native, "accepts"):
+    native = None  # Also where it was compiled from older sources.
 
 #: Rules of `rewrite`, as in `native/windows.c`.
 LOCK, ACCEPT_ALL, LAY_OVER = range(3)

@@ -17,8 +17,9 @@ from __future__ import annotations
 from shoal.coordinator.share import compiled
 
 #: Bounds of a portion. Below the first one, the cost of a request counts more than that of ranges,
-#: which is a third where their loops are compiled (bench/queues.py, docs/performance.md).
-RECORDS_MIN, RECORDS_MAX = 100 if compiled.native is None else 250, 2000
+#: which is a tenth where their loops are compiled, and members get no records of others
+#: (bench/queues.py, docs/performance.md).
+RECORDS_MIN, RECORDS_MAX = 100 if compiled.native is None else 400, 2000
 #: Keys with waiting records, in a hundred, above which a portion shrinks, and below which it grows.
 SHRINK_PERCENT, GROW_PERCENT = 8, 4
 #: Records that are delivered between two steps.

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import starmap
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -123,6 +124,7 @@ _VALUES = {RecordType.SHARE_SNAPSHOT: _SNAPSHOT, RecordType.SHARE_UPDATE: _UPDAT
 # An update's value: version, epochs, start offset; then batches; then the tagged count.
 _UPDATE_HEAD = struct.Struct(">hiiq")
 _BATCH = struct.Struct(">qqbhB")
+_UNTAGGED_BATCH = struct.Struct(">qqbhx")
 _NO_TAGS = b"\x00"
 #: One tag, the delivery complete count, of four bytes.
 _COMPLETE_HEAD = b"\x01\x00\x04"
@@ -187,8 +189,7 @@ def update_value(update: Update) -> bytes:
         return _update_value_with_delays(update)
     out = bytearray(_UPDATE_HEAD.pack(_VERSION, *update[:3]))
     compiler.put_uvarint(out, len(update.state_batches) + 1)
-    for first, last, state, count in update.state_batches:
-        out += _BATCH.pack(first, last, state, count, 0)
+    out += b"".join(starmap(_UNTAGGED_BATCH.pack, update.state_batches))
     complete = update.delivery_complete_count
     out += _NO_TAGS if complete == -1 else _COMPLETE_HEAD + complete.to_bytes(4, "big")
     return bytes(out)

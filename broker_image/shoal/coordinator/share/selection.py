@@ -37,10 +37,14 @@ from shoal.coordinator.share.locks import Lock
 from shoal.coordinator.share.looking import Looking
 from shoal.coordinator.share.portion import Portion
 from shoal.coordinator.share.ready import OFFSET_BITS, OFFSET_MASK, Ready
+from shoal.coordinator.share.recent import Recent
 from shoal.coordinator.share.record_facts import Fact, HeaderReader
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition, StateBatch
 from shoal.coordinator.share.states import ACQUIRED, ARCHIVING, AVAILABLE, HELD, is_terminal
+
+#: First offset, last offset, delivery count.
+Range = tuple[int, int, int]
 
 
 class Selection:
@@ -57,12 +61,15 @@ class Selection:
         "keys",
         "policy",
         "portion",
+        "recent",
     )
 
     def __init__(self, share: SharePartition, policy: SelectionPolicy) -> None:
         self.policy = policy
         #: Bounds what one fetch gets, where keys collide.
         self.portion = Portion()
+        #: What was read last to look at it.
+        self.recent = Recent()
         self._share = share
         wanted = policy.delay_max_ms or policy.priority_header
         headers = HeaderReader(policy.delay_max_ms, policy.priority_header) if wanted else None
@@ -238,6 +245,11 @@ class Selection:
 
     def changed(self, changes: Sequence[StateBatch], now_ms: int) -> None:
         """Members gave records back, or dead letters were written: what became of them."""
+        self._changed(changes, now_ms)
+        if self._share.start_offset >= self.cursor:
+            self.recent.clear()  # Nothing that was looked at is left.
+
+    def _changed(self, changes: Sequence[StateBatch], now_ms: int) -> None:
         keys, ready, runs = self.keys, self._ready, self._share.runs
         if self._is_plain and keys.end_all(changes, self.cursor, ready.entries, runs):
             return
@@ -388,6 +400,14 @@ class Selection:
             self._ready.restore(offset)
         self.changed([(o, o, AVAILABLE, 0) for o in back], now_ms)
 
+    def lock_new(self, chosen: list[int], number: int, read: Iterable[Batches]) -> list[Range]:
+        """`lock` of all that was chosen at once: its ranges; none, and nothing has happened, where
+        some of it was delivered before, or something is to be passed by."""
+        if not chosen or any(batches.passed_by for batches in read):
+            return []
+        ranges = ranges_of(chosen)
+        return ranges if lock_new(self._share.runs, ranges, number) else []
+
     def lock(
         self,
         chosen: list[int],
@@ -395,7 +415,7 @@ class Selection:
         batches: Batches,
         settings: ShareSettings,
         now_ms: int,
-    ) -> tuple[list[tuple[int, int, int]], list[StateBatch]]:
+    ) -> tuple[list[Range], list[StateBatch]]:
         """Lock chosen offsets, whose `batches` have been read, under `number`: first offset, last,
         and delivery count of each range, and what was passed by, to be persisted.
 
@@ -403,13 +423,10 @@ class Selection:
         """
         share, runs = self._share, self._share.runs
         changes: list[StateBatch] = []
-        records: list[tuple[int, int, int]] = []
+        records: list[Range] = []
         for first, last in batches.passed_by:
             share.archive(first, min(last, share.end_offset - 1), changes)
-        ranges = _ranges(chosen)
-        if not changes and lock_new(runs, ranges, number):
-            return ranges, changes
-        for first, last, _ in ranges:
+        for first, last, _ in ranges_of(chosen):
             while first <= last:
                 row = runs.row_of(first)
                 high, count = min(last, runs.last(row)), runs.counts[row]
@@ -433,7 +450,7 @@ def open_lock(
     number: int,
     member_id: str,
     deadline_ms: int,
-    records: Sequence[tuple[int, int, int]],
+    records: Sequence[Range],
 ) -> int:
     """Let the lock of acquired ranges run: how many records it holds."""
     held = sum(last - first + 1 for first, last, _ in records)
@@ -442,11 +459,11 @@ def open_lock(
     return held
 
 
-def _ranges(offsets: list[int]) -> list[tuple[int, int, int]]:
+def ranges_of(offsets: list[int]) -> list[Range]:
     """Rising offsets as ranges without holes, each with a 1: what they are as new deliveries."""
     if compiled.native is not None:
         return compiled.native.ranges(offsets)
-    ranges: list[tuple[int, int, int]] = []
+    ranges: list[Range] = []
     first = last = offsets[0]
     for offset in islice(offsets, 1, None):
         if offset != last + 1:

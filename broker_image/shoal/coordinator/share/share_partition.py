@@ -309,9 +309,10 @@ class SharePartition:
         elif len(acknowledgements) > ONE_BY_ONE_MAX:
             accepted = bulk.accept_all(self.runs, self.locks, now_ms, member_id, acknowledgements)
             if accepted is not None:
-                self.complete += sum(last - first + 1 for first, last, *_ in accepted)
+                changes_all, records = accepted
+                self.complete += records
                 self.advance()
-                return Outcome(ErrorCode.none, None, accepted)
+                return Outcome(ErrorCode.none, None, changes_all)
         refusal = self._refusal(now_ms, member_id, acknowledgements, settings)
         if refusal is not None:
             return refusal

@@ -7,21 +7,6 @@
 #define HASH_BYTES(data, size) _Py_HashBytes(data, size)
 #endif
 
-/* A varint as it stands, not unzigzagged; -1 for one that ends early or has more than 5 bytes. */
-static int64_t varint(const uint8_t *data, Py_ssize_t size, Py_ssize_t *at)
-{
-    uint64_t value = 0;
-    for (int shift = 0; shift < 35; shift += 7) {
-        if (*at >= size)
-            return -1;
-        uint8_t byte = data[(*at)++];
-        value |= (uint64_t)(byte & 0x7F) << shift;
-        if (byte < 0x80)
-            return (int64_t)value;
-    }
-    return -1;
-}
-
 /* hashes(body, begin, end, count) -> list | None */
 PyObject *bulk_hashes(PyObject *self, PyObject *args)
 {
@@ -75,14 +60,6 @@ failed:
     PyBuffer_Release(&body);
     Py_XDECREF(keys);
     return NULL;
-}
-
-static uint64_t big_endian(const uint8_t *data, int size)
-{
-    uint64_t value = 0;
-    for (int i = 0; i < size; i++)
-        value = value << 8 | data[i];
-    return value;
 }
 
 static int append(PyObject *list, long long value)

@@ -28,12 +28,37 @@ static inline Py_ssize_t row_of(const int64_t *firsts, Py_ssize_t rows, int64_t 
     return low - 1;
 }
 
+/* A varint as it stands, not unzigzagged; -1 for one that ends early or has more than 5 bytes. */
+static inline int64_t varint(const uint8_t *data, Py_ssize_t size, Py_ssize_t *at)
+{
+    uint64_t value = 0;
+    for (int shift = 0; shift < 35; shift += 7) {
+        if (*at >= size)
+            return -1;
+        uint8_t byte = data[(*at)++];
+        value |= (uint64_t)(byte & 0x7F) << shift;
+        if (byte < 0x80)
+            return (int64_t)value;
+    }
+    return -1;
+}
+
+static inline uint64_t big_endian(const uint8_t *data, int size)
+{
+    uint64_t value = 0;
+    for (int i = 0; i < size; i++)
+        value = value << 8 | data[i];
+    return value;
+}
+
 HIDDEN PyObject *bulk_hashes(PyObject *self, PyObject *args);
 HIDDEN PyObject *bulk_scan(PyObject *self, PyObject *args);
+HIDDEN PyObject *bulk_thinned(PyObject *self, PyObject *args);
 HIDDEN PyObject *bulk_put_new(PyObject *self, PyObject *args);
 HIDDEN PyObject *bulk_choose(PyObject *self, PyObject *args);
 HIDDEN PyObject *bulk_end(PyObject *self, PyObject *args);
 HIDDEN PyObject *bulk_rewrite(PyObject *self, PyObject *args);
 HIDDEN PyObject *bulk_ranges(PyObject *self, PyObject *args);
 HIDDEN PyObject *bulk_spans(PyObject *self, PyObject *args);
+HIDDEN PyObject *bulk_accepts(PyObject *self, PyObject *batches);
 HIDDEN PyObject *bulk_joined(PyObject *self, PyObject *args);

@@ -125,3 +125,29 @@ PyObject *bulk_joined(PyObject *self, PyObject *batches)
     }
     return found;
 }
+
+/* accepts(batches) -> how many records (first, last, b"\1") accept, all of them rising | None */
+PyObject *bulk_accepts(PyObject *self, PyObject *batches)
+{
+    if (!PyList_CheckExact(batches))
+        return PyErr_Format(PyExc_TypeError, "batches are a list");
+    long long before = -1, records = 0;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(batches); i++) {
+        PyObject *one = PyList_GET_ITEM(batches, i);
+        if (!PyTuple_Check(one) || PyTuple_GET_SIZE(one) != 3)
+            Py_RETURN_NONE;
+        PyObject *types = PyTuple_GET_ITEM(one, 2);
+        if (!PyBytes_Check(types) || PyBytes_GET_SIZE(types) != 1 ||
+            PyBytes_AS_STRING(types)[0] != ACCEPT)
+            Py_RETURN_NONE;
+        long long first = PyLong_AsLongLong(PyTuple_GET_ITEM(one, 0));
+        long long last = PyLong_AsLongLong(PyTuple_GET_ITEM(one, 1));
+        if (PyErr_Occurred())
+            return NULL;
+        if (first <= before || last < first)
+            Py_RETURN_NONE;
+        records += last - first + 1;
+        before = last;
+    }
+    return PyLong_FromLongLong(records);
+}

@@ -1,6 +1,19 @@
 /* The queues of keys (`key_queues.py`): dicts, lists and a set of Python ints, as Python has them. */
 #include "bulk.h"
 
+/* Take the value of a key out of a dict: 1, or 0 where it has none, or -1 with an error. */
+static int pop(PyObject *dict, PyObject *key, PyObject **value)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return PyDict_Pop(dict, key, value);
+#else
+    *value = _PyDict_Pop(dict, key, Py_None);
+    if (*value == Py_None)
+        Py_CLEAR(*value);
+    return *value != NULL ? 1 : PyErr_Occurred() ? -1 : 0;
+#endif
+}
+
 /* put_new(ready, key_of, queues, first, keys) -> keys of which there is more than one now */
 PyObject *bulk_put_new(PyObject *self, PyObject *args)
 {
@@ -76,16 +89,10 @@ PyObject *bulk_choose(PyObject *self, PyObject *args)
             row = row_of(firsts, rows, place);
         if (states[row] != AVAILABLE)
             continue;
-        int is_held = PySet_Contains(held, offset);
-        if ((failed = is_held < 0) || is_held)
-            continue;
         PyObject *key = PyDict_GetItemWithError(key_of, offset);
         if ((failed = key == NULL && PyErr_Occurred()))
             break;
         if (key != NULL) {
-            int is_busy = PyDict_Contains(busy, key);
-            if ((failed = is_busy < 0) || is_busy)
-                continue;
             PyObject *front = first_of(queues, key);
             if ((failed = front == NULL && PyErr_Occurred()))
                 break;
@@ -93,10 +100,23 @@ PyObject *bulk_choose(PyObject *self, PyObject *args)
             if ((failed = is_first < 0) || !is_first)
                 continue;
         }
-        if (counts[row] >= splitting)
-            break;
-        failed = (key != NULL && PyDict_SetItem(busy, key, one) < 0) ||
-                 PySet_Add(held, offset) < 0 || PyList_Append(chosen, offset) < 0;
+        Py_ssize_t held_before = PySet_GET_SIZE(held), busy_before = PyDict_GET_SIZE(busy);
+        if (counts[row] >= splitting) {
+            int is_held = PySet_Contains(held, offset);
+            int is_busy = key == NULL || is_held ? 0 : PyDict_Contains(busy, key);
+            if ((failed = is_held < 0 || is_busy < 0) || !(is_held || is_busy))
+                break;
+            continue;
+        }
+        if (key != NULL && ((failed = PyDict_SetDefault(busy, key, one) == NULL) ||
+                            PyDict_GET_SIZE(busy) == busy_before))
+            continue; /* Another one of its key is at a member. */
+        failed = PySet_Add(held, offset) < 0;
+        if (!failed && PySet_GET_SIZE(held) == held_before) {
+            failed = key != NULL && PyDict_DelItem(busy, key) < 0;
+            continue;
+        }
+        failed = PyList_Append(chosen, offset) < 0;
         records--;
     }
     Py_XDECREF(one);
@@ -127,23 +147,23 @@ static int forget(PyObject *offset, PyObject *key_of, PyObject *queues, PyObject
                   PyObject *held, PyObject *touched, Py_ssize_t *fewer)
 {
     int was_held = PySet_Discard(held, offset), failed = 0;
-    PyObject *key = was_held < 0 ? NULL : PyDict_GetItemWithError(key_of, offset);
-    if (key == NULL)
+    PyObject *key = NULL, *count = NULL, *queue = NULL;
+    if (was_held < 0 || pop(key_of, offset, &key) <= 0)
         return PyErr_Occurred() ? -1 : 0;
-    Py_INCREF(key);
-    failed = PyDict_DelItem(key_of, offset) < 0;
-    if (!failed && was_held) {
-        PyObject *count = PyDict_GetItemWithError(busy, key);
-        long left = count == NULL ? 1 : PyLong_AsLong(count);
-        if (left > 1) {
-            PyObject *less = PyLong_FromLong(left - 1);
+    if (was_held) {
+        failed = pop(busy, key, &count) < 0;
+        long left = count == NULL ? 0 : PyLong_AsLong(count) - 1;
+        if (left > 0) {
+            PyObject *less = PyLong_FromLong(left);
             failed = less == NULL || PyDict_SetItem(busy, key, less) < 0;
             Py_XDECREF(less);
-        } else {
-            failed = PyDict_DelItem(busy, key) < 0;
+        } else if (!failed && count == NULL) {
+            PyErr_SetObject(PyExc_KeyError, key);
+            failed = 1;
         }
+        Py_XDECREF(count);
     }
-    PyObject *queue = failed ? NULL : PyDict_GetItemWithError(queues, key);
+    queue = failed ? NULL : PyDict_GetItemWithError(queues, key);
     if (queue == NULL) {
         if (!failed && !PyErr_Occurred())
             PyErr_SetObject(PyExc_KeyError, key);
