@@ -335,7 +335,8 @@ def test_a_flood_of_dead_letters_holds_delivery_until_the_limit_allows_it(
     eventually(lambda: held(broker, queue) == {"flood"}, what="the flood shows")
     last_minute = f'shoal_share_group_dead_letters_last_minute{{group="{queue.group}"}}'
     assert broker.metric(last_minute) == 10
-    assert any("its dead letters flood" in line for line in broker.log)
+    told = "its dead letters flood"
+    eventually(lambda: any(told in line for line in broker.log), what="the log tells it")
     queue.produce(["held back"])
     assert not member.poll(1.5)
     assert queue.lag == 1
@@ -393,7 +394,7 @@ def test_the_age_of_the_oldest_lock_counts_renewals_in(
     assert gauge(broker, queue, "oldest_lock_age_seconds") == 0
 
 
-def test_the_lag_of_a_group_that_nobody_reads_is_told_also_after_a_restart(
+def test_lag_and_pause_of_a_group_that_nobody_reads_are_told_also_after_a_restart(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
     queue.produce(["one"])
@@ -403,3 +404,6 @@ def test_the_lag_of_a_group_that_nobody_reads_is_told_also_after_a_restart(
     broker.kill9()
     broker.start()
     eventually(lambda: gauge(broker, queue, "lag") == 2, what="the lag is told")
+    assert held(broker, queue) == set()
+    queue.configure(**{"share.delivery.paused": "true"})
+    eventually(lambda: held(broker, queue) == {"paused"}, what="the pause shows")

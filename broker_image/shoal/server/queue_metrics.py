@@ -4,7 +4,7 @@ Kafka tells only to an admin. Dead letters have Kafka's names (KIP-1191) beside 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from shoal.server.metrics import Samples, label
@@ -12,6 +12,7 @@ from shoal.server.redrives import Redrives
 from shoal.server.share_meters import leaders, of_leaders
 
 if TYPE_CHECKING:
+    from shoal.replication.partition import Partition
     from shoal.server.broker import Broker
     from shoal.server.share import ShareService
     from shoal.server.share_leader import ShareLeader
@@ -30,7 +31,7 @@ def register(broker: Broker, service: ShareService) -> None:
         "shoal_share_group_held",
         "gauge",
         "Share partitions of a group that are not delivered, or not in full, and why.",
-        lambda: held(service),
+        lambda: held(broker, service),
     )
     add(
         "shoal_share_partition_lag",
@@ -194,9 +195,14 @@ def _register_letters(broker: Broker, service: ShareService) -> None:
     )
 
 
-def held(service: ShareService) -> Samples:
-    """By group and reason: how many share partitions are held."""
+def held(broker: Broker, service: ShareService) -> Samples:
+    """By group and reason: how many share partitions are held. Those that nobody reads are not
+    loaded, and held all the same by what stops a whole group."""
     counts: Counter[tuple[str, str]] = Counter()
+    for group_id, _, _ in _unloaded(broker, service):
+        settings = service.settings(group_id)
+        counts[group_id, "paused"] += settings.paused
+        counts[group_id, "flood"] += service.floods.holds(group_id, settings.flood_per_minute)
     for group_id, group in service.leaders.items():
         settings = service.settings(group_id)
         flood = service.floods.holds(group_id, settings.flood_per_minute)
@@ -212,17 +218,26 @@ def held(service: ShareService) -> Samples:
     return [(label(group=group, why=why), n) for (group, why), n in counts.items() if n]
 
 
-def lags(broker: Broker, service: ShareService) -> Samples:
-    """Lag by share partition that is led here: of those loaded, and, as persisted, of others."""
-    found = []
+def _unloaded(broker: Broker, service: ShareService) -> Iterator[tuple[str, Partition, int]]:
+    """Share partitions that are led here and not loaded, as far as their state is here: the group,
+    the partition, and the lag as persisted, -1 where that is not known."""
     for _, shard in service.states.shards():
         for key, start_offset, complete in shard.standings():
             partition = broker.partitions.get(key.topic_id, key.partition)
             if partition is None or not partition.is_leader:
                 continue
-            if service.find(key.group_id, key.topic_id, key.partition) is None and complete >= 0:
+            if service.find(key.group_id, key.topic_id, key.partition) is None:
                 lag = max(0, partition.high_watermark - start_offset - complete)
-                found.append((_where(key.group_id, partition.topic, partition.index), lag))
+                yield key.group_id, partition, lag if complete >= 0 else -1
+
+
+def lags(broker: Broker, service: ShareService) -> Samples:
+    """Lag by share partition that is led here: of those loaded, and, as persisted, of others."""
+    found = [
+        (_where(group_id, partition.topic, partition.index), lag)
+        for group_id, partition, lag in _unloaded(broker, service)
+        if lag >= 0
+    ]
     for group_id, group in service.leaders.items():
         for leader in group.values():
             where = _where(group_id, leader.partition.topic, leader.partition.index)
