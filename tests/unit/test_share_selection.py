@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from shoal.coordinator.share.backoff import UNTIL_FREED
 from shoal.coordinator.share.batches import scan
+from shoal.coordinator.share.record_facts import HeaderReader
 from shoal.coordinator.share.selection import Selection, open_lock
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.share_partition import ARCHIVED, ARCHIVING, AVAILABLE, SharePartition
@@ -148,3 +150,18 @@ def test_what_is_held_and_gone_from_the_log_is_freed() -> None:
     assert changes == [(0, 0, int(ARCHIVED), 1)]
     assert (share.start_offset, share.held) == (1, 1)
     assert known.choose(9, ShareSettings(), NOW_MS)[0] == [2]
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (b"7", 7), (b"-7", -7), (b"1_0", None), (b"1e3", None), (b"", None), (b" ", None),
+        (b"0x1", None), (b"9" * 18, 10**18 - 1), (b"9" * 19, None), (None, None),
+    ],
+)  # fmt: skip
+def test_what_is_a_number_in_a_header(text: bytes | None, number: int | None) -> None:
+    """`int` alone takes 1_0 for ten."""
+    reader = HeaderReader(10**18, "p")
+    due_ms, _ = reader.read((("shoal.deliver.at", text),), 0)
+    assert due_ms == max(0, number or 0)
+    assert reader.invalid == (number is None)

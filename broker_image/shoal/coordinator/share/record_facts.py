@@ -83,7 +83,7 @@ class HeaderReader:
 
     def _number(self, value: bytes | None) -> int | None:
         try:
-            if value is None or len(value) > _DIGITS_MAX:
+            if value is None or len(value) > _DIGITS_MAX or b"_" in value:
                 raise ValueError
             return int(value)
         except ValueError:
