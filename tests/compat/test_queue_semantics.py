@@ -407,3 +407,6 @@ def test_lag_and_pause_of_a_group_that_nobody_reads_are_told_also_after_a_restar
     assert held(broker, queue) == set()
     queue.configure(**{"share.delivery.paused": "true"})
     eventually(lambda: held(broker, queue) == {"paused"}, what="the pause shows")
+    for metrics in ((), ("--metrics", "127.0.0.1:1")):  # The group's config tells it too.
+        told = Shoal(queue.bootstrap).says("groups", "describe", queue.group, *metrics)
+        assert "Delivery is paused" in told

@@ -119,18 +119,19 @@ async def describe(
     described = expect(await admin.groups.describe(groups))
     positions = await lag.positions(admin, {g: one.type for g, one in described.items()})
     numbers = await _numbers(admin, described, metrics)
+    paused = await scrape.paused(admin, described.values())
     held = {group: await held_keys(client, found) for group, found in positions.items()}
     if format is Format.JSON:
         output.rows(format, [
             _as_json(one, positions.get(g, []), _share(numbers, one))
-            | {"held_keys": [key.row() for key in held.get(g, ())]}
+            | {"paused": g in paused, "held_keys": [key.row() for key in held.get(g, ())]}
             for g, one in described.items()
         ])  # fmt: skip
         return
     for at, (group, one) in enumerate(described.items()):
         if at:
             print()
-        _print_group(one, positions.get(group, []), _share(numbers, one))
+        _print_group(one, positions.get(group, []), _share(numbers, one), paused=group in paused)
         if held.get(group):
             await _print_held(client, group, held[group])
 
@@ -221,7 +222,7 @@ def _numbers_of(share: scrape.ShareNumbers) -> list[str]:
 
 
 def _print_group(
-    group: Group, found: list[lag.Position], share: scrape.ShareNumbers | None
+    group: Group, found: list[lag.Position], share: scrape.ShareNumbers | None, *, paused: bool
 ) -> None:
     total = lag.total(found)
     facts = [group.type, group.state, f"lag {output.cell(total)}"]
@@ -231,7 +232,7 @@ def _print_group(
         facts.append(f"assignor {group.assignor}")
     facts.append(f"coordinator {group.coordinator}")
     print(f"{group.group_id}   {', '.join(facts)}")
-    for why in sorted(share.held) if share else ():
+    for why in sorted((share.held if share else frozenset()) | ({"paused"} if paused else set())):
         print(_HELD.get(why, _HELD_OTHERWISE).format(group=group.group_id, why=why))
     if found:
         offset = "start_offset" if group.type == SHARE else "committed_offset"

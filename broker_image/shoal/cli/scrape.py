@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from shoal.client.admin import Admin
 from shoal.client.configs import Resource, ResourceType
 from shoal.client.errors import ClientError, KafkaError
+from shoal.client.groups import SHARE, Group
 
 LISTENER_CONFIG = "shoal.metrics.listener"
 TIMEOUT_S = 3.0
@@ -37,6 +38,7 @@ _COUNTS = {
     "shoal_share_partition_header_failures_total": "header_failures",
 }
 _HELD = "shoal_share_group_held"
+_PAUSED = "share.delivery.paused"
 _OLDEST_LOCK = "shoal_share_partition_oldest_lock_age_seconds"
 _TOLD = frozenset({*_COUNTS, _HELD, _OLDEST_LOCK})
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
@@ -75,10 +77,6 @@ class ShareNumbers:
         """Records that are held back: by their key, a delay, a back-off or a letter to write."""
         return self.backing_off + self.archiving + self.held_by_key + self.delayed
 
-    @property
-    def is_paused(self) -> bool:
-        return "paused" in self.held
-
     def note(self, sample: Sample) -> None:
         """Take one sample of the group in."""
         if sample.name == _OLDEST_LOCK:
@@ -87,6 +85,20 @@ class ShareNumbers:
             self.held |= {sample.labels.get("why", "")} if sample.value else frozenset()
         elif (name := _COUNTS.get(sample.name)) is not None:
             setattr(self, name, getattr(self, name) + int(sample.value))
+
+
+async def paused(admin: Admin, groups: Iterable[Group]) -> set[str]:
+    """The share groups whose configs say that they are paused, which holds where no broker tells
+    any numbers, too. Those that may not be looked at are left out."""
+    asked = [Resource(ResourceType.GROUP, g.group_id) for g in groups if g.type == SHARE]
+    found = await admin.configs.describe(asked, keys=[_PAUSED]) if asked else {}
+    return {
+        resource.name
+        for resource, entries in found.items()
+        if not isinstance(entries, KafkaError)
+        and _PAUSED in entries
+        and entries[_PAUSED].value == "true"
+    }
 
 
 def samples(text: str) -> Iterator[Sample]:

@@ -111,10 +111,12 @@ async def sample(admin: Admin, metrics: list[str] | None = None) -> Sample:
     described = await admin.groups.describe(listed) if listed else {}
     positions = await lag.positions(admin, listed.values()) if listed else {}
     numbers = await scrape.share_numbers(admin, metrics)
-    groups = {}
-    for group, one in described.items():
-        if isinstance(one, Group):
-            groups[group] = _group(one, positions.get(group, []), numbers)
+    known = {g: one for g, one in described.items() if isinstance(one, Group)}
+    paused = await scrape.paused(admin, known.values())
+    groups = {
+        g: _group(one, positions.get(g, []), numbers, paused=g in paused)
+        for g, one in known.items()
+    }
     cluster = admin.cluster
     counts = {name: len(t.partitions) for name, t in topics.items()}
     return Sample(
@@ -124,16 +126,16 @@ async def sample(admin: Admin, metrics: list[str] | None = None) -> Sample:
 
 
 def _group(
-    group: Group, positions: list[lag.Position], numbers: Mapping[str, scrape.ShareNumbers] | None
-) -> GroupSample:
+    group: Group, positions: list[lag.Position],
+    numbers: Mapping[str, scrape.ShareNumbers] | None, *, paused: bool,
+) -> GroupSample:  # fmt: skip
     known = [p for p in positions if p.lag is not None and p.log_end_offset is not None]
     done = sum((p.log_end_offset or 0) - (p.lag or 0) for p in known) if known else None
     share = None
     if numbers is not None and group.type == SHARE:
         share = numbers.get(group.group_id, scrape.ShareNumbers())
-    state = group.state
-    if share is not None and (held := share.held - {"window-full"}):
-        state = _held_state(held)
+    held = (share.held if share else frozenset()) - {"window-full"}
+    state = "Paused" if paused else _held_state(held) if held else group.state
     return GroupSample(
         group.type, state, len(group.members), lag.total(positions), done,
         share.in_flight if share else None, share.redelivered if share else None,
