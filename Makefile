@@ -76,8 +76,8 @@ bench-spark: venv           ## the Spark source beside Spark's own Kafka source;
 	$(BIN)/python bench/spark/run.py $(BENCH)
 # The promises on a real Kubernetes that CI tries; `make e2e` tries Spark, several brokers in a pod and the test cluster itself too.
 E2E_CI := $(patsubst %,tests/e2e/test_%.py,install topics_and_groups scaling roll three_brokers failures volumes listeners load uninstall)
-test: venv java kcat        ## every kind of test, and with CI=true a part of `e2e`; needs Java, Maven and kcat
-	CI=true $(PYTEST) -q tests/unit tests/wire tests/model tests/sim tests/kube tests/cluster tests/compat tests/spark $(if $(CI),$(E2E_CI))
+test: venv java             ## every kind of test; needs Java and Maven. With CI=true a part of `e2e` too, and nothing is skipped
+	$(PYTEST) -q tests/unit tests/wire tests/model tests/sim tests/kube tests/cluster tests/compat tests/spark $(if $(CI),$(E2E_CI))
 test-all: test e2e          ## all of it, a real Kubernetes too
 
 docs: venv                  ## the pages that are generated from tables
