@@ -78,12 +78,12 @@ bench-spark: venv           ## the Spark source beside Spark's own Kafka source;
 E2E_CI := $(patsubst %,tests/e2e/test_%.py,install topics_and_groups scaling roll three_brokers failures volumes listeners load uninstall)
 # Tests within one process, whose clock is simulated or none: they take the time that the others leave.
 ALONE := $(patsubst %,tests/%,unit model sim kube)
-test: venv java kcat        ## every kind of test, and with CI=true a part of `e2e`; needs Java, Maven and kcat
+test: venv java             ## every kind of test; needs Java and Maven. With CI=true a part of `e2e` too, and nothing is skipped
 	@$(MAKE) --no-print-directory -j2 test-processes test-alone
 test-processes: venv
-	CI=true $(PYTEST) -q tests/wire tests/cluster tests/compat tests/spark $(if $(CI),$(E2E_CI))
+	$(PYTEST) -q tests/wire tests/cluster tests/compat tests/spark $(if $(CI),$(E2E_CI))
 test-alone: venv
-	@CI=true nice -n 19 $(PYTEST) -q -p no:cacheprovider $(ALONE) > $(VENV)/alone.log 2>&1; ended=$$?; \
+	@nice -n 19 $(PYTEST) -q -p no:cacheprovider $(ALONE) > $(VENV)/alone.log 2>&1; ended=$$?; \
 	 echo "$(ALONE):"; cat $(VENV)/alone.log; exit $$ended
 test-all: test e2e          ## all of it, a real Kubernetes too
 

@@ -107,5 +107,8 @@ def test_properties_are_javas() -> None:
 def test_addresses() -> None:
     assert config.endpoint("listeners", "PLAINTEXT://[::1]:9092") == ("PLAINTEXT", "::1", 9092)
     assert config.endpoint("listeners", ":9092") == ("PLAINTEXT", "", 9092)
+    assert config.address("::1", 9092) == "[::1]:9092"
+    assert config.address("", 9092) == "0.0.0.0:9092"
+    assert config.address("a", 9092) == "a:9092"
     with pytest.raises(InvalidConfig):
         config.endpoint("listeners", "a:70000")

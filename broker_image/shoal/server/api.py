@@ -105,3 +105,5 @@ class Api:
     read: Callable[[int, memoryview, int], Any] | None = None
     #: Answered by the active controller alone: another node passes the request on to it.
     by_controller: bool = False
+    #: A feature that has to be on: at its level 0 requests get UNSUPPORTED_VERSION.
+    feature: str = ""

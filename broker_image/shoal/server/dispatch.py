@@ -103,6 +103,11 @@ class Dispatcher:
             body = codec.read_request(header.api_key, version, view.toreadonly(), header.body_at)
         request = Request(header, body, peer, received_ns, len(frame))
         try:
+            if row.feature and not self._broker.image.features.get(row.feature):
+                raise ApiError(
+                    ErrorCode.unsupported_version,
+                    f"The feature {row.feature} is off: its level is 0.",
+                )
             if row.by_controller and not self._is_alone:
                 answer: Any = self._broker.channel.passed_on(frame, request)
             else:

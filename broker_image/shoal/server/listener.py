@@ -15,6 +15,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from shoal.server.api import Peer
+from shoal.server.config import address
 from shoal.server.connection import Connection
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ def bound_socket(host: str, port: int, backlog: int = BACKLOG) -> socket.socket:
 
 
 def _why(host: str, port: int, error: OSError) -> str:
-    where = f"Cannot listen on {host or '0.0.0.0'}:{port}: "
+    where = f"Cannot listen on {address(host, port)}: "
     match error.errno:
         case errno.EADDRINUSE:
             return where + (

@@ -19,7 +19,7 @@ from shoal import __version__
 from shoal.log.errors import CorruptLog, DirectoryInUse
 from shoal.protocol.errors import ApiError
 from shoal.server.broker import Broker
-from shoal.server.config import BrokerConfig, InvalidConfig
+from shoal.server.config import BrokerConfig, InvalidConfig, address
 from shoal.server.lifecycle import CannotJoin
 from shoal.server.listener import ListenError
 
@@ -69,13 +69,12 @@ async def _serve(config: BrokerConfig, started: float, say: Callable[[str], None
         ) from None
     _tune_collector()
     for listener in broker.listeners:
-        say(
-            f"Shoal {__version__}, broker {config.node_id}, listens on"
-            f" {listener.host or '0.0.0.0'}:{listener.port}."
-        )
+        where = address(listener.host, listener.port)
+        say(f"Shoal {__version__}, broker {config.node_id}, listens on {where}.")
     say(f"Its data is in {Path(config.data_dir).resolve()}.")
     if broker.health is not None:
-        say(f"Metrics are at http://{broker.health.host}:{broker.health.port}/metrics.")
+        where = address(broker.health.host, broker.health.port)
+        say(f"Metrics are at http://{where}/metrics.")
     say(f"Ready after {time.perf_counter() - started:.2f} s. Ctrl-C or SIGTERM stops it.")
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((stopping, broker.failed), return_when=asyncio.FIRST_COMPLETED)

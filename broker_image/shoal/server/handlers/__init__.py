@@ -126,11 +126,26 @@ AMONG_NODES = frozenset(
     }
 )
 
+#: What is off with a feature: share groups, and the consumer protocol (KIP-848).
+OF_FEATURES = {
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: "group.version",
+    ApiKey.CONSUMER_GROUP_DESCRIBE: "group.version",
+    ApiKey.SHARE_GROUP_HEARTBEAT: "share.version",
+    ApiKey.SHARE_GROUP_DESCRIBE: "share.version",
+    ApiKey.SHARE_FETCH: "share.version",
+    ApiKey.SHARE_ACKNOWLEDGE: "share.version",
+    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: "share.version",
+    ApiKey.ALTER_SHARE_GROUP_OFFSETS: "share.version",
+    ApiKey.DELETE_SHARE_GROUP_OFFSETS: "share.version",
+}
+
 #: What a controller serves that is no broker.
 OF_CONTROLLERS = EARLY | BY_CONTROLLER | {ApiKey.DESCRIBE_CLUSTER, ApiKey.DESCRIBE_CONFIGS}
 
 HANDLERS: dict[int, Api] = {
-    row.key: replace(row, by_controller=row.key in BY_CONTROLLER)
+    row.key: replace(
+        row, by_controller=row.key in BY_CONTROLLER, feature=OF_FEATURES.get(row.key, "")
+    )
     for row in (
         Api(ApiKey.PRODUCE, range(3, 14), produce.handle, read=produce_request.read),
         Api(ApiKey.FETCH, range(4, 19), quorum.fetch),
@@ -221,7 +236,12 @@ HANDLERS: dict[int, Api] = {
         Api(ApiKey.LIST_TRANSACTIONS, range(3), transactions.list_),
         Api(ApiKey.ALLOCATE_PRODUCER_IDS, range(1), allocate_producer_ids.handle),
         Api(ApiKey.CONSUMER_GROUP_HEARTBEAT, range(2), consumer_group_heartbeat.handle),
-        Api(ApiKey.CONSUMER_GROUP_DESCRIBE, range(2), consumer_group_describe.handle),
+        Api(
+            ApiKey.CONSUMER_GROUP_DESCRIBE,
+            range(2),
+            consumer_group_describe.handle,
+            consumer_group_describe.refuse,
+        ),
         Api(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, range(1), telemetry.get),
         Api(ApiKey.PUSH_TELEMETRY, range(1), telemetry.push),
         Api(ApiKey.LIST_CONFIG_RESOURCES, range(2), list_config_resources.handle),
@@ -232,7 +252,12 @@ HANDLERS: dict[int, Api] = {
             describe_topic_partitions.refuse,
         ),
         Api(ApiKey.SHARE_GROUP_HEARTBEAT, range(1, 2), share_group_heartbeat.handle),
-        Api(ApiKey.SHARE_GROUP_DESCRIBE, range(1, 2), share_group_describe.handle),
+        Api(
+            ApiKey.SHARE_GROUP_DESCRIBE,
+            range(1, 2),
+            share_group_describe.handle,
+            consumer_group_describe.refuse,
+        ),
         Api(
             ApiKey.SHARE_FETCH,
             range(1, 3),
@@ -255,7 +280,12 @@ HANDLERS: dict[int, Api] = {
         Api(ApiKey.WRITE_SHARE_GROUP_STATE, range(2), share_group_state.write),
         Api(ApiKey.DELETE_SHARE_GROUP_STATE, range(1), share_group_state.delete),
         Api(ApiKey.READ_SHARE_GROUP_STATE_SUMMARY, range(2), share_group_state.summary),
-        Api(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, range(2), describe_share_group_offsets.handle),
+        Api(
+            ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
+            range(2),
+            describe_share_group_offsets.handle,
+            describe_share_group_offsets.refuse,
+        ),
         Api(ApiKey.ALTER_SHARE_GROUP_OFFSETS, range(1), alter_share_group_offsets.handle),
         Api(ApiKey.DELETE_SHARE_GROUP_OFFSETS, range(1), delete_share_group_offsets.handle),
     )

@@ -20,6 +20,12 @@ def handle(broker: Broker, request: Request) -> Answer:
     return described(broker, request, "consumer")
 
 
+def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
+    """Every group with the error; also ShareGroupDescribe's."""
+    error = ApiError(code, message)
+    return {"groups": [_row(group_id, error, NOT_ASKED) for group_id in request.body.group_ids]}
+
+
 def described(broker: Broker, request: Request, kind: str) -> Answer:
     """The groups asked for, by the kind of that name in their shards; also ShareGroupDescribe's."""
     body = request.body

@@ -22,7 +22,7 @@ from shoal.metadata.image import TopicImage
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server import share_admin
-from shoal.server.api import Answer, Request
+from shoal.server.api import Answer, Body, Request
 from shoal.server.handlers.list_offsets import LATEST
 
 if TYPE_CHECKING:
@@ -38,6 +38,20 @@ def handle(broker: Broker, request: Request) -> Answer:
     return asyncio.ensure_future(all_groups())
 
 
+def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
+    error = ApiError(code, message)
+    return {"groups": [_refused(group.group_id, error) for group in request.body.groups]}
+
+
+def _refused(group_id: str, error: ApiError) -> _Entry:
+    return {
+        "group_id": group_id,
+        "topics": [],
+        "error_code": error.code,
+        "error_message": error.message,
+    }
+
+
 async def _group(broker: Broker, asked: Any) -> _Entry:
     group_id = asked.group_id
     try:
@@ -46,12 +60,7 @@ async def _group(broker: Broker, asked: Any) -> _Entry:
         else:
             wanted = {topic.topic_name: list(topic.partitions) for topic in asked.topics}
     except ApiError as refused:
-        return {
-            "group_id": group_id,
-            "topics": [],
-            "error_code": refused.code,
-            "error_message": refused.message,
-        }
+        return _refused(group_id, refused)
     topics = [await _topic(broker, group_id, name, wanted[name]) for name in wanted]
     return {"group_id": group_id, "topics": topics, "error_code": ErrorCode.none}
 
