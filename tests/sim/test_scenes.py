@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import pytest
+from shoal.client.client import Client
+from shoal.client.cluster import PATIENCE_S
+from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.connection import connect
-from shoal.client.errors import ConnectionLost
+from shoal.client.errors import ConnectionLost, expect
+from shoal.client.settings import Settings
+from shoal.client.share import AcknowledgeType
 from shoal.log.uuids import uuid_text
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
@@ -16,10 +22,12 @@ from sim.cluster_brokers import CONFIGS
 from sim.cluster_clients import wait
 from sim.scenes import Asked, scene
 
-TRANSACTION, SHARE = 1, 2
+GROUP, TRANSACTION, SHARE = 0, 1, 2
 #: The write timeout of coordinators, and what a request takes beside.
 WRITE_TIMEOUT_S, SOON_S = 5.0, 0.5
 SESSION_S = int(CONFIGS["broker.session.timeout.ms"]) / 1000
+#: What a member takes to find the others once they lead: it waits a second at most between tries.
+FOUND_S = 5.0
 #: How long the controller is waited for, in milliseconds.
 PATIENCE_MS = 1_500
 NEW_TOPIC = {"name": "work", "num_partitions": 1, "replication_factor": 3, "assignments": (),
@@ -269,6 +277,54 @@ def test_a_late_write_of_share_state_meets_a_coordinator_that_left_and_came_back
         (batch,) = answer.results[0].partitions[0].state_batches
         assert (batch.first_offset, batch.last_offset) == (0, 9)
         assert not code(cluster.asked(id, ApiKey.WRITE_SHARE_GROUP_STATE, write(12)))
+
+
+def test_a_member_that_asks_a_broker_that_is_cut_off_asks_the_others() -> None:
+    """Clients ask the first broker of their list as long as it answers. Cut off from the others it
+    did, and told for ever that there is no coordinator; nobody led what it had led."""
+    with scene() as cluster:
+        topic_id = cluster.make_topic("work", [1, 2, 3])
+        names = map("group-{}".format, count())
+        group = next(name for name in names if cluster.coordinator(name, GROUP) == 1)
+        found: list[int] = []
+
+        async def work() -> None:
+            async with Client(Settings.of(cluster.cluster.bootstrap)) as client:
+                changes = [ConfigChange("share.auto.offset.reset", "earliest")]
+                resource = Resource(ResourceType.GROUP, group)
+                expect(await client.admin.configs.alter({resource: changes}))
+                async with await client.share(group, ["work"]) as session:
+                    while len(found) < 2:
+                        got = await session.acquire()
+                        found.extend(r.offset for one in got for r in one.records())
+                        acks = [a for one in got for a in one.acknowledge(AcknowledgeType.ACCEPT)]
+                        await session.acknowledge(acks)
+
+        working = Asked(cluster, work)
+        assert not written(cluster.produce(1, topic_id))
+        cluster.until(lambda: found == [0], "the first record")
+        cluster.cut_off(cluster.cluster.brokers[1])
+        cluster.until(lambda: cluster.leader("work", 0, 2) != 1, "another leader")
+        assert not written(cluster.produce(cluster.leader("work", 0, 2), topic_id))
+        cluster.until(lambda: found == [0, 1], "the second record", FOUND_S)
+        working.result()
+
+
+def test_a_client_asks_the_next_broker_where_one_does_not_say_a_word() -> None:
+    """A process that is stopped takes connections all the same. It was given 10 s to say which
+    versions it speaks before another one was asked."""
+    with scene() as cluster:
+        process = cluster.cluster.brokers[1].process
+        assert process is not None
+        process.pause()
+
+        async def look() -> None:
+            async with Client(Settings.of(cluster.cluster.bootstrap)) as client:
+                await client.cluster.refresh(())
+
+        asked = Asked(cluster, look)
+        asked.result()
+        assert asked.after_s < PATIENCE_S + SOON_S
 
 
 def written(asked: Asked) -> ErrorCode:

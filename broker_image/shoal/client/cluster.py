@@ -4,6 +4,9 @@ Owns all connections, one for each broker and lane: a broker answers one connect
 requests that wait on purpose (fetches) and requests that must not wait (heartbeats) use different
 lanes. Owns the metadata cache; whoever meets an error of `STALE_METADATA` calls `forget_topic`.
 
+What any broker can tell is asked of one, and of another one as soon as what was told is of no use:
+a broker that is cut off from the cluster answers, and knows of no other leader or coordinator.
+
 `scatter` is the one shape of calls on many objects: find out who serves each, ask every broker
 once for all of its objects, and ask again for those that had moved. No object's error hides
 another's result.
@@ -25,6 +28,7 @@ from shoal.client.errors import (
     ClientError,
     ConnectionLost,
     KafkaError,
+    RequestTimeout,
     Unreachable,
     check,
     transient,
@@ -38,6 +42,10 @@ V = TypeVar("V")
 GROUP, TRANSACTION, SHARE = 0, 1, 2
 #: Kafka's retry.backoff.ms and retry.backoff.max.ms.
 BACKOFF_MS, BACKOFF_MS_MAX = 100, 1_000
+#: How long other brokers are asked before one that could not help, or was not reached.
+DOUBTED_S, SILENT_S = 2.0, 30.0
+#: How long a connection is waited for where another broker may be asked as well.
+PATIENCE_S = 1.0
 #: Topics named in one Metadata request; a cluster has more than fit into a sensible frame.
 TOPICS_PER_REQUEST = 1_000
 
@@ -119,6 +127,9 @@ class Cluster:
         self._names: dict[UUID, str] = {}
         self._coordinators: dict[tuple[int, str], int] = {}
         self._connections: dict[tuple[Address, str], asyncio.Task[Connection]] = {}
+        #: Who has answered `ask` last; and until when others are asked before a broker.
+        self._told_by: Address | None = None
+        self._asked_later: dict[Address, float] = {}
         self._closed = False
 
     async def __aenter__(self) -> Cluster:
@@ -172,38 +183,68 @@ class Cluster:
         return await link.request(api_key, body, timeout_ms=timeout_ms, version=version)
 
     async def ask(self, api_key: ApiKey, body: Mapping[str, Any], **options: Any) -> Any:
-        """Ask any broker: known ones in turn, then the bootstrap addresses.
+        """Ask any broker, the one that was asked before as long as its word is good (`doubt`).
 
         Where one goes before it answers the next is asked, but for what may be asked for only once.
         """
         others = 0 if api_key in _ONCE else max(len(self.brokers), len(self.settings.bootstrap))
         while True:
+            link = None
             try:
                 link = await self.any_connection()
-                return await link.request(api_key, body, **options)
+                answer = await link.request(api_key, body, **options)
             except ConnectionLost:
                 if self._closed or not others:
                     raise
                 others -= 1
+            except RequestTimeout:
+                if link is not None:
+                    self._asked_later[link.address] = self._loop.time() + SILENT_S
+                raise
+            else:
+                self._told_by = link.address
+                return answer
+
+    def doubt(self) -> None:
+        """What any broker could tell was of no use: ask others before the one that told it."""
+        if self._told_by is not None:
+            self._asked_later[self._told_by] = self._loop.time() + DOUBTED_S
 
     async def any_connection(self) -> Connection:
-        """A connection to whichever broker answers first in order, open ones before others."""
+        """A connection to a broker: to a doubted one last, to one that we are connected to first.
+        What takes longer than `PATIENCE_S` goes on to be made, while the next one is tried."""
         known = [(b.host, b.port) for b in self.brokers.values()]
         random.shuffle(known)
+        now = self._loop.time()
+        self._asked_later = {a: until for a, until in self._asked_later.items() if until > now}
         candidates = list(dict.fromkeys([*known, *self.settings.bootstrap]))
-        candidates.sort(key=lambda a: not self._is_open(a))
+        candidates.sort(key=lambda a: (self._asked_later.get(a, 0.0), self._distance(a)))
         failures: list[str] = []
         for address in candidates:
+            last = address == candidates[-1]
             try:
-                return await self._connection(address, "")
+                connecting = self._connection(address, "")
+                return await asyncio.wait_for(connecting, None if last else PATIENCE_S)
             except Unreachable as error:
                 failures.append(str(error))
+            except TimeoutError:
+                failures.append(f"no broker answers at {address[0]}:{address[1]} yet")
+            self._asked_later[address] = self._loop.time() + SILENT_S
         raise Unreachable("; ".join(failures))
 
-    def _is_open(self, address: Address) -> bool:
-        task = self._connections.get((address, ""))
-        return bool(
-            task and task.done() and not task.cancelled() and not task.exception()
+    def _distance(self, address: Address) -> int:
+        """0 where a connection for such requests is open, 1 where another one is, 2 where there was
+        none, and 3 where all have ended."""
+        lanes = [lane for known, lane in self._connections if known == address]
+        opened = [lane for lane in lanes if self._is_open(address, lane)]
+        if not opened:
+            return 3 if lanes else 2
+        return 0 if "" in opened else 1
+
+    def _is_open(self, address: Address, lane: str) -> bool:
+        task = self._connections[address, lane]
+        return (
+            task.done() and not task.cancelled() and not task.exception()
             and not task.result().closed
         )  # fmt: skip
 
@@ -227,6 +268,7 @@ class Cluster:
                     raise Unreachable(f"{error}{self._listener_hint()}") from None
                 if self._closed or not transient(error) or self._loop.time() > deadline:
                     raise
+            self.doubt()
             await backoff.pause()
 
     def _listener_hint(self) -> str:
@@ -262,7 +304,7 @@ class Cluster:
         for row in answer.topics:
             if row.error_code:
                 name = row.name or str(row.topic_id)
-                self.forget_topic(name)
+                self.outdate_topic(name)
                 found[name] = KafkaError(row.error_code, _about_topic(row.error_code, name))
                 continue
             topic = _topic(row)
@@ -308,6 +350,11 @@ class Cluster:
         return self._names.get(topic_id)
 
     def forget_topic(self, name: str) -> None:
+        """What was told of this topic was wrong: the next look at it asks another broker."""
+        self.outdate_topic(name)
+        self.doubt()
+
+    def outdate_topic(self, name: str) -> None:
         """The next look at this topic asks a broker."""
         _, topic = self._topics.pop(name, (0, None))
         if topic is not None and topic.topic_id is not None:
@@ -381,7 +428,9 @@ class Cluster:
         return node
 
     def forget_coordinator(self, key: str, kind: int = GROUP) -> None:
+        """Who coordinates this key was told wrong, if at all: the next look asks another broker."""
         self._coordinators.pop((kind, key), None)
+        self.doubt()
 
     # -- many objects
 

@@ -80,7 +80,7 @@ class Topics:
         """Topics with partitions, leaders and replicas, read now."""
         wanted = list(names)
         for name in wanted:
-            self.cluster.forget_topic(name)
+            self.cluster.outdate_topic(name)
         return await self.cluster.topics(wanted)
 
     async def create(
