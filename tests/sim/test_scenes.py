@@ -279,6 +279,45 @@ def test_a_late_write_of_share_state_meets_a_coordinator_that_left_and_came_back
         assert not code(cluster.asked(id, ApiKey.WRITE_SHARE_GROUP_STATE, write(12)))
 
 
+def test_a_share_partition_at_its_coordinator_refuses_in_time_too() -> None:
+    """Its state is written in the same process, by no request: nobody looked at the write's time,
+    and whoever had settled something was told nothing until the replicas were back."""
+    calm = {"replica.lag.time.max.ms": "60000", "broker.session.timeout.ms": "20000"}
+    with scene(configs=calm) as cluster:
+        topic_id = cluster.make_topic("work", [1, 2, 3])
+        groups = map("group-{}".format, count())
+        key = f"{{}}:{uuid_text(topic_id)}:0"
+        group = next(g for g in groups if cluster.coordinator(key.format(g), SHARE) == 1)
+        assert not written(cluster.produce(1, topic_id))
+        told: list[tuple[float, Any]] = []
+
+        async def work() -> None:
+            async with Client(Settings.of(cluster.cluster.bootstrap)) as client:
+                changes = [
+                    ConfigChange("share.auto.offset.reset", "earliest"),
+                    ConfigChange("share.record.lock.duration.ms", "30000"),
+                ]
+                resource = Resource(ResourceType.GROUP, group)
+                expect(await client.admin.configs.alter({resource: changes}))
+                async with await client.share(group, ["work"]) as session:
+                    while not (got := await session.acquire()).count:
+                        pass
+                    await wait(2 * WRITE_TIMEOUT_S)  # The times of what was written before are up.
+                    for other in cluster.others(cluster.cluster.brokers[1]):
+                        assert other.process is not None
+                        other.process.pause()
+                    began = cluster.kernel.now
+                    acks = [a for one in got for a in one.acknowledge(AcknowledgeType.ACCEPT)]
+                    (refused,) = await session.acknowledge(acks)
+                    told.append((cluster.kernel.now - began, refused.error))
+
+        Asked(cluster, work)
+        cluster.until(lambda: told, "an answer", 4 * WRITE_TIMEOUT_S)
+        ((after_s, error),) = told
+        assert error.code is ErrorCode.coordinator_not_available
+        assert after_s < WRITE_TIMEOUT_S + SOON_S
+
+
 def test_a_member_that_asks_a_broker_that_is_cut_off_asks_the_others() -> None:
     """Clients ask the first broker of their list as long as it answers. Cut off from the others it
     did, and told for ever that there is no coordinator; nobody led what it had led."""

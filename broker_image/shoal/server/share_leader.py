@@ -527,7 +527,7 @@ class ShareLeader:
         self._writes += 1
         now_ms = write.begun_ms
         if self._state_partition is not None and self.service.persister.is_here(self.key):
-            self.service.states.runtime.submit(self._state_partition, write, write.decide, now_ms)
+            self.service.states.write(self._state_partition, write, now_ms)
             return
         self._carried = True
         share = self.share

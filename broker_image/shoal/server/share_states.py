@@ -1,7 +1,7 @@
 """The share coordinator on this broker: share partitions' state, in `__share_group_state`.
 
 The leader of a share partition writes through `write`; the RPCs between brokers, and the admin
-requests that go through them, through `for_each`. The log is cut off behind the oldest snapshot
+requests that go through them, through `decide`. The log is cut off behind the oldest snapshot
 that is still needed, every `share.coordinator.state.topic.prune.interval.ms`.
 """
 
@@ -16,7 +16,7 @@ from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.state_store import ShareStateShard, StateStoreConfig
 from shoal.log.errors import LogOffline
-from shoal.protocol.errors import ApiError, WireError
+from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.server.answers import Outcome
 from shoal.server.api import Request
 from shoal.server.coordinators import CoordinatorService, InternalTopic
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shoal.metadata.image import MetadataImage
     from shoal.server.broker import Broker
     from shoal.server.share_leader import ShareLeader
+    from shoal.server.share_writes import StateWrite
 
 TOPIC = "__share_group_state"
 #: kio's None for Kafka's zero UUID, which no topic has.
@@ -95,6 +96,14 @@ class ShareStates(CoordinatorService[ShareStateShard]):
             return Result(result.records, (Reply(token, answer),))
 
         return self.submit(key.coordinator_key(), decided)
+
+    def write(self, index: int, write: StateWrite, now_ms: int) -> None:
+        """Take a write of a share partition that this broker leads."""
+        if self._is_cut_off(index):
+            write.set_exception(ApiError(ErrorCode.not_coordinator))
+            return
+        self.runtime.submit(index, write, write.decide, now_ms)
+        self._watch_deadline(self.runtime.deadline_of(index))
 
     def _activate(self, index: int) -> None:
         self._before[index] = {one.name: one.opened_total for one in self._broker.listeners}
