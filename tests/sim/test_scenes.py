@@ -281,7 +281,10 @@ def test_a_late_write_of_share_state_meets_a_coordinator_that_left_and_came_back
 
 def test_a_share_partition_at_its_coordinator_refuses_in_time_too() -> None:
     """Its state is written in the same process, by no request: nobody looked at the write's time,
-    and whoever had settled something was told nothing until the replicas were back."""
+    and whoever had settled something was told nothing until the replicas were back.
+
+    A fetch meanwhile comes to nothing and no more: a member that begins anew for a refusal that
+    passes leaves another one behind, which keeps partitions to itself until its session is over."""
     calm = {"replica.lag.time.max.ms": "60000", "broker.session.timeout.ms": "20000"}
     with scene(configs=calm) as cluster:
         topic_id = cluster.make_topic("work", [1, 2, 3])
@@ -289,7 +292,7 @@ def test_a_share_partition_at_its_coordinator_refuses_in_time_too() -> None:
         key = f"{{}}:{uuid_text(topic_id)}:0"
         group = next(g for g in groups if cluster.coordinator(key.format(g), SHARE) == 1)
         assert not written(cluster.produce(1, topic_id))
-        told: list[tuple[float, Any]] = []
+        told: list[tuple[float, Any, int]] = []
 
         async def work() -> None:
             async with Client(Settings.of(cluster.cluster.bootstrap)) as client:
@@ -309,13 +312,16 @@ def test_a_share_partition_at_its_coordinator_refuses_in_time_too() -> None:
                     began = cluster.kernel.now
                     acks = [a for one in got for a in one.acknowledge(AcknowledgeType.ACCEPT)]
                     (refused,) = await session.acknowledge(acks)
-                    told.append((cluster.kernel.now - began, refused.error))
+                    after_s = cluster.kernel.now - began
+                    got = await session.acquire()
+                    told.append((after_s, refused.error, got.count))
 
         Asked(cluster, work)
         cluster.until(lambda: told, "an answer", 4 * WRITE_TIMEOUT_S)
-        ((after_s, error),) = told
+        ((after_s, error, count_now),) = told
         assert error.code is ErrorCode.coordinator_not_available
         assert after_s < WRITE_TIMEOUT_S + SOON_S
+        assert not count_now
 
 
 def test_a_member_that_asks_a_broker_that_is_cut_off_asks_the_others() -> None:

@@ -22,6 +22,7 @@ from shoal.client.batches import decode
 from shoal.client.cluster import Cluster
 from shoal.client.connection import Connection
 from shoal.client.errors import (
+    STALE_COORDINATOR,
     STALE_METADATA,
     ClientError,
     ConnectionLost,
@@ -455,7 +456,8 @@ class ShareSession:
         self, node: _NodeSession, answer: Any, acks: list[Acknowledgement],
         refusals: list[Refusal], *, payload: bool, strip: bool,
     ) -> list[Acquired]:  # fmt: skip
-        """What a response acquired. A partition's refusal is raised where nothing else came."""
+        """What a response acquired. A partition's refusal is raised where nothing else came, unless
+        that passes: its leader moves, or the coordinator that keeps its state."""
         found = []
         refused: KafkaError | None = None
         self.lock_timeout_ms = codec.ms(answer.acquisition_lock_timeout) or self.lock_timeout_ms
@@ -470,7 +472,7 @@ class ShareSession:
                     node.partitions -= {(topic.topic_id, index)}
                     if part.error_code in STALE_METADATA:
                         self.cluster.forget_topic(name)
-                    else:
+                    elif part.error_code not in STALE_COORDINATOR:
                         refused = KafkaError(
                             part.error_code, part.error_message or f"partition {name}-{index}"
                         )
