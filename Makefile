@@ -83,7 +83,7 @@ test: venv java kcat        ## every kind of test, and with CI=true a part of `e
 test-processes: venv
 	CI=true $(PYTEST) -q tests/wire tests/cluster tests/compat tests/spark $(if $(CI),$(E2E_CI))
 test-alone: venv
-	@CI=true nice -n 19 $(PYTEST) -q -p no:cacheprovider $(ALONE) > $(VENV)/alone.log 2>&1; ended=$$?; \
+	@CI=true nice -n 19 $(PYTEST) -q --timeout=1800 -p no:cacheprovider $(ALONE) > $(VENV)/alone.log 2>&1; ended=$$?; \
 	 echo "$(ALONE):"; cat $(VENV)/alone.log; exit $$ended
 test-all: test e2e          ## all of it, a real Kubernetes too
 
