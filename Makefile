@@ -83,7 +83,7 @@ test: venv java             ## every kind of test; needs Java and Maven. With CI
 test-processes: venv
 	$(PYTEST) -q tests/wire tests/cluster tests/compat tests/spark $(if $(CI),$(E2E_CI))
 test-alone: venv
-	@nice -n 19 $(PYTEST) -q -p no:cacheprovider $(ALONE) > $(VENV)/alone.log 2>&1; ended=$$?; \
+	@nice -n 19 $(PYTEST) -q --timeout=1800 -p no:cacheprovider $(ALONE) > $(VENV)/alone.log 2>&1; ended=$$?; \
 	 echo "$(ALONE):"; cat $(VENV)/alone.log; exit $$ended
 test-all: test e2e          ## all of it, a real Kubernetes too
 

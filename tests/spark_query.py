@@ -45,6 +45,8 @@ def session(directory: Path, cores: int = 2) -> SparkSession:
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.local.dir": str(directory / "local"),
         "spark.sql.session.timeZone": "UTC",
+        # A query that is idle tells its counts each second, not every ten.
+        "spark.sql.streaming.noDataProgressEventInterval": "1000",
         # A busy machine starts a Python worker slowly.
         "spark.python.authenticate.socketTimeout": "120s",
     }

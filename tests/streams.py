@@ -41,9 +41,11 @@ class Stream:
         )
 
     def start(
-        self, sink: Sink | None = None, *, available_now: bool = False, **options: Any
-    ) -> StreamingQuery:
-        """`sink` is called with each batch before its rows are noted."""
+        self, sink: Sink | None = None, *, available_now: bool = False, every: str = "",
+        **options: Any,
+    ) -> StreamingQuery:  # fmt: skip
+        """`sink` is called with each batch before its rows are noted; `every` is the time of a
+        `processingTime` trigger."""
 
         def each(frame: DataFrame, batch: int) -> None:
             if sink is not None:
@@ -57,6 +59,8 @@ class Stream:
         writer = writer.option("checkpointLocation", str(self.place / "checkpoint"))
         if available_now:
             writer = writer.trigger(availableNow=True)
+        elif every:
+            writer = writer.trigger(processingTime=every)
         self.query = writer.start()
         return self.query
 

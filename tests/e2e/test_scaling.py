@@ -59,7 +59,15 @@ def test_kubectl_scale_drives_it_where_the_operator_does_not(queue: Resources) -
     assert queue.condition("shareconsumer/manual", "Paused")["status"] == "True"
     queue.patch("shareconsumer/manual", {"spec": {"paused": False}})
     queue.wait_status("shareconsumer/manual", readyReplicas=3)
-    queue.kubectl("delete", "shareconsumer/manual")
+    # Kubernetes' own autoscaler drives it too: below its least number it needs no metrics.
+    target = {"apiVersion": "shoal.dev/v1alpha1", "kind": "ShareConsumer", "name": "manual"}
+    queue.apply({
+        "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler",
+        "metadata": {"name": "manual"},
+        "spec": {"scaleTargetRef": target, "minReplicas": 4, "maxReplicas": 5},
+    })  # fmt: skip
+    queue.wait_status("shareconsumer/manual", replicas=4, readyReplicas=4)
+    queue.kubectl("delete", "hpa/manual", "shareconsumer/manual")
     eventually(lambda: queue.find("deployment/manual") is None, timeout_s=30)
 
 

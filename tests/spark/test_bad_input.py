@@ -100,27 +100,61 @@ def test_rows_that_nobody_can_decode(
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Apache Kafka with its authorizer, where everybody may do what nobody has forbidden."""
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
+    """Apache Kafka with its authorizer, where everybody may do what nobody has forbidden, and a
+    listener that asks for a login."""
     authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
-    configs = {"authorizer.class.name": authorizer, "allow.everyone.if.no.acl.found": "true"}
-    process = KafkaProcess(tmp_path_factory.mktemp("guarded") / "kafka", configs=configs).start()
-    yield process.bootstrap
+    plain = "org.apache.kafka.common.security.plain.PlainLoginModule required user_ann=secret;"
+    configs = {
+        "authorizer.class.name": authorizer, "allow.everyone.if.no.acl.found": "true",
+        "sasl.enabled.mechanisms": "PLAIN", "listener.name.sasl.plain.sasl.jaas.config": plain,
+    }  # fmt: skip
+    process = KafkaProcess(
+        tmp_path_factory.mktemp("guarded") / "kafka",
+        listeners={"SASL": "SASL_PLAINTEXT"},
+        configs=configs,
+    ).start()
+    yield process
     process.kill9()
 
 
 @pytest.mark.java
 @pytest.mark.parametrize("kind", ["group", "topic"])
-def test_no_permission(guarded: str, spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    with SyncClient(guarded) as client:
-        queue = Queue(client, guarded)
+def test_no_permission(
+    guarded: KafkaProcess, spark: SparkSession, tmp_path: Path, kind: str
+) -> None:
+    with SyncClient(guarded.bootstrap) as client:
+        queue = Queue(client, guarded.bootstrap)
         name = getattr(queue, kind)
         acl = AclBinding(
             ResourceType[kind.upper()], name, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*",
             AclOperation.READ, AclPermissionType.DENY,
         )  # fmt: skip
-        admin = AdminClient({"bootstrap.servers": guarded})
+        admin = AdminClient({"bootstrap.servers": guarded.bootstrap})
         for future in admin.create_acls([acl]).values():
             future.result(20)
         with pytest.raises(Exception, match=f"(?i){kind}.authorization.failed"):
             Stream(spark, queue, tmp_path).drain()
+
+
+@pytest.mark.java
+def test_a_login_goes_to_driver_and_executors(
+    guarded: KafkaProcess, spark: SparkSession, tmp_path: Path
+) -> None:
+    """`kafka.*` is passed on by the source and the sink; a wrong password is said."""
+    login = {
+        "kafka.bootstrap.servers": guarded.addresses["SASL"],
+        "kafka.security.protocol": "SASL_PLAINTEXT", "kafka.sasl.mechanism": "PLAIN",
+        "kafka.sasl.username": "ann", "kafka.sasl.password": "secret",
+    }  # fmt: skip
+    with SyncClient(guarded.bootstrap) as client:
+        queue = Queue(client, guarded.bootstrap)
+        rows = spark.createDataFrame([(str(n),) for n in range(20)], "value string")
+        writer = rows.write.format("kafka-topic").options(**login, topic=queue.topic)
+        writer.mode("append").save()
+        stream = Stream(spark, queue, tmp_path / "right")
+        stream.drain(**login)
+        assert stream.values == [str(n) for n in range(20)]
+        with pytest.raises(Exception, match="refuses user 'ann'"):
+            wrong = login | {"kafka.sasl.password": "wrong"}
+            Stream(spark, queue, tmp_path / "wrong").drain(**wrong)

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -90,6 +91,38 @@ def test_a_batch_is_no_larger_than_asked(
     stream = Stream(spark, whole, tmp_path / "whole")
     stream.drain(maxRecordsPerTrigger=60, share_acquire_mode="batch_optimized")
     assert [len(rows) for rows in stream.batches.values()] == [100]
+
+
+def test_a_batch_has_no_more_bytes_than_asked(
+    shoal_queue: MakeQueue, spark: SparkSession, tmp_path: Path
+) -> None:
+    """To the end of the producer's batch in which they are reached."""
+    queue = shoal_queue(partitions=1)
+    queue.produce([b"%d" % n + b"x" * 10_000 for n in range(10, 50)], batch=1)
+    stream = Stream(spark, queue, tmp_path)
+    stream.drain(maxBytesPerTrigger=50_000)
+    assert max(len(rows) for rows in stream.batches.values()) <= 5
+    assert sorted(int(value[:2]) for value in stream.values) == list(range(10, 50))
+    queue.drained()
+
+
+def test_a_query_with_a_rhythm(make_queue: MakeQueue, spark: SparkSession, tmp_path: Path) -> None:
+    """`processingTime`: batches begin so far apart, and what they have done is accepted."""
+    queue = make_queue(partitions=1)
+    queue.produce(range(30), batch=10)
+    begun: list[float] = []
+
+    def note(frame: DataFrame, batch: int) -> None:
+        begun.append(time.monotonic())
+
+    with running(
+        spark, queue, tmp_path, note, every="2 seconds", maxRecordsPerTrigger=10
+    ) as stream:
+        stream.until(lambda: len(stream.rows) == 30)
+        queue.drained()
+    assert stream.values == [str(n) for n in range(30)]
+    # Spark counts from its epoch, so a first batch, which starts workers, may shorten one pause.
+    assert begun[-1] - begun[0] >= 2.0 * (len(begun) - 2)
 
 
 def test_batches_take_as_long_as_asked(

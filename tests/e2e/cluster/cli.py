@@ -5,7 +5,7 @@
   provide            build and install what a cluster needs, and start nothing
   status             say what is there; ends with 1 when the cluster is not up
   env                print shell exports: KUBECONFIG, and PATH with kubectl and helm
-  build [IMAGE...]   build the project's images and print their archives
+  build [IMAGE...]   build the project's images and print their archives; spark-operator by name
   load [FILE|IMAGE...]  load archives, or the project's images by name; all without a name
   spark-operator NAMESPACE...  install Kubeflow's Spark operator: to watch these, else all
   stop-kubelet, start-kubelet  end the node's kubelet, and let it run again
@@ -55,7 +55,11 @@ def load(cluster: Cluster, names: list[str]) -> int:
 
 def build(names: list[str]) -> int:
     for name in names or list(images.IMAGES):
-        print(f"{images.tag(name)} {images.archive(name)}", flush=True)
+        if name == spark_operator.NAMESPACE:
+            built = images.SPARK_OPERATOR_IMAGE, images.spark_operator_archive()
+        else:
+            built = images.tag(name), images.archive(name)
+        print(*built, flush=True)
     return 0
 
 
