@@ -1,12 +1,14 @@
-"""A client that is closed while somebody waits for its connection."""
+"""Connections that are waited for: a client that is closed meanwhile, a name that moves."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from shoal.client import connection
 from shoal.client.cluster import Cluster
-from shoal.client.errors import ClientError, ConnectionLost
+from shoal.client.errors import ClientError, ConnectionLost, Unreachable
 from shoal.client.settings import Settings
 
 
@@ -68,4 +70,36 @@ def test_a_caller_that_is_cancelled_leaves_the_connection_to_others() -> None:
             with pytest.raises(ConnectionLost):
                 await other
 
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_name_is_looked_up_again_while_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a pod was started anew, and a resolver still tells its old address."""
+    said = iter(("127.0.0.2", "127.0.0.2", "127.0.0.1"))
+    look_up = socket.getaddrinfo
+
+    def moving(host: str, *rest: object, **options: object) -> object:
+        return look_up(next(said) if host == "broker-0" else host, *rest, **options)  # type: ignore[arg-type]
+
+    async def main() -> None:
+        taken = asyncio.Event()
+
+        async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            taken.set()
+            writer.close()
+
+        async with await asyncio.start_server(hang_up, "127.0.0.1") as server:
+            port = server.sockets[0].getsockname()[1]
+            with socket.socket() as silent, socket.socket() as before:
+                # Its queue is full: what else comes is not answered.
+                silent.bind(("127.0.0.2", port))
+                silent.listen(0)
+                before.connect(("127.0.0.2", port))
+                host = "broker-0"
+                with pytest.raises(Unreachable, match="before it said what it speaks"):
+                    await connection.connect(Settings(((host, port),)), (host, port))
+        assert taken.is_set()
+
+    monkeypatch.setattr(socket, "getaddrinfo", moving)
+    monkeypatch.setattr(connection, "PATIENCE_S", (0.05, 0.05))
     asyncio.run(asyncio.wait_for(main(), 20))

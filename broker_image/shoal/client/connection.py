@@ -18,6 +18,7 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast
 
 from shoal import __version__
@@ -41,6 +42,8 @@ from shoal.protocol.features import OWN_CLIENT
 RESPONSE_SIZE_MAX = 256 << 20
 #: Requests waiting on one connection; the next caller waits for room.
 PIPELINE_MAX = 64
+#: Seconds that an address is tried before its host's name is looked up again, at first and then.
+PATIENCE_S = (2.0, 3.0)
 _SIZE = struct.Struct(">i")
 
 
@@ -222,27 +225,22 @@ async def connect(settings: Settings, address: tuple[str, int]) -> Connection:
     """
     host, port = address
     security = settings.security
-    loop = asyncio.get_running_loop()
-    connection = Connection(settings, address)
     try:
         async with asyncio.timeout(settings.connect_timeout_ms / 1000):
-            await loop.create_connection(
-                lambda: connection,
-                host,
-                port,
-                ssl=security.tls,
-                server_hostname=host if security.tls else None,
-            )
-            await _negotiate(connection)
-            if security.sasl:
-                await _authenticate(connection, security)
+            connection = await _open(settings, address)
+            try:
+                await _negotiate(connection)
+                if security.sasl:
+                    await _authenticate(connection, security)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
     except TimeoutError:
-        connection.close()
         raise Unreachable(
             f"no broker answers at {host}:{port} within {settings.connect_timeout_ms} ms"
         ) from None
     except OSError as error:
-        connection.close()
         refused = isinstance(error, ConnectionRefusedError)
         reason = "connection refused" if refused else error.strerror or str(error)
         if isinstance(error, ssl.SSLError):
@@ -252,9 +250,37 @@ async def connect(settings: Settings, address: tuple[str, int]) -> Connection:
     except ConnectionLost as error:
         hint = "" if security.tls or security.sasl else "; does it expect TLS or SASL?"
         raise Unreachable(f"{error} before it said what it speaks{hint}") from None
-    except BaseException:
-        connection.close()
-        raise
+
+
+async def _open(settings: Settings, address: tuple[str, int]) -> Connection:
+    """A connection whose TLS is done. Raises `OSError`.
+
+    A name is looked up again while nobody answers there: a pod that was started anew has another
+    address, of which resolvers tell seconds later, and at its old one nobody so much as refuses.
+    """
+    host, port = address
+    tls = settings.security.tls
+    for patience_s in (*PATIENCE_S, None):
+        connection = Connection(settings, address)
+        try:
+            async with asyncio.timeout(patience_s):
+                await asyncio.get_running_loop().create_connection(
+                    partial(_itself, connection),
+                    host,
+                    port,
+                    ssl=tls,
+                    server_hostname=host if tls else None,
+                )
+        except BaseException as error:
+            connection.close()
+            if patience_s is None or not isinstance(error, TimeoutError):
+                raise
+        else:
+            break
+    return connection
+
+
+def _itself(connection: Connection) -> Connection:
     return connection
 
 
