@@ -183,7 +183,7 @@ CASES = [
     Case(
         "forgets_markers_that_were_refused",
         ("liveness", "dirty-read", "torn-transaction", "lost-transaction"),
-        11, 3, ["slow_network"] * 3 + ["broken_connections"] * 14, parts=EOS,
+        48, 3, ["partition"] * 4, parts=EOS,
     ),
     Case(
         "takes_commits_of_old_generations", ("classic-old-generation", "offset-regression"),
