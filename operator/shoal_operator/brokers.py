@@ -6,6 +6,7 @@ single objects are values; a broker that does not answer raises `ClientError`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -39,6 +40,7 @@ from shoal_operator.troubles import Disk
 BATCH_MAX = 250
 REQUEST_TIMEOUT_MS = 5_000
 HTTP_TIMEOUT_SECONDS = 2.0
+REACH_SECONDS_MAX = 1.0
 #: A controller that was caught up so much later than another one does not keep up.
 CAUGHT_UP_MS = 10_000
 MIN_ISR = "min.insync.replicas"
@@ -84,6 +86,18 @@ class Brokers:
             )
             self._made = Client(settings)
         return self._made
+
+    async def is_reached(self) -> bool:
+        """Whether who comes anew gets a connection where the cluster bootstraps: a Service leads to
+        its pods a little after they are ready."""
+        for host, port in Settings.of(self._addresses[0]).bootstrap:
+            try:
+                async with asyncio.timeout(REACH_SECONDS_MAX):
+                    _, writer = await asyncio.open_connection(host, port)
+            except OSError:
+                return False
+            writer.close()
+        return True
 
     async def close(self) -> None:
         if self._made is not None:

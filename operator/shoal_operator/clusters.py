@@ -30,8 +30,8 @@ from shoal_operator.troubles import Trouble
 from shoal_operator.windows import is_open
 
 KIND = "QueueCluster"
-#: Pods are ready a little before the Service leads to them.
-REACHED_SECONDS_MAX = 15.0
+#: Pods are ready a little before the Service leads to them: between looks at that, and at most.
+REACHED_SECONDS, REACHED_SECONDS_MAX = 0.5, 15.0
 #: Kubernetes' controllers take up what is new within tens of milliseconds.
 TAKEN_UP_SECONDS_MAX = 15.0
 #: Seconds between looks: at a cluster that is well, and, first and at most, at one that is not.
@@ -78,6 +78,12 @@ def refusal(cluster: Manifest) -> Verdict | None:
                     f"plain listeners only. Take it out, or keep the cluster unstarted.",
                 )
     return None
+
+
+def is_ready(cluster: Manifest) -> bool:
+    """Whether the status says so."""
+    said = cluster.get("status", {}).get("conditions", [])
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in said)
 
 
 class Clusters:
@@ -138,6 +144,8 @@ class Clusters:
         state = await self._observe(held)
         config = await self._dynamic_config(cluster, state)
         step = await self._next_step(held, state)
+        if isinstance(step, roller.Done) and state and not is_ready(cluster):
+            state = state if await self._brokers.is_reached() else None
         verdict = config or self._verdict(cluster, step, state, leaving)
         # Said before it is done: who comes after a death knows that the broker is away by our
         # doing, and tells when it is ready again.
@@ -167,6 +175,8 @@ class Clusters:
         if verdict and verdict.ready and not verdict.progressing:
             self._pause = AGAIN_SECONDS
             return STEADY_SECONDS
+        if verdict and verdict.reason == "Starting" and isinstance(step, roller.Done):
+            return REACHED_SECONDS
         self._pause = min(self._pause * 1.3, AGAIN_SECONDS_MAX)
         if verdict and verdict.reason != self._said:
             self._said, self._pause = verdict.reason, AGAIN_SECONDS
@@ -375,7 +385,8 @@ class Clusters:
     ) -> Verdict:
         if isinstance(step, roller.Done):
             if state is None:
-                text = "Pods are ready but no broker answers the operator."
+                servers = model.bootstrap_servers(cluster)
+                text = f"Pods are ready but no broker answers at {servers}."
                 if min(map(pods.ready_seconds, self._pods()), default=0.0) < REACHED_SECONDS_MAX:
                     return Verdict.waiting("Starting", text)
                 return Verdict.trouble("BrokersUnreachable", text)
@@ -443,9 +454,8 @@ class Clusters:
             }
             if state.versions:
                 fields["version"] = ", ".join(sorted(set(state.versions.values())))
-        said = cluster.get("status", {}).get("conditions", [])
-        was_ready = any(c["type"] == "Ready" and c["status"] == "True" for c in said)
-        if verdict.ready and not was_ready:
+        if verdict.ready and not is_ready(cluster):
+            said = cluster.get("status", {}).get("conditions", [])
             await self._kube.event(cluster, "Ready", verdict.message, once=moment(said))
         await self._statuses.write(cluster, verdict, fields)
 

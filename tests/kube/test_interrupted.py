@@ -248,6 +248,31 @@ def test_what_has_never_been_ready_is_no_alarm(broker: ShoalProcess) -> None:
     asyncio.run(scenario())
 
 
+def test_ready_is_what_who_comes_anew_reaches(
+    broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator may be connected already, or by the pods, before the Service leads there."""
+    reached = False
+
+    async def is_reached(_: Brokers) -> bool:
+        return reached
+
+    async def scenario() -> None:
+        nonlocal reached
+        world = World(broker)
+        brokers = Brokers(world.bootstrap), Brokers("127.0.0.1:1")
+        assert [await one.is_reached() for one in brokers] == [True, False]
+        monkeypatch.setattr(Brokers, "is_reached", is_reached)
+        world.kube.add(CLUSTER)
+        await world.settle()
+        assert world.ready() == ("False", "BrokersUnreachable", True)  # All times are long ago.
+        reached = True
+        await world.settle()
+        assert world.ready() == ("True", "Reconciled", True)
+
+    asyncio.run(scenario())
+
+
 def test_a_roll_restarts_a_pod_of_two_brokers_once(broker: ShoalProcess) -> None:
     two = {**CLUSTER, "spec": {**CLUSTER["spec"], "brokersPerPod": 2}}
 
