@@ -57,8 +57,12 @@ def broker(start_broker: Callable[..., ShoalProcess]) -> ShoalProcess:
 
 
 @pytest.fixture(scope="module")
-def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
-    """A broker process that the tests of a file share; each uses topics and groups of its own."""
-    process = ShoalProcess(tmp_path_factory.mktemp("shared") / "data").start()
+def shared_broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ShoalProcess]:
+    """A broker process that the tests of a file share, with the file's `BROKER_CONFIG` if it has
+    one; each uses topics and groups of its own."""
+    configs = getattr(request.module, "BROKER_CONFIG", None)
+    process = ShoalProcess(tmp_path_factory.mktemp("shared") / "data", configs=configs).start()
     yield process
     assert process.stop() == 0, "\n".join(process.log[-40:])

@@ -16,19 +16,11 @@ from shoal.protocol.errors import ErrorCode
 from wireclient import WireClient
 
 #: Partitions move with heartbeats, and tests wait for them to.
-HEARTBEATS = {
+BROKER_CONFIG = {
     "group.consumer.heartbeat.interval.ms": "1000",
     "group.consumer.min.heartbeat.interval.ms": "1000",
     "group.initial.rebalance.delay.ms": "0",
 }
-
-
-@pytest.fixture(scope="module")
-def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
-    """A broker of this file whose members tell of themselves each second."""
-    process = ShoalProcess(tmp_path_factory.mktemp("shared") / "data", configs=HEARTBEATS).start()
-    yield process
-    assert process.stop() == 0, "\n".join(process.log[-40:])
 
 
 class Group:

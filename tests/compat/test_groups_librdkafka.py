@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -255,8 +254,7 @@ def test_admin_lists_describes_and_deletes(shoal: ShoalProcess, topic: str) -> N
     offsets = {p.partition: p.offset for p in found.topic_partitions}
     assert offsets == {0: 10, 1: 10, 2: 3, 3: 10, 4: 10, 5: 10}
 
-    with urllib.request.urlopen(f"{shoal.metrics_url}/metrics") as answer:
-        metrics = answer.read().decode()
+    metrics = shoal.scrape()
     assert 'metrics_classic_group_count{state="empty"}' in metrics
     assert "metrics_offset_commit_count_total" in metrics
 

@@ -23,6 +23,15 @@ from shoal.protocol.errors import ErrorCode
 from shoal.record.records import Record
 
 DLQ = "errors.deadletterqueue"
+#: So that it is found in seconds that a redrive has died.
+BROKER_CONFIG = {
+    f"group.consumer.{name}.ms": value
+    for least in ("", "min.")
+    for name, value in (
+        (f"{least}session.timeout", "6000"),
+        (f"{least}heartbeat.interval", "1000"),
+    )
+}
 
 
 class Letters(Queue):
@@ -83,22 +92,6 @@ class Letters(Queue):
     def redrive(self, *words: str) -> dict[str, object]:
         """`shoal share redrive`, as JSON."""
         return self.shoal.json("share", "redrive", self.letters, *words)
-
-
-@pytest.fixture(scope="module")
-def shared_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
-    """A broker of this file that finds in seconds that a redrive has died."""
-    shorter = {
-        f"group.consumer.{name}.ms": value
-        for least in ("", "min.")
-        for name, value in (
-            (f"{least}session.timeout", "6000"),
-            (f"{least}heartbeat.interval", "1000"),
-        )
-    }
-    process = ShoalProcess(tmp_path_factory.mktemp("shared") / "data", configs=shorter).start()
-    yield process
-    assert process.stop() == 0, "\n".join(process.log[-40:])
 
 
 @pytest.fixture

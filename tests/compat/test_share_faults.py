@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import random
 import threading
-import urllib.request
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -114,8 +113,7 @@ def work(
 
 def lag(broker: ShoalProcess) -> float:
     """Records of all share partitions whose delivery is not complete."""
-    with urllib.request.urlopen(f"{broker.metrics_url}/metrics", timeout=90) as answer:
-        lines = answer.read().decode().splitlines()
+    lines = broker.scrape().splitlines()
     return sum(float(x.split()[-1]) for x in lines if x.startswith("shoal_share_partition_lag{"))
 
 

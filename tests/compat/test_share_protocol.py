@@ -4,7 +4,6 @@ and the error codes of KIP-932, KIP-1206 and KIP-1222, against a real broker."""
 from __future__ import annotations
 
 import datetime
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -476,7 +475,7 @@ def test_the_state_log_is_cut_and_state_is_rebuilt_from_what_is_left(
         assert member.acknowledge((offset, offset, [kind])) is ErrorCode.none
 
     def cut() -> bool:
-        lines = _metrics(broker).splitlines()
+        lines = broker.scrape().splitlines()
         name = "kafka_server_share_coordinator_metrics_last_pruned_offset{"
         return any(float(x.split()[-1]) >= 30 for x in lines if x.startswith(name))
 
@@ -511,7 +510,7 @@ def test_metrics_have_kafkas_names(setup: Setup) -> None:
     member = Member(setup)
     member.acquired()
     member.acknowledge((0, 0, [ACCEPT]))
-    found = _metrics(setup.broker)
+    found = setup.broker.scrape()
     samples = {x.split("{")[0].split(" ")[0] for x in found.splitlines() if not x.startswith("#")}
     groups = (x.split(": ") for x in METRICS.replace("\n    ", " ").strip().splitlines())
     wanted = {f"kafka_server_{group}_{name}" for group, names in groups for name in names.split()}
@@ -520,9 +519,3 @@ def test_metrics_have_kafkas_names(setup: Setup) -> None:
     assert f'{share}num_partitions{{state="active"}} 50\n' in found
     idle = found.partition(f"\n{share}thread_idle_ratio_avg ")[2].partition("\n")[0]
     assert 0 <= float(idle) <= 1
-
-
-def _metrics(broker: ShoalProcess) -> str:
-    with urllib.request.urlopen(f"{broker.metrics_url}/metrics", timeout=90) as answer:
-        text: str = answer.read().decode()
-    return text
