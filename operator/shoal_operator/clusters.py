@@ -16,7 +16,7 @@ from shoal.client.errors import ClientError, KafkaError
 from shoal_operator import __version__, clock, pods, roller, troubles
 from shoal_operator.broker_states import ClusterState
 from shoal_operator.brokers import Brokers
-from shoal_operator.conditions import Verdict
+from shoal_operator.conditions import Verdict, is_ready
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.membership import Leaving, Membership
 from shoal_operator.model import broker_config, listeners, names, seats
@@ -78,12 +78,6 @@ def refusal(cluster: Manifest) -> Verdict | None:
                     f"plain listeners only. Take it out, or keep the cluster unstarted.",
                 )
     return None
-
-
-def is_ready(cluster: Manifest) -> bool:
-    """Whether the status says so."""
-    said = cluster.get("status", {}).get("conditions", [])
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in said)
 
 
 class Clusters:

@@ -55,6 +55,12 @@ class Verdict:
         return replace(self, warning=warning)
 
 
+def is_ready(resource: Mapping[str, Any]) -> bool:
+    """Whether its status says so; of Kubernetes' own resources too."""
+    said = resource.get("status", {}).get("conditions", [])
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in said)
+
+
 def conditions(
     verdict: Verdict, generation: int, now: str, before: Sequence[Mapping[str, Any]] | None
 ) -> list[dict[str, Any]]:

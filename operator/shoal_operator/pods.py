@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shoal_operator import clock, roller
+from shoal_operator import clock, conditions, roller
 from shoal_operator.model import listeners, names, seats
 from shoal_operator.model.names import Manifest
 
@@ -30,8 +30,7 @@ def brokers(pod: Mapping[str, Any]) -> dict[int, bool]:
 def is_ready(pod: Mapping[str, Any]) -> bool:
     if pod["metadata"].get("deletionTimestamp"):
         return False
-    found = pod.get("status", {}).get("conditions", [])
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in found)
+    return conditions.is_ready(pod)
 
 
 def unready_seconds(pod: Mapping[str, Any]) -> float:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import os
 import ssl
 import struct
 from collections import deque
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, cast
 
 from shoal import __version__
@@ -258,29 +258,28 @@ async def _open(settings: Settings, address: tuple[str, int]) -> Connection:
     A name is looked up again while nobody answers there: a pod that was started anew has another
     address, of which resolvers tell seconds later, and at its old one nobody so much as refuses.
     """
+    for patience_s in PATIENCE_S:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                return await _attempt(settings, address)
+    return await _attempt(settings, address)
+
+
+async def _attempt(settings: Settings, address: tuple[str, int]) -> Connection:
     host, port = address
     tls = settings.security.tls
-    for patience_s in (*PATIENCE_S, None):
-        connection = Connection(settings, address)
-        try:
-            async with asyncio.timeout(patience_s):
-                await asyncio.get_running_loop().create_connection(
-                    partial(_itself, connection),
-                    host,
-                    port,
-                    ssl=tls,
-                    server_hostname=host if tls else None,
-                )
-        except BaseException as error:
-            connection.close()
-            if patience_s is None or not isinstance(error, TimeoutError):
-                raise
-        else:
-            break
-    return connection
-
-
-def _itself(connection: Connection) -> Connection:
+    connection = Connection(settings, address)
+    try:
+        await asyncio.get_running_loop().create_connection(
+            lambda: connection,
+            host,
+            port,
+            ssl=tls,
+            server_hostname=host if tls else None,
+        )
+    except BaseException:
+        connection.close()
+        raise
     return connection
 
 

@@ -183,9 +183,14 @@ def endpoint(setting: str, text: str) -> Endpoint:
     return Endpoint((match[1] or "PLAINTEXT").upper(), match[2] or match[3], int(match[4]))
 
 
+def bracketed(host: str) -> str:
+    """A host before a port: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
 def address(host: str, port: int) -> str:
-    """host:port as a client takes it: IPv6 in brackets, and no host for all of them."""
-    return f"[{host}]:{port}" if ":" in host else f"{host or '0.0.0.0'}:{port}"
+    """host:port as a client takes it, where no host is all of them."""
+    return f"{bracketed(host) or '0.0.0.0'}:{port}"
 
 
 def _check_whole(config: BrokerConfig) -> None:

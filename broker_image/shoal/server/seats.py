@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shoal.server.cluster_config import cluster_config
-from shoal.server.config import BrokerConfig, Endpoint, InvalidConfig
+from shoal.server.config import BrokerConfig, Endpoint, InvalidConfig, bracketed
 
 SETTING = "shoal.brokers.per.host"
 _PORT_MAX = 65_535
@@ -70,7 +70,7 @@ def _only_voter(config: BrokerConfig, listener: str, host: str) -> str:
             " give it one, at which the host's brokers find each other."
         )
     name = host if told.host in ("", "0.0.0.0", "::") else told.host
-    return f"{config.node_id}@{_bracketed(name)}:{told.port}"
+    return f"{config.node_id}@{bracketed(name)}:{told.port}"
 
 
 def _addresses(config: BrokerConfig, number: int, controls: bool) -> dict[str, str]:
@@ -94,11 +94,7 @@ def _moved(endpoint: Endpoint, number: int) -> str:
             f"The port {endpoint.port} of {endpoint.name} is too high for {number + 1} brokers"
             f" ({SETTING}): the last one has no port left. Choose a lower one."
         )
-    return f"{endpoint.name}://{_bracketed(endpoint.host)}:{port}"
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    return f"{endpoint.name}://{bracketed(endpoint.host)}:{port}"
 
 
 def _check(found: list[Seat]) -> None:

@@ -50,5 +50,5 @@ class Recent:
                 at = bisect_left(batches.lasts, offset)
                 if batches.bases[at] <= offset:
                     return batches, None
-                return None, batches.bases[at] if at else batches.bases[0]
+                return None, batches.bases[at]
         return None, None
