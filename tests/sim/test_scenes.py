@@ -219,6 +219,26 @@ def test_brokers_without_a_controller_go_on() -> None:
         assert not written(cluster.produce(1, topic_id))
 
 
+def test_a_marker_that_is_lost_with_its_leader_is_not_taken_for_written() -> None:
+    """A leader that is cut off waits for its marker's commit, and follows another leader in the
+    end, whose high watermark passes the marker's offset with other records. It told the coordinator
+    that the marker was committed: the transaction's records had none, and what the producer
+    committed next committed them too, aborted as they were."""
+    with scene() as cluster:
+        topic_id = cluster.make_topic("work", [1, 2, 3])
+        cluster.cut_off(cluster.cluster.brokers[1])
+        topic = {"name": "work", "partition_indexes": [0]}
+        marker = {"producer_id": 7, "producer_epoch": 1, "transaction_result": False,
+                  "coordinator_epoch": 0, "transaction_version": 2, "topics": [topic]}  # fmt: skip
+        asked = cluster.ask(1, ApiKey.WRITE_TXN_MARKERS, {"markers": [marker]})
+        cluster.until(lambda: cluster.leader("work", 0, 2) in (2, 3), "another leader")
+        assert not written(cluster.produce(cluster.leader("work", 0, 2), topic_id))
+        assert not asked.done
+        cluster.heal()
+        (row,) = asked.result().markers[0].topics[0].partitions
+        assert row.error_code is ErrorCode.not_leader_or_follower
+
+
 def test_a_late_write_of_share_state_meets_a_coordinator_that_left_and_came_back() -> None:
     """A write stood in the network while another broker was the coordinator for a while and took
     newer ones of the same leader, which has the same epochs. It is not laid over those; what comes

@@ -15,6 +15,7 @@ from shoal.record.records import build_batch
 from shoal.replication.follower import Fetcher, FetchResponse
 from shoal.replication.leadership import AlterPartition, Follower
 from shoal.replication.partition import Divergence, Partition, ReplicaFetch, ReplicaFetched
+from shoal.replication.written import Written
 
 
 def open_log(storage: MemoryStorage) -> Log:
@@ -264,6 +265,24 @@ def test_a_new_leader_is_behind_until_it_knows() -> None:
     for replica in (2, 3):
         led.fetch(replica, end, current_leader_epoch=5)
     assert not led.partition.is_behind
+
+
+def test_what_a_leader_wrote_is_not_committed_by_the_high_watermark_of_the_next() -> None:
+    led = Led()
+    written = Written.by(led.partition, append(led.partition, b"a"))
+    assert not written.is_committed and not written.is_lost
+    led.partition.register(Registered(leader=2, leader_epoch=4), 0)
+    led.partition.truncate(0)
+    other = bytes(build_batch([(1, None, b"b", ())], base_offset=0, leader_epoch=4))
+    led.partition.append_fetched(ReplicaFetched(ErrorCode.none, 1, 0, None, other), 0)
+    assert led.partition.acknowledged(written.end_offset)
+    assert written.is_lost and not written.is_committed
+
+    led = Led()
+    written = Written.by(led.partition, append(led.partition, b"a"))
+    for replica in (2, 3):
+        led.fetch(replica, written.end_offset)
+    assert written.is_committed and not written.is_lost
 
 
 def test_an_older_registration_changes_nothing() -> None:

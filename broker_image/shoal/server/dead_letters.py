@@ -35,6 +35,7 @@ from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch, headers
 from shoal.record.records import Record, build_batch, read_records
 from shoal.replication.partition import Partition
+from shoal.replication.written import Written
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -247,14 +248,14 @@ class DeadLetters:
             return
         self._busy = True
         self._under_way, self.queue = chunk, left
-        end_offset = appended.last_offset + 1
+        written = Written.by(target, appended.last_offset + 1)
         committed = self._broker.purgatory.park(
             keys=[target.key],
-            attempt=lambda: () if target.acknowledged(end_offset) else None,
+            attempt=lambda: () if written.is_committed or written.is_lost else None,
             expire=lambda: (),
             deadline_ms=now_ms + COMMIT_TIMEOUT_MS,
         )
-        committed.add_done_callback(lambda _: self._committed(target, end_offset))
+        committed.add_done_callback(lambda _: self._committed(written))
         self._broker.purgatory.wake(target.key)
 
     def _send(self, target: Elsewhere, source: Source, found: dict[int, Record]) -> None:
@@ -290,12 +291,13 @@ class DeadLetters:
             name = target.topic.name
             self._failed(Trouble("record-refused", f"{name} took no letters: {code.name}"))
 
-    def _committed(self, target: Partition, end_offset: int) -> None:
+    def _committed(self, written: Written) -> None:
         self._busy = False
         chunk, self._under_way = self._under_way, []
-        if not target.acknowledged(end_offset):
+        if not written.is_committed:
             self.queue = chunk + self.queue
-            self._failed(Trouble("not-committed", f"{target.topic} did not commit in time"))
+            why = "lost its leader first" if written.is_lost else "did not commit in time"
+            self._failed(Trouble("not-committed", f"{written.partition.topic} {why}"))
             return
         self._written(chunk)
 

@@ -3,8 +3,8 @@
 A decided transaction's markers are written once a turn of the loop, and the coordinator is told
 when all of them are committed. What cannot be written now (a log that is offline, a coordinator
 that loads) is tried again when the coordinator asks again, which it does until it is told; what
-was written is not written twice. Markers in `__consumer_offsets` go through the group coordinator's
-runtime, which owns the offsets of that log.
+was written is not written twice, unless it may be lost with its leader. Markers in
+`__consumer_offsets` go through the group coordinator's runtime, which owns the offsets of that log.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.record.control import build_marker
 from shoal.replication.partition import Partition
+from shoal.replication.written import Written
 from shoal.server import groups
 from shoal.server.api import Body
 from shoal.transaction.shard import WriteMarkers
@@ -34,8 +35,18 @@ COMMIT_TIMEOUT_MS = 30_000
 #: Before a broker is asked again that did not write its markers.
 SEND_AGAIN_MS = 50
 _EPOCH_MAX = 2**15 - 1
-#: Where a transaction's markers stand; None for those that are committed elsewhere, or owed none.
-_Written = dict[TopicPartition, "tuple[Partition, int] | None"]
+
+
+class _Marked:
+    """Where a transaction's markers stand that one coordinator epoch has written: the next one may
+    owe the same markers for another transaction, whose producer has kept its epoch."""
+
+    __slots__ = ("coordinator_epoch", "places")
+
+    def __init__(self, coordinator_epoch: int) -> None:
+        self.coordinator_epoch = coordinator_epoch
+        #: None for those that are committed elsewhere, or owed none.
+        self.places: dict[TopicPartition, Written | None] = {}
 
 
 class Marker(NamedTuple):
@@ -63,8 +74,8 @@ class TransactionMarkers:
         self._coordinator_epoch = coordinator_epoch
         self._completed = completed
         self._asked: deque[WriteMarkers] = deque()
-        #: Of transactions that are not complete: where their markers stand, by partition.
-        self._written: dict[WriteMarkers, _Written] = {}
+        #: Of transactions that are not complete.
+        self._marked: dict[WriteMarkers, _Marked] = {}
         #: What other brokers were asked to write and have not answered.
         self._sent: set[tuple[WriteMarkers, int]] = set()
         #: Transactions whose markers are all written, and not all committed.
@@ -86,9 +97,12 @@ class TransactionMarkers:
     def _write(self, markers: WriteMarkers) -> None:
         coordinator_epoch = self._coordinator_epoch(markers)
         if coordinator_epoch is None:
-            self._written.pop(markers, None)
+            self._marked.pop(markers, None)
             return
-        written = self._written.setdefault(markers, {})
+        marked = self._marked.get(markers)
+        if marked is None or marked.coordinator_epoch != coordinator_epoch:
+            marked = self._marked[markers] = _Marked(coordinator_epoch)
+        places = marked.places
         elsewhere: dict[int, list[TopicPartition]] = {}
         marker = Marker(
             markers.producer_id,
@@ -98,19 +112,18 @@ class TransactionMarkers:
             markers.transaction_version,
         )
         for topic, index in markers.partitions:
-            if (topic, index) in written:
+            if (topic, index) in places:
                 continue
             registered = self._broker.image.partition(topic, index)
             if registered is None:
-                written[(topic, index)] = (
-                    None  # It was deleted, and the transaction's part with it.
-                )
+                # It was deleted, and the transaction's part with it.
+                places[(topic, index)] = None
                 continue
             if registered.leader >= 0 and registered.leader != self._broker.node_id:
                 elsewhere.setdefault(registered.leader, []).append((topic, index))
                 continue
             try:
-                written[(topic, index)] = append(self._broker, topic, index, marker)
+                places[(topic, index)] = append(self._broker, topic, index, marker)
             except ApiError as refused:
                 self._broker.log.warning(
                     "a transaction marker cannot be written now",
@@ -120,17 +133,14 @@ class TransactionMarkers:
                     error=refused.code.name,
                 )
         for leader_id, partitions in elsewhere.items():
-            self._send(markers, marker, leader_id, partitions)
-        self._all_written(markers, written)
-
-    def _all_written(self, markers: WriteMarkers, written: _Written) -> None:
-        if len(written) == len(markers.partitions):
-            self._await_commit(markers, [w for w in written.values() if w is not None])
+            self._send(markers, marker, marked, leader_id, partitions)
+        self._await_commit(markers, marked)
 
     def _send(
         self,
         markers: WriteMarkers,
         marker: Marker,
+        marked: _Marked,
         leader_id: int,
         partitions: list[TopicPartition],
     ) -> None:
@@ -143,43 +153,60 @@ class TransactionMarkers:
 
         def answered(done: asyncio.Future[dict[TopicPartition, ErrorCode]]) -> None:
             self._sent.discard((markers, leader_id))
-            written = self._written.get(markers)
-            if done.cancelled() or written is None:
+            if done.cancelled():
+                return
+            if self._marked.get(markers) is not marked:
+                self.write(markers)
                 return
             for where, code in done.result().items():
                 if code is ErrorCode.none:
-                    written[where] = None
-            if len(written) == len(markers.partitions):
-                self._all_written(markers, written)
+                    marked.places[where] = None
+            if len(marked.places) == len(markers.partitions):
+                self._await_commit(markers, marked)
             else:
                 now_ms = self._broker.clock.now_ms()
                 self._broker.timers.at(now_ms + SEND_AGAIN_MS, lambda: self.write(markers))
 
         sent.add_done_callback(answered)
 
-    def _await_commit(self, markers: WriteMarkers, written: list[tuple[Partition, int]]) -> None:
-        def committed() -> Body | None:
-            return {} if all(p.acknowledged(offset) for p, offset in written) else None
+    def _await_commit(self, markers: WriteMarkers, marked: _Marked) -> None:
+        """Go on once all markers are committed; those that may be lost are written again."""
+        if len(marked.places) < len(markers.partitions):
+            return
+        here = {where: written for where, written in marked.places.items() if written is not None}
 
-        def over(future: asyncio.Future[Body]) -> None:
-            self._committing.pop(markers, None)
-            if not future.cancelled() and future.result() == {}:
+        def settled() -> Body | None:
+            lost = any(written.is_lost for written in here.values())
+            return {} if lost or all(written.is_committed for written in here.values()) else None
+
+        def go_on() -> None:
+            lost = [where for where, written in here.items() if written.is_lost]
+            for where in lost:
+                marked.places.pop(where, None)
+            if lost:
+                self.write(markers)
+            elif settled() is not None:
                 self._done(markers)
 
-        if committed() is not None:
-            self._done(markers)
+        def waited(future: asyncio.Future[Body]) -> None:
+            self._committing.pop(markers, None)
+            if not future.cancelled():
+                go_on()
+
+        if settled() is not None:
+            go_on()
             return
         self._committing[markers] = None
         parked = self._broker.purgatory.park(
-            keys=[partition.key for partition, _ in written],
-            attempt=committed,
+            keys=[written.partition.key for written in here.values()],
+            attempt=settled,
             expire=lambda: {"timed_out": True},
             deadline_ms=self._broker.clock.now_ms() + COMMIT_TIMEOUT_MS,
         )
-        parked.add_done_callback(over)
+        parked.add_done_callback(waited)
 
     def _done(self, markers: WriteMarkers) -> None:
-        self._written.pop(markers, None)
+        self._marked.pop(markers, None)
         self._completed(markers)
 
 
@@ -216,9 +243,9 @@ async def _write_at(
     }
 
 
-def append(broker: Broker, topic: str, index: int, marker: Marker) -> tuple[Partition, int]:
-    """Write a marker to a partition that this broker leads: the partition, and the offset behind
-    the marker. Raises `ApiError`; then nothing was written."""
+def append(broker: Broker, topic: str, index: int, marker: Marker) -> Written:
+    """Write a marker to a partition that this broker leads. Raises `ApiError`; then nothing was
+    written."""
     partition = broker.partitions.by_name(topic, index)
     if partition is None:
         raise ApiError(ErrorCode.unknown_topic_or_partition)
@@ -244,7 +271,7 @@ def append(broker: Broker, topic: str, index: int, marker: Marker) -> tuple[Part
         raise ApiError(refused.code, refused.message) from None
     except (OSError, LogOffline) as error:
         raise ApiError(ErrorCode.kafka_storage_error, str(error)) from None
-    return partition, partition.log.log_end_offset
+    return Written.by(partition, partition.log.log_end_offset)
 
 
 def _check_epoch(partition: Partition, marker: Marker) -> None:

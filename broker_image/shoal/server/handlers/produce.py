@@ -20,6 +20,7 @@ from shoal.protocol.errors import ErrorCode, WireError
 from shoal.protocol.produce import TOPIC_IDS_FROM, ProduceRequest
 from shoal.record.batch import TRANSACTIONAL_BIT
 from shoal.replication.partition import Partition
+from shoal.replication.written import Written
 from shoal.server.answers import leader_endpoints
 from shoal.server.api import Answer, Body, Request
 from shoal.server.handlers import transactional_produce
@@ -31,8 +32,8 @@ _ACKS_ALL = -1
 #: The client id of Kafka's own tools that may write to internal topics.
 ADMIN_CLIENT_ID = "__admin_client"
 _Entry = dict[str, Any]
-#: What an answer waits for: a partition, the leader epoch of the append, the offset behind it.
-_Waiting = tuple[Partition, int, int, _Entry]
+#: What an answer waits for.
+_Waiting = tuple[Written, _Entry]
 #: By topic and partition: why a transaction's batch is not taken.
 Refused = Mapping[tuple[str, int], tuple[ErrorCode, str | None]]
 _NOTHING_REFUSED: Refused = {}
@@ -82,7 +83,7 @@ def append(broker: Broker, request: Request, refused: Refused) -> Answer:
     if not waiting:
         return [produce.write_taken(request.version, topics)] if failed is None else response
     return broker.purgatory.park(
-        keys=[partition.key for partition, *_ in waiting],
+        keys=[written.partition.key for written, _ in waiting],
         attempt=lambda: _acknowledged(broker, response, waiting),
         expire=lambda: _timed_out(response, waiting),
         deadline_ms=broker.clock.now_ms() + body.timeout_ms,
@@ -135,7 +136,7 @@ def _append(
         "log_start_offset": appended.log_start_offset,
     }
     if acks and not partition.acknowledged(appended.last_offset + 1):
-        waiting.append((partition, partition.leader_epoch, appended.last_offset + 1, entry))
+        waiting.append((Written.by(partition, appended.last_offset + 1), entry))
     return entry
 
 
@@ -195,12 +196,13 @@ def _refusal(code: ErrorCode, message: str | None) -> _Entry:
 def _acknowledged(broker: Broker, response: Body, waiting: list[_Waiting]) -> Body | None:
     """The response once every partition is safe up to the offset that it waits for, or is not going
     to be by this broker."""
-    for partition, epoch, offset, entry in waiting:
+    for written, entry in waiting:
+        partition = written.partition
         if partition.log.offline:
             entry["error_code"] = ErrorCode.kafka_storage_error
-        elif partition.lost(epoch):
+        elif written.is_lost:
             entry |= _not_leader(partition)
-        elif not partition.acknowledged(offset):
+        elif not written.is_committed:
             if not broker.replicas.is_cut_off(partition):
                 return None
             entry["error_code"] = ErrorCode.not_leader_or_follower
@@ -210,7 +212,7 @@ def _acknowledged(broker: Broker, response: Body, waiting: list[_Waiting]) -> Bo
 
 
 def _timed_out(response: Body, waiting: list[_Waiting]) -> Body:
-    for partition, _, offset, entry in waiting:
-        if not partition.acknowledged(offset):
+    for written, entry in waiting:
+        if not written.is_committed:
             entry["error_code"] = ErrorCode.request_timed_out
     return response

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.replication.partition import Partition
+from shoal.replication.written import Written
 from shoal.server import transaction_markers
 from shoal.server.api import Answer, Body, Request
 from shoal.server.transaction_markers import COMMIT_TIMEOUT_MS, Marker
@@ -19,32 +19,34 @@ Row = dict[str, Any]
 
 
 def handle(broker: Broker, request: Request) -> Answer:
-    waiting: list[tuple[Partition, int, Row]] = []
+    waiting: list[tuple[Written, Row]] = []
     response = {"markers": [_written(broker, asked, waiting) for asked in request.body.markers]}
 
     def committed() -> Body | None:
-        done = all(partition.acknowledged(offset) for partition, offset, _ in waiting)
-        return response if done else None
+        for written, row in waiting:
+            if written.is_lost:
+                row["error_code"] = ErrorCode.not_leader_or_follower
+            elif not written.is_committed:
+                return None
+        return response
 
     def timed_out() -> Body:
-        for partition, offset, row in waiting:
-            if not partition.acknowledged(offset):
+        for written, row in waiting:
+            if not written.is_committed:
                 row["error_code"] = ErrorCode.request_timed_out
         return response
 
     if committed() is not None:
         return response
     return broker.purgatory.park(
-        keys=[partition.key for partition, _, _ in waiting],
+        keys=[written.partition.key for written, _ in waiting],
         attempt=committed,
         expire=timed_out,
         deadline_ms=broker.clock.now_ms() + COMMIT_TIMEOUT_MS,
     )
 
 
-def _written(
-    broker: Broker, asked: Any, waiting: list[tuple[Partition, int, Row]]
-) -> Mapping[str, Any]:
+def _written(broker: Broker, asked: Any, waiting: list[tuple[Written, Row]]) -> Mapping[str, Any]:
     """One marker's rows; those that wait for their commit are noted in `waiting`."""
     marker = Marker(
         asked.producer_id,
@@ -59,8 +61,8 @@ def _written(
         for index in topic.partition_indexes:
             row: Row = {"partition_index": index, "error_code": ErrorCode.none}
             try:
-                partition, offset = transaction_markers.append(broker, topic.name, index, marker)
-                waiting.append((partition, offset, row))
+                written = transaction_markers.append(broker, topic.name, index, marker)
+                waiting.append((written, row))
             except ApiError as refused:
                 row["error_code"] = refused.code
             rows.append(row)
