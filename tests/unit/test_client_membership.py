@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
+from uuid import UUID
 
 import pytest
 from shoal.client.consumer import ConsumerMembership
 from shoal.client.errors import ConnectionLost
 from shoal.client.membership import Membership
 from shoal.client.share import ShareMembership
+
+TOPIC = UUID(int=7)
 
 
 class _Cluster:
@@ -21,6 +24,8 @@ class _Cluster:
     def __init__(self) -> None:
         self.bodies: list[Mapping[str, Any]] = []
         self.lost = False
+        #: The partitions that the next answer assigns.
+        self.assigned: list[int] | None = None
 
     async def coordinator(self, group: str) -> int:
         return 1
@@ -29,8 +34,12 @@ class _Cluster:
         self.bodies.append(body)
         if self.lost:
             raise ConnectionLost("the connection broke")
+        assignment = None
+        if self.assigned is not None:
+            row = SimpleNamespace(topic_id=TOPIC, partitions=self.assigned)
+            assignment, self.assigned = SimpleNamespace(topic_partitions=[row]), None
         return SimpleNamespace(
-            error_code=0, error_message=None, member_epoch=1, member_id="m", assignment=None,
+            error_code=0, error_message=None, member_epoch=1, member_id="m", assignment=assignment,
             heartbeat_interval=timedelta(seconds=5),
         )  # fmt: skip
 
@@ -59,3 +68,22 @@ def test_a_heartbeat_after_one_without_an_answer_says_everything(kind: str) -> N
         return [body["subscribed_topic_names"] is not None for body in cluster.bodies]
 
     assert asyncio.run(main()) == [True, False, False, True, False]
+
+
+def test_an_assignment_that_was_taken_back_is_confirmed() -> None:
+    """A member that was told of another partition and then not to have it owned the same all along,
+    and said nothing: the coordinator waited for its word, and the partition was nobody's for the
+    time of a rebalance, a minute."""
+
+    async def main() -> list[Any]:
+        cluster: Any = _Cluster()
+        member = ConsumerMembership(cluster, "g", ["t"])
+        for assigned in ([0], None, [0, 1], [0], None, None):
+            cluster.assigned = assigned
+            await member._beat()
+            if assigned == [0]:
+                member.owned = dict(member.assignment)
+        return [body["topic_partitions"] for body in cluster.bodies]
+
+    owned = [{"topic_id": TOPIC, "partitions": (0,)}]
+    assert asyncio.run(main()) == [[], owned, None, None, owned, None]

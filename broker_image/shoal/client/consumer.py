@@ -114,7 +114,20 @@ class ConsumerMembership(Membership):
         self.owned: Assignment = {}
         self._topics = sorted(topics)
         self._reported: Assignment | None = None
+        #: The last assignment that was told, and the member epoch beside it.
+        self._last_told: tuple[Assignment, int] | None = None
         self.lost = False
+
+    def _assigned(self, given: Assignment) -> None:
+        """The coordinator waits for word of what it has told, though nothing changes here: it may
+        have told something else before, and taken that back. It is not asked twice about the same,
+        since there are those who answer such word with the assignment."""
+        super()._assigned(given)
+        told = self.assignment, self.member_epoch
+        if told != self._last_told and self.owned == self.assignment:
+            self._reported = None
+            self.hurry()
+        self._last_told = told
 
     def _fenced(self) -> None:
         super()._fenced()
@@ -228,20 +241,27 @@ class GroupConsumer:
             await self.membership.leave()
 
     async def _reconcile(self) -> None:
-        """Give up what is no longer assigned, then take on what is new."""
+        """Give up what is no longer assigned, then take on what is new; what is assigned by then
+        is looked at again, so that nothing is read that was taken away meanwhile."""
         member = self.membership
-        if member.lost:
-            member.lost = False
-            self._reader.positions.clear()
-            self._committed.clear()
-        if member.owned == member.assignment:
-            return
-        wanted = dict(member.assignment)
+        while member.lost or member.owned != member.assignment:
+            if member.lost:
+                member.lost = False
+                self._reader.positions.clear()
+                self._committed.clear()
+                continue
+            wanted = dict(member.assignment)
+            await self._take_over(wanted)
+            if not member.lost:
+                member.owned = wanted
+                member.hurry()
+
+    async def _take_over(self, wanted: Assignment) -> None:
         names = {t: await self.cluster.topic_name(t) for t in wanted}
         target = {TopicPartition(names[t] or "", p) for t, some in wanted.items() if names[t]
                   for p in some}  # fmt: skip
         positions = self._reader.positions
-        if set(positions) - target and member.member_epoch > 0:
+        if set(positions) - target and self.membership.member_epoch > 0:
             try:
                 await self.commit()
             except ClientError as error:
@@ -253,8 +273,6 @@ class GroupConsumer:
         new = sorted(target - set(positions))
         if new:
             positions.update(await self._start_positions(new))
-        member.owned = wanted
-        member.hurry()
 
     async def _start_positions(self, new: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         member = self.membership

@@ -61,6 +61,12 @@ class Membership(ABC):
     def _body(self, *, whole: bool) -> dict[str, Any]:
         """The request: all that there is to say, as when joining, or what has changed."""
 
+    def _assigned(self, given: Assignment) -> None:
+        """The broker has told an assignment, which may be the one that the member has already."""
+        if given != self.assignment:
+            self.assignment = given
+            self._changed.set()
+
     def _fenced(self) -> None:
         """The broker has put this member out: what it held may belong to others already."""
         self.assignment = {}
@@ -149,10 +155,7 @@ class Membership(ABC):
         self._beats += 1
         if answer.assignment is not None:
             rows = answer.assignment.topic_partitions
-            given = {row.topic_id: tuple(sorted(row.partitions)) for row in rows}
-            if given != self.assignment:
-                self.assignment = given
-                self._changed.set()
+            self._assigned({row.topic_id: tuple(sorted(row.partitions)) for row in rows})
 
     async def _send(self, body: Mapping[str, Any]) -> Any:
         node = await self.cluster.coordinator(self.group)
