@@ -24,6 +24,7 @@ from sim.cluster_mutants import MUTANTS
 from sim.cluster_run import PARTS, of_seed, shown, simulate, try_seed
 from sim.seeds import chosen, chunked, find, run_in, workers
 
+EOS = ("transactions",)
 FIRST, LAST = chosen("CLUSTER_SEEDS", "1-1000" if os.environ.get("CI") else "1-20")
 #: Seeds to try before a mutant counts as one that gets away.
 TRIES = 20
@@ -145,7 +146,19 @@ def test_a_share_partition_that_cannot_be_loaded_is_tried_again_after_a_pause() 
     simulate(1, brokers=1, faults=["disk_full"] * 4, duration_s=8.0, synced=False, parts=[])
 
 
-EOS = ("transactions",)
+def test_a_coordinator_that_was_put_out_tells_no_old_offsets() -> None:
+    """A broker that had been cut off was told by the new controller that it is fenced, a while
+    before the metadata came that said who coordinates its groups: it went on telling their
+    offsets, older than what others had taken by then."""
+    simulate(38, brokers=3, faults=["partition"] * 4, parts=EOS, rest_s=30.0)
+
+
+def test_a_member_confirms_an_assignment_that_was_taken_back() -> None:
+    """It was told of another partition and then not to have it, while it waited for a broker. What
+    it owned was the same all along, so it said nothing, and the partition was nobody's."""
+    simulate(80, brokers=3, faults=["partition"] * 4, parts=EOS, rest_s=30.0)
+
+
 #: What shows that an acknowledged record is gone.
 LOST = "leader_completeness", "committed_prefix", "lost-write", "inconsistent-offsets"
 

@@ -239,6 +239,29 @@ def test_a_marker_that_is_lost_with_its_leader_is_not_taken_for_written() -> Non
         assert row.error_code is ErrorCode.not_leader_or_follower
 
 
+def test_a_broker_that_does_not_know_that_it_was_fenced_is_not_let_in_again() -> None:
+    """Its heartbeat comes back before the metadata does that says who leads now: let in at once, it
+    took itself for the leader of what others led, and the controller said nothing against it."""
+    with scene() as cluster:
+        controller = cluster.controller()
+        off = cluster.others(controller)[0]
+        assert controller.broker is not None and off.broker is not None
+        known = controller.broker.image.brokers
+        before = {
+            "broker_id": off.id, "broker_epoch": known[off.id].broker_epoch,
+            "current_metadata_offset": off.broker.image.offset, "want_fence": False,
+            "want_shut_down": False,
+        }  # fmt: skip
+        off.process.pause()
+        broker = controller.broker
+        cluster.until(lambda: broker.image.brokers[off.id].fenced, "it is fenced")
+        answer = cluster.asked(controller.id, ApiKey.BROKER_HEARTBEAT, before)
+        assert answer.is_fenced and not answer.is_caught_up
+        assert broker.image.brokers[off.id].fenced
+        now = before | {"current_metadata_offset": broker.image.offset}
+        assert not cluster.asked(controller.id, ApiKey.BROKER_HEARTBEAT, now).is_fenced
+
+
 def test_a_late_write_of_share_state_meets_a_coordinator_that_left_and_came_back() -> None:
     """A write stood in the network while another broker was the coordinator for a while and took
     newer ones of the same leader, which has the same epochs. It is not laid over those; what comes

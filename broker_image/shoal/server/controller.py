@@ -76,7 +76,9 @@ class Controller:
         self._heard_ms: dict[int, int] = {}
         #: The epoch that this node led last.
         self._epoch = -1
+        #: Brokers that are about to be fenced, and where in the metadata others were.
         self._fencing: set[int] = set()
+        self._fenced_at: dict[int, int] = {}
         self._probes: dict[int, asyncio.Task[None]] = {}
 
     def start(self) -> None:
@@ -113,6 +115,7 @@ class Controller:
         now_ms = self._now_ms()
         self._heard_ms = dict.fromkeys(metadata.newest.brokers, now_ms)
         self._fencing.clear()
+        self._fenced_at.clear()
         if not self._broker.quorum.alone:
             self._broker.log.info("this node is the active controller", epoch=self._epoch)
         for id, known in metadata.newest.brokers.items():
@@ -165,7 +168,10 @@ class Controller:
         peer.on_close[self] = lambda: self._probe(id)
         known = brokers.checked(metadata.newest, id, body.broker_epoch)
         self._heard_ms[id] = self._now_ms()
-        caught_up = body.current_metadata_offset >= known.broker_epoch
+        # One that does not know yet that it was fenced would lead on what others lead by now.
+        caught_up = id not in self._fencing and body.current_metadata_offset >= max(
+            known.broker_epoch, self._fenced_at.get(id, -1)
+        )
         if body.want_shut_down:
             decide = lambda image: brokers.shut_down(image, id)  # noqa: E731
         elif body.want_fence:
@@ -227,4 +233,9 @@ class Controller:
         self._fencing.add(id)
         self._broker.log.warning("a broker is fenced", id=id, why=why)
         done = self._submit(lambda image: brokers.fence(image, id))
-        done.add_done_callback(lambda _: self._fencing.discard(id))
+        done.add_done_callback(lambda done: self._fenced(id, done))
+
+    def _fenced(self, id: int, done: asyncio.Future[Any]) -> None:
+        self._fencing.discard(id)
+        if not done.cancelled() and done.exception() is None:
+            self._fenced_at[id] = self._broker.metadata.image.offset

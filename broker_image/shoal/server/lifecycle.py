@@ -51,6 +51,9 @@ class Lifecycle:
         self._may_stop = asyncio.Event()
         self._ready = False
         self._answered_at = 0.0
+        #: A controller has said that this broker is fenced, and the metadata that tells who leads
+        #: in its place has not come.
+        self.is_put_out = False
         #: Nobody is at the other brokers' ports, as far as this one has looked.
         self._alone = False
 
@@ -101,6 +104,7 @@ class Lifecycle:
 
     def _changed(self, image: Any, delta: Any) -> None:
         if self._broker.node_id in delta.brokers:
+            self.is_put_out = False
             self._moved.set()
 
     async def _register(self) -> int:
@@ -171,7 +175,8 @@ class Lifecycle:
         """Whether no controller has answered for as long as this broker's session lasts, while
         there may be other brokers. Then it may be fenced, and others may lead what it leads,
         without its knowing."""
-        return self._heart is not None and not self._alone and self._is_overdue()
+        overdue = self._heart is not None and not self._alone and self._is_overdue()
+        return overdue or self.is_put_out
 
     def _is_overdue(self) -> bool:
         session_s = self._broker.config["broker.session.timeout.ms"] / 1000
@@ -188,7 +193,7 @@ class Lifecycle:
             if answer is None or (self._ready and answer.is_fenced):
                 delay_s = min(delay_s, _RETRY_S)
             self._alone = answer is None and self._is_overdue() and await self._is_alone()
-            if answer is None and self.is_lost:
+            if self.is_lost:
                 broker.replicas.wake_cut_off()
             if answer is not None and self._stopping and answer.should_shut_down:
                 self._may_stop.set()
@@ -222,6 +227,7 @@ class Lifecycle:
             "want_shut_down": self._stopping,
         }
         timeout_ms = broker.config["broker.session.timeout.ms"]
+        sent_at = broker.loop.time()
         try:
             answer = await broker.channel.request(
                 ApiKey.BROKER_HEARTBEAT, fields, timeout_ms=timeout_ms
@@ -229,7 +235,9 @@ class Lifecycle:
         except ApiError:
             return None
         if answer.error_code == ErrorCode.none:
-            self._answered_at = broker.loop.time()
+            # The controller counts the session from when it was asked, which is not before this.
+            self._answered_at = sent_at
+            self.is_put_out = self._ready and answer.is_fenced and not self.fenced
             return answer
         if answer.error_code == ErrorCode.stale_broker_epoch:
             self.broker_epoch = await self._register()

@@ -1,7 +1,8 @@
 """The quorum's requests to other nodes: who listens where, and a connection to each.
 
 A fetch waits at the leader until there is something to fetch, so fetches have a connection of their
-own; votes and the like go by another one. A request that gets no answer is `Unanswered`.
+own; votes and the like go by another one. A request that gets no answer is `Unanswered`. One that
+the quorum waits for no more leaves its connection to nobody: the next one would stand behind it.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ class Peers:
         self._cluster_id = cluster_id
         self._endpoints = endpoints
         self._addresses: dict[int, Address] = {}
+        #: By node, and whether it is the one for fetches.
         self._links: dict[tuple[int, bool], Link] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._asking: dict[tuple[int, bool], asyncio.Task[None]] = {}
         self.step: Callable[[Event], object] = lambda event: None
         #: Told of a node that refused a request as a whole.
         self.on_refused: Callable[[int, Request, ErrorCode], None] = lambda *_: None
@@ -54,25 +56,34 @@ class Peers:
             return
         self._addresses[id] = address
         for fetches in (False, True):
-            link = self._links.pop((id, fetches), None)
-            if link is not None:
-                link.close()
+            self._hang_up((id, fetches))
 
     def send(self, message: Message) -> None:
-        task = asyncio.ensure_future(self._ask(message))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        way = message.to, _fetches(message.body)
+        given_up = self._asking.pop(way, None)
+        if given_up is not None:
+            given_up.cancel()
+            self._hang_up(way)
+        self._asking[way] = asyncio.ensure_future(self._ask(message, way))
+
+    def _hang_up(self, way: tuple[int, bool]) -> None:
+        link = self._links.pop(way, None)
+        if link is not None:
+            link.close()
 
     def close(self) -> None:
-        for task in list(self._tasks):
+        for task in list(self._asking.values()):
             task.cancel()
         for link in self._links.values():
             link.close()
 
-    async def _ask(self, message: Message) -> None:
+    async def _ask(self, message: Message, way: tuple[int, bool]) -> None:
         request, to = message.body, message.to
         assert not isinstance(request, Response)
         response = await self.ask(to, request)
+        if self._asking.get(way) is asyncio.current_task():
+            # What the quorum sends because of the answer goes the same way.
+            del self._asking[way]
         if response is None:
             self.step(Unanswered(to, message.correlation))
         else:
@@ -91,7 +102,7 @@ class Peers:
             max_bytes=settings.fetch_max_bytes,
         )
         try:
-            link = self._link(to, isinstance(request, FetchRequest | FetchSnapshotRequest))
+            link = self._link(to, _fetches(request))
             entity = await link.request(wire.API_KEYS[type(request)], fields, timeout_ms=timeout_ms)
         except Refused:
             self.step(Gone(to))
@@ -117,3 +128,7 @@ class Peers:
                 request_timeout_ms=self._settings.request_timeout_ms,
             )
         return link
+
+
+def _fetches(body: Request | Response) -> bool:
+    return isinstance(body, FetchRequest | FetchSnapshotRequest)

@@ -117,10 +117,13 @@ class Replicas:
     def is_cut_off(self, partition: Partition) -> bool:
         """Whether nothing that is written to a partition led here can be committed as things are:
         neither a controller nor some in-sync follower was heard of for broker.session.timeout.ms.
-        So the follower cannot be put out of the ISR; another broker may lead by now."""
+        So the follower cannot be put out of the ISR; another broker may lead by now. Where a
+        controller says that this broker is fenced, another one does."""
         broker = self._broker
         if partition.leadership is None or not broker.lifecycle.is_lost:
             return False
+        if broker.lifecycle.is_put_out:
+            return True
         since = broker.loop.time() - broker.config["broker.session.timeout.ms"] / 1000
         return any(
             replica != broker.node_id and self._heard.get(replica, 0.0) < since
