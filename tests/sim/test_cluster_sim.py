@@ -159,6 +159,12 @@ def test_a_member_confirms_an_assignment_that_was_taken_back() -> None:
     simulate(80, brokers=3, faults=["partition"] * 4, parts=EOS, rest_s=30.0)
 
 
+def test_a_member_that_was_put_out_commits_nothing_under_its_new_epoch() -> None:
+    """A poll that had begun before gave records of a partition that another member had by then, and
+    the position behind them was committed: the other one's next commit was a step back."""
+    simulate(185, brokers=3, faults=["partition"] * 4, parts=EOS, rest_s=30.0)
+
+
 #: What shows that an acknowledged record is gone.
 LOST = "leader_completeness", "committed_prefix", "lost-write", "inconsistent-offsets"
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
-from shoal.client.consumer import ConsumerMembership
-from shoal.client.errors import ConnectionLost
+from shoal.client.cluster import TopicPartition
+from shoal.client.consumer import ConsumerMembership, GroupConsumer, Reset
+from shoal.client.errors import ConnectionLost, KafkaError
+from shoal.client.fetcher import Isolation
 from shoal.client.membership import Membership
 from shoal.client.share import ShareMembership
+from shoal.protocol.errors import ErrorCode
 
 TOPIC = UUID(int=7)
 
@@ -26,9 +29,22 @@ class _Cluster:
         self.lost = False
         #: The partitions that the next answer assigns.
         self.assigned: list[int] | None = None
+        #: What happens while a connection is made.
+        self.meanwhile: Callable[[], None] = lambda: None
 
     async def coordinator(self, group: str) -> int:
         return 1
+
+    async def connection(self, node: int, lane: str) -> Any:
+        self.meanwhile()
+        return SimpleNamespace(version=lambda key, most: most, request=self.commit)
+
+    async def commit(self, key: int, body: Mapping[str, Any], *, version: int) -> Any:
+        self.bodies.append(body)
+        return SimpleNamespace(topics=[])
+
+    async def retrying(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
+        return await attempt()
 
     async def request(self, node: int, key: int, body: Mapping[str, Any], *, lane: str) -> Any:
         self.bodies.append(body)
@@ -87,3 +103,28 @@ def test_an_assignment_that_was_taken_back_is_confirmed() -> None:
 
     owned = [{"topic_id": TOPIC, "partitions": (0,)}]
     assert asyncio.run(main()) == [[], owned, None, None, owned, None]
+
+
+@pytest.mark.parametrize("when", ["never", "before", "meanwhile"])
+def test_a_member_that_was_put_out_commits_nothing_of_what_it_had(when: str) -> None:
+    """It has joined again by then, and the broker takes what it commits under its new epoch: a
+    position in a partition that another member has begun to read, which then went back."""
+
+    async def main() -> list[Any]:
+        cluster: Any = _Cluster()
+        member = ConsumerMembership(cluster, "g", ["t"])
+        consumer = GroupConsumer(
+            cluster, member, reset=Reset.EARLIEST, isolation=Isolation.READ_UNCOMMITTED
+        )
+        consumer._reader.positions[TopicPartition("t", 0)] = 5
+        if when == "before":
+            member._fenced()
+        elif when == "meanwhile":
+            cluster.meanwhile = member._fenced
+        try:
+            await consumer.commit()
+        except KafkaError as error:
+            assert error.code == ErrorCode.fenced_member_epoch and when != "never"
+        return cluster.bodies
+
+    assert len(asyncio.run(main())) == (when == "never")

@@ -11,12 +11,13 @@ import typer
 
 from shoal.cli import moments, output
 from shoal.cli.records import AnyRecord, RecordFormat, printer
-from shoal.cli.session import USAGE, Failed, command, new_app
+from shoal.cli.session import USAGE, Failed, command, new_app, warn
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.consumer import GroupConsumer, Reader, Reset, starts
-from shoal.client.errors import expect
+from shoal.client.errors import KafkaError, expect
 from shoal.client.fetcher import Isolation
+from shoal.client.membership import FENCED
 
 app = new_app("Read records, alone or in a consumer group.")
 
@@ -158,7 +159,13 @@ async def _in_group(
                     for unread in polled:
                         consumer.rewind(TopicPartition(*unread[:2]), unread.offset)
                     return
-            await consumer.commit()
+            try:
+                await consumer.commit()
+            except KafkaError as error:
+                if error.code not in FENCED:
+                    raise
+                # It joins again; who has its partitions now gets what is not committed again.
+                warn(f"{error}: what was shown since the last commit is given out again.")
 
 
 async def _partitions(

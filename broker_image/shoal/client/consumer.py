@@ -206,7 +206,11 @@ class GroupConsumer:
             positions[where] = min(positions[where], offset)
 
     async def commit(self) -> None:
-        """Commit the positions behind all records that `poll` gave. Raises `KafkaError`."""
+        """Commit the positions behind all records that `poll` gave. Raises `KafkaError`:
+        FENCED_MEMBER_EPOCH where the member was put out of the group. What it had belongs to others
+        by then, who begin where the last commit was; `poll` goes on with what it is given next.
+        """
+        self._check_not_lost()
         moved = {
             p: CommittedOffset(o)
             for p, o in self._reader.positions.items()
@@ -220,6 +224,7 @@ class GroupConsumer:
             node = await self.cluster.coordinator(member.group)
             link = await self.cluster.connection(node, "coordinator")
             version = link.version(ApiKey.OFFSET_COMMIT, 9)
+            self._check_not_lost()
             body = commit_body(member.group, member.member_id, member.member_epoch, moved)
             answer = await link.request(ApiKey.OFFSET_COMMIT, body, version=version)
             for where, part in rows.partitions_of(answer.topics):
@@ -235,7 +240,7 @@ class GroupConsumer:
     async def close(self) -> None:
         """Commit, leave the group, and give its partitions to the others."""
         try:
-            if self.membership.member_epoch > 0:
+            if self.membership.member_epoch > 0 and not self.membership.lost:
                 await self.commit()
         finally:
             await self.membership.leave()
@@ -255,6 +260,14 @@ class GroupConsumer:
             if not member.lost:
                 member.owned = wanted
                 member.hurry()
+
+    def _check_not_lost(self) -> None:
+        """A member that was put out has joined again, and the broker would take its positions
+        under the new epoch, though others read on from there."""
+        if self.membership.lost:
+            raise KafkaError(
+                ErrorCode.fenced_member_epoch, f"positions in group {self.membership.group!r}"
+            )
 
     async def _take_over(self, wanted: Assignment) -> None:
         names = {t: await self.cluster.topic_name(t) for t in wanted}

@@ -33,7 +33,8 @@ from shoal.protocol.errors import ErrorCode
 EAGER_MS, EAGER_MS_MAX = 50, 500
 #: A member that still has nothing after so many eager beats is a spare one: it takes its time.
 EAGER_BEATS = 20
-_FENCED = (ErrorCode.unknown_member_id, ErrorCode.fenced_member_epoch)
+#: A member was put out of its group.
+FENCED = (ErrorCode.unknown_member_id, ErrorCode.fenced_member_epoch)
 Assignment = dict[UUID, tuple[int, ...]]
 
 
@@ -140,7 +141,7 @@ class Membership(ABC):
         code = answer.error_code
         if code in STALE_COORDINATOR:
             self.cluster.forget_coordinator(self.group)
-        if code in _FENCED and self.member_epoch != 0:
+        if code in FENCED and self.member_epoch != 0:
             self.member_epoch = 0
             self._beats = 0
             self._fenced()
