@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 UNITS = {
-    "rate": "records/s", "p50_ms": "p50 ms", "p99_ms": "p99 ms", "cpu_s": "broker CPU s",
+    "rate": "records/s", "p50_ms": "p50 ms", "p99_ms": "p99 ms", "wait_ms": "ms",
+    "cpu_s": "broker CPU s",
     "client_cpu_s": "client CPU s",
     "record_cpu_ms": "CPU ms a record by itself", "record_ms": "ms a record by itself",
     "rss_mb": "broker MB", "idle_mb": "idle MB", "loaded_mb": "loaded MB",
