@@ -1,8 +1,8 @@
 """The loads, each a function of a bootstrap address: `python loads.py NAME HOST:PORT [SCALE]`.
 
 One line of JSON comes out: `rate` is records a second unless the load says otherwise, `p50_ms` and
-`p99_ms` where single operations are timed, `client_cpu_s` what the client itself used while a rate
-was taken. The same client processes run against either broker.
+`p99_ms` where single operations are timed, `wait_ms` where there is but one, `client_cpu_s` what
+the client itself used while a rate was taken. The same client processes run against either broker.
 Joining a group is left out of a rate; filling a topic is, too.
 """
 
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import java_loads
+import share_members
 from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer, TopicPartition
 from filling import FILLED, QUIET, Figures, Run, produce
 
@@ -259,6 +260,8 @@ LOADS: dict[str, Load] = {
     "synchronous produce, 10 producers": lambda r: synchronous(r, 20_000, 10),
     "end to end, consumer": lambda r: end_to_end(r, 10, False),
     "end to end, share consumer": lambda r: end_to_end(r, 10, True),
+    "first record of a new group": share_members.first_record,
+    "records of a killed member": share_members.killed_member,
 }
 
 

@@ -155,10 +155,17 @@ class ConsumerGroupMachine(RuleBasedStateMachine):
                 ErrorCode.unknown_member_id,
                 ErrorCode.fenced_member_epoch,
                 ErrorCode.fenced_instance_id,
+                ErrorCode.unreleased_instance_id,
                 ErrorCode.group_id_not_found,
             ), refused
             client.lose_everything()
-            if refused.code == ErrorCode.fenced_instance_id:
+            if refused.code == ErrorCode.unreleased_instance_id:
+                # It was fenced after answers it had missed. Its own session is in its way when it
+                # joins again, in Kafka too; its client gives up, and the session ends.
+                assert self.broker.group.static_member(client.instance_id).member_id == (
+                    client.member_id
+                )
+            if refused.code in (ErrorCode.fenced_instance_id, ErrorCode.unreleased_instance_id):
                 self.clients.remove(client)
             return
         client.take(response)

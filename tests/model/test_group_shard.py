@@ -21,18 +21,18 @@ from hypothesis.stateful import (
 )
 from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.group.classic import ClassicGroup, State
-from shoal.coordinator.group.offsets import (
-    CommitRequest,
-    PartitionCommit,
-    TopicCommit,
-    TopicQuery,
-)
-from shoal.coordinator.group.rebalance import (
+from shoal.coordinator.group.classic_requests import (
     HeartbeatRequest,
     JoinRequest,
     Leaver,
     LeaveRequest,
     SyncRequest,
+)
+from shoal.coordinator.group.offsets import (
+    CommitRequest,
+    PartitionCommit,
+    TopicCommit,
+    TopicQuery,
 )
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard

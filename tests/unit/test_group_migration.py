@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 from shoal.coordinator.contract import Replayed, Result
-from shoal.coordinator.group import consumer, rebalance
+from shoal.coordinator.group import classic_requests, consumer
 from shoal.coordinator.group.consumer_protocol import (
     read_assignment,
     read_subscription,
@@ -84,14 +84,14 @@ class Shard:
     # Members.
 
     def classic_join(self, member_id: str = "", owned: list[int] | None = None) -> Any:
-        request = rebalance.JoinRequest(
+        request = classic_requests.JoinRequest(
             GROUP, member_id, None, "c", "/h", "consumer", {"range": subscription(owned or [])},
             45_000, 60_000, f"classic-{next(self.tokens)}",
         )  # fmt: skip
         return self.ask(self.shard.classic.join, request)
 
     def classic_sync(self, joined: Any, assignments: dict[str, list[int]] | None = None) -> Any:
-        request = rebalance.SyncRequest(
+        request = classic_requests.SyncRequest(
             GROUP, joined["generation_id"], joined["member_id"], None, "consumer", "range",
             {
                 m: write_assignment({TOPIC_ID: frozenset(p)}, subscription(), Catalog(IMAGE))
@@ -101,7 +101,9 @@ class Shard:
         return self.ask(self.shard.classic.sync, request)
 
     def classic_heartbeat(self, joined: Any) -> ErrorCode:
-        request = rebalance.HeartbeatRequest(GROUP, joined["generation_id"], joined["member_id"])
+        request = classic_requests.HeartbeatRequest(
+            GROUP, joined["generation_id"], joined["member_id"]
+        )
         return self.ask(self.shard.classic.heartbeat, request)["error_code"]
 
     def classic_member(self) -> Any:
@@ -215,7 +217,7 @@ def test_a_policy_may_forbid_the_downgrade():
 def test_a_classic_group_of_other_members_is_not_touched():
     """Groups of Connect workers and the like are no groups of consumers."""
     shard = Shard()
-    request = rebalance.JoinRequest(
+    request = classic_requests.JoinRequest(
         GROUP, "", None, "c", "/h", "connect", {"default": b"x"}, 45_000, 60_000, "w", 0
     )
     shard.ask(shard.shard.classic.join, request)
@@ -228,7 +230,7 @@ def test_a_classic_group_of_other_members_is_not_touched():
 def test_an_empty_classic_group_becomes_a_consumer_group_with_its_id():
     shard = Shard()
     old = shard.classic_member()
-    leave = rebalance.LeaveRequest(GROUP, [rebalance.Leaver(old["member_id"])])
+    leave = classic_requests.LeaveRequest(GROUP, [classic_requests.Leaver(old["member_id"])])
     shard.ask(shard.shard.classic.leave, leave)
     shard.settle(60_000)
     assert shard.group.is_empty

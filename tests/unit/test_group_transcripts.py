@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 from coordinator_sim import Simulation
 from shoal.coordinator.group.classic import ClassicGroup
-from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, TopicCommit
-from shoal.coordinator.group.rebalance import (
+from shoal.coordinator.group.classic_requests import (
     HeartbeatRequest,
     JoinRequest,
     Leaver,
     LeaveRequest,
     SyncRequest,
 )
+from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, TopicCommit
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
 from shoal.protocol.errors import ErrorCode

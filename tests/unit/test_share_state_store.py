@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import tracemalloc
 from collections.abc import Iterable
 from itertools import pairwise
 from uuid import UUID
@@ -151,6 +153,19 @@ def test_nothing_can_be_written_or_read_before_it_is_initialized() -> None:
     assert store.initialize(elsewhere) is ErrorCode.unknown_topic_or_partition
     assert store.initialize(ShareKey("g", TOPIC, 3)) is ErrorCode.unknown_topic_or_partition
     assert store.initialize(ShareKey("g", TOPIC, -1)) is ErrorCode.invalid_request
+
+
+def test_what_was_written_is_held_in_its_own_form_alone() -> None:
+    store = Store()
+    store.initialize()
+    store.write((0, 10_000, 0, 1))
+    tracemalloc.start()
+    store.write(*((n, n, 2 * (n % 2), 1) for n in range(10_000)))
+    store.log.clear()
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 30 * 10_000, "tuples of the write are kept beside columns"
 
 
 def test_former_leaders_and_former_states_are_fenced() -> None:

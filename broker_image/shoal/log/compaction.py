@@ -27,7 +27,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from shoal.log.indexes import RELATIVE_OFFSET_MAX, AbortedTransaction, TransactionIndex
-from shoal.log.retention import DeletedSegment, drop_snapshot
+from shoal.log.retention import DeletedSegment
 from shoal.log.segment import CLEANED, DELETED, SWAP, Segment
 from shoal.log.syncs import Sync
 from shoal.record.batch import (
@@ -327,7 +327,7 @@ class _Round:
         for segment in group:
             segment.rename(DELETED)
             if segment is not group[0]:
-                drop_snapshot(log, segment.base_offset)
+                log.snapshots.drop(segment.base_offset)
             segment.release()
             log.garbage.append(DeletedSegment(segment, "compaction"))
         cleaned.rename("")

@@ -14,14 +14,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from shoal.log.producers import CorruptSnapshot
 from shoal.log.segment import (
     CLEANED,
     DELETED,
     FILES,
     INDEX,
     LOG,
-    SNAPSHOT,
     SWAP,
     TIME_INDEX,
     Segment,
@@ -193,28 +191,12 @@ def _recover_segment(log: Log, segment: Segment, recovery_point: int) -> bool:
 def rebuild_producers(log: Log, now_ms: int, at_most: int | None = None) -> None:
     """The producers' state at the log's end: the newest snapshot (of an offset `at_most`), and the
     batches behind it."""
-    log.drop_snapshots(log.log_end_offset)
+    log.snapshots.drop_past(log.log_end_offset)
     log.producers.clear()
-    start = log.bases[0]
-    for offset in reversed(_snapshots(log)):
-        if at_most is not None and offset > at_most:
-            continue
-        path = f"{log.directory}/{file_name(offset, SNAPSHOT)}"
-        try:
-            log.producers.load(log.storage.read_file(path), now_ms)
-        except CorruptSnapshot:
-            log.storage.remove(path)
-        else:
-            start = max(start, offset)
-            log.snapshot_offset = offset
-            break
+    known = log.snapshots.load(log.producers, now_ms, at_most)
+    start = log.bases[0] if known is None else max(log.bases[0], known)
     for segment in log.segments[max(0, bisect_right(log.bases, start) - 1) :]:
         _replay(log, segment, start, now_ms)
-
-
-def _snapshots(log: Log) -> list[int]:
-    names = log.storage.names(log.directory)
-    return sorted(int(n[:20]) for n in names if n.endswith(SNAPSHOT) and n[:20].isdigit())
 
 
 def _replay(log: Log, segment: Segment, start: int, now_ms: int) -> None:

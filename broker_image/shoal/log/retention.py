@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.log.segment import DELETED, SNAPSHOT, Segment, file_name
+from shoal.log.segment import DELETED, Segment
 
 if TYPE_CHECKING:
     from shoal.log.log import Log
@@ -91,14 +91,9 @@ def _delete_oldest(log: Log, count: int, reason: str, now_ms: int) -> list[Delet
         segment = log.segments[0]
         segment.rename(DELETED)
         del log.segments[0], log.bases[0]
-        drop_snapshot(log, segment.base_offset)
+        log.snapshots.drop(segment.base_offset)
         segment.release()
         gone.append(DeletedSegment(segment, reason))
     log.forget_positions()
     log.advance_log_start(log.bases[0], reason)
     return gone
-
-
-def drop_snapshot(log: Log, base_offset: int) -> None:
-    """Remove the producer snapshot of a segment that is gone."""
-    log.storage.remove(f"{log.directory}/{file_name(base_offset, SNAPSHOT)}")

@@ -9,8 +9,8 @@ generation becomes stable, when the group becomes empty, and when a static membe
 Everything else is soft: a rebalance that is under way does not survive its coordinator, and its
 members find that out by UNKNOWN_MEMBER_ID or ILLEGAL_GENERATION and join again.
 
-Decisions are in `rebalance`. Sources: KIP-62 (rebalance timeout), KIP-345 (static members), KIP-394
-(member id required), KIP-814 (static leaders skip the assignment).
+Decisions are in `classic_membership` and `rebalance`. Sources: KIP-62 (rebalance timeout), KIP-345
+(static members), KIP-394 (member id required), KIP-814 (static leaders skip the assignment).
 """
 
 from __future__ import annotations

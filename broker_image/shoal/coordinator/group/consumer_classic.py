@@ -18,17 +18,17 @@ from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.group import classic, consumer_protocol
 from shoal.coordinator.group.assignment import EMPTY, grouped
 from shoal.coordinator.group.classic import CONSUMER_PROTOCOL, ClassicGroup, refused_join
-from shoal.coordinator.group.consumer import ConsumerGroups, owner_of_instance
-from shoal.coordinator.group.consumer_group import ClassicProtocols, ConsumerGroup, Member
-from shoal.coordinator.group.groups import Draft, Group, code
-from shoal.coordinator.group.rebalance import (
-    ClassicGroups,
+from shoal.coordinator.group.classic_membership import ClassicGroups
+from shoal.coordinator.group.classic_requests import (
     HeartbeatRequest,
     JoinRequest,
     Leaver,
     LeaveRequest,
     SyncRequest,
 )
+from shoal.coordinator.group.consumer import ConsumerGroups, owner_of_instance
+from shoal.coordinator.group.consumer_group import ClassicProtocols, ConsumerGroup, Member
+from shoal.coordinator.group.groups import Draft, Group, code
 from shoal.coordinator.group.reconciliation import Current, MemberState
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 

@@ -159,7 +159,7 @@ class Draft:
 class ClassicBridge(Protocol):
     """How a KIP-848 group serves members that still speak the classic protocol.
 
-    Each method takes the same request as its namesake of `classic.ClassicGroups`.
+    Each method takes the same request as its namesake of `classic_membership.ClassicGroups`.
     """
 
     def join(self, request: Any, now_ms: int, token: Token) -> Result: ...

@@ -1,340 +1,41 @@
-"""What classic groups decide: join, sync, heartbeat, leave, and what happens when time is up.
+"""One rebalance of a classic group: joins are collected, then syncs, and the group is stable.
 
-One rebalance is: PreparingRebalance collects the members (their JoinGroups are parked), then
-CompletingRebalance collects the SyncGroups, and the leader's one carries the assignment. A group
-that was empty waits `group.initial.rebalance.delay.ms` first, and longer while members keep coming.
+PreparingRebalance collects the members (their JoinGroups are parked), then CompletingRebalance
+collects the SyncGroups, and the leader's one carries the assignment. A group that was empty waits
+`group.initial.rebalance.delay.ms` first, and longer while members keep coming.
 
-Timers, all soft: a session for each member and for each id given out by MEMBER_ID_REQUIRED, one
-for the joins and one for the syncs of the group's rebalance.
+It has two timers, both soft: one for the joins and one for the syncs. The requests that begin it
+and move it are decided in `classic_membership`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
-from uuid import UUID
+from typing import Any
 
-from shoal.coordinator.contract import Record, Replayed, Reply, Result, Token
 from shoal.coordinator.deadlines import Key
-from shoal.coordinator.group.classic import (
-    ClassicGroup,
-    GroupMetadata,
-    Member,
-    State,
-    refused_join,
-)
-from shoal.coordinator.group.groups import (
-    ClassicBridge,
-    Context,
-    Draft,
-    Group,
-    GroupType,
-    code,
-)
-from shoal.coordinator.group.records import RecordType
-from shoal.coordinator.group.settings import NEW_MEMBER_JOIN_TIMEOUT_MS, PENDING_JOINS_MAX
-from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.coordinator.group.classic import ClassicGroup, Member, State, refused_join
+from shoal.coordinator.group.groups import Context, Draft, code
+from shoal.protocol.errors import ErrorCode
 
 
-class JoinRequest(NamedTuple):
-    """JoinGroup v0-9. `new_member_id` is the id a new member gets, made up by the caller."""
-
-    group_id: str
-    member_id: str
-    group_instance_id: str | None
-    client_id: str
-    client_host: str
-    protocol_type: str
-    protocols: dict[str, bytes]
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    new_member_id: str
-    api_version: int = 9
-    reason: str | None = None
-
-    @property
-    def member_id_required(self) -> bool:
-        """KIP-394: a dynamic member is made known to itself before it counts."""
-        return self.api_version >= 4 and self.group_instance_id is None
-
-
-class SyncRequest(NamedTuple):
-    """SyncGroup v0-5. `assignments` by member id; only the leader's are looked at."""
-
-    group_id: str
-    generation_id: int
-    member_id: str
-    group_instance_id: str | None = None
-    protocol_type: str | None = None
-    protocol_name: str | None = None
-    assignments: Mapping[str, bytes] = {}
-
-
-class HeartbeatRequest(NamedTuple):
-    group_id: str
-    generation_id: int
-    member_id: str
-    group_instance_id: str | None = None
-
-
-class Leaver(NamedTuple):
-    """A member that leaves; an admin names static ones by instance id alone."""
-
-    member_id: str
-    group_instance_id: str | None = None
-    reason: str | None = None
-
-
-class LeaveRequest(NamedTuple):
-    group_id: str
-    members: Sequence[Leaver]
-
-
-class ClassicGroups:
-    """The classic groups of one shard."""
-
-    name = "classic"
+class Rebalances:
+    """Those of the classic groups of one shard."""
 
     def __init__(self, context: Context) -> None:
-        self._context = context
         self._settings = context.settings
         self._deadlines = context.deadlines
-        self._active = False
-        self.replays = {RecordType.GROUP_METADATA: self._replay}
-        #: Rebalances that have become stable since the shard was loaded, for metrics.
-        self.completed_rebalances = 0
+        #: Those that have become stable since the shard was loaded, for metrics.
+        self.completed = 0
 
-    # Hard state.
-
-    def _replay(self, key: dict[str, Any], value: dict[str, Any] | None, at: Replayed) -> None:
-        group = self._context.groups.get(key["group"])
-        if value is None:
-            if isinstance(group, ClassicGroup):
-                self._context.groups.remove(group.group_id)
-            return
-        data = GroupMetadata.read(value)
-        if isinstance(group, ClassicGroup) and self._active:
-            group.adopt(data)
-            return
-        if not isinstance(group, ClassicGroup):
-            group = ClassicGroup(key["group"])
-            self._context.groups.add(group)
-        group.restore(data)
-
-    def loaded(self, now_ms: int) -> None:
-        self._active = True
-        for group in self._context.groups:
-            if isinstance(group, ClassicGroup):
-                self._arm_sessions(group, now_ms)
-                if len(group.members) > self._settings.group_max_size:
-                    # Its limit was lowered: members commit, rejoin, and the last ones stay out.
-                    self._prepare(group, now_ms, Draft())
-
-    def _arm_sessions(self, group: ClassicGroup, now_ms: int) -> None:
-        for member in group.members.values():
-            group.extend_session(member, now_ms, self._deadlines)
-
-    def metadata_changed(self, deleted: Sequence[tuple[str, UUID]], now_ms: int) -> Result:
-        return Result()  # Clients of the classic protocol watch the metadata themselves.
-
-    def _bridge_to(self, group: Group | None) -> ClassicBridge | None:
-        """Who serves classic members of that group, if it is a KIP-848 one."""
-        is_consumer = group is not None and group.type is GroupType.CONSUMER
-        return self._context.bridge if is_consumer else None
-
-    # JoinGroup.
-
-    def join(self, request: JoinRequest, now_ms: int, token: Token) -> Result:
-        """The answer is parked until the rebalance is over, unless there is nothing to wait for."""
-        longest_ms = self._settings.group_max_session_timeout_ms
-        if not (
-            self._settings.group_min_session_timeout_ms <= request.session_timeout_ms <= longest_ms
-        ):
-            return _refuse_join(token, request.member_id, ErrorCode.invalid_session_timeout)
-        found = self._context.groups.get(request.group_id)
-        bridge = self._bridge_to(found)
-        if bridge is not None and found is not None and not found.is_empty:
-            return bridge.join(request, now_ms, token)
-        draft = Draft()
-        if isinstance(found, ClassicGroup):
-            self._join(found, request, now_ms, token, draft)
-            return draft.result()
-        if found is not None and not _may_become_classic(found):
-            return _refuse_join(token, request.member_id, ErrorCode.inconsistent_group_protocol)
-        if request.member_id:
-            return _refuse_join(token, request.member_id, ErrorCode.unknown_member_id)
-        group = ClassicGroup(request.group_id, state_timestamp_ms=now_ms)
-        if not group.supports(request.protocol_type, request.protocols):
-            return _refuse_join(token, "", ErrorCode.inconsistent_group_protocol)
-        if found is not None:
-            draft.records += found.tombstones()
-        # The id is taken for good: the other types are refused from now on, after a restart too.
-        draft.records.append(group.snapshot(now_ms).record(group.group_id))
-        self._context.groups.add(group)
-        self._join(group, request, now_ms, token, draft)
-        return draft.result()
-
-    def _join(
-        self, group: ClassicGroup, request: JoinRequest, now_ms: int, token: Token, draft: Draft
-    ) -> None:
-        if not self._has_room(group, request.member_id):
-            draft.reply(token, refused_join("", ErrorCode.group_max_size_reached))
-            self._remove_and_rebalance(group, (request.member_id,), now_ms, draft)
-        elif not group.supports(request.protocol_type, request.protocols):
-            error = ErrorCode.inconsistent_group_protocol
-            draft.reply(token, refused_join(request.member_id, error))
-        elif request.member_id:
-            self._join_known(group, request, now_ms, token, draft)
-        elif request.group_instance_id in group.static_members:
-            self._join_again(group, request, now_ms, token, draft)
-        elif request.member_id_required and len(group.pending_joins) >= PENDING_JOINS_MAX:
-            draft.reply(token, refused_join("", ErrorCode.group_max_size_reached))
-        elif request.member_id_required:
-            group.pending_joins[request.new_member_id] = None
-            key = group.session_key(request.new_member_id)
-            self._deadlines.set(key, now_ms + request.session_timeout_ms)
-            error = ErrorCode.member_id_required
-            draft.reply(token, refused_join(request.new_member_id, error))
-        else:
-            self._add(group, request.new_member_id, request, now_ms, token, draft)
-
-    def _has_room(self, group: ClassicGroup, member_id: str) -> bool:
-        """While members rejoin, those who have rejoined count, not those who may yet: so a group
-        above a limit that was lowered sheds its slowest members."""
-        limit = self._settings.group_max_size
-        member = group.members.get(member_id)
-        if group.state is State.EMPTY:
-            return True
-        if group.state is State.PREPARING_REBALANCE:
-            waits = member is not None and member.join_token is not None
-            return waits or group.awaiting_join_count < limit
-        return member is not None or len(group.members) < limit
-
-    def _join_known(
-        self, group: ClassicGroup, request: JoinRequest, now_ms: int, token: Token, draft: Draft
-    ) -> None:
-        """A join under an id that the broker gave out."""
-        member_id = request.member_id
-        if member_id in group.pending_joins and request.group_instance_id is None:
-            self._add(group, member_id, request, now_ms, token, draft)
-            return
-        try:
-            group.check_member(member_id, request.group_instance_id)
-        except ApiError as refused:
-            draft.reply(token, refused_join(member_id, refused.code))
-            return
-        member = group.members[member_id]
-        same = member.matches(request.protocols)
-        if group.state is State.COMPLETING_REBALANCE and same:
-            # It may have missed its answer.
-            draft.reply(token, self._joined(group, member))
-        elif group.state is State.STABLE and same and group.leader != member_id:
-            draft.reply(token, self._joined(group, member, with_members=False))
-        else:
-            # A leader that rejoins asks for a new assignment, for it may see new partitions.
-            self._update(group, member, request, token, draft)
-            self._rebalance_or_complete(group, now_ms, draft)
-
-    def _add(
-        self,
-        group: ClassicGroup,
-        member_id: str,
-        request: JoinRequest,
-        now_ms: int,
-        token: Token,
-        draft: Draft,
-    ) -> None:
-        member = Member(
-            member_id,
-            request.group_instance_id,
-            request.client_id,
-            request.client_host,
-            request.rebalance_timeout_ms,
-            request.session_timeout_ms,
-            request.protocols,
-            is_new=True,
-        )
-        if group.state is State.PREPARING_REBALANCE and group.previous_state is State.EMPTY:
-            group.member_added = True
-        group.add(member, request.protocol_type)
-        group.park_join(member, token)
-        self._deadlines.set(group.session_key(member_id), now_ms + NEW_MEMBER_JOIN_TIMEOUT_MS)
-        self._rebalance_or_complete(group, now_ms, draft)
-
-    def _update(
-        self, group: ClassicGroup, member: Member, request: JoinRequest, token: Token, draft: Draft
-    ) -> None:
-        group.update(
-            member, request.protocols, request.rebalance_timeout_ms, request.session_timeout_ms
-        )
-        earlier = group.park_join(member, token)
-        if earlier is not None:
-            # The client has asked again, mostly over a new connection.
-            error = ErrorCode.rebalance_in_progress
-            draft.reply(earlier, refused_join(member.member_id, error))
-
-    def _join_again(
-        self, group: ClassicGroup, request: JoinRequest, now_ms: int, token: Token, draft: Draft
-    ) -> None:
-        """A static member has restarted: it takes its old place, if possible with no rebalance."""
-        assert request.group_instance_id is not None
-        old_id = group.static_members[request.group_instance_id]
-        old_leader = group.leader
-        self._deadlines.cancel(group.session_key(old_id))
-        draft.replies += group.replace_static(old_id, request.new_member_id)
-        member = group.members[request.new_member_id]
-        group.extend_session(member, now_ms, self._deadlines)
-        self._update(group, member, request, token, draft)
-        if group.state is State.STABLE and group.select_protocol() == group.protocol_name:
-            group.take_join(member)
-            skips = request.api_version >= 9
-            response = dict(self._joined(group, member, with_members=skips))
-            if skips:
-                response["skip_assignment"] = group.leader == member.member_id
-            else:
-                # A leader of before KIP-814 must not think that it leads: it would assign.
-                response["leader"] = old_leader
-            draft.records.append(group.snapshot(now_ms).record(group.group_id))
-            draft.reply(token, response)
-        elif group.state is State.PREPARING_REBALANCE:
-            self._complete_if_all_joined(group, now_ms, draft)
-        else:
-            self._prepare(group, now_ms, draft)
-
-    def _joined(
-        self, group: ClassicGroup, member: Member, with_members: bool = True
-    ) -> Mapping[str, Any]:
-        """The JoinGroup response of success; the leader is told everybody's metadata."""
-        members = []
-        if with_members and group.leader == member.member_id:
-            members = [
-                {
-                    "member_id": m.member_id,
-                    "group_instance_id": m.group_instance_id,
-                    "metadata": m.metadata(group.protocol_name),
-                }
-                for m in group.members.values()
-            ]
-        return {
-            "error_code": ErrorCode.none,
-            "generation_id": group.generation_id,
-            "protocol_type": group.protocol_type,
-            "protocol_name": group.protocol_name,
-            "leader": group.leader,
-            "skip_assignment": False,
-            "member_id": member.member_id,
-            "members": members,
-        }
-
-    # Rebalance.
-
-    def _rebalance_or_complete(self, group: ClassicGroup, now_ms: int, draft: Draft) -> None:
+    def join_came(self, group: ClassicGroup, now_ms: int, draft: Draft) -> None:
+        """A member has joined, or joined again: a rebalance begins, or that was the last join."""
         if group.can_rebalance:
-            self._prepare(group, now_ms, draft)
+            self.prepare(group, now_ms, draft)
         else:
-            self._complete_if_all_joined(group, now_ms, draft)
+            self.complete_if_all_joined(group, now_ms, draft)
 
-    def _prepare(self, group: ClassicGroup, now_ms: int, draft: Draft) -> None:
+    def prepare(self, group: ClassicGroup, now_ms: int, draft: Draft) -> None:
         """Start a rebalance."""
         if group.state is State.COMPLETING_REBALANCE:
             self._answer_syncs(group, now_ms, draft, ErrorCode.rebalance_in_progress)
@@ -352,12 +53,13 @@ class ClassicGroups:
         else:
             self._deadlines.set(_join_key(group), now_ms + group.rebalance_timeout_ms)
 
-    def _complete_if_all_joined(self, group: ClassicGroup, now_ms: int, draft: Draft) -> None:
+    def complete_if_all_joined(self, group: ClassicGroup, now_ms: int, draft: Draft) -> None:
+        """End the joins if there is nobody to wait for."""
         waits_for_more = group.previous_state is State.EMPTY
         if group.state is State.PREPARING_REBALANCE and group.all_joined and not waits_for_more:
             self._complete_join(group, now_ms, draft)
 
-    def _joins_due(self, group: ClassicGroup, now_ms: int, draft: Draft) -> None:
+    def joins_due(self, group: ClassicGroup, now_ms: int, draft: Draft) -> None:
         """The joins' time is up; a first rebalance waits on while members keep coming."""
         if group.state is not State.PREPARING_REBALANCE:
             return
@@ -394,7 +96,7 @@ class ClassicGroups:
         for member in group.members.values():
             token = group.take_join(member)
             if token is not None:
-                draft.reply(token, self._joined(group, member))
+                draft.reply(token, joined(group, member))
             group.extend_session(member, now_ms, self._deadlines)
             member.is_new = False
             member.assignment = b""
@@ -405,7 +107,7 @@ class ClassicGroups:
         self._deadlines.cancel(group.session_key(member_id))
         return group.remove(member_id)
 
-    def _remove_and_rebalance(
+    def remove_and_rebalance(
         self, group: ClassicGroup, member_ids: Sequence[str], now_ms: int, draft: Draft
     ) -> None:
         """These members are gone: let those who wait for them go on."""
@@ -420,50 +122,18 @@ class ClassicGroups:
             if group.all_joined and not (group.members and group.previous_state is State.EMPTY):
                 self._complete_join(group, now_ms, draft)
         elif any(removed) and group.can_rebalance:
-            self._prepare(group, now_ms, draft)
+            self.prepare(group, now_ms, draft)
 
-    # SyncGroup.
-
-    def sync(self, request: SyncRequest, now_ms: int, token: Token) -> Result:
-        """The leader's hands the assignment in; all are answered once it is written."""
-        group = self._context.groups.get(request.group_id)
-        bridge = self._bridge_to(group)
-        if bridge is not None:
-            return bridge.sync(request, now_ms, token)
-        draft = Draft()
-        if not isinstance(group, ClassicGroup) or group.is_empty:
-            draft.reply(token, code(ErrorCode.unknown_member_id))
-            return draft.result()
-        error = _check_sync(group, request)
-        if error is ErrorCode.none and group.state is State.PREPARING_REBALANCE:
-            error = ErrorCode.rebalance_in_progress
-        if error is not ErrorCode.none:
-            draft.reply(token, code(error))
-            return draft.result()
-        member = group.members[request.member_id]
-        group.pending_syncs.pop(member.member_id, None)
-        if not group.pending_syncs:
-            self._deadlines.cancel(_sync_key(group))
-        if group.state is State.STABLE:
-            draft.reply(token, _synced(group, member.assignment))
-            return draft.result()
-        if member.sync_token is not None:
-            draft.reply(member.sync_token, code(ErrorCode.rebalance_in_progress))
-        member.sync_token = token
-        if group.leader == member.member_id:
-            self._assign(group, request.assignments, now_ms, draft)
-        return draft.result()
-
-    def _assign(
+    def assign(
         self, group: ClassicGroup, assignments: Mapping[str, bytes], now_ms: int, draft: Draft
     ) -> None:
         """The assignment is in. Its record makes the group stable when it is replayed."""
         draft.records.append(group.snapshot(now_ms, assignments).record(group.group_id))
-        self.completed_rebalances += 1
+        self.completed += 1
         for member in group.members.values():
             if member.sync_token is not None:
                 assignment = assignments.get(member.member_id, b"")
-                draft.reply(member.sync_token, _synced(group, assignment))
+                draft.reply(member.sync_token, synced(group, assignment))
                 member.sync_token = None
                 # Sessions are not watched while a member waits for the leader.
                 group.extend_session(member, now_ms, self._deadlines)
@@ -477,139 +147,21 @@ class ClassicGroups:
                 member.sync_token = None
                 group.extend_session(member, now_ms, self._deadlines)
 
-    # Heartbeat and LeaveGroup.
-
-    def heartbeat(self, request: HeartbeatRequest, now_ms: int, token: Token) -> Result:
-        """Raises `ApiError` for a member that is not, or no longer, of this generation."""
-        group = self._context.groups.get(request.group_id)
-        bridge = self._bridge_to(group)
-        if bridge is not None:
-            return bridge.heartbeat(request, now_ms, token)
-        if not isinstance(group, ClassicGroup):
-            raise ApiError(ErrorCode.unknown_member_id, f"Group {request.group_id} not found.")
-        group.check_member(request.member_id, request.group_instance_id)
-        if request.generation_id != group.generation_id:
-            raise ApiError(ErrorCode.illegal_generation)
-        group.extend_session(group.members[request.member_id], now_ms, self._deadlines)
-        rebalancing = group.state is State.PREPARING_REBALANCE
-        error = ErrorCode.rebalance_in_progress if rebalancing else ErrorCode.none
-        return Result((), (Reply(token, code(error)),))
-
-    def leave(self, request: LeaveRequest, now_ms: int, token: Token) -> Result:
-        """Members leave by themselves, or an admin removes static ones."""
-        group = self._context.groups.get(request.group_id)
-        bridge = self._bridge_to(group)
-        if bridge is not None:
-            return bridge.leave(request, now_ms, token)
-        draft = Draft()
-        gone: list[str] = []
-        answers = []
-        for leaver in request.members:
-            error = ErrorCode.unknown_member_id
-            if isinstance(group, ClassicGroup):
-                member_id, error = _leaving(group, leaver)
-                if member_id in gone:
-                    error = ErrorCode.unknown_member_id
-                elif error is ErrorCode.none:
-                    gone.append(member_id)
-            answers.append(
-                {
-                    "member_id": leaver.member_id,
-                    "group_instance_id": leaver.group_instance_id,
-                    "error_code": error,
-                }
-            )
-        if isinstance(group, ClassicGroup):
-            self._remove_and_rebalance(group, gone, now_ms, draft)
-        draft.reply(token, {"error_code": ErrorCode.none, "members": answers})
-        return draft.result()
-
-    # Time.
-
-    def due(self, key: Key, now_ms: int) -> Result:
-        draft = Draft()
-        group = self._context.groups.get(key[2])
-        if isinstance(group, ClassicGroup):
-            match key[1]:
-                case "session":
-                    self._session_due(group, key[3], now_ms, draft)
-                case "join":
-                    self._joins_due(group, now_ms, draft)
-                case "sync":
-                    self._syncs_due(group, now_ms, draft)
-                case "taken" if group.state is State.STABLE:
-                    self._prepare(group, now_ms, draft)
-        return draft.result()
-
-    def _session_due(self, group: ClassicGroup, member_id: str, now_ms: int, draft: Draft) -> None:
-        """Members that wait for a rebalance cannot heartbeat; their session begins after it."""
-        member = group.members.get(member_id)
-        if member is None:
-            group.pending_joins.pop(member_id, None)
-            self._remove_and_rebalance(group, (), now_ms, draft)
-        elif member.is_new or (member.join_token is None and member.sync_token is None):
-            self._remove_and_rebalance(group, (member_id,), now_ms, draft)
-
-    def _syncs_due(self, group: ClassicGroup, now_ms: int, draft: Draft) -> None:
+    def syncs_due(self, group: ClassicGroup, now_ms: int, draft: Draft) -> None:
+        """The syncs' time is up: who has sent none is out."""
         if group.state in (State.COMPLETING_REBALANCE, State.STABLE):
-            self._remove_and_rebalance(group, list(group.pending_syncs), now_ms, draft)
+            self.remove_and_rebalance(group, list(group.pending_syncs), now_ms, draft)
 
-    # What other kinds and the admin requests ask for.
+    def sync_came(self, group: ClassicGroup, member: Member) -> None:
+        """One sync less to wait for."""
+        group.pending_syncs.pop(member.member_id, None)
+        if not group.pending_syncs:
+            self._deadlines.cancel(_sync_key(group))
 
-    def describe(self, group: ClassicGroup) -> Mapping[str, Any]:
-        """One group of a DescribeGroups response; metadata is told of a stable group alone."""
-        stable = group.state is State.STABLE
-        members = [
-            {
-                "member_id": m.member_id,
-                "group_instance_id": m.group_instance_id,
-                "client_id": m.client_id,
-                "client_host": m.client_host,
-                "member_metadata": m.metadata(group.protocol_name) if stable else b"",
-                "member_assignment": m.assignment if stable else b"",
-            }
-            for m in group.members.values()
-        ]
-        return {
-            "error_code": ErrorCode.none,
-            "group_id": group.group_id,
-            "group_state": group.state_name,
-            "protocol_type": group.protocol_type or "",
-            "protocol_data": group.protocol_name or "" if stable else "",
-            "members": members,
-        }
-
-    def take_over(
-        self, group_id: str, data: GroupMetadata, now_ms: int, *, rebalance: bool
-    ) -> Sequence[Record]:
-        """Make a KIP-848 group a classic one again (its own tombstones go before this record).
-
-        `rebalance` asks the members to rejoin with their next heartbeat, when the membership has
-        changed on the way.
-        """
-        for m in data.members:
-            key: Key = ("classic", "session", group_id, m.member_id)
-            self._deadlines.set(key, now_ms + m.session_timeout_ms)
-        if rebalance:
-            self._deadlines.set(("classic", "taken", group_id), now_ms)
-        return (data.record(group_id),)
-
-    def give_up(self, group: ClassicGroup, draft: Draft) -> Sequence[Record]:
-        """End a classic group that becomes a KIP-848 one: whoever is parked joins again."""
-        for member in group.members.values():
-            self._deadlines.cancel(group.session_key(member.member_id))
-            token = group.take_join(member)
-            if token is not None:
-                error = ErrorCode.rebalance_in_progress
-                draft.reply(token, refused_join(member.member_id, error))
-            if member.sync_token is not None:
-                draft.reply(member.sync_token, code(ErrorCode.rebalance_in_progress))
-                member.sync_token = None
-        for member_id in group.pending_joins:
-            self._deadlines.cancel(group.session_key(member_id))
+    def cancel(self, group: ClassicGroup) -> None:
+        """The group ends: nothing is waited for."""
         self._deadlines.cancel(_join_key(group))
         self._deadlines.cancel(_sync_key(group))
-        return group.tombstones()
 
 
 def _join_key(group: ClassicGroup) -> Key:
@@ -620,59 +172,47 @@ def _sync_key(group: ClassicGroup) -> Key:
     return ("classic", "sync", group.group_id)
 
 
-def _may_become_classic(group: Group) -> bool:
-    return group.type is GroupType.CONSUMER and group.is_empty
-
-
-def _refuse_join(token: Token, member_id: str, error: ErrorCode) -> Result:
-    return Result((), (Reply(token, refused_join(member_id, error)),))
-
-
 def _elect_joined_leader(group: ClassicGroup) -> bool:
     """Keep the leader if it has joined, else let the first lead who has; False if nobody has."""
     leader = group.members.get(group.leader or "")
     if leader is not None and leader.join_token is not None:
         return True
-    joined = (m.member_id for m in group.members.values() if m.join_token is not None)
-    first = next(joined, None)
+    here = (m.member_id for m in group.members.values() if m.join_token is not None)
+    first = next(here, None)
     if first is not None:
         group.leader = first
     return first is not None
 
 
-def _check_sync(group: ClassicGroup, request: SyncRequest) -> ErrorCode:
-    try:
-        group.check_member(request.member_id, request.group_instance_id)
-    except ApiError as refused:
-        return refused.code
-    if request.generation_id != group.generation_id:
-        return ErrorCode.illegal_generation
-    pairs = (
-        (request.protocol_type, group.protocol_type),
-        (request.protocol_name, group.protocol_name),
-    )
-    if any(theirs is not None and ours is not None and theirs != ours for theirs, ours in pairs):
-        return ErrorCode.inconsistent_group_protocol
-    return ErrorCode.none
+def joined(group: ClassicGroup, member: Member, with_members: bool = True) -> Mapping[str, Any]:
+    """The JoinGroup response of success; the leader is told everybody's metadata."""
+    members = []
+    if with_members and group.leader == member.member_id:
+        members = [
+            {
+                "member_id": m.member_id,
+                "group_instance_id": m.group_instance_id,
+                "metadata": m.metadata(group.protocol_name),
+            }
+            for m in group.members.values()
+        ]
+    return {
+        "error_code": ErrorCode.none,
+        "generation_id": group.generation_id,
+        "protocol_type": group.protocol_type,
+        "protocol_name": group.protocol_name,
+        "leader": group.leader,
+        "skip_assignment": False,
+        "member_id": member.member_id,
+        "members": members,
+    }
 
 
-def _synced(group: ClassicGroup, assignment: bytes) -> Mapping[str, Any]:
+def synced(group: ClassicGroup, assignment: bytes) -> Mapping[str, Any]:
+    """The SyncGroup response of success."""
     return {
         "error_code": ErrorCode.none,
         "protocol_type": group.protocol_type,
         "protocol_name": group.protocol_name,
         "assignment": assignment,
     }
-
-
-def _leaving(group: ClassicGroup, leaver: Leaver) -> tuple[str, ErrorCode]:
-    """The member that is meant, and why it cannot leave."""
-    if not leaver.member_id:
-        owner = group.static_members.get(leaver.group_instance_id or "", "")
-        return owner, ErrorCode.none if owner else ErrorCode.unknown_member_id
-    if leaver.member_id not in group.pending_joins:
-        try:
-            group.check_member(leaver.member_id, leaver.group_instance_id)
-        except ApiError as refused:
-            return leaver.member_id, refused.code
-    return leaver.member_id, ErrorCode.none

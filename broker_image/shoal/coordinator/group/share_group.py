@@ -373,6 +373,11 @@ _OF_MEMBER = (
 _Named = Mapping[UUID, NamedPartitions]
 
 
+def subscribed(members: Mapping[str, Member]) -> frozenset[str]:
+    """The topics that any of the members reads, whether or not they exist."""
+    return frozenset().union(*(m.subscribed_topic_names for m in members.values()))
+
+
 def fewest_readers(target: Mapping[str, Assignment]) -> int:
     """Of the partitions in a target assignment, the members of the one that has the fewest."""
     readers = Counter(

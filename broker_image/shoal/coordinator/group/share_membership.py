@@ -14,8 +14,7 @@ assignment. Two promises shape it beyond Kafka's:
   but one reader, and half as often with two, and so on down to the configured interval. A member
   that lives after all is told UNKNOWN_MEMBER_ID and joins again, at the price of one heartbeat.
 
-Between two full assignments lies the assignment interval (KIP-1263). Within it a member without
-work is given some and a partition without reader is given one (`simple.patch`), and nothing moves.
+Assigning is `share_target`; what is to be initialized, `share_initialization`.
 """
 
 from __future__ import annotations
@@ -29,26 +28,22 @@ from uuid import UUID
 from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.deadlines import Key
 from shoal.coordinator.group import simple
-from shoal.coordinator.group.assignment import (
-    EMPTY,
-    Assignment,
-    GroupSpec,
-    MemberSpec,
-    on_wire,
-)
+from shoal.coordinator.group.assignment import EMPTY, Assignment, on_wire
 from shoal.coordinator.group.groups import Context, Draft
 from shoal.coordinator.group.records import RecordType
-from shoal.coordinator.group.share_group import (
-    Initialization,
-    Member,
-    NamedPartitions,
-    ShareGroup,
-    fewest_readers,
+from shoal.coordinator.group.replays import Replays
+from shoal.coordinator.group.share_group import Member, ShareGroup, fewest_readers, subscribed
+from shoal.coordinator.group.share_heartbeat import LEAVE_EPOCH as LEAVE_EPOCH
+from shoal.coordinator.group.share_heartbeat import HeartbeatRequest as HeartbeatRequest
+from shoal.coordinator.group.share_heartbeat import check, told
+from shoal.coordinator.group.share_initialization import Initializations
+from shoal.coordinator.group.share_initialization import (
+    InitializeShareState as InitializeShareState,
 )
+from shoal.coordinator.group.share_target import Plan, TargetAssignments
 from shoal.coordinator.group.topics import Catalog
 from shoal.protocol.errors import ApiError, ErrorCode
 
-LEAVE_EPOCH = -1
 #: How long an answer waits for partitions to be initialized: some milliseconds, but for the first
 #: group of a broker, which has the state topic made.
 HOLD_MS = 1_000
@@ -56,34 +51,11 @@ HOLD_MS = 1_000
 WAITING_HEARTBEAT_INTERVAL_MS = 500
 
 
-class HeartbeatRequest(NamedTuple):
-    """ShareGroupHeartbeat. None means: as in the last heartbeat."""
-
-    group_id: str
-    member_id: str
-    member_epoch: int
-    rack_id: str | None = None
-    subscribed_topic_names: frozenset[str] | None = None
-    client_id: str = ""
-    client_host: str = ""
-    #: The connection that the request came over; empty if its loss tells nothing.
-    connection_id: str = ""
-
-
 class Held(NamedTuple):
     """A heartbeat whose answer waits for share partitions to be initialized."""
 
     request: HeartbeatRequest
     token: Token
-
-
-class InitializeShareState(NamedTuple):
-    """Effect: initialize the share-group state of these partitions at that state epoch, from the
-    start offset policy, and then say so (`initialized`, `not_initialized`)."""
-
-    group_id: str
-    state_epoch: int
-    partitions: Assignment
 
 
 class MemberReassigned(NamedTuple):
@@ -99,22 +71,12 @@ class Soft:
 
     #: The metadata hash was compared since the metadata changed last.
     is_fresh: bool = False
-    #: When the initialization of a topic was last asked for.
-    asked_ms: dict[UUID, int] = field(default_factory=dict)
     #: The connection over which a member was heard of last.
     connections: dict[str, str] = field(default_factory=dict)
     #: Answers that wait for an initialization, by member.
     held: dict[str, Held] = field(default_factory=dict)
     #: The epoch that a member knew in its last heartbeat.
     epochs: dict[str, int] = field(default_factory=dict)
-
-
-class Plan(NamedTuple):
-    """The group's epoch, and the target assignment with the epoch it stands for."""
-
-    epoch: int
-    assignment_epoch: int
-    target: Mapping[str, Assignment]
 
 
 class ShareGroups:
@@ -125,14 +87,15 @@ class ShareGroups:
     def __init__(self, context: Context) -> None:
         self.context = context
         self._soft: defaultdict[str, Soft] = defaultdict(Soft)
-        #: Assignments made since the shard was loaded, for metrics.
-        self.rebalances = 0
+        self._initializations = Initializations(context)
+        self._targets = TargetAssignments(context)
+        self._replays = Replays(context.groups, ShareGroup)
         self.replays = {
             RecordType.SHARE_GROUP_METADATA: self._replay_group,
-            RecordType.SHARE_GROUP_MEMBER_METADATA: self._replay_member,
-            RecordType.SHARE_GROUP_TARGET_ASSIGNMENT_METADATA: self._replay_target_metadata,
-            RecordType.SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER: self._replay_target,
-            RecordType.SHARE_GROUP_CURRENT_MEMBER_ASSIGNMENT: self._replay_current,
+            RecordType.SHARE_GROUP_MEMBER_METADATA: self._replays.member,
+            RecordType.SHARE_GROUP_TARGET_ASSIGNMENT_METADATA: self._replays.target_metadata,
+            RecordType.SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER: self._replays.target,
+            RecordType.SHARE_GROUP_CURRENT_MEMBER_ASSIGNMENT: self._replays.current,
             RecordType.SHARE_GROUP_STATE_PARTITION_METADATA: self._replay_initialization,
         }
 
@@ -140,7 +103,7 @@ class ShareGroups:
 
     def heartbeat(self, request: HeartbeatRequest, now_ms: int, token: Token) -> Result:
         """ShareGroupHeartbeat v1. Raises `ApiError` for what is refused."""
-        _check(request)
+        check(request)
         released = self._release(request)
         try:
             draft = self._heartbeat(request, now_ms, token, may_hold=True)
@@ -179,7 +142,7 @@ class ShareGroups:
         initialization = group.initialization.completed(partitions, self.catalog)
         draft.records.append(group.initialization_record(initialization))
         if group.members:
-            plan = self._reassign(
+            plan = self._targets.assign(
                 group, group.members, initialization, group.epoch + 1, draft, now_ms
             )
             draft.records.append(group.epoch_record(plan.epoch, group.metadata_hash))
@@ -191,12 +154,9 @@ class ShareGroups:
         group = self.context.groups.get(group_id)
         if not isinstance(group, ShareGroup):
             return Result()
-        soft = self._soft[group_id]
-        soft.is_fresh = False
-        for topic in partitions:
-            soft.asked_ms.pop(topic, None)
+        self._soft[group_id].is_fresh = False
         self._answer_held(group, now_ms)
-        initialization = group.initialization.failed(partitions)
+        initialization = self._initializations.failed(group, partitions)
         if initialization == group.initialization:
             return Result()
         return Result((group.initialization_record(initialization),))
@@ -207,14 +167,7 @@ class ShareGroups:
 
         Raises GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP.
         """
-        group = self._find(group_id)
-        group.check_delete()
-        named = self._named(partitions)
-        initialization = group.initialization.started(named)
-        return Result(
-            (group.initialization_record(initialization),),
-            (Reply(token, {"state_epoch": group.epoch}),),
-        )
+        return self._initializations.start_reset(group_id, partitions, token)
 
     def start_deletion(self, group_id: str, topics: Sequence[UUID] | None, token: Token) -> Result:
         """Before share-group state is deleted, of some topics or (None) of all: it is noted which.
@@ -222,30 +175,11 @@ class ShareGroups:
 
         Raises GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP.
         """
-        group = self._find(group_id)
-        group.check_delete()
-        known = group.initialization
-        sides = (known.initializing, known.initialized)
-        wanted = {t for side in sides for t in side} | set(known.deleting)
-        if topics is not None:
-            wanted &= set(topics)
-        partitions: dict[UUID, frozenset[int]] = {}
-        for topic in sorted(wanted):
-            found = frozenset().union(*(s[topic].partitions for s in sides if topic in s))
-            # One that was being deleted already is deleted whole.
-            partitions[topic] = found or frozenset(self.catalog.partitions_of(topic))
-        record = group.initialization_record(known.deleted(wanted))
-        replies = (Reply(token, {"partitions": partitions}),)
-        return Result((record,) if wanted else (), replies)
+        return self._initializations.start_deletion(group_id, topics, token)
 
     def deleted(self, group_id: str, topics: Sequence[UUID]) -> Result:
         """The state of these topics is gone."""
-        group = self.context.groups.get(group_id)
-        if not isinstance(group, ShareGroup):
-            return Result()
-        for topic in topics:
-            self._soft[group_id].asked_ms.pop(topic, None)
-        return Result((group.initialization_record(group.initialization.forgotten(topics)),))
+        return self._initializations.deleted(group_id, topics)
 
     # The steps of a heartbeat.
 
@@ -264,14 +198,14 @@ class ShareGroups:
             draft.reply(token, {"member_id": request.member_id, "member_epoch": LEAVE_EPOCH})
             return draft
         known = self._known_member(group, request)
-        member = _told(known, request)
+        member = told(known, request)
         changed = member.subscribed_topic_names != known.subscribed_topic_names
         if member != known or known.member_id not in group.members:
             draft.records.append(group.member_record(member))
         members = {**group.members, member.member_id: member}
         look = changed or not self._soft[group.group_id].is_fresh
         epoch, metadata_hash = self._epoch(group, members, bump=changed)
-        initialization = self._initialize(group, members, epoch, draft, now_ms, look=look)
+        initialization = self._initializations.ask(group, members, epoch, draft, now_ms, look=look)
         if may_hold:  # A held heartbeat was heard of when it came.
             self._heard_of(group, request, now_ms, draft)
         coming = {named.name for named in initialization.initializing.values()}
@@ -281,7 +215,7 @@ class ShareGroups:
         else:
             plan = Plan(epoch, group.assignment_epoch, group.target)
             if epoch > group.assignment_epoch:
-                plan = self._reassign(group, members, initialization, epoch, draft, now_ms)
+                plan = self._targets.assign(group, members, initialization, epoch, draft, now_ms)
             epoch = plan.epoch
             member = self._reconcile(group, member, plan, draft, changed=changed)
             draft.reply(token, self._response(group, request, known, member, plan, waits=waits))
@@ -319,92 +253,10 @@ class ShareGroups:
         soft = self._soft[group.group_id]
         if not bump and soft.is_fresh:
             return group.epoch, group.metadata_hash
-        metadata_hash = self.catalog.hash_of(_subscribed(members))
+        metadata_hash = self.catalog.hash_of(subscribed(members))
         soft.is_fresh = True
         changed = bump or metadata_hash != group.metadata_hash
         return group.epoch + changed, metadata_hash
-
-    def _initialize(
-        self,
-        group: ShareGroup,
-        members: Mapping[str, Member],
-        epoch: int,
-        draft: Draft,
-        now_ms: int,
-        *,
-        look: bool,
-    ) -> Initialization:
-        """Ask for the state of subscribed partitions that have none, unless that was just done."""
-        known = group.initialization
-        if not look and not known.initializing:
-            return known
-        retry_ms = self.context.settings.group_share_initialize_retry_interval_ms
-        asked = self._soft[group.group_id].asked_ms
-        missing: dict[UUID, frozenset[int]] = {}
-        for topic in sorted(self.catalog.ids_of(_subscribed(members))):
-            partitions = frozenset(self.catalog.partitions_of(topic)) - known.of(topic)
-            asked_ms = asked.get(topic)
-            if asked_ms is not None and now_ms - asked_ms < retry_ms:
-                under_way = known.initializing.get(topic)
-                partitions -= under_way.partitions if under_way is not None else frozenset()
-            if partitions:
-                missing[topic] = partitions
-                asked[topic] = now_ms
-        if not missing:
-            return known
-        started = known.started(self._named(missing))
-        if started != known:
-            draft.records.append(group.initialization_record(started))
-        draft.effects.append(InitializeShareState(group.group_id, epoch, missing))
-        return started
-
-    def _reassign(
-        self,
-        group: ShareGroup,
-        members: Mapping[str, Member],
-        initialization: Initialization,
-        epoch: int,
-        draft: Draft,
-        now_ms: int,
-    ) -> Plan:
-        """Assign for `epoch`: in full, or within the assignment interval only what is missing.
-
-        An epoch beyond that of the target tells that the full assignment is still due.
-        """
-        spec = self._spec(group, members, initialization)
-        due_ms = self._assignment_due_ms(group)
-        full = now_ms >= due_ms
-        assigned = simple.assign(spec) if full else simple.patch(spec)
-        changed = [m for m in sorted(assigned) if assigned[m] != group.target.get(m, EMPTY)]
-        if full:
-            self.context.deadlines.cancel(self._key("assignment", group))
-        else:
-            self.context.deadlines.set(self._key("assignment", group), due_ms)
-            if not changed:
-                return Plan(epoch, group.assignment_epoch, group.target)
-        for member_id in changed:
-            draft.records.append(group.target_record(member_id, assigned[member_id]))
-        timestamp_ms = now_ms if full else group.assignment_timestamp_ms
-        draft.records.append(group.target_metadata_record(epoch, timestamp_ms))
-        self.rebalances += 1
-        return Plan(epoch if full else epoch + 1, epoch, assigned)
-
-    def _spec(
-        self, group: ShareGroup, members: Mapping[str, Member], initialization: Initialization
-    ) -> GroupSpec:
-        specs = {
-            m.member_id: MemberSpec(
-                self.catalog.ids_of(m.subscribed_topic_names),
-                group.target.get(m.member_id, EMPTY),
-            )
-            for m in members.values()
-        }
-        topics = sorted({t for spec in specs.values() for t in spec.topics})
-        partitions = {
-            t: [p for p in self.catalog.partitions_of(t) if p in initialization.of(t)]
-            for t in topics
-        }
-        return GroupSpec(specs, partitions)
 
     def _reconcile(
         self, group: ShareGroup, member: Member, plan: Plan, draft: Draft, *, changed: bool
@@ -434,7 +286,7 @@ class ShareGroups:
         waits: bool,
     ) -> Mapping[str, Any]:
         interval_ms = self._config(group, "share.heartbeat.interval.ms")
-        if waits or self._key("assignment", group) in self.context.deadlines:
+        if waits or self._targets.waits(group):
             interval_ms = min(interval_ms, WAITING_HEARTBEAT_INTERVAL_MS)
         same = plan.target is group.target
         readers = group.fewest_readers if same else fewest_readers(plan.target)
@@ -457,8 +309,10 @@ class ShareGroups:
         left = {m: member for m, member in group.members.items() if m != member_id}
         epoch = group.epoch + 1
         if left:
-            epoch = self._reassign(group, left, group.initialization, epoch, draft, now_ms).epoch
-        metadata_hash = self.catalog.hash_of(_subscribed(left))
+            epoch = self._targets.assign(
+                group, left, group.initialization, epoch, draft, now_ms
+            ).epoch
+        metadata_hash = self.catalog.hash_of(subscribed(left))
         draft.records.append(group.epoch_record(epoch, metadata_hash))
         for what in ("session", "lost"):
             self.context.deadlines.cancel(self._key(what, group, member_id))
@@ -537,7 +391,9 @@ class ShareGroups:
             if rest[0] in group.members:
                 self.fence(group, rest[0], draft, now_ms)
         elif group.members and group.epoch > group.assignment_epoch:
-            self._reassign(group, group.members, group.initialization, group.epoch, draft, now_ms)
+            self._targets.assign(
+                group, group.members, group.initialization, group.epoch, draft, now_ms
+            )
         return draft.result()
 
     def metadata_changed(self, deleted: Sequence[tuple[str, UUID]], now_ms: int) -> Result:
@@ -550,16 +406,15 @@ class ShareGroups:
                 draft.records.append(group.initialization_record(without))
         return draft.result()
 
-    def _assignment_due_ms(self, group: ShareGroup) -> int:
-        if group.assignment_timestamp_ms == 0:
-            return 0
-        interval_ms = self._config(group, "share.assignment.interval.ms")
-        return group.assignment_timestamp_ms + interval_ms
-
     def _key(self, what: str, group: ShareGroup, *member_id: str) -> Key:
         return (self.name, what, group.group_id, *member_id)
 
     # What is set, and what is there.
+
+    @property
+    def rebalances(self) -> int:
+        """Assignments made since the shard was loaded, for metrics."""
+        return self._targets.made
 
     @property
     def catalog(self) -> Catalog:
@@ -574,98 +429,21 @@ class ShareGroups:
     def _all(self) -> list[ShareGroup]:
         return [g for g in self.context.groups if isinstance(g, ShareGroup)]
 
-    def _named(self, partitions: Assignment) -> dict[UUID, NamedPartitions]:
-        named = ((t, self.catalog.name_of(t), partitions[t]) for t in sorted(partitions))
-        return {t: NamedPartitions(name, p) for t, name, p in named if name is not None}
+    # Replay of what is not as with consumer groups.
 
-    # Replay.
-
-    def _replayed(self, group_id: str, *, create: bool) -> ShareGroup | None:
-        found = self.context.groups.get(group_id)
-        if isinstance(found, ShareGroup):
-            return found
-        if not create:
-            return None
-        group = ShareGroup(group_id)
-        self.context.groups.add(group)
-        return group
-
-    def _replay_group(self, key: dict[str, Any], value: dict[str, Any] | None, _at: Any) -> None:
-        group = self._replayed(key["group_id"], create=value is not None)
-        if group is None:
-            return
+    def _replay_group(self, key: dict[str, Any], value: dict[str, Any] | None, at: Any) -> None:
+        self._replays.metadata(key, value, at)
         if value is None:
-            self.context.groups.remove(group.group_id)
-            self._soft.pop(group.group_id, None)
-        else:
-            group.epoch, group.metadata_hash = value["epoch"], value["metadata_hash"]
-
-    def _replay_member(self, key: dict[str, Any], value: dict[str, Any] | None, _at: Any) -> None:
-        group = self._replayed(key["group_id"], create=value is not None)
-        if group is not None:
-            group.replay_member(key["member_id"], value)
-
-    def _replay_target_metadata(
-        self, key: dict[str, Any], value: dict[str, Any] | None, _at: Any
-    ) -> None:
-        group = self._replayed(key["group_id"], create=value is not None)
-        if group is None:
-            return
-        value = value or {"assignment_epoch": 0, "assignment_timestamp": 0}
-        group.assignment_epoch = value["assignment_epoch"]
-        group.assignment_timestamp_ms = value["assignment_timestamp"]
-
-    def _replay_target(self, key: dict[str, Any], value: dict[str, Any] | None, _at: Any) -> None:
-        group = self._replayed(key["group_id"], create=value is not None)
-        if group is not None:
-            group.replay_target(key["member_id"], value)
-
-    def _replay_current(self, key: dict[str, Any], value: dict[str, Any] | None, _at: Any) -> None:
-        group = self._replayed(key["group_id"], create=value is not None)
-        if group is not None:
-            group.replay_current(key["member_id"], value)
+            self._soft.pop(key["group_id"], None)
+            self._initializations.forget(key["group_id"])
 
     def _replay_initialization(
         self, key: dict[str, Any], value: dict[str, Any] | None, _at: Any
     ) -> None:
-        group = self._replayed(key["group_id"], create=value is not None)
+        group = self._replays.group(key["group_id"], create=value is not None)
         if group is not None:
             group.replay_initialization(value)
 
 
-def _told(member: Member, request: HeartbeatRequest) -> Member:
-    """The member with what the request tells of it."""
-    names = request.subscribed_topic_names
-    return replace(
-        member,
-        rack_id=member.rack_id if request.rack_id is None else request.rack_id,
-        client_id=request.client_id,
-        client_host=request.client_host,
-        subscribed_topic_names=member.subscribed_topic_names if names is None else names,
-    )
-
-
-def _subscribed(members: Mapping[str, Member]) -> frozenset[str]:
-    """The topics that any of the members reads, whether or not they exist."""
-    return frozenset().union(*(m.subscribed_topic_names for m in members.values()))
-
-
 def _refusal(refused: ApiError) -> Mapping[str, Any]:
     return {"error_code": refused.code, "error_message": refused.message}
-
-
-def _check(request: HeartbeatRequest) -> None:
-    """Raises INVALID_REQUEST for a request that makes no sense."""
-    for name, value in (
-        ("MemberId", request.member_id),
-        ("GroupId", request.group_id),
-        ("RackId", request.rack_id),
-    ):
-        if value is not None and not value.strip():
-            raise ApiError(ErrorCode.invalid_request, f"{name} can't be empty.")
-    if request.member_epoch == 0 and not request.subscribed_topic_names:
-        raise ApiError(
-            ErrorCode.invalid_request, "SubscribedTopicNames must be set in first request."
-        )
-    if request.member_epoch < LEAVE_EPOCH:
-        raise ApiError(ErrorCode.invalid_request, "MemberEpoch is invalid.")

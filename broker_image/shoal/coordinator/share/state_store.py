@@ -118,7 +118,7 @@ class ShareStateShard:
         self._cold_check_ms: int | None = None
         self._last_offset = -1
         #: The last update made, by its bytes: replaying it right away needs no decoding.
-        self._written: tuple[bytes, Update | None] = (b"", None)
+        self._written = _NOTHING_WRITTEN
 
     def standings(self) -> Iterator[tuple[ShareKey, int, int]]:
         """Every share partition that has begun: its key, start offset, and delivery complete
@@ -266,7 +266,9 @@ class ShareStateShard:
         if kind == RecordType.SHARE_UPDATE and record.value is not None:
             state = self._states.get(record.key[2:])
             value, update = self._written
-            if record.value is not value:
+            if record.value is value:
+                self._written = _NOTHING_WRITTEN  # It may be large, and is not needed twice.
+            else:
                 update = records.read_update(record.value)
             if state is not None and update is not None:
                 _apply(state, update, at.timestamp_ms)
@@ -390,6 +392,7 @@ class ShareStateShard:
         )
 
 
+_NOTHING_WRITTEN: tuple[bytes, Update | None] = (b"", None)
 _UPDATE_PREFIX = int(RecordType.SHARE_UPDATE).to_bytes(2, "big")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal.coordinator.group.classic_requests import HeartbeatRequest
 from shoal.coordinator.group.groups import code
-from shoal.coordinator.group.rebalance import HeartbeatRequest
 from shoal.protocol.errors import ErrorCode
 from shoal.server.api import Answer, Body, Request
 

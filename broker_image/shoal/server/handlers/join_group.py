@@ -6,7 +6,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from shoal.coordinator.group.classic import refused_join
-from shoal.coordinator.group.rebalance import JoinRequest
+from shoal.coordinator.group.classic_requests import JoinRequest
 from shoal.protocol import codec
 from shoal.protocol.errors import ErrorCode
 from shoal.server.api import Answer, Body, Request

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from shoal.coordinator.group.classic_requests import Leaver, LeaveRequest
 from shoal.coordinator.group.groups import code
-from shoal.coordinator.group.rebalance import Leaver, LeaveRequest
 from shoal.protocol.errors import ErrorCode
 from shoal.server.answers import mapped
 from shoal.server.api import Answer, Request

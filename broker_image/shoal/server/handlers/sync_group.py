@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shoal.coordinator.group.classic_requests import SyncRequest
 from shoal.coordinator.group.groups import code
-from shoal.coordinator.group.rebalance import SyncRequest
 from shoal.protocol.errors import ErrorCode
 from shoal.server.api import Answer, Request
 

@@ -1,17 +1,25 @@
-"""How long the broker's event loop is taken at a time with a million share records in flight.
+"""A million share records in flight over 500 share partitions: pauses, CPU and memory.
 
-`python bench/pauses.py [PARTITIONS] [RECORDS EACH]`. The broker runs in this process, and a member
-without a socket asks it: what counts is the CPU time of each turn of the loop, so that a busy
-machine distorts nothing and no client is measured along. Prints each event's longest turns, in ms.
+`python bench/in_flight.py [PARTITIONS] [RECORDS EACH]`. The broker runs in this process, and a
+member without a socket asks it, so that no client is measured along. Pauses are the CPU time of
+each turn of the event loop, which a busy machine does not distort: each event's longest turns are
+printed, in ms. Memory is what Python holds more, a second group's share partitions and what is
+persisted of them included: after all was acquired, and where every other record was accepted then
+and the rest released, which is done to some partitions. The last line is JSON: `pause_ms` the
+longest turn of all, `record_cpu_us` the CPU time to acquire a record, `record_bytes` and
+`mixed_record_bytes`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import struct
 import sys
 import tempfile
 import time
+import tracemalloc
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,9 +33,12 @@ from shoal.server.config import resolve
 from shoal.server.connection import Connection
 from shoal.server.process import _tune_collector
 
-GROUP, MEMBER, TOPIC = "pauses", "A" * 22, "pauses"
-LOCK_MS = 15_000
+MEMBER, TOPIC = "A" * 22, "in-flight"
+#: Locks of the group whose locks are seen to end, and of the one whose memory is traced.
+LOCK_MS, TRACED_LOCK_MS = 15_000, 60_000
 BATCH = 100
+#: One in so many partitions is mixed: tracing makes each record of them cost 50 us.
+MIXED_PART = 5
 
 
 class Transport:
@@ -48,6 +59,8 @@ class Transport:
     def is_closing(self) -> bool:
         return False
 
+    def close(self) -> None: ...
+
     def write(self, data: bytes) -> None:
         self.written.append(bytes(data))
 
@@ -63,6 +76,8 @@ class Turns:
         self._watches = False
         self.began_ns = 0
         self.longest_ms: list[float] = []
+        #: The longest turn of all that was watched.
+        self.pause_ms = 0.0
 
     def watch(self) -> None:
         self.longest_ms, self._watches = [], True
@@ -79,20 +94,23 @@ class Turns:
 
     def told(self, what: str) -> None:
         self._watches = False
+        self.pause_ms = max(self.pause_ms, *self.longest_ms)
         longest = ", ".join(f"{ms:.1f}" for ms in reversed(self.longest_ms))
         print(f"{what:55} {longest} ms", flush=True)
 
 
 class Client:
-    """One member's connection."""
+    """The connection of a group's one member; `cpu_ns` is what its requests took of the loop."""
 
-    def __init__(self, broker: Broker, turns: Turns) -> None:
+    def __init__(self, broker: Broker, turns: Turns, group: str) -> None:
         listener = broker.listeners[0]
         self.connection = Connection(listener, listener._dispatch)
         self.transport = Transport()
         self.connection.connection_made(self.transport)  # type: ignore[arg-type]
         self._turns = turns
+        self.group = group
         self.session_epoch = 0
+        self.cpu_ns = 0
 
     async def call(self, api: ApiKey, version: int, body: Mapping[str, Any]) -> Any:
         """One request and its answer; the turns begin when it arrives."""
@@ -100,13 +118,14 @@ class Client:
         frame += bytes(codec.write_request(api, version, body))
         data = struct.pack(">i", len(frame)) + frame
         self.transport.written.clear()
-        self._turns.began_ns = time.thread_time_ns()
+        self._turns.began_ns = began_ns = time.thread_time_ns()
         for at in range(0, len(data), 200_000):
             part = data[at : at + 200_000]
             self.connection.get_buffer(-1)[: len(part)] = part
             self.connection.buffer_updated(len(part))
         while not self.transport.written:
             await asyncio.sleep(0)
+        self.cpu_ns += time.thread_time_ns() - began_ns
         await asyncio.sleep(0)
         answer = b"".join(self.transport.written)
         return codec.read_response(
@@ -116,7 +135,7 @@ class Client:
     async def fetch(self, topic_id: Any, partitions: int) -> int:
         told = [{"partition_index": n, "acknowledgement_batches": []} for n in range(partitions)]
         answer = await self.call(ApiKey.SHARE_FETCH, 1, {
-            "group_id": GROUP, "member_id": MEMBER, "share_session_epoch": self.session_epoch,
+            "group_id": self.group, "member_id": MEMBER, "share_session_epoch": self.session_epoch,
             "max_wait_ms": 100, "min_bytes": 1, "max_bytes": 50 << 20, "max_records": 5000,
             "batch_size": 5000,
             "topics": [] if self.session_epoch else [{"topic_id": topic_id, "partitions": told}],
@@ -139,7 +158,7 @@ class Client:
             for index, found in batches.items()
         ]
         answer = await self.call(ApiKey.SHARE_ACKNOWLEDGE, 1, {
-            "group_id": GROUP, "member_id": MEMBER, "share_session_epoch": self.session_epoch,
+            "group_id": self.group, "member_id": MEMBER, "share_session_epoch": self.session_epoch,
             "topics": [{"topic_id": topic_id, "partitions": rows}],
         })  # fmt: skip
         self.session_epoch += 1
@@ -147,85 +166,132 @@ class Client:
         assert not answer.error_code and codes == {0}, (answer.error_code, codes)
 
 
-async def prepare(client: Client, partitions: int, each: int) -> Any:
-    """The topic, full; the group, joined. Gives the topic's id."""
+async def fill(client: Client, partitions: int, each: int) -> Any:
+    """A topic with so many records in each partition; its id."""
     answer = await client.call(ApiKey.CREATE_TOPICS, 7, {
         "timeout_ms": 60_000,
         "topics": [{"name": TOPIC, "num_partitions": partitions, "replication_factor": 1}],
     })  # fmt: skip
-    topic_id = answer.topics[0].topic_id
+    now_ms = int(time.time() * 1000)
+    batch = bytes(build_batch([(now_ms, None, b"x" * 10, ())] * BATCH))
+    rows = [{"index": index, "records": batch} for index in range(partitions)]
+    for _ in range(each // BATCH):
+        await client.call(ApiKey.PRODUCE, 10, {
+            "acks": -1, "timeout_ms": 10_000,
+            "topic_data": [{"name": TOPIC, "partition_data": rows}],
+        })  # fmt: skip
+    return answer.topics[0].topic_id
+
+
+async def join(client: Client, partitions: int, each: int, lock_ms: int) -> None:
+    """The client's group has one member, to which all partitions are assigned."""
     configs = {
         "share.auto.offset.reset": "earliest",
-        "share.record.lock.duration.ms": str(LOCK_MS),
+        "share.record.lock.duration.ms": str(lock_ms),
         "share.partition.max.record.locks": str(max(each, 100)),
     }
     entries = [{"name": k, "config_operation": 0, "value": v} for k, v in configs.items()]
-    resource = {"resource_type": 32, "resource_name": GROUP, "configs": entries}
+    resource = {"resource_type": 32, "resource_name": client.group, "configs": entries}
     await client.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]})
-    now_ms = int(time.time() * 1000)
-    batch = bytes(build_batch([(now_ms, None, b"x" * 10, ())] * BATCH))
-    for index in range(partitions):
-        for _ in range(each // BATCH):
-            await client.call(ApiKey.PRODUCE, 10, {
-                "acks": -1, "timeout_ms": 10_000, "topic_data": [
-                    {"name": TOPIC, "partition_data": [{"index": index, "records": batch}]}
-                ],
-            })  # fmt: skip
     epoch, assigned = 0, 0
     while assigned < partitions:
         answer = await client.call(ApiKey.SHARE_GROUP_HEARTBEAT, 1, {
-            "group_id": GROUP, "member_id": MEMBER, "member_epoch": epoch,
+            "group_id": client.group, "member_id": MEMBER, "member_epoch": epoch,
             "subscribed_topic_names": [TOPIC],
         })  # fmt: skip
         epoch = answer.member_epoch
         told = answer.assignment.topic_partitions if answer.assignment else ()
         assigned = sum(len(t.partitions) for t in told)
         await asyncio.sleep(0.05)
-    return topic_id
 
 
-async def run(broker: Broker, partitions: int, each: int) -> None:
-    turns = Turns(asyncio.get_running_loop())
-    client = Client(broker, turns)
-    topic_id = await prepare(client, partitions, each)
+async def acquire_all(client: Client, topic_id: Any, partitions: int) -> int:
+    total = 0
+    while got := await client.fetch(topic_id, partitions):
+        total += got
+    return total
 
-    async def acquire_all() -> int:
-        total = 0
-        while got := await client.fetch(topic_id, partitions):
-            total += got
-        return total
 
+def alternating(first: int, count: int) -> tuple[int, int, list[int]]:
+    """So many records, each by itself: one accepted, one released, and so on."""
+    return first, first + count - 1, [1 + n % 2 for n in range(count)]
+
+
+async def pauses(
+    broker: Broker, client: Client, turns: Turns, topic_id: Any, partitions: int, each: int
+) -> float:
+    """The turns of the loop in all that happens to the records; CPU us to acquire one."""
+
+    async def unlocked(every_s: float) -> None:
+        while any(x.share.locks.live for x in broker.share.leaders[client.group].values()):
+            await asyncio.sleep(every_s)
+
+    began_ns = client.cpu_ns
     turns.watch()
     total = await client.fetch(topic_id, partitions)
     turns.told("the first fetch, which loads all share partitions")
     turns.watch()
-    total += await acquire_all()
+    total += await acquire_all(client, topic_id, partitions)
     turns.told(f"fetches until {total:,} records are acquired")
-    for what, types in (("one record", [1]), ("one more", [1])):
-        offset = 5 if what == "one record" else 7
+    record_cpu_us = (client.cpu_ns - began_ns) / 1000 / total
+    for what, offset in (("one record", 5), ("one more", 7)):
         turns.watch()
-        rows = {index: [(offset, offset, types)] for index in range(partitions)}
+        rows = {index: [(offset, offset, [1])] for index in range(partitions)}
         await client.acknowledge(topic_id, rows)
         turns.told(f"{what} of every partition acknowledged at once")
-    mixed = [1 + n % 2 for n in range(each // 2)]
+    mixed = alternating(10, each // 2)
     turns.watch()
-    await client.acknowledge(topic_id, {0: [(10, 10 + len(mixed) - 1, mixed)]})
-    turns.told(f"{len(mixed):,} records of one partition, each by itself")
+    await client.acknowledge(topic_id, {0: [mixed]})
+    turns.told(f"{each // 2:,} records of one partition, each by itself")
     turns.watch()
-    rows = {n: [(10, 10 + len(mixed) - 1, mixed)] for n in range(1, 21)}
-    await client.acknowledge(topic_id, rows)
+    await client.acknowledge(topic_id, {index: [mixed] for index in range(1, 21)})
     turns.told("the same of 20 partitions in one request")
     turns.watch()
-    while any(x.share.locks.live for x in broker.share.leaders[GROUP].values()):
-        await asyncio.sleep(0.1)
+    await unlocked(0.1)
     turns.told("the locks of all end")
-    total = await acquire_all()
+    total = await acquire_all(client, topic_id, partitions)
     turns.watch()
     client.connection.connection_lost(None)
-    while any(x.share.locks.live for x in broker.share.leaders[GROUP].values()):
-        await asyncio.sleep(0.01)
+    await unlocked(0.01)
     await asyncio.sleep(0.01)
     turns.told(f"the member that holds {total:,} dies")
+    return record_cpu_us
+
+
+async def memory(client: Client, topic_id: Any, partitions: int, each: int) -> tuple[float, float]:
+    """Bytes a record in flight: acquired all alike, and where no two neighbours are alike."""
+
+    def held() -> int:
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    before = held()
+    total = await acquire_all(client, topic_id, partitions)
+    alike = held()
+    some = range(max(1, partitions // MIXED_PART))
+    for index in some:
+        await client.acknowledge(topic_id, {index: [alternating(0, each)]})
+    mixed = held()
+    tracemalloc.stop()
+    a_record = (alike - before) / total
+    return a_record, a_record + (mixed - alike) / (len(some) * each)
+
+
+async def run(broker: Broker, partitions: int, each: int) -> dict[str, float]:
+    turns = Turns(asyncio.get_running_loop())
+    first, second = (Client(broker, turns, group) for group in ("pauses", "memory"))
+    topic_id = await fill(first, partitions, each)
+    await join(first, partitions, each, LOCK_MS)
+    record_cpu_us = await pauses(broker, first, turns, topic_id, partitions, each)
+    await join(second, partitions, each, TRACED_LOCK_MS)
+    alike, mixed = await memory(second, topic_id, partitions, each)
+    return {
+        "pause_ms": turns.pause_ms,
+        "record_cpu_us": record_cpu_us,
+        "record_bytes": alike,
+        "mixed_record_bytes": mixed,
+    }
 
 
 async def main() -> None:
@@ -238,7 +304,7 @@ async def main() -> None:
         await broker.start()
         _tune_collector()
         try:
-            await run(broker, partitions, each)
+            print(json.dumps(await run(broker, partitions, each)))
         finally:
             await broker.stop()
 

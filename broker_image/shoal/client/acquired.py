@@ -1,0 +1,134 @@
+"""What a member of a share group has acquired, and what it says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+from uuid import UUID
+
+from shoal.client.batches import decode
+from shoal.client.errors import ClientError
+from shoal.record.batch import HEADER_SIZE, BatchHeader, headers, read_header
+
+
+class AcknowledgeType(IntEnum):
+    """Kafka's numbers. GAP says that an offset of an acquired range holds no record."""
+
+    GAP = 0
+    ACCEPT = 1
+    RELEASE = 2
+    REJECT = 3
+    RENEW = 4
+
+
+class AcquireMode(IntEnum):
+    """Whole batches, possibly past `max_records`; or never more than that (KIP-1206)."""
+
+    BATCH_OPTIMIZED = 0
+    RECORD_LIMIT = 1
+
+
+class AcquiredRange(NamedTuple):
+    """Offsets (both inclusive) locked for this member, and how often they were delivered."""
+
+    first_offset: int
+    last_offset: int
+    delivery_count: int
+
+
+class Acknowledgement(NamedTuple):
+    """What to do with a range of acquired offsets, both inclusive."""
+
+    topic: str
+    partition: int
+    first_offset: int
+    last_offset: int
+    type: AcknowledgeType = AcknowledgeType.ACCEPT
+    #: Of a release: milliseconds before the records are available again; -1 leaves that to the
+    #: group's back-off. At most the group's `share.redelivery.backoff.max.ms`.
+    delay_ms: int = -1
+
+
+class Refusal(NamedTuple):
+    """An acknowledgement that the broker did not take: most often since the lock had run out."""
+
+    acknowledgement: Acknowledgement
+    error: ClientError
+
+
+class SharedRecord(NamedTuple):
+    """A record as a share consumer sees it."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    delivery_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """What one fetch locked in one partition: ranges in offset order, and the batches' bytes."""
+
+    topic: str
+    topic_id: UUID
+    partition: int
+    ranges: tuple[AcquiredRange, ...]
+    data: bytes = field(repr=False)
+    has_payload: bool = True
+
+    @property
+    def count(self) -> int:
+        """Locked offsets; gaps in the log count too."""
+        return sum(r.last_offset - r.first_offset + 1 for r in self.ranges)
+
+    def batches(self) -> Iterator[BatchHeader]:
+        """The headers of the log's batches that hold the ranges: their offsets and sizes."""
+        if self.has_payload:
+            return (header for _, header in headers(self.data))
+        places = range(0, len(self.data) - HEADER_SIZE + 1, HEADER_SIZE)
+        return (read_header(self.data, at) for at in places)
+
+    def records(self) -> Iterator[SharedRecord]:
+        """Decode the locked records; what else the batches hold is passed over.
+
+        Raises `ValueError` where the payload was left at the broker.
+        """
+        if not self.has_payload:
+            raise ValueError("these records were acquired without their payload")
+        ranges = iter(self.ranges)
+        current = next(ranges, None)
+        for record in decode(self.data):
+            while current is not None and record.offset > current.last_offset:
+                current = next(ranges, None)
+            if current is None:
+                return
+            if record.offset >= current.first_offset:
+                yield SharedRecord(self.topic, self.partition, *record, current.delivery_count)
+
+    def acknowledge(self, type: AcknowledgeType, *, delay_ms: int = -1) -> list[Acknowledgement]:
+        """One acknowledgement for each of the ranges; `delay_ms` as `Acknowledgement` has it."""
+        topic, partition = self.topic, self.partition
+        return [Acknowledgement(topic, partition, r.first_offset, r.last_offset, type, delay_ms)
+                for r in self.ranges]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Acquisition:
+    """The result of `ShareSession.acquire`. `lock_timeout_ms` is 0 where nothing was acquired."""
+
+    acquired: tuple[Acquired, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    lock_timeout_ms: int = 0
+
+    def __iter__(self) -> Iterator[Acquired]:
+        return iter(self.acquired)
+
+    @property
+    def count(self) -> int:
+        return sum(a.count for a in self.acquired)

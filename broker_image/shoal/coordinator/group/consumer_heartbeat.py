@@ -1,0 +1,107 @@
+"""ConsumerGroupHeartbeat v0-1: what it tells of a member, and when it makes no sense (KIP-848)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from shoal.coordinator.group import patterns
+from shoal.coordinator.group.assignment import Assignment
+from shoal.coordinator.group.consumer_group import LEFT_STATIC_MEMBER_EPOCH, Member
+from shoal.protocol.errors import ApiError, ErrorCode
+
+LEAVE_EPOCH = -1
+
+
+class HeartbeatRequest(NamedTuple):
+    """ConsumerGroupHeartbeat. None means: as in the last heartbeat."""
+
+    group_id: str
+    member_id: str
+    member_epoch: int
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_timeout_ms: int = -1
+    subscribed_topic_names: frozenset[str] | None = None
+    subscribed_topic_regex: str | None = None
+    server_assignor: str | None = None
+    owned: Assignment | None = None
+    client_id: str = ""
+    client_host: str = ""
+    api_version: int = 1
+
+    @property
+    def is_full(self) -> bool:
+        """It tells everything, as after an error: the answer then always has the assignment."""
+        return (
+            self.rebalance_timeout_ms != -1
+            and (self.subscribed_topic_names is not None or self.subscribed_topic_regex is not None)
+            and self.owned is not None
+        )
+
+
+def told(member: Member, request: HeartbeatRequest) -> Member:
+    """The member with what the request tells of it."""
+    names, regex = request.subscribed_topic_names, request.subscribed_topic_regex
+    return replace(
+        member,
+        instance_id=_or(request.instance_id, member.instance_id),
+        rack_id=_or(request.rack_id, member.rack_id),
+        client_id=request.client_id,
+        client_host=request.client_host,
+        subscribed_topic_names=member.subscribed_topic_names if names is None else names,
+        subscribed_topic_regex=member.subscribed_topic_regex if regex is None else regex,
+        rebalance_timeout_ms=member.rebalance_timeout_ms
+        if request.rebalance_timeout_ms == -1
+        else request.rebalance_timeout_ms,
+        server_assignor=_or(request.server_assignor, member.server_assignor),
+        classic=None,
+    )
+
+
+def _or(told: str | None, known: str | None) -> str | None:
+    return known if told is None else told
+
+
+def check(request: HeartbeatRequest, assignors: Sequence[str]) -> None:
+    """Raises INVALID_REQUEST or UNSUPPORTED_ASSIGNOR for a request that makes no sense."""
+    epoch = request.member_epoch
+    needs_id = request.api_version >= 1 or epoch > 0 or epoch == LEAVE_EPOCH
+    for name, value in (
+        ("MemberId", request.member_id if needs_id else None),
+        ("GroupId", request.group_id),
+        ("InstanceId", request.instance_id),
+        ("RackId", request.rack_id),
+    ):
+        if value is not None and not value.strip():
+            raise ApiError(ErrorCode.invalid_request, f"{name} can't be empty.")
+    if epoch == 0:
+        _check_join(request)
+    elif epoch == LEFT_STATIC_MEMBER_EPOCH and request.instance_id is None:
+        raise ApiError(ErrorCode.invalid_request, "InstanceId can't be null.")
+    elif epoch < LEFT_STATIC_MEMBER_EPOCH:
+        raise ApiError(ErrorCode.invalid_request, "MemberEpoch is invalid.")
+    if request.server_assignor is not None and request.server_assignor not in assignors:
+        raise ApiError(
+            ErrorCode.unsupported_assignor,
+            f"ServerAssignor {request.server_assignor} is not supported. "
+            f"Supported assignors: {', '.join(assignors)}.",
+        )
+    if request.subscribed_topic_regex:
+        patterns.check(request.subscribed_topic_regex)
+
+
+def _check_join(request: HeartbeatRequest) -> None:
+    if request.rebalance_timeout_ms == -1:
+        reason = "RebalanceTimeoutMs must be provided in first request."
+    elif request.owned is None or request.owned:
+        reason = "TopicPartitions must be empty when (re-)joining."
+    elif request.subscribed_topic_names is None and request.subscribed_topic_regex is None:
+        reason = (
+            "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when "
+            "(re-)joining."
+        )
+    else:
+        return
+    raise ApiError(ErrorCode.invalid_request, reason)

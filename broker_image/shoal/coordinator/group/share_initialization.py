@@ -1,0 +1,141 @@
+"""The share-group state of a group's partitions: how its beginning and end are asked for (KIP-932).
+
+A partition can be assigned once its state is there. `Initialization`, which is in the group's
+records, says how far each is; this decides the next step, which is the share coordinator's work.
+Whoever does that work says when it is done, or has failed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from shoal.coordinator.contract import Reply, Result, Token
+from shoal.coordinator.group.assignment import Assignment
+from shoal.coordinator.group.groups import Context, Draft
+from shoal.coordinator.group.share_group import (
+    Initialization,
+    Member,
+    NamedPartitions,
+    ShareGroup,
+    subscribed,
+)
+from shoal.coordinator.group.topics import Catalog
+
+
+class InitializeShareState(NamedTuple):
+    """Effect: initialize the share-group state of these partitions at that state epoch, from the
+    start offset policy, and then say so (`initialized`, `not_initialized`)."""
+
+    group_id: str
+    state_epoch: int
+    partitions: Assignment
+
+
+class Initializations:
+    """Those of the groups of one shard."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        #: When the initialization of a topic was last asked for, by group.
+        self._asked_ms: defaultdict[str, dict[UUID, int]] = defaultdict(dict)
+
+    @property
+    def catalog(self) -> Catalog:
+        return Catalog(self._context.image)
+
+    def forget(self, group_id: str) -> None:
+        """The group is gone."""
+        self._asked_ms.pop(group_id, None)
+
+    def ask(
+        self,
+        group: ShareGroup,
+        members: Mapping[str, Member],
+        epoch: int,
+        draft: Draft,
+        now_ms: int,
+        *,
+        look: bool,
+    ) -> Initialization:
+        """Ask for the state of subscribed partitions that have none, unless that was just done."""
+        known = group.initialization
+        if not look and not known.initializing:
+            return known
+        retry_ms = self._context.settings.group_share_initialize_retry_interval_ms
+        asked = self._asked_ms[group.group_id]
+        missing: dict[UUID, frozenset[int]] = {}
+        for topic in sorted(self.catalog.ids_of(subscribed(members))):
+            partitions = frozenset(self.catalog.partitions_of(topic)) - known.of(topic)
+            asked_ms = asked.get(topic)
+            if asked_ms is not None and now_ms - asked_ms < retry_ms:
+                under_way = known.initializing.get(topic)
+                partitions -= under_way.partitions if under_way is not None else frozenset()
+            if partitions:
+                missing[topic] = partitions
+                asked[topic] = now_ms
+        if not missing:
+            return known
+        started = known.started(self._named(missing))
+        if started != known:
+            draft.records.append(group.initialization_record(started))
+        draft.effects.append(InitializeShareState(group.group_id, epoch, missing))
+        return started
+
+    def failed(self, group: ShareGroup, partitions: Assignment) -> Initialization:
+        """It went wrong for these, and may be asked for again at once."""
+        for topic in partitions:
+            self._asked_ms[group.group_id].pop(topic, None)
+        return group.initialization.failed(partitions)
+
+    def start_reset(self, group_id: str, partitions: Assignment, token: Token) -> Result:
+        """Before the offsets of an empty group are set (AlterShareGroupOffsets): these partitions
+        are initializing; the caller says when they are. Replies with the `state_epoch` to use.
+
+        Raises GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP.
+        """
+        group = self._context.groups.find_of(group_id, ShareGroup)
+        group.check_delete()
+        named = self._named(partitions)
+        initialization = group.initialization.started(named)
+        return Result(
+            (group.initialization_record(initialization),),
+            (Reply(token, {"state_epoch": group.epoch}),),
+        )
+
+    def start_deletion(self, group_id: str, topics: Sequence[UUID] | None, token: Token) -> Result:
+        """Before share-group state is deleted, of some topics or (None) of all: it is noted which.
+        Replies with the `partitions` that have state, and ends with `deleted` or the group's end.
+
+        Raises GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP.
+        """
+        group = self._context.groups.find_of(group_id, ShareGroup)
+        group.check_delete()
+        known = group.initialization
+        sides = (known.initializing, known.initialized)
+        wanted = {t for side in sides for t in side} | set(known.deleting)
+        if topics is not None:
+            wanted &= set(topics)
+        partitions: dict[UUID, frozenset[int]] = {}
+        for topic in sorted(wanted):
+            found = frozenset().union(*(s[topic].partitions for s in sides if topic in s))
+            # One that was being deleted already is deleted whole.
+            partitions[topic] = found or frozenset(self.catalog.partitions_of(topic))
+        record = group.initialization_record(known.deleted(wanted))
+        replies = (Reply(token, {"partitions": partitions}),)
+        return Result((record,) if wanted else (), replies)
+
+    def deleted(self, group_id: str, topics: Sequence[UUID]) -> Result:
+        """The state of these topics is gone."""
+        group = self._context.groups.get(group_id)
+        if not isinstance(group, ShareGroup):
+            return Result()
+        for topic in topics:
+            self._asked_ms[group_id].pop(topic, None)
+        return Result((group.initialization_record(group.initialization.forgotten(topics)),))
+
+    def _named(self, partitions: Assignment) -> dict[UUID, NamedPartitions]:
+        named = ((t, self.catalog.name_of(t), partitions[t]) for t in sorted(partitions))
+        return {t: NamedPartitions(name, p) for t, name, p in named if name is not None}

@@ -1,0 +1,200 @@
+"""What is appended, and what of it is checked: batches of clients, of coordinators and of a leader.
+
+A batch stays the bytes that came. A leader's log gives it its offset and leader epoch, in the first
+bytes of it, which the CRC leaves out; a follower's takes both as they are. `Log.write` then puts it
+at the log's end. A refusal is `AppendRefused`, and means that nothing of that batch is in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal.log.errors import AppendRefused
+from shoal.log.producers import WrittenBatch
+from shoal.log.validation import client_batch, follower_batch, stored
+from shoal.protocol.errors import ErrorCode
+from shoal.record.batch import (
+    CONTROL_BIT,
+    NO_PRODUCER_ID,
+    OVERHEAD,
+    BatchHeader,
+    Buffer,
+    CorruptBatch,
+    TimestampType,
+    assign,
+    headers,
+    prefix,
+    read_header,
+)
+from shoal.record.control import EndTransactionMarker, read_marker
+from shoal.record.records import build_batch, build_own_batch
+
+if TYPE_CHECKING:
+    from shoal.log.log import Log
+
+#: The first bytes of a batch, which the CRC leaves out and an append replaces.
+_PREFIX_SIZE = 16
+
+
+class Origin(IntEnum):
+    """Who appends: it tells how much is checked."""
+
+    CLIENT = 0
+    COORDINATOR = 1
+
+
+class Appended(NamedTuple):
+    """Where a batch now stands. append_time_ms is -1 under create time; `duplicate` says that
+    it stood there before; `size` is in bytes, what a leader's append has added to the log."""
+
+    base_offset: int
+    last_offset: int
+    append_time_ms: int
+    log_start_offset: int
+    duplicate: bool = False
+    size: int = 0
+
+
+def of_client(log: Log, data: Buffer, now_ms: int, leader_epoch: int) -> Appended:
+    """A producer's one batch; where it stood already if it was sent again."""
+    header = client_batch(data, log.config, now_ms)
+    if header.producer_id != NO_PRODUCER_ID:
+        duplicate = log.producers.check(header, client=True)
+        if duplicate is not None:
+            return _again(log, duplicate)
+    return _place(log, data, header, now_ms, leader_epoch)
+
+
+def of_coordinator(log: Log, data: Buffer, now_ms: int, leader_epoch: int) -> Appended:
+    """One batch or more that this broker has made."""
+    try:
+        batches = [(at, header) for at, header in headers(data)]
+    except CorruptBatch as error:
+        raise AppendRefused(ErrorCode.corrupt_message, str(error)) from None
+    if not batches or batches[-1][0] + batches[-1][1].size != len(data):
+        raise AppendRefused(ErrorCode.corrupt_message, f"no whole batches in {len(data)} bytes")
+    view = memoryview(data)
+    last = Appended(-1, -1, -1, log.log_start_offset)
+    base_offset = log.log_end_offset
+    for at, header in batches:
+        if header.producer_id != NO_PRODUCER_ID and not header.is_control:
+            log.producers.check(header, client=False)
+        one = view[at : at + header.size]
+        last = _place(log, one, header, now_ms, leader_epoch)
+    return last._replace(base_offset=base_offset, size=len(data))
+
+
+def of_records(
+    log: Log, records: Sequence[tuple[bytes, bytes | None]], now_ms: int, leader_epoch: int
+) -> Appended:
+    """A coordinator's records as a batch made in its place, so there is nothing to check."""
+    config, base_offset = log.config, log.log_end_offset
+    if config.compression_type != "producer" or config.message_timestamp_type != "CreateTime":
+        batch = build_batch((now_ms, key, value, ()) for key, value in records)
+        return of_coordinator(log, batch, now_ms, leader_epoch)
+    if leader_epoch > log.epochs.latest:
+        log.write_epoch(leader_epoch, base_offset)
+    data = build_own_batch(
+        records, timestamp_ms=now_ms, base_offset=base_offset, leader_epoch=leader_epoch
+    )
+    last_offset = base_offset + len(records) - 1
+    log.write((data,), len(data), base_offset, last_offset, now_ms, now_ms)
+    return Appended(base_offset, last_offset, -1, log.log_start_offset, False, len(data))
+
+
+def of_leader(log: Log, data: Buffer, now_ms: int) -> Appended:
+    """Batches as a leader sent them: offsets and epochs are theirs, a torn last batch is passed
+    over. Batches before a refused one stay."""
+    view, first = memoryview(data), -1
+    try:
+        for at, header in headers(data):
+            follower_batch(data, at, header, log.log_end_offset)
+            marker = _marker_of(data, at, header)
+            if header.leader_epoch > log.epochs.latest:
+                log.write_epoch(header.leader_epoch, header.base_offset)
+            log.write(
+                [view[at : at + header.size]],
+                header.size,
+                header.base_offset,
+                header.last_offset,
+                header.max_timestamp,
+                now_ms,
+            )
+            if header.producer_id != NO_PRODUCER_ID:
+                _note_producer(log, header, marker, header.base_offset, now_ms)
+            first = header.base_offset if first < 0 else first
+    except CorruptBatch as error:
+        raise AppendRefused(ErrorCode.corrupt_message, str(error)) from None
+    return Appended(first, log.log_end_offset - 1, -1, log.log_start_offset)
+
+
+def _note_producer(
+    log: Log,
+    header: BatchHeader,
+    marker: EndTransactionMarker | None,
+    base_offset: int,
+    now_ms: int,
+) -> None:
+    """A producer's batch stands in the active segment now."""
+    if not header.attributes & CONTROL_BIT:
+        log.producers.note(header, base_offset, now_ms)
+    elif marker is not None:
+        aborted = log.producers.note_marker(header, marker, base_offset, now_ms)
+        if aborted is not None:
+            log.active.txn_index.extend([aborted])
+
+
+def _place(log: Log, data: Buffer, header: BatchHeader, now_ms: int, leader_epoch: int) -> Appended:
+    """Give a checked batch its offset, epoch and perhaps time, and write it."""
+    config = log.config
+    base_offset = log.log_end_offset
+    append_time = -1
+    if config.compression_type != "producer":
+        data, header = stored(data, header, config)
+    if config.message_timestamp_type == "LogAppendTime":
+        append_time = now_ms
+        data = bytearray(data)
+        assign(data, 0, base_offset, leader_epoch, now_ms)
+        header = read_header(data)
+    marker = _marker_of(data, 0, header)
+    if marker is not None:
+        log.producers.check_marker(header, marker)
+    if leader_epoch > log.epochs.latest:
+        log.write_epoch(leader_epoch, base_offset)
+    head = prefix(data, 0, base_offset, leader_epoch)
+    size, last_offset = header.batch_length + OVERHEAD, base_offset + header.last_offset_delta
+    log.write(
+        [head, memoryview(data)[_PREFIX_SIZE:]],
+        size,
+        base_offset,
+        last_offset,
+        header.max_timestamp,
+        now_ms,
+    )
+    if header.producer_id != NO_PRODUCER_ID:
+        _note_producer(log, header, marker, base_offset, now_ms)
+    return Appended(base_offset, last_offset, append_time, log.log_start_offset, False, size)
+
+
+def _again(log: Log, batch: WrittenBatch) -> Appended:
+    """A batch that stands in the log already."""
+    append_time = log.config.timestamp_type is TimestampType.LOG_APPEND_TIME
+    return Appended(
+        batch.base_offset,
+        batch.last_offset,
+        batch.timestamp if append_time else -1,
+        log.log_start_offset,
+        True,
+    )
+
+
+def _marker_of(data: Buffer, at: int, header: BatchHeader) -> EndTransactionMarker | None:
+    """The transaction marker in a control batch. Raises `AppendRefused`."""
+    if not header.attributes & CONTROL_BIT or header.producer_id == NO_PRODUCER_ID:
+        return None
+    try:
+        return read_marker(data, at)
+    except CorruptBatch as error:
+        raise AppendRefused(ErrorCode.corrupt_message, str(error)) from None

@@ -1,0 +1,135 @@
+"""Reading a log: the whole batches from an offset on, as bytes or as a place in a file.
+
+Who reads on is served without a search: where reads ended in the files is remembered, until
+segments are cut, taken away or replaced.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal.log import slices
+from shoal.log.errors import OffsetOutOfRange
+from shoal.log.segment import Segment
+from shoal.record.batch import OVERHEAD, Buffer, headers, read_header
+
+if TYPE_CHECKING:
+    from shoal.log.log import Log
+
+#: Ends of reads whose place in the file is remembered.
+_HINTS_MAX = 64
+#: More than a header, so that one read tells a batch's size.
+_HEAD_BYTES = 64
+
+
+class Read(NamedTuple):
+    """Whole batches, the first of which holds the offset asked for; b"" when there are none yet.
+
+    `next_offset` is behind the last of them: where to read on.
+    """
+
+    data: bytes | memoryview
+    next_offset: int
+
+
+def read(log: Log, offset: int, max_bytes: int, max_offset: int | None, min_one: bool) -> Read:
+    """Whole batches as bytes (`Log.read`)."""
+    bound = _bound(log, offset, max_offset)
+    place = _place(log, offset, bound)
+    if place is None:
+        return Read(b"", offset)
+    return _read_at(log, *place, offset, max_bytes, bound, min_one)
+
+
+def slice(
+    log: Log, offset: int, max_bytes: int, max_offset: int | None, min_one: bool
+) -> slices.Slice:
+    """Whole batches as a place in a file, if they are some (`Log.slice`)."""
+    bound = _bound(log, offset, max_offset)
+    place = _place(log, offset, bound)
+    if place is None:
+        return slices.Slice(b"", offset)
+    segment, position = place
+    found = slices.find(log, segment, position, max_bytes, bound)
+    if found is None:
+        return slices.Slice(*_read_at(log, segment, position, offset, max_bytes, bound, min_one))
+    _remember(log, found[1], segment, position + len(found[0]))
+    return slices.Slice(*found)
+
+
+def _bound(log: Log, offset: int, max_offset: int | None) -> int:
+    """Where reading from `offset` ends. Raises `OffsetOutOfRange`."""
+    end = log.log_end_offset
+    if not log.log_start_offset <= offset <= end:
+        raise OffsetOutOfRange(offset, log.log_start_offset, end)
+    return end if max_offset is None or max_offset > end else max_offset
+
+
+def _place(log: Log, offset: int, bound: int) -> tuple[Segment, int] | None:
+    """The segment and the position in it of the batch that holds `offset`, if that is below
+    `bound`."""
+    if offset >= bound:
+        return None
+    hint = log.read_ends.pop(offset, None)
+    segments = log.segments
+    at = bisect_right(log.bases, offset) - 1
+    while at < len(segments):
+        segment = segments[at]
+        if hint is not None and hint[0] is segment:
+            position: int | None = hint[1]
+        else:
+            found = segment.find(offset)
+            position = None if found is None else found[0]
+        if position is not None and position < segment.size:
+            return segment, position
+        at += 1
+    return None
+
+
+def _read_at(
+    log: Log,
+    segment: Segment,
+    position: int,
+    offset: int,
+    max_bytes: int,
+    bound: int,
+    min_one: bool,
+) -> Read:
+    data: bytes | memoryview = segment.read(position, max(max_bytes, 0))
+    stop = position + len(data)
+    # Begin the search for the last whole batch at one that the index knows to be whole.
+    start = segment.offset_index.whole_before(stop)
+    if bound < log.log_end_offset:
+        start = min(start, segment.offset_index.position_of(bound - 1))
+    next_offset, last = _whole(data, max(0, start - position), bound)
+    if next_offset == 0:
+        header = read_header(segment.read(position, _HEAD_BYTES))
+        if not min_one or header.next_offset > bound:
+            return Read(b"", offset)
+        data = segment.read(position, header.size)
+        next_offset, last = header.next_offset, header.size
+    if last < len(data):
+        # A copy costs 60 µs a megabyte; a view would keep a large buffer for a small part.
+        data = memoryview(data)[:last] if last > len(data) // 2 else data[:last]
+    _remember(log, next_offset, segment, position + last)
+    return Read(data, next_offset)
+
+
+def _remember(log: Log, offset: int, segment: Segment, position: int) -> None:
+    hints = log.read_ends
+    hints[offset] = (segment, position)
+    if len(hints) > _HINTS_MAX:
+        del hints[next(iter(hints))]
+
+
+def _whole(data: Buffer, at: int, bound: int) -> tuple[int, int]:
+    """(next offset, end) of the whole batches in `data` from `at` on that end before `bound`;
+    a next offset of 0 says that there is none."""
+    next_offset = 0
+    for start, header in headers(data, at):
+        if header.next_offset > bound:
+            break
+        next_offset = header.next_offset
+        at = start + header.batch_length + OVERHEAD
+    return next_offset, at
