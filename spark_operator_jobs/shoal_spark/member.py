@@ -51,7 +51,7 @@ class Member:
     def __init__(self, options: SourceOptions, held: Callable[[], Sequence[Range]]) -> None:
         self.options = options
         self.counts: Counter[str] = Counter()
-        self.lag = -1
+        self.lags: dict[tuple[str, int], int] = {}
         self.starts: dict[tuple[str, int], int] = {}
         self._held = held
         self._lost: list[Range] = []
@@ -199,7 +199,7 @@ class Member:
     # -- positions
 
     def positions(self, *, fresh: bool = False) -> Mapping[tuple[str, int], int]:
-        """The group's start offsets, at most `POSITIONS_EVERY_S` old; sets `lag` too.
+        """The group's start offsets, at most `POSITIONS_EVERY_S` old; sets `lags` too.
 
         Empty where they cannot be had at present: nothing depends on them but tidiness.
         """
@@ -220,9 +220,14 @@ class Member:
             if where.topic in self.options.topics and not isinstance(offset, KafkaError)
         }
         self.starts = {w: o.start_offset for w, o in rows.items() if o.start_offset >= 0}
-        lags = [o.lag for o in rows.values()]
-        self.lag = -1 if not lags or min(lags) < 0 else sum(lags)
+        self.lags = {where: offset.lag for where, offset in rows.items()}
         return self.starts
+
+    @property
+    def lag(self) -> int:
+        """Records that the group has yet to settle; -1 while that of any partition is not known."""
+        lags = self.lags.values()
+        return -1 if not lags or min(lags) < 0 else sum(lags)
 
     def ends(self) -> dict[tuple[str, int], int]:
         """The log end offsets of all partitions subscribed to."""

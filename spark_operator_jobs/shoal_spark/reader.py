@@ -21,6 +21,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -304,7 +305,10 @@ class Driver:
         starts = self.member.positions(fresh=True)
         soon = time.monotonic() + patience_s(self.member.lock_ms)
         due = any(at <= soon for at, _ in self._due)
-        return self._drain.done(starts, self.member.lag, 0 if due else sets.count(self.ledger.kept))
+        kept = Counter[tuple[str, int]]()
+        for r in () if due else self.ledger.kept:
+            kept[r.topic, r.partition] += r.length
+        return self._drain.done(starts, self.member.lags, kept)
 
     def _prune(self, start: Offset) -> None:
         if self.ledger.owed:
