@@ -2,11 +2,11 @@
 
 Pure. At its start the log ends are written down. The drain of a partition is over when the group's
 start offset has passed its end, whoever settled the records; or when all that is left to settle is
-locked here and put off for longer than anybody waits. Until then records may be out of sight: locked by a member
-that is alive, or by one that died, or waiting out a back-off. Those of a dead member come back when
-its locks run out, so the drain waits that long, counted from the last thing that moved in the
-group, and only over polls that were answered: a machine or a broker that stood still proves
-nothing. What has not come by then, members that live hold and renew; it is theirs.
+locked here and put off for longer than anybody waits. Until then records may be out of sight:
+locked by a member that is alive, or by one that died, or waiting out a back-off. Those of a dead
+member come back when its locks run out, so the drain waits that long, counted from the last thing
+that moved in the group, and only over polls that were answered: a machine or a broker that stood
+still proves nothing. What has not come by then, members that live hold and renew; it is theirs.
 """
 
 from __future__ import annotations
