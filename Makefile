@@ -74,7 +74,7 @@ bench-spark: venv           ## the Spark source beside Spark's own Kafka source;
 	@command -v mvn >/dev/null || { echo "Spark's Kafka source comes from Maven: apt-get install maven"; exit 1; }
 	@test -d bench/spark/lib || mvn -q -f bench/spark/pom.xml dependency:copy-dependencies -DoutputDirectory=lib
 	$(BIN)/python bench/spark/run.py $(BENCH)
-# The promises on a real Kubernetes that CI tries; `make e2e` tries kills under Spark, several brokers in a pod and the test cluster itself too.
+# The promises on a real Kubernetes that CI tries; `make e2e` tries kills and bad input under Spark, several brokers in a pod and the test cluster itself too.
 E2E_CI := $(patsubst %,tests/e2e/test_%.py,install topics_and_groups scaling roll three_brokers failures volumes listeners load)
 E2E_CI += tests/e2e/test_spark_consumer.py::test_executors_follow_the_lag_to_zero_and_back tests/e2e/test_uninstall.py
 # Tests within one process, whose clock is simulated or none: they take the time that the others leave.

@@ -336,8 +336,13 @@ class Brokers:
     ) -> dict[str, KafkaError]:
         return await self._alter(ResourceType.GROUP, changes)
 
-    async def share_groups(self, groups: Sequence[str]) -> dict[str, GroupState]:
-        """State, members, lag and in-flight records of share groups."""
+    async def share_groups(
+        self, groups: Sequence[str], *, of_any_type: bool = False
+    ) -> dict[str, GroupState]:
+        """State, members, lag and in-flight records of share groups.
+
+        A group of another type counts as one that is not there, unless `of_any_type` asks for it.
+        """
         if not groups:
             return {}
         counts = await self._counts()
@@ -346,6 +351,10 @@ class Brokers:
             self._count("ShareGroupDescribe")
             about = await self._client.admin.groups.describe_share(names)
             known = [n for n in names if not isinstance(about.get(n), KafkaError)]
+            absent = [n for n in names if n not in known] if of_any_type else []
+            if absent:
+                self._count("DescribeGroups")
+                about = {**about, **await self._client.admin.groups.describe(absent)}
             self._count("DescribeShareGroupOffsets")
             offsets = await self._client.admin.share_groups.offsets(known) if known else {}
             for name in names:

@@ -27,6 +27,8 @@ from shoal_operator.workloads import Workload, Workloads
 KIND = "ShareConsumer"
 #: Lag and the like are written to a status that often while they move.
 STATUS_SECONDS = 5.0
+#: What a ShareGroup says of itself that no consumer of it can work with.
+_OF_GROUP = ("TopicNotFound", "OtherGroupType")
 
 
 def policy(spec: Mapping[str, Any]) -> scaling.Policy:
@@ -86,6 +88,21 @@ def warning(spec: Mapping[str, Any], group: Mapping[str, Any], top: int) -> tupl
         f"scaling.maxReplicas is {most}, but the group's record locks let only {top} consumers "
         f"hold records; lower scaling.recordsPerReplica or raise the ShareGroup's maxRecordLocks.",
     )
+
+
+def group_trouble(group: Mapping[str, Any]) -> Verdict | None:
+    """What keeps any consumer of this ShareGroup from its work, in the ShareGroup's own words.
+
+    Without it such a consumer would be at zero for want of lag, and say that all is well.
+    """
+    meta = group["metadata"]
+    for said in group.get("status", {}).get("conditions", []):
+        current = said["observedGeneration"] == meta.get("generation", 0)
+        if said["type"] == "Ready" and said["reason"] in _OF_GROUP and current:
+            text = f"ShareGroup {meta['name']!r}: {said['message']}"
+            made = Verdict.refused if said["reason"] == "OtherGroupType" else Verdict.waiting
+            return made(said["reason"], text)
+    return None
 
 
 class Consumers:
@@ -232,7 +249,7 @@ class Consumers:
         metrics.WANTED.labels(meta["namespace"], meta["name"]).set(decision.replicas)
         numbers = {k: v for k, v in (fields | measured).items() if isinstance(v, int)}
         self.signals[meta["name"]] = numbers
-        verdict = workload.verdict
+        verdict = group_trouble(group) or workload.verdict
         if consumer["spec"].get("paused"):
             verdict = Verdict(True, "Paused", "spec.paused is true; none runs.", paused=True)
         verdict = verdict.warned(warning(consumer["spec"], group["spec"], decision.ceiling))

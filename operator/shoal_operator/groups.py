@@ -161,6 +161,8 @@ class Groups:
             await self._write([(o, down, {}) for o in staying])
             raise
         await self._write(outcomes)
+        # Consumers repeat what keeps their group from working.
+        self._moved([resource["metadata"]["name"] for resource, _, _ in outcomes])
         settled = all(not v.progressing for _, v, _ in outcomes)
         return None if settled and not stuck else 2.0
 
@@ -185,9 +187,9 @@ class Groups:
                 )
         return None
 
-    async def _look(self, groups: list[str]) -> None:
+    async def _look(self, groups: list[str], *, of_any_type: bool = False) -> None:
         now_ms = clock.now_ms()
-        states = await self._brokers.share_groups(groups)
+        states = await self._brokers.share_groups(groups, of_any_type=of_any_type)
         for group, state in states.items():
             self._redeliveries.seen(group, state.redelivered, now_ms)
         self.states |= states
@@ -200,7 +202,7 @@ class Groups:
         changes = {g: c for g, o in owned.items() if (c := decide_config(o, have.get(g, {})))}
         failures, warnings = await self._alter(changes)
         warnings |= await self._create_dead_letter_topics(owned)
-        await self._look(sorted(owned))
+        await self._look(sorted(owned), of_any_type=True)
         waiting = await self._begin(owned)
         outcomes = []
         for resource in resources:
@@ -281,7 +283,10 @@ class Groups:
             mine = resource["spec"].get("topics", [])
             absent = [t for t in mine if t not in sizes]
             if absent:
-                waiting[group] = f"There is no topic {', '.join(absent)} (yet)."
+                waiting[group] = (
+                    f"There is no topic {', '.join(absent)} (yet): apply a QueueTopic of that name,"
+                    " or correct spec.topics."
+                )
             there = {t: sizes[t] for t in mine if t in sizes}
             state = self.states[group]
             starts = first_positions(resource["spec"], state, there, clock.epoch_ms())
@@ -302,7 +307,7 @@ class Groups:
         if any(o["spec"].get("topics") for o in owned.values()):
             fresh = [g for g in owned if not self.states[g].partitions]
             if fresh:
-                await self._look(sorted(fresh))
+                await self._look(sorted(fresh), of_any_type=True)
         return waiting
 
     async def _outcome(

@@ -34,7 +34,12 @@ HEALTHY_SECONDS_MIN = 60
 #: Characters that a failed driver's last words are cut to.
 _LAST_WORDS_MAX = 1000
 #: `ValueError: …`, `some.module.SomeClass: …`, `Caused by: java.…Exception: …`
-_NAMED = re.compile(r"(Caused by: )?([\w$]+\.)*[\w$]*([Ee]rror|Exception|Option|Exit)[\w$]*: \S")
+_NAMED = re.compile(
+    r"(Caused by: )?(([\w$]+\.)+[A-Z][\w$]*|[\w$]*([Ee]rror|Exception|Exit)[\w$]*): "
+    r"(?!.*Traceback \(most)\S"
+)
+#: What Spark logs of its own end, after whatever ended it.
+_LOGGED = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d (INFO|WARN) ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +54,17 @@ class Workload:
 
 
 def application_verdict(
-    application: Mapping[str, Any], wanted: int, running: int, last_words: str, age_seconds: float
+    application: Mapping[str, Any], wanted: int, running: int, said: str, age_seconds: float
 ) -> Verdict:
     """What a SparkApplication's state means to people.
 
-    `last_words` is what its driver said before it failed, `age_seconds` how long the application
-    has been there.
+    `said` are its driver's last words if it failed, `age_seconds` is how long the application has
+    been there.
     """
     reported = application.get("status", {}).get("applicationState", {})
     state = reported.get("state", "")
-    if state in _FAILED or last_words:
-        cause = last_words or reported.get("errorMessage", "") or "it gives no reason"
+    if state in _FAILED or said:
+        cause = said or _cause(reported.get("errorMessage", "")) or "it gives no reason"
         text = f"The SparkApplication failed and is started again: {cause}"
         return Verdict(False, "ApplicationFailed", text, progressing=True, degraded=True)
     if wanted == 0:
@@ -182,10 +187,18 @@ class Workloads:
 
 
 def last_words(log: str) -> str:
-    """Of the end of a driver's log, the last line that names an error, else the last line."""
+    """Of the end of a driver's log, the last line that names an error, else the last line that is
+    not Spark's. A driver with our source leaves the one line that matters in the log's place."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    named = [line for line in lines if _NAMED.match(line)]
-    return (named or lines or [""])[-1][:_LAST_WORDS_MAX]
+    said = [line for line in lines if not _LOGGED.match(line)]
+    named = [line for line in said if _NAMED.match(line)]
+    return (named or said or lines or [""])[-1][:_LAST_WORDS_MAX]
+
+
+def _cause(text: str) -> str:
+    """Kubeflow's message; that of a submission has all that spark-submit has logged."""
+    what, _, log = text.partition(": ")
+    return f"{what}: {last_words(log)}" if "\n" in text.strip() else text.strip()
 
 
 def _age_seconds(manifest: Mapping[str, Any]) -> float:

@@ -62,7 +62,8 @@ def options(given: argparse.Namespace) -> dict[str, str]:
         "maxRecordsPerTrigger": str(given.max_records),
     }
     if given.tasks:
-        found["minPartitions"] = str(given.tasks)
+        # Each task needs a record.
+        found["minPartitions"] = str(min(given.tasks, given.max_records))
     if not given.trigger:
         found["batch.target.ms"] = str(given.batch_target_ms)
     for text in given.option:

@@ -40,6 +40,10 @@ def ddl(include_headers: bool) -> str:
     return ", ".join([*columns, *([_HEADERS_DDL] if include_headers else [])])
 
 
+def names(include_headers: bool) -> list[str]:
+    return [*(name for name, _, _ in _FIELDS), *(["headers"] if include_headers else [])]
+
+
 def schema(include_headers: bool) -> pa.Schema:
     fields = [(name, arrow) for name, arrow, _ in _FIELDS]
     return pa.schema([*fields, *([("headers", _HEADERS)] if include_headers else [])])

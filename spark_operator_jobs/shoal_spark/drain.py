@@ -1,12 +1,12 @@
 """When a query with Trigger.AvailableNow is done: by what the group says, not by a clock.
 
-Pure. At its start the log ends are written down. The drain is over when the group's start offsets
-have passed them, whoever settled the records; or when all that is left to settle is locked here and
-put off for longer than anybody waits. Until then records may be out of sight: locked by a member
-that is alive, or by one that died, or waiting out a back-off. Those of a dead member come back when
-its locks run out, so the drain waits that long, counted from the last thing that moved in the
-group, and only over polls that were answered: a machine or a broker that stood still proves
-nothing. What has not come by then, members that live hold and renew; it is theirs.
+Pure. At its start the log ends are written down. The drain of a partition is over when the group's
+start offset has passed its end, whoever settled the records; or when all that is left to settle is
+locked here and put off for longer than anybody waits. Until then records may be out of sight:
+locked by a member that is alive, or by one that died, or waiting out a back-off. Those of a dead
+member come back when its locks run out, so the drain waits that long, counted from the last thing
+that moved in the group, and only over polls that were answered: a machine or a broker that stood
+still proves nothing. What has not come by then, members that live hold and renew; it is theirs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Drain:
 
     def __init__(self, target: Places) -> None:
         self.target = {where: end for where, end in target.items() if end > 0}
-        self._seen: tuple[dict[tuple[str, int], int], int] | None = None
+        self._seen: tuple[dict[tuple[str, int], int], dict[tuple[str, int], int]] | None = None
         self._quiet_s = 0.0
         self._unassigned_s = 0.0
 
@@ -40,18 +40,20 @@ class Drain:
         """The partitions in which something before the target is not settled, as far as known."""
         return [where for where, end in self.target.items() if starts.get(where, -1) < end]
 
-    def done(self, starts: Places, lag: int, kept: int) -> bool:
-        """Whether all is settled, going by start offsets and lag; -1 is a lag not known.
+    def done(self, starts: Places, lags: Places, kept: Places) -> bool:
+        """Whether all is settled, going by start offsets and lags; a lag of -1 is not known.
 
-        `kept` counts records that are locked here and will not be delivered.
+        `kept` counts records that are locked here and will not be delivered. Partitions that were
+        empty at the start do not matter: of those in which the group never delivered anything,
+        Apache Kafka tells neither start nor lag.
         """
-        now = (dict(starts), lag)
+        now = (dict(starts), dict(lags))
         if now != self._seen:
             self._seen, self._quiet_s = now, 0.0
-        if not self.open(starts):
-            return True
-        # The lag tells of partitions that the group knows; those of the target must be among them.
-        return all(where in starts for where in self.target) and 0 <= lag <= kept
+        return all(
+            where in starts and 0 <= lags.get(where, -1) <= kept.get(where, 0)
+            for where in self.open(starts)
+        )
 
     def found(self) -> None:
         """A poll locked records."""

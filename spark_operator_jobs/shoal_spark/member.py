@@ -18,7 +18,8 @@ from itertools import groupby
 
 from shoal.client.client import SyncClient
 from shoal.client.cluster import TopicPartition
-from shoal.client.errors import ClientError, KafkaError, transient
+from shoal.client.configs import Resource, ResourceType
+from shoal.client.errors import ClientError, KafkaError, SecurityError, transient
 from shoal.client.share import (
     Acknowledgement,
     AcknowledgeType,
@@ -28,6 +29,7 @@ from shoal.client.share import (
     ShareSession,
 )
 from shoal.client.topics import OffsetSpec
+from shoal.protocol.errors import ErrorCode
 
 from shoal_spark import ranges as sets
 from shoal_spark.options import InvalidOption, SourceOptions
@@ -40,6 +42,7 @@ UNLOCKED_S = 0.2
 #: How often lag and start offsets are asked for.
 POSITIONS_EVERY_S = 5.0
 CLOSE_TIMEOUT_S = 5.0
+_RENEWAL = "share.renew.acknowledge.enable"
 
 
 class Member:
@@ -51,7 +54,7 @@ class Member:
     def __init__(self, options: SourceOptions, held: Callable[[], Sequence[Range]]) -> None:
         self.options = options
         self.counts: Counter[str] = Counter()
-        self.lag = -1
+        self.lags: dict[tuple[str, int], int] = {}
         self.starts: dict[tuple[str, int], int] = {}
         self._held = held
         self._lost: list[Range] = []
@@ -89,9 +92,40 @@ class Member:
     def join(self, member_id: str) -> None:
         """Become a member, under the id of an earlier driver if it is not empty; at most once."""
         if self._joined is None:
+            renews = self.options.renew is not False and self._may_renew()
             self._joined = self._client.run(self._join(member_id))
-            if self.options.renew:
+            if renews:
                 self._renewal = self._client.submit(self._renewing())
+
+    @property
+    def renews(self) -> bool:
+        """Whether locks are renewed while a batch runs."""
+        return self._renewal is not None
+
+    def _may_renew(self) -> bool:
+        """Whether the group lets locks be renewed; a refused renewal looks like a lost lock."""
+        group = Resource(ResourceType.GROUP, self.options.group_id)
+        asked = self._client.admin.configs.describe([group], keys=[_RENEWAL])
+        try:
+            found = self._client.run(asked)[group]
+        except ClientError as error:
+            if not transient(error):
+                raise
+            found = {}
+        # Who may read the group need not be allowed to read its settings.
+        entry = None if isinstance(found, KafkaError) else found.get(_RENEWAL)
+        if entry is None or entry.value != "false":
+            return True
+        if self.options.renew:
+            raise InvalidOption(
+                f"option 'share.renew' is true, and group {self.options.group_id!r} has {_RENEWAL} "
+                "set to false; set it to true, or leave the option out"
+            )
+        log.warning(
+            "share group %s: %s is false: records of a batch that takes longer than a lock are "
+            "delivered again", self.options.group_id, _RENEWAL,
+        )  # fmt: skip
+        return False
 
     def _check_topics(self) -> None:
         """A member may subscribe to a topic that is not there, and would wait for ever."""
@@ -99,13 +133,20 @@ class Member:
             try:
                 self._client.run(self._client.cluster.topic(topic))
             except KafkaError as error:
-                raise InvalidOption(f"option 'subscribe': topic {topic!r}: {error}") from None
+                raise _refused("subscribe", error) from None
+            except SecurityError as error:
+                raise InvalidOption(f"options 'kafka.*': {error}; {_LOGIN}") from None
 
     async def _join(self, member_id: str) -> ShareSession:
         cluster = self._client.cluster
         membership = ShareMembership(cluster, self.options.group_id, self.options.topics, None)
         membership.member_id = member_id or membership.member_id
-        await membership.join()
+        try:
+            await membership.join()
+        except KafkaError as error:
+            if error.code not in _REMEDIES:
+                raise
+            raise _refused("group.id", error) from None
         return ShareSession(cluster, membership)
 
     # -- acquiring
@@ -129,6 +170,12 @@ class Member:
             self._forgive(error)
             return []
         self._failing_since = None
+        if self.options.renew is False and 0 < self.lock_ms <= self.options.target_ms:
+            raise InvalidOption(
+                f"option 'batch.target.ms' is {self.options.target_ms}, locks of the group last "
+                f"{self.lock_ms} ms and 'share.renew' is false: every batch would lose them; lower "
+                "'batch.target.ms' or set 'share.renew' to true"
+            )
         ranges = sets.normal(r for one in found for r in sized(one))
         self.counts["acquired"] += sets.count(ranges)
         self.counts["redelivered"] += sets.count(r for r in ranges if r.delivery_count > 1)
@@ -199,7 +246,7 @@ class Member:
     # -- positions
 
     def positions(self, *, fresh: bool = False) -> Mapping[tuple[str, int], int]:
-        """The group's start offsets, at most `POSITIONS_EVERY_S` old; sets `lag` too.
+        """The group's start offsets, at most `POSITIONS_EVERY_S` old; sets `lags` too.
 
         Empty where they cannot be had at present: nothing depends on them but tidiness.
         """
@@ -220,9 +267,14 @@ class Member:
             if where.topic in self.options.topics and not isinstance(offset, KafkaError)
         }
         self.starts = {w: o.start_offset for w, o in rows.items() if o.start_offset >= 0}
-        lags = [o.lag for o in rows.values()]
-        self.lag = -1 if not lags or min(lags) < 0 else sum(lags)
+        self.lags = {where: offset.lag for where, offset in rows.items()}
         return self.starts
+
+    @property
+    def lag(self) -> int:
+        """Records that the group has yet to settle; -1 while that of any partition is not known."""
+        lags = self.lags.values()
+        return -1 if not lags or min(lags) < 0 else sum(lags)
 
     def ends(self) -> dict[tuple[str, int], int]:
         """The log end offsets of all partitions subscribed to."""
@@ -260,6 +312,23 @@ _PAST = {
     AcknowledgeType.REJECT: "rejected",
     AcknowledgeType.RENEW: "renewed",
 }
+
+_LOGIN = "check kafka.security.protocol and kafka.sasl.* or kafka.ssl.*"
+_OF_ONE_TYPE = "a group id belongs to one type of group: name another"
+#: What mends a query that is refused at its start.
+_REMEDIES = {
+    ErrorCode.unknown_topic_or_partition: "create it, or name another",
+    ErrorCode.topic_authorization_failed: "the query's user needs READ on the topic",
+    ErrorCode.group_authorization_failed: "the query's user needs READ on the group",
+    ErrorCode.group_id_not_found: _OF_ONE_TYPE,
+    ErrorCode.inconsistent_group_protocol: _OF_ONE_TYPE,
+}
+
+
+def _refused(option: str, error: KafkaError) -> InvalidOption:
+    """A broker's refusal of what an option names, with what to do about it if that is known."""
+    remedy = _REMEDIES.get(error.code)
+    return InvalidOption(f"option {option!r}: {error}{f'; {remedy}' if remedy else ''}")
 
 
 def sized(acquired: Acquired) -> list[Range]:

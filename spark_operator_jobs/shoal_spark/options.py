@@ -17,16 +17,55 @@ from pathlib import Path
 from shoal.client.settings import Settings
 
 BOOTSTRAP = "kafka.bootstrap.servers"
-#: Options of Spark's Kafka source that mean nothing here, and what to use in their place.
+_START = "set share.auto.offset.reset of the group"
+_LATER = "rows are accepted once their batch is complete, or by format sharegroup-outcome"
+_BYTES = "keys and values are bytes; cast them in the query"
+_AGAIN = "each task's producer is idempotent anyway, and a batch that runs again writes again"
+#: Options of Spark's Kafka source and sink, and properties of Kafka's clients, that mean nothing
+#: here, and what to use in their place.
 ELSEWHERE = {
+    "path": "name topics by subscribe or topic",
     "assign": "a share group assigns partitions by itself; use subscribe",
     "subscribePattern": "share groups take topic names alone; use subscribe",
-    "startingOffsets": "set share.auto.offset.reset of the group",
-    "startingTimestamp": "set share.auto.offset.reset of the group",
+    "groupIdPrefix": "use group.id",
+    "startingOffsets": _START,
+    "startingTimestamp": _START,
+    "startingOffsetsByTimestamp": _START,
+    "startingOffsetsByTimestampStrategy": _START,
     "endingOffsets": "use Trigger.AvailableNow",
+    "endingTimestamp": "use Trigger.AvailableNow",
+    "endingOffsetsByTimestamp": "use Trigger.AvailableNow",
     "maxOffsetsPerTrigger": "use maxRecordsPerTrigger",
+    "minOffsetsPerTrigger": "use a processingTime trigger, or batch.target.ms",
+    "maxTriggerDelay": "use a processingTime trigger, or batch.target.ms",
+    "maxRecordsPerPartition": "use minPartitions",
     "isolation.level": "set share.isolation.level of the group",
+    "kafka.isolation.level": "set share.isolation.level of the group",
     "kafka.group.id": "use group.id",
+    "kafka.auto.offset.reset": _START,
+    "kafka.share.auto.offset.reset": _START,
+    "kafka.enable.auto.commit": _LATER,
+    "kafka.share.acknowledgement.mode": _LATER,
+    "kafka.share.acquire.mode": "use share.acquire.mode",
+    "kafka.max.poll.records": "use maxRecordsPerTrigger",
+    "kafka.fetch.max.bytes": "use maxBytesPerTrigger",
+    "kafka.max.partition.fetch.bytes": "use maxBytesPerTrigger",
+    "kafka.fetch.max.wait.ms": "use fetch.max.wait.ms",
+    "kafka.key.deserializer": _BYTES,
+    "kafka.value.deserializer": _BYTES,
+    "kafka.key.serializer": _BYTES,
+    "kafka.value.serializer": _BYTES,
+    "kafka.compression.type": "use compression",
+    "kafka.acks": "a sink waits for all replicas in sync, as acks=all does",
+    "kafka.enable.idempotence": _AGAIN,
+    "kafka.transactional.id": _AGAIN,
+}
+#: `kafka.security.protocol` by what is said in vain under the one that was given.
+_PROTOCOLS = {
+    ("sasl.", "PLAINTEXT"): "SASL_SSL or SASL_PLAINTEXT",
+    ("sasl.", "SSL"): "SASL_SSL",
+    ("ssl.", "PLAINTEXT"): "SSL",
+    ("ssl.", "SASL_PLAINTEXT"): "SASL_SSL",
 }
 
 
@@ -52,7 +91,10 @@ class Connection:
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What `readStream.format("sharegroup")` was asked for. Counts are records, sizes bytes."""
+    """What `readStream.format("sharegroup")` was asked for. Counts are records, sizes bytes.
+
+    `renew` is None where nothing was said: locks are renewed if the group lets them be.
+    """
 
     connection: Connection
     group_id: str
@@ -63,7 +105,7 @@ class SourceOptions:
     max_bytes: int
     target_ms: int
     max_delivery_count: int
-    renew: bool
+    renew: bool | None
     strict_limit: bool
     max_wait_ms: int
     fail_on_data_loss: bool
@@ -82,17 +124,24 @@ class SourceOptions:
         group = words.required("group.id")
         topics = words.names("subscribe")
         mode = words.one_of("share.acquire.mode", "record_limit", "batch_optimized")
+        least = words.number("minPartitions", 0, 1, 100_000)
+        most = words.number("maxRecordsPerTrigger", 10_000, 1, 10_000_000)
+        if least > most:
+            raise InvalidOption(
+                f"option 'minPartitions' is {least}, and 'maxRecordsPerTrigger' is {most}: a task "
+                "needs a record; raise 'maxRecordsPerTrigger' or lower 'minPartitions'"
+            )
         return cls(
             connection=connection,
             group_id=group,
             topics=topics,
             include_headers=words.flag("includeHeaders", False),
-            min_partitions=words.number("minPartitions", 0, 1, 100_000),
-            max_records=words.number("maxRecordsPerTrigger", 10_000, 1, 10_000_000),
+            min_partitions=least,
+            max_records=most,
             max_bytes=words.number("maxBytesPerTrigger", 256 << 20, 1024, 2**31 - 1),
             target_ms=words.number("batch.target.ms", 0, 0, 3_600_000),
             max_delivery_count=words.number("maxDeliveryCount", 0, 1, 1000),
-            renew=words.flag("share.renew", True),
+            renew=words.flag("share.renew", True) if words.get("share.renew") else None,
             strict_limit=mode == "record_limit",
             max_wait_ms=words.number("fetch.max.wait.ms", 500, 0, 60_000),
             fail_on_data_loss=words.flag("failOnDataLoss", True),
@@ -168,7 +217,7 @@ class Words:
                 raise InvalidOption("option {!r} does not apply here: {}".format(*hints[lower]))
             elif lower.startswith("kafka."):
                 self._kafka[lower.removeprefix("kafka.")] = value
-            elif lower != "path":
+            else:
                 raise InvalidOption(
                     f"unknown option {name!r}; known are {BOOTSTRAP}, kafka.* and "
                     + ", ".join(sorted(known))
@@ -179,7 +228,15 @@ class Words:
         if not bootstrap:
             raise InvalidOption(f"option {BOOTSTRAP!r} is missing")
         found = Connection(bootstrap, tuple(sorted(self._kafka.items())))
-        _ = found.settings
+        protocol = found.settings.security.protocol
+        for (prefix, given), wanted in _PROTOCOLS.items():
+            vain = [n for n, value in found.properties if n.startswith(prefix) and value]
+            if given == protocol and vain:
+                raise InvalidOption(
+                    f"options {', '.join(repr(f'kafka.{name}') for name in vain)} say nothing "
+                    f"while 'kafka.security.protocol' is {protocol}: set it to {wanted}, or leave "
+                    "them out"
+                )
         return found
 
     def get(self, name: str) -> str:

@@ -21,6 +21,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ from shoal_spark import ranges as sets
 from shoal_spark.drain import Drain, NotAssigned, patience_s
 from shoal_spark.ledger import Ledger
 from shoal_spark.offsets import Offset, from_json, to_json
-from shoal_spark.options import SourceOptions
+from shoal_spark.options import InvalidOption, SourceOptions
 from shoal_spark.pacing import Pace
 from shoal_spark.ranges import Range
 from shoal_spark.rendezvous import DELAY_MS_MAX, Inbox, Kind
@@ -72,22 +73,38 @@ class Task(InputPartition):  # type: ignore[misc]
 
 
 class ShareGroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """See the module. Connects on the first call, not when made: Spark makes twins to pickle."""
+    """See the module. Connects on the first call, not when made: Spark makes twins to pickle.
 
-    def __init__(self, options: SourceOptions) -> None:
+    `columns` are those of the schema that Spark goes by. Where they are not the source's own, the
+    first call says so: PySpark 4.3 has an error of its own for a reader that cannot be made.
+    """
+
+    def __init__(self, options: SourceOptions, columns: Sequence[str] = ()) -> None:
         self.options = options
+        self._columns = list(columns)
         self._driver: Driver | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"options": self.options, "_driver": None}
+        return {"options": self.options, "_columns": [], "_driver": None}
 
     @property
     def driver(self) -> Driver:
         if self._driver is None:
+            self._check_columns()
             self._driver = Driver(self.options)
             # Spark ends this process with SIGTERM, which would leave the locks to run out.
             signal.signal(signal.SIGTERM, _exit)
         return self._driver
+
+    def _check_columns(self) -> None:
+        from shoal_spark import columns
+
+        own = columns.names(self.options.include_headers)
+        if self._columns not in ([], own):
+            raise InvalidOption(
+                f"a schema of {', '.join(self._columns)} was given, and rows of this source have "
+                f"{', '.join(own)}; leave the schema out and select from them"
+            )
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self.options.max_records)
@@ -304,7 +321,10 @@ class Driver:
         starts = self.member.positions(fresh=True)
         soon = time.monotonic() + patience_s(self.member.lock_ms)
         due = any(at <= soon for at, _ in self._due)
-        return self._drain.done(starts, self.member.lag, 0 if due else sets.count(self.ledger.kept))
+        kept = Counter[tuple[str, int]]()
+        for r in () if due else self.ledger.kept:
+            kept[r.topic, r.partition] += r.length
+        return self._drain.done(starts, self.member.lags, kept)
 
     def _prune(self, start: Offset) -> None:
         if self.ledger.owed:

@@ -23,4 +23,4 @@ class ShareGroupSource(DataSource):  # type: ignore[misc]
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from shoal_spark.reader import ShareGroupReader
 
-        return ShareGroupReader(SourceOptions.of(self.options))
+        return ShareGroupReader(SourceOptions.of(self.options), schema.fieldNames())

@@ -75,6 +75,14 @@ def stored(queue: Resources, topic: str) -> int:
     return sum(ends) if ends else -1
 
 
+def gauge(queue: Resources, name: str) -> int:
+    """What the driver serves to Prometheus of the source's count of this name; -1 if nothing."""
+    pod = f"/api/v1/namespaces/{queue.namespace}/pods/eaters-driver:4040/proxy/metrics/prometheus"
+    told = queue.kubectl("get", "--raw", pod, check=False).stdout
+    found = re.search(rf"^metrics_\S+_sharegroup_workers_{name}_Value\S* (\d+)", told, re.MULTILINE)
+    return int(found[1]) if found else -1
+
+
 def results(queue: Resources) -> list[int]:
     """What the job has written so far."""
     words = ("consume", "done", "--from-beginning", "--format={value}", "--exit-at-end")

@@ -24,6 +24,7 @@ from e2e.spark_consumers import (
     WORK_S,
     Samples,
     executors,
+    gauge,
     prepare,
     results,
     spark,
@@ -123,6 +124,12 @@ def test_kubectl_scale_moves_executors(work: Resources, cluster: Cluster) -> Non
         work.kubectl("scale", "shareconsumer/eaters", f"--replicas={count}")
         eventually(lambda n=count: len(executors(work)) == n, timeout_s=90, what=f"{count} of them")
     assert work.uid("pod/eaters-driver") == driver, "the application was started anew"
+    # What its source counts is there for Prometheus, where the pod's annotations say.
+    notes = work.get("pod/eaters-driver")["metadata"]["annotations"]
+    where = notes["prometheus.io/port"], notes["prometheus.io/path"]
+    assert where == ("4040", "/metrics/prometheus")
+    work.produce("jobs", 10)
+    eventually(lambda: gauge(work, "acquired") >= 10, timeout_s=60, what="ten are counted")
 
 
 def test_the_driver_is_told_over_http(work: Resources) -> None:

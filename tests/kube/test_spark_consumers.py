@@ -160,6 +160,24 @@ def test_states(state, wanted, running, words, age, ready, reason) -> None:
         assert (words or "exit 1") in verdict.message
 
 
+def test_a_submission_that_fails_is_told_in_a_line() -> None:
+    """Kubeflow's message has all that spark-submit has logged, stack trace and all."""
+    message = (
+        "failed to submit spark application: failed to run spark-submit: WARNING: incubator\n"
+        "26/11/22 15:08:09 INFO SparkKubernetesClientFactory: Auto-configuring K8S client\n"
+        '26/11/22 15:08:45 ERROR Client: Please check "kubectl auth can-i create pod" first.\n'
+        'Exception in thread "main" io.fabric8.kubernetes.client.KubernetesClientException: it\n'
+        "\tat org.apache.spark.deploy.SparkSubmit.main(SparkSubmit.scala)\n"
+        "Caused by: io.vertx.core.impl.NoStackTraceTimeoutException: too late\n\n"
+    )
+    reported = {"state": "SUBMISSION_FAILED", "errorMessage": message}
+    verdict = application_verdict({"status": {"applicationState": reported}}, 1, 0, "", 9)
+    assert verdict.message == (
+        "The SparkApplication failed and is started again: failed to submit spark application: "
+        "Caused by: io.vertx.core.impl.NoStackTraceTimeoutException: too late"
+    )
+
+
 def ended_driver(exit_code):
     ended = {"exitCode": exit_code, "message": "INFO x\nValueError: y"}
     return {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,12 +23,22 @@ from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.cluster import TopicPartition
 from shoal.client.errors import expect
-from streams import Stream
+from streams import QUERY_TIMEOUT_S, Stream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MakeQueue = Callable[..., Queue]
+
+
+@contextmanager
+def last_words(pattern: str) -> Iterator[None]:
+    """The block fails, and what the driver would leave in its pod's status is this line."""
+    from shoal_spark import last_words
+
+    with pytest.raises(Exception) as raised:
+        yield
+    assert re.match(f"shoal_spark\\.\\w+\\.{pattern}", last_words.of(raised.value))
 
 
 @pytest.mark.parametrize(
@@ -54,15 +66,21 @@ def test_a_query_says_what_is_wrong(
 ) -> None:
     """A wrong option, a missing topic, another checkpoint: an error of the query, in words."""
     queue = shoal_queue(partitions=1)
-    with pytest.raises(Exception, match=r"unknown option .{0,2}'maxrecords"):
+    with last_words("InvalidOption: unknown option 'maxrecords'"):
         Stream(spark, queue, tmp_path / "option").start(maxRecords=1)
-    with pytest.raises(Exception, match="'subscribe': topic 'no-such-topic'"):
+    with last_words("InvalidOption: option 'subscribe': there is no topic 'no-such-topic'"):
         Stream(spark, queue, tmp_path / "topic").drain(subscribe="no-such-topic")
+
+    with last_words("InvalidOption: a schema of x was given, .* key, value, .*leave the schema"):
+        source = spark.readStream.format("sharegroup").schema("x int")
+        source.options(**queue.options()).load().writeStream.format("noop").start(
+            checkpointLocation=str(tmp_path / "schema")
+        ).awaitTermination(QUERY_TIMEOUT_S)
 
     queue.produce(range(3))
     place = tmp_path / "checkpoint"
     Stream(spark, queue, place).drain()
-    with pytest.raises(Exception, match=f"{queue.group}.*another-group"):
+    with last_words(f"BadOffset: .*{queue.group}.*another-group.*checkpointLocation"):
         Stream(spark, queue, place).drain(**{"group.id": "another-group"})
 
 
@@ -73,8 +91,31 @@ def test_a_group_of_another_type(
     offsets = {TopicPartition(queue.topic, 0): 0}
     name = f"{queue.group}-classic"
     expect(queue.client.run(queue.client.admin.groups.alter_offsets(name, offsets)))
-    with pytest.raises(Exception, match=name):
+    with last_words(f"InvalidOption: option 'group.id': .*{name}.*name another"):
         Stream(spark, queue, tmp_path).drain(**{"group.id": name})
+
+
+def test_locks_that_are_not_renewed(
+    make_queue: MakeQueue, spark: SparkSession, tmp_path: Path
+) -> None:
+    """By the group's config or by the option: what contradicts it is refused when it is known."""
+    from shoal_spark.member import Member
+    from shoal_spark.options import SourceOptions
+
+    queue = make_queue(partitions=1, share_renew_acknowledge_enable="false")
+    queue.produce(range(3))
+    with last_words("InvalidOption: option 'share.renew' is true, .*acknowledge.enable"):
+        Stream(spark, queue, tmp_path / "group").drain(share_renew="true")
+    with last_words("InvalidOption: option 'batch.target.ms' is 60000, .*'share.renew' is false"):
+        more = {"share.renew": "false", "batch.target.ms": "60000"}
+        Stream(spark, queue, tmp_path / "option").drain(**more)
+    # A refused renewal would look like a lost lock.
+    member = Member(SourceOptions.of(queue.options()), list)
+    member.join("")
+    assert not member.renews
+    member.close()
+    Stream(spark, queue, tmp_path / "rows").drain()
+    queue.drained()
 
 
 def test_rows_that_nobody_can_decode(
@@ -93,7 +134,7 @@ def test_rows_that_nobody_can_decode(
             file.write(bytes([byte[0] ^ 1]))
         stream = Stream(spark, queue, tmp_path)
         said = f"topic '{queue.topic}' partition 0, offsets 0 to 9, cannot be decoded.*CRC.*"
-        with pytest.raises(Exception, match=f"{said}failOnDataLoss"):
+        with last_words(f"DataLoss: rows of {said}failOnDataLoss"):
             stream.drain()
         stream.drain(failOnDataLoss="false")
         assert stream.values == [str(n) for n in range(10, 20)]
@@ -133,7 +174,9 @@ def test_no_permission(
         admin = AdminClient({"bootstrap.servers": guarded.bootstrap})
         for future in admin.create_acls([acl]).values():
             future.result(20)
-        with pytest.raises(Exception, match=f"(?i){kind}.authorization.failed"):
+        option = "group.id" if kind == "group" else "subscribe"
+        refused = f"{kind.upper()}_AUTHORIZATION_FAILED.*needs READ on the {kind}"
+        with last_words(f"InvalidOption: option '{option}': .*'{name}'.*{refused}"):
             Stream(spark, queue, tmp_path).drain()
 
 
@@ -155,6 +198,6 @@ def test_a_login_goes_to_driver_and_executors(
         stream = Stream(spark, queue, tmp_path / "right")
         stream.drain(**login)
         assert stream.values == [str(n) for n in range(20)]
-        with pytest.raises(Exception, match="refuses user 'ann'"):
+        with last_words("InvalidOption: options 'kafka.*': .*refuses user 'ann'.*kafka.sasl"):
             wrong = login | {"kafka.sasl.password": "wrong"}
             Stream(spark, queue, tmp_path / "wrong").drain(**wrong)

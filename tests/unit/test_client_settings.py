@@ -57,6 +57,11 @@ def test_librdkafka_properties() -> None:
         ({"security.protocol": "SASL_SSL"}, "needs a user"),
         ({"security.protocol": "SASL_SSL", "sasl.mechanism": "GSSAPI"}, "'GSSAPI' is none of"),
         ({"security.protocol": "SSL", "ssl.truststore.location": "x.jks"}, "only PEM stores"),
+        (
+            {"sasl.username": "ann", "sasl.jaas.config": 'x required username="bob";'},
+            "sasl.jaas.config and sasl.username differ; give one",
+        ),
+        ({"ssl.ca.pem": "x", "ssl.ca.location": "/y"}, "ssl.ca.location and ssl.ca.pem differ"),
     ],
 )
 def test_properties_that_cannot_be(properties: dict[str, str], said: str) -> None:

@@ -146,7 +146,7 @@ _PLAIN = {
     "metadata.max.age.ms": "metadata_max_age_ms",
     "delivery.timeout.ms": "delivery_timeout_ms",
 }
-#: Fields of `Security`, and the properties that may give them, the first one given winning.
+#: Fields of `Security`, and the properties that may give them; two of them must say the same.
 _SECURITY_FIELDS = {
     "protocol": ("security.protocol",),
     "mechanism": ("sasl.mechanism", "sasl.mechanisms"),
@@ -193,8 +193,15 @@ def _security(given: Mapping[str, str]) -> Security:
         value = match[2] or match[3] or match[4] or ""
         fields[match[1]] = re.sub(r"\\(.)", r"\1", value)
     for name, sources in _SECURITY_FIELDS.items():
-        value = next((given[s] for s in sources if given.get(s)), "")
-        if value:
+        said = [(_JAAS_CONFIG, fields[name])] if name in fields else []
+        said += [(source, given[source]) for source in sources if given.get(source)]
+        # A keystore may have a key or a certificate beside the one that is named.
+        single = [one for one in said if one[0] != "ssl.keystore.location"]
+        for source, value in single[1:]:
+            if value != single[0][1]:
+                raise SecurityError(f"{single[0][0]} and {source} differ; give one of them")
+        if said:
+            value = said[0][1]
             fields[name] = value.upper() if name in ("protocol", "mechanism") else value
     check = given.get(_CHECK_HOSTNAME, "https").lower()
     return Security(check_hostname=check not in ("", "none"), **fields)

@@ -1,0 +1,123 @@
+"""Bad input, as the ShareConsumer tells it: by the ShareGroup, and by what drivers died of.
+
+`driver_ends` has the ends of logs of drivers that failed, 2048 bytes as Kubernetes keeps them, of
+Spark 4.3.0 with each kind of bad input; of `checkpoint`, whose log ends in the query's offsets, the
+line that the source leaves in the log's place. The queries themselves fail in tests/spark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kube.api_server import ApiServer, Fate, resource
+from servers import ShoalProcess
+from shoal.client.client import SyncClient
+from shoal.client.cluster import TopicPartition
+from shoal.client.errors import expect
+from shoal.client.topics import NewTopic
+from shoal_operator.brokers import Brokers
+from shoal_operator.consumers import Consumers
+from shoal_operator.groups import Groups
+from shoal_operator.settings import Settings
+from shoal_operator.workloads import application_verdict, last_words
+
+ENDS = Path(__file__).with_name("driver_ends")
+SPARK = {
+    "mainApplicationFile": "local:///job.py", "sparkVersion": "4.3.0",
+    "imagePullPolicy": "IfNotPresent", "minExecutors": 0, "maxExecutors": 6,
+    "coresPerExecutor": 1, "maxRecordsPerTrigger": 1000,
+}  # fmt: skip
+GROUP = {
+    "cluster": "main", "startOffset": "Earliest", "maxRecordLocks": 2000, "renewal": True,
+    "lockDuration": "30s", "deliveryLimit": 5, "isolation": "ReadUncommitted",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
+    process = ShoalProcess(tmp_path_factory.mktemp("broker") / "data").start()
+    yield process
+    process.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("option", "InvalidOption: unknown option 'maxrecordpertrigger'; known are "),
+        ("no-topic", "there is no topic 'no-such-topic'.*; create it, or name another"),
+        ("other-type", "Group classic is not a share group.*: name another"),
+        ("no-permission-topic", "TOPIC_AUTHORIZATION_FAILED.*needs READ on the topic"),
+        ("no-permission-group", "GROUP_AUTHORIZATION_FAILED.*needs READ on the group"),
+        ("wrong-password", "refuses user 'ann'.*; check kafka.security.protocol and kafka.sasl"),
+        ("checkpoint", "is of share group .* and the query's .*; give each group a checkpointLoc"),
+        ("undecodable", "offsets 0 to 9, cannot be decoded.*Set failOnDataLoss to false"),
+    ],
+)
+def test_what_a_driver_died_of_is_the_condition(name: str, words: str) -> None:
+    said = last_words((ENDS / f"{name}.txt").read_text())
+    application = {"status": {"applicationState": {"state": "FAILING", "errorMessage": "exit 1"}}}
+    verdict = application_verdict(application, 1, 0, said, 9)
+    assert (verdict.ready, verdict.reason, verdict.degraded) == (False, "ApplicationFailed", True)
+    assert re.search(words, verdict.message), verdict.message
+
+
+class World:
+    """Groups and ShareConsumers of a cluster, over a real broker."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.kube = ApiServer(Fate())
+        self.brokers = Brokers(bootstrap)
+        self.kube.add(resource("QueueCluster", "main", listeners=[{"name": "p", "port": 9092}]))
+
+    async def settle(self) -> None:
+        store = self.kube.store()
+        place = (self.kube, store)
+        groups = Groups(
+            *place, self.brokers, "n", "main", scaled=set, moved=lambda names: moved.extend(names)
+        )
+        consumers = Consumers(*place, groups, "n", "main", Settings("b:1", "s:1", "role", "http"))
+        moved: list[str] = []
+        await groups.reconcile(groups.everything())
+        poked = [name for name, group in consumers.by_group() if group in moved]
+        await consumers.reconcile(poked)
+
+    def ready(self, name: str) -> dict[str, Any]:
+        conditions = self.kube.find("ShareConsumer", name)["status"]["conditions"]
+        return next(c for c in conditions if c["type"] == "Ready")
+
+
+def test_what_the_brokers_tell_is_said_before_spark_starts(broker: ShoalProcess) -> None:
+    """A missing topic, and a group of another type. A workload at zero is no sign of health."""
+
+    async def scenario(client: SyncClient) -> None:
+        world = World(broker.bootstrap)
+        world.kube.add(resource("ShareGroup", "early", topics=["late"], **GROUP))
+        world.kube.add(resource("ShareGroup", "classic", topics=["there"], **GROUP))
+        for group in ("early", "classic"):
+            world.kube.add(resource("ShareConsumer", group, shareGroup=group, spark=SPARK))
+        await world.settle()
+        said = world.ready("early")
+        assert (said["status"], said["reason"]) == ("False", "TopicNotFound")
+        assert "ShareGroup 'early': There is no topic late (yet): apply a" in said["message"]
+        said = world.ready("classic")
+        assert (said["status"], said["reason"]) == ("False", "OtherGroupType")
+        assert "'classic' is a " in said["message"]
+        assert "choose another groupId or delete it" in said["message"]
+        assert all(a["spec"]["suspend"] for a in world.kube.all("SparkApplication"))
+        made = client.admin.topics.create([NewTopic("late", 1, 1)])
+        expect(await asyncio.to_thread(client.run, made))
+        await world.settle()
+        assert world.ready("early")["reason"] == "ScaledToZero"
+        await world.brokers.close()
+
+    with SyncClient(broker.bootstrap) as client:
+        admin = client.admin
+        expect(client.run(admin.topics.create([NewTopic("there", 1, 1)])))
+        offsets = {TopicPartition("there", 0): 0}
+        expect(client.run(admin.groups.alter_offsets("classic", offsets)))
+        asyncio.run(scenario(client))

@@ -1,0 +1,63 @@
+"""The line that a driver's end comes down to, and where it goes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from shoal_spark import last_words
+
+
+class StreamingQueryException(Exception):
+    """By the name of PySpark's."""
+
+
+#: As PySpark 4.3 words it, its frames left out; tests/spark has the real ones.
+FAILED = """[STREAM_FAILED] Query [id = 2, runId = 5] terminated with exception: [FOREACH] Reason:
+py4j.Py4JException: An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):
+  File "foreach_batch_dispatch.py", line 61, in call
+pyspark.errors.exceptions.captured.PythonException: An exception was thrown from the Python worker:
+Traceback (most recent call last):
+  File "rows.py", line 120, in undecodable
+shoal_spark.rows.DataLoss: rows of topic 't' partition 0, offsets 0 to 9, cannot be decoded
+
+ SQLSTATE: 39000 SQLSTATE: XXKST
+=== Streaming Query ===
+Identifier: [id = 2, runId = 5]
+Current Committed Offsets: {org.apache.spark.SomeStream@27f8c3d: {"seq": 1}}
+"""  # noqa: E501
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (StreamingQueryException(FAILED),
+         "shoal_spark.rows.DataLoss: rows of topic 't' partition 0, offsets 0 to 9, cannot be"
+         " decoded"),
+        (ValueError("no such thing\nas this"), "ValueError: no such thing"),
+        (KeyError("x"), "KeyError: 'x'"),
+        (AssertionError(), "AssertionError:"),
+        (RuntimeError("a.B: c\nCaused by: java.lang.IllegalStateException: too far\n\tat a.b(C)"),
+         "Caused by: java.lang.IllegalStateException: too far"),
+        (ValueError("x" * 9999), ("ValueError: " + "x" * 9999)[: last_words.LENGTH_MAX]),
+    ],
+)  # fmt: skip
+def test_the_line_that_an_error_began_with(error: Exception, line: str) -> None:
+    assert last_words.of(error) == line
+
+
+def test_they_are_written_down_and_python_goes_on_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: seen.append(error))
+    last_words.keep(tmp_path / "away")
+    place = tmp_path / "termination-log"
+    place.touch()
+    last_words.keep(place)
+    error = ValueError("no such thing")
+    sys.excepthook(ValueError, error, None)
+    assert seen == [error]
+    assert place.read_text() == "ValueError: no such thing"
+    assert not (tmp_path / "away").exists()

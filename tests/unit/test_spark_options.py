@@ -1,0 +1,98 @@
+"""Options that are unknown, wrong or contradict each other are refused by name, with a remedy."""
+
+from __future__ import annotations
+
+import pytest
+from shoal_spark import arguments
+from shoal_spark.options import GroupOptions, InvalidOption, SourceOptions, TopicOptions
+
+RIGHT = {"kafka.bootstrap.servers": "127.0.0.1:1", "group.id": "g", "subscribe": "t"}
+SINK = {"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"}
+LOGIN = {"kafka.sasl.username": "ann", "kafka.sasl.password": "secret"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"minPartitions": "11", "maxRecordsPerTrigger": "10"},
+         "'minPartitions' is 11, and 'maxRecordsPerTrigger' is 10: .* raise 'maxRec"),
+        ({"minPartitions": "10001"}, "'maxRecordsPerTrigger' is 10000"),
+        ({"path": "t"}, "'path' does not apply here: name topics by subscribe"),
+        (LOGIN, "'kafka.sasl.password'.*'kafka.security.protocol' is PLAINTEXT.*SASL_SSL"),
+        ({"kafka.security.protocol": "SSL", **LOGIN}, "'kafka.security.protocol' is SSL"),
+        ({"kafka.ssl.ca.location": "/ca.pem"}, "'kafka.ssl.ca.location'.*PLAINTEXT.*set it to SSL"),
+        ({"kafka.security.protocol": "SASL_PLAINTEXT", **LOGIN, "kafka.ssl.ca.pem": "x"},
+         "'kafka.ssl.ca.pem'.*SASL_PLAINTEXT.*SASL_SSL"),
+        ({"kafka.security.protocol": "SASL_PLAINTEXT", **LOGIN, "kafka.sasl.jaas.config":
+          'PlainLoginModule required username="bob" password="secret";'},
+         "kafka.*: sasl.jaas.config and sasl.username differ; give one"),
+        ({"kafka.security.protocol": "SASL_PLAINTEXT", **LOGIN, "kafka.sasl.mechanism": "PLAIN",
+          "kafka.sasl.mechanisms": "SCRAM-SHA-256"},
+         "kafka.*: sasl.mechanism and sasl.mechanisms differ; give one"),
+    ],
+)  # fmt: skip
+def test_options_that_contradict_each_other(options: dict[str, str], words: str) -> None:
+    with pytest.raises(InvalidOption, match=words):
+        SourceOptions.of({**RIGHT, **options})
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("kafka.group.id", "use group.id"),
+        ("groupIdPrefix", "use group.id"),
+        ("assign", "use subscribe"),
+        ("startingOffsets", "share.auto.offset.reset of the group"),
+        ("startingOffsetsByTimestamp", "share.auto.offset.reset of the group"),
+        ("kafka.auto.offset.reset", "share.auto.offset.reset of the group"),
+        ("kafka.share.auto.offset.reset", "share.auto.offset.reset of the group"),
+        ("endingTimestamp", "Trigger.AvailableNow"),
+        ("minOffsetsPerTrigger", "batch.target.ms"),
+        ("kafka.enable.auto.commit", "accepted once their batch is complete"),
+        ("kafka.share.acknowledgement.mode", "accepted once their batch is complete"),
+        ("kafka.share.acquire.mode", "use share.acquire.mode"),
+        ("kafka.isolation.level", "share.isolation.level of the group"),
+        ("kafka.max.poll.records", "use maxRecordsPerTrigger"),
+        ("kafka.fetch.max.bytes", "use maxBytesPerTrigger"),
+        ("kafka.max.partition.fetch.bytes", "use maxBytesPerTrigger"),
+        ("kafka.fetch.max.wait.ms", "use fetch.max.wait.ms"),
+        ("kafka.key.deserializer", "bytes"),
+        ("kafka.value.deserializer", "bytes"),
+    ],
+)
+def test_what_means_nothing_to_a_share_group_says_what_does(name: str, remedy: str) -> None:
+    with pytest.raises(InvalidOption, match=f"{name}' does not apply here: .*{remedy}"):
+        SourceOptions.of({**RIGHT, name.lower(): "1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("kafka.compression.type", "use compression"),
+        ("kafka.acks", "all replicas in sync"),
+        ("kafka.enable.idempotence", "idempotent anyway"),
+        ("kafka.transactional.id", "idempotent anyway"),
+        ("kafka.key.serializer", "bytes"),
+    ],
+)
+def test_what_means_nothing_to_the_sink_says_what_does(name: str, remedy: str) -> None:
+    with pytest.raises(InvalidOption, match=f"{name}' does not apply here: .*{remedy}"):
+        TopicOptions.of_sink({**SINK, name: "1"})
+
+
+def test_a_jobs_tasks_are_no_more_than_a_batch_has_records() -> None:
+    """The operator asks for as many as there may be cores, whatever the size of a batch."""
+    given = arguments.parser("work").parse_args(["--tasks=20", "--max-records=5"])
+    assert arguments.options(given)["minPartitions"] == "5"
+
+
+def test_what_agrees_is_taken() -> None:
+    """As many tasks as records, a login where one is asked for, the same word said twice."""
+    found = SourceOptions.of({
+        **RIGHT, **LOGIN, "minPartitions": "10", "maxRecordsPerTrigger": "10",
+        "kafka.security.protocol": "sasl_ssl", "kafka.sasl.mechanism": "PLAIN",
+        "kafka.sasl.mechanisms": "PLAIN", "kafka.ssl.endpoint.identification.algorithm": "",
+    })  # fmt: skip
+    assert (found.min_partitions, found.max_records) == (10, 10)
+    assert found.connection.settings.security.username == "ann"
+    assert GroupOptions.of_lag({"kafka.bootstrap.servers": "127.0.0.1:1"}).group_ids == ()
