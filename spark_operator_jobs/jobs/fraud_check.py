@@ -138,6 +138,7 @@ def main() -> None:
     )
     writer = judged.writeStream.outputMode("append").foreachBatch(sink(given))
     arguments.started(writer, given).start().awaitTermination()
+    spark.stop()
 
 
 if __name__ == "__main__":

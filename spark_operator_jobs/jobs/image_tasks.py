@@ -114,6 +114,7 @@ def main() -> None:
     shoal_spark.register(spark)
     writer = arguments.load(spark, given).writeStream.foreachBatch(sink(given))
     arguments.started(writer, given).start().awaitTermination()
+    spark.stop()
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ def main() -> None:
 
     writer = arguments.load(spark, given).writeStream.foreachBatch(write)
     arguments.started(writer, given).start().awaitTermination()
+    spark.stop()
 
 
 if __name__ == "__main__":

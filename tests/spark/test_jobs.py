@@ -52,7 +52,10 @@ def shoal(*words: str, bootstrap: str) -> str:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
-    """Runs a job's main with these arguments."""
+    """Runs a job's main with these arguments, in the session that all tests share."""
+    from pyspark.sql import SparkSession
+
+    monkeypatch.setattr(SparkSession, "stop", lambda self: None)
 
     def main(name: str, *words: object) -> ModuleType:
         module = job(name)
