@@ -1,6 +1,6 @@
 """Compiles the loops of groups with key order where there is a C compiler: `make venv` does, and
 the broker's image. Without a compiler, or Python's headers, everything works in Python alone, and
-key order costs more (docs/adr/0042-loops-that-are-compiled.md).
+key order costs more (docs/adr/0042-loops-that-are-compiled.md, 0046).
 
 `python broker_image/compile.py [FOLDER]` compiles for the Python that runs it and says what came of
 it; FOLDER holds the package `shoal`, and is that of this file unless it is given. It ends with 0

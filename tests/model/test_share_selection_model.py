@@ -10,6 +10,7 @@ reads are so short that they rarely get through a batch.
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -519,8 +520,10 @@ class SelectionMachine(ShareMachine):
                 for o, e in looked.items()
             )
             assert known.held_by_key == waiting
-            several = sum(len(queue) > 1 for queue in known.keys.queues.values())
-            assert known.keys.waiting == several
+            of_key = Counter(key for o in looked if (key := self._fact(o)[0]) is not None)
+            assert known.keys.records == of_key.total()
+            assert known.keys.keys == len(of_key)
+            assert known.keys.waiting == sum(count > 1 for count in of_key.values())
 
 
 def _offsets(sent: bytes) -> set[int]:

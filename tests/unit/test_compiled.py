@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from itertools import pairwise
-from random import Random
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -14,11 +14,15 @@ from hypothesis import strategies as st
 from machine import lacking
 from shoal.coordinator.share import batches as batches_of
 from shoal.coordinator.share import bulk, compiled
-from shoal.coordinator.share.key_queues import KeyQueues
 from shoal.coordinator.share.locks import Lock, Locks
+from shoal.coordinator.share.looking import Looking
+from shoal.coordinator.share.recent import Recent
 from shoal.coordinator.share.record_facts import key_hashes
+from shoal.coordinator.share.records import Update, update_value
 from shoal.coordinator.share.runs import COUNT_MAX, Runs
+from shoal.coordinator.share.selection import encoded
 from shoal.coordinator.share.selection import ranges_of as as_ranges
+from shoal.coordinator.share.share_partition import SharePartition
 from shoal.coordinator.share.state_batches import StateBatches, combine
 from shoal.coordinator.share.states import (
     ACCEPT,
@@ -28,6 +32,7 @@ from shoal.coordinator.share.states import (
     AVAILABLE,
     AcknowledgeType,
 )
+from shoal.protocol.share import PartitionRecords, write_fetch
 from shoal.record.batch import check_crc, headers
 from shoal.record.records import build_batch, read_records
 
@@ -152,6 +157,83 @@ def test_what_a_member_gets_of_batches(found: list[tuple[int, bool]], data: st.D
 
 
 @MANY
+@given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), max_size=4), st.data())
+def test_what_a_member_gets_of_several_reads(found: list[list[int]], data: st.DataObject) -> None:
+    """As from one read after the other."""
+    recent, at = Recent(), 3
+    for sizes in found:
+        begin, log = at, b""
+        for size in sizes:
+            log += bytes(build_batch([(0, b"k", b"v", ())] * size, base_offset=at))
+            at += size
+        if data.draw(st.integers(0, 3)):  # Or the log was not read there.
+            recent.add(batches_of.scan(log, begin))
+    offsets = sorted(data.draw(st.sets(st.integers(2, at + 2))))
+    room = data.draw(st.integers(-1, 300))
+    least = data.draw(st.integers(0, 300))
+    taken, got = recent.gathered(offsets, room, least)
+    left, sent, one_by_one = offsets, b"", 0
+    while left and (room > 0 or not one_by_one):
+        read, _ = recent.find(left[0])
+        if read is None or len(read.data) > max(room, least):
+            break
+        here = [offset for offset in left if offset <= read.lasts[-1]]
+        views = b"".join(read.thinned(as_ranges(here)))
+        left, sent, room = left[len(here) :], sent + views, room - len(views)
+        one_by_one += len(here)
+    assert (taken, bytes(got)) == (one_by_one, sent)
+    assert [o for part, _ in recent.apart(offsets[:taken]) for o in part] == offsets[:taken]
+    for part, read in recent.apart(offsets[:taken]):
+        assert read.bases[0] <= part[0] <= part[-1] <= read.lasts[-1]
+
+
+def test_what_a_member_gets_of_several_reads_has_bounds() -> None:
+    recent = Recent()
+    for base in (3, 7, 11):
+        two = [build_batch([(0, b"k", b"v", ())] * 2, base_offset=at) for at in (base, base + 2)]
+        recent.add(batches_of.scan(b"".join(map(bytes, two)), base))
+    size = len(recent.find(3)[0].data)  # type: ignore[union-attr]
+    offsets = [3, 7, 11]
+    assert recent.gathered(offsets, 3 * size, 0)[0] == 3
+    assert recent.gathered(offsets, 10, size)[0] == 1  # No room is left behind the first.
+    assert recent.gathered(offsets, size + 10, 0)[0] == 1  # Less than the second read.
+    assert recent.gathered(offsets, 10, size - 1)[0] == 0
+    assert recent.gathered([2, 3], 3 * size, 0)[0] == 0
+    assert recent.gathered([15], 3 * size, 0)[0] == 0
+
+
+@MANY
+@given(st.lists(st.tuples(keys, st.booleans()), min_size=1, max_size=5), st.data())
+def test_keys_of_a_read(found: list[tuple[list[bytes | None], bool]], data: st.DataObject) -> None:
+    """However much of it may be looked at, and wherever that begins, compressed batches or damaged
+    ones among the others."""
+    log, at = bytearray(), 3
+    for of_batch, plain in found:
+        records = [(0, key, b"v", ()) for key in of_batch]
+        log += build_batch(records, base_offset=at, compression="none" if plain else "gzip")
+        at += len(of_batch)
+    damaged = data.draw(st.integers(0, 3)) == 0
+    if damaged:
+        log[data.draw(st.integers(17, len(log) - 1))] = data.draw(st.integers(0, 255))
+    read = batches_of.scan(bytes(log), 3)
+    first, budget = data.draw(st.integers(3, at)), data.draw(st.integers(1, 60))
+
+    def looked() -> Any:
+        looking = Looking(SharePartition(first), keys=True, headers=None)
+        return looking._keys_of(read, budget)
+
+    if damaged:  # As above, more may be left to `facts`.
+        whole, found_keys = looked()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compiled, "native", None)
+            in_python = looked()
+        assert whole <= in_python[0]
+        assert found_keys == in_python[1][: len(found_keys)]
+    elif read.lasts[0] >= first:
+        both(looked)
+
+
+@MANY
 @given(st.data())
 def test_what_is_accepted_alone(data: st.DataObject) -> None:
     ends = data.draw(st.lists(st.integers(-1, 60), max_size=12))
@@ -162,6 +244,38 @@ def test_what_is_accepted_alone(data: st.DataObject) -> None:
         )
         acks.append(data.draw(other))
     both(lambda: bulk.accepted_records(acks))
+
+
+@MANY
+@given(st.lists(st.tuples(*[st.integers(-(1 << 63), (1 << 63) - 1) | st.integers(0, 9)] * 4)))
+def test_state_batches_of_any_numbers(found: list[tuple[int, int, int, int]]) -> None:
+    assert compiled.native is not None
+    rises = all(a[1] < b[0] for a, b in pairwise(found))
+    assert compiled.native.rises(found) is rises
+    joined = compiled.native.joined(found, 0)
+    assert joined is None or joined == found or len(joined) < len(found)
+    for state, count in ((2, 1), (-128, 32767)):
+        some = [(first, last, state, count) for first, last, *_ in found]
+        update = Update(0, 0, 0, -1, some, ())
+        both(lambda update=update: update_value(update))
+    with pytest.raises(OverflowError):
+        compiled.native.packed([(0, 0, 128, 0)])
+    with pytest.raises(TypeError):
+        compiled.native.packed([(0, 0, 0)])
+
+
+@MANY
+@given(st.lists(st.tuples(*[st.integers(0, (1 << 63) - 1)] * 2, st.integers(0, 32767))))
+def test_acquired_ranges_as_they_go_out(found: list[tuple[int, int, int]]) -> None:
+    topic = UUID(int=7)
+    plain, made = (
+        write_fetch({topic: [PartitionRecords(0, acquired=found, acquired_encoded=data)]})
+        for data in (b"", encoded(found))
+    )
+    assert plain == made
+    for refused in ([(0, 0)], [(0, 0, "1")], [(0, 0, 1 << 15)], [3]):
+        with pytest.raises((TypeError, OverflowError)):
+            encoded(refused)  # type: ignore[arg-type]
 
 
 batches = st.lists(
@@ -236,68 +350,3 @@ def test_many_ranges_of_a_window(data: st.DataObject) -> None:
         return found, known.columns(), left
 
     both(accepted)
-
-
-@MANY
-@given(st.data())
-def test_queues_of_keys(data: st.DataObject) -> None:
-    """Both see the same records, commits and fetches; a heap has at its top what it had."""
-    native = compiled.native
-    step = st.tuples(st.sampled_from(["look", "take", "end"]), st.integers(0, 1 << 30))
-    steps = data.draw(st.lists(step, min_size=1, max_size=12))
-    pair = [(KeyQueues(), Runs(0), list[int]()) for _ in range(2)]
-    for what, seed in steps:
-        found = []
-        for (queues, runs, ready), kept in zip(pair, (native, None), strict=True):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(compiled, "native", kept)
-                found.append(STEPS[what](queues, runs, ready, Random(seed)))
-        assert found[0] == found[1]
-        for field in KeyQueues.__slots__:
-            assert getattr(pair[0][0], field) == getattr(pair[1][0], field)
-
-
-def _look(queues: KeyQueues, runs: Runs, ready: list[int], random: Random) -> Any:
-    found = [random.choice([0, 1, 2, 3, 4, 5]) for _ in range(random.randint(1, 9))]
-    first = runs.end
-    runs.append(first + len(found) - 1, AVAILABLE)
-    queues.put_new(first, found, ready)
-
-
-def _take(queues: KeyQueues, runs: Runs, ready: list[int], random: Random) -> Any:
-    """As `Selection.choose`: what `KeyQueues.choose` leaves is taken one by one."""
-    records = random.randint(1, 6)
-    chosen: list[int] = []
-    if ready:
-        queues.choose(ready, runs, records, 3, chosen)
-    ready.sort()
-    while ready and len(chosen) < records:
-        offset = ready.pop(0)
-        state = runs.states[runs.row_of(offset)]
-        if offset not in queues.held and state == AVAILABLE and queues.is_free(offset):
-            queues.hold(offset)
-            chosen.append(offset)
-    if chosen:
-        assert bulk.lock_new(runs, as_ranges(sorted(chosen)), 1)
-    return sorted(chosen)
-
-
-def _end(queues: KeyQueues, runs: Runs, ready: list[int], random: Random) -> Any:
-    held = sorted(queues.held)
-    done = [(o, o, ACKNOWLEDGED, 1) for o in held if random.random() < 0.7]
-    for offset, *_ in done:
-        row, past = runs.cut(offset), runs.cut(offset + 1)
-        runs.states[row], runs.locks[row] = ACKNOWLEDGED, 0
-        runs.join(row, past)
-    if not queues.end_all(done, runs.end, ready, runs):
-        touched: dict[int, None] = {}
-        queues.end([offset for offset, *_ in done], touched)
-        for key in touched:
-            first = queues.first_of(key)
-            if first is not None and runs.states[runs.row_of(first)] == AVAILABLE:
-                ready.append(first)
-        ready.sort()
-    return min(ready, default=None)
-
-
-STEPS: dict[str, Callable[..., Any]] = {"look": _look, "take": _take, "end": _end}

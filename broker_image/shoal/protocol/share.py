@@ -95,6 +95,8 @@ class PartitionRecords(NamedTuple):
     records: Sequence[memoryview] = ()
     #: First offset, last offset, delivery count.
     acquired: Sequence[tuple[int, int, int]] = ()
+    #: The same as they go out, where somebody has made that.
+    acquired_encoded: bytes = b""
 
 
 class PartitionError(NamedTuple):
@@ -329,7 +331,7 @@ def write_fetch(
                 buffers += p.records
                 out = bytearray()
             put_uvarint(out, len(p.acquired) + 1)
-            out += b"".join(starmap(_ACQUIRED.pack, p.acquired))
+            out += p.acquired_encoded or b"".join(starmap(_ACQUIRED.pack, p.acquired))
             out.append(0)
         out.append(0)
     _put_endpoints(out, endpoints)

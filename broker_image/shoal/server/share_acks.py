@@ -100,7 +100,8 @@ class Acks:
                 return
             topic_id, index, batches = rest.pop()
             self._apply(asked, topic_id, index, batches)
-            done += sum(map(len, map(_TYPES, batches)))
+            alike = len(batches) > 1 and accepted_records(batches) is not None
+            done += len(batches) if alike else sum(map(len, map(_TYPES, batches)))
         if self._then is not None:
             self._then()
         self._settle()

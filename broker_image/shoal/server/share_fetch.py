@@ -194,7 +194,9 @@ class ShareFetch:
                     self._locks.append((leader, got.lock))
                     if self._headers_only:
                         records = headers_of(records)
-                    entry = entry._replace(records=records, acquired=got.records)
+                    entry = entry._replace(
+                        records=records, acquired=got.records, acquired_encoded=got.encoded
+                    )
                     left_records -= got.total
                     size = sum(map(len, records))
                     left_bytes -= size

@@ -323,8 +323,9 @@ class ShareLeader:
         if got.total:
             self.acquired_total += got.total
             self.fetches.batches += len(got.records)
-            again = (last - first + 1 for first, last, count in got.records if count > 1)
-            self.redelivered_total += sum(again)
+            if not got.fresh:
+                again = (last - first + 1 for first, last, count in got.records if count > 1)
+                self.redelivered_total += sum(again)
             self._arm()
         return got
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted
 from shoal.coordinator.share.batches import AbortedTransaction, Batches, scan
 from shoal.coordinator.share.recent import Recent
-from shoal.coordinator.share.selection import Range, Selection, open_lock, ranges_of
+from shoal.coordinator.share.selection import Range, Selection, encoded, open_lock, ranges_of
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import StateBatch
 from shoal.protocol.errors import ApiError
@@ -63,6 +63,7 @@ def fetch(
     changes = _look(leader, selection, records, limit, settings, now_ms)
     views: list[memoryview] = []
     acquired: list[Range] = []
+    total, fresh = 0, False
     number = leader.share.locks.next_number()
     if selection.may_choose():
         chosen, given_up = selection.choose(records, settings, now_ms)
@@ -74,17 +75,19 @@ def fetch(
             raise
         read = sum(len(piece.offsets) for piece in pieces)
         selection.put_back(chosen[read:], now_ms)
-        acquired = selection.lock_new(chosen[:read], number, [x.batches for x in pieces])
+        known = [piece.batches for piece in pieces if piece.batches is not None]
+        acquired = selection.lock_new(chosen[:read], number, known)
         views = [view for piece in pieces for view in piece.views]
-        if not acquired:
+        if acquired:
+            total, fresh = read, True
+        else:
             views = []
-            for piece in pieces:
-                got, passed_by = selection.lock(
-                    piece.offsets, number, piece.batches, settings, now_ms
-                )
+            for offsets, batches in _apart(selection.recent, pieces):
+                got, passed_by = selection.lock(offsets, number, batches, settings, now_ms)
                 changes += passed_by
                 acquired += got
-                views += piece.batches.thinned(got) if got else ()
+                views += batches.thinned(got) if got else ()
+            total = sum(last - first + 1 for first, last, _ in acquired)
     if changes:
         leader.share.advance()
     if not acquired:
@@ -92,16 +95,26 @@ def fetch(
             leader.service.wake_soon(leader)  # All that seemed to be ready was outdated.
         return [], Acquired((), 0, 0, changes)
     deadline_ms = now_ms + settings.lock_duration_ms
-    total = open_lock(leader.share, number, wanted.member_id, deadline_ms, acquired)
-    return views, Acquired(acquired, total, number, changes)
+    open_lock(leader.share, number, wanted.member_id, deadline_ms, acquired, total)
+    return views, Acquired(acquired, total, number, changes, fresh, encoded(acquired))
 
 
 class _Piece(NamedTuple):
-    """Chosen offsets, one read that has them, and what of it a member gets."""
+    """Chosen offsets, the read that has them, or None where those are several that were made
+    before, and what of it a member gets."""
 
     offsets: list[int]
-    batches: Batches
+    batches: Batches | None
     views: list[memoryview]
+
+
+def _apart(recent: Recent, pieces: Sequence[_Piece]) -> list[tuple[list[int], Batches]]:
+    """Chosen offsets, by the one read that has them."""
+    found = []
+    for piece in pieces:
+        one = piece.batches
+        found += recent.apart(piece.offsets) if one is None else [(piece.offsets, one)]
+    return found
 
 
 def _read(
@@ -111,6 +124,12 @@ def _read(
     pieces: list[_Piece] = []
     left = max_bytes
     while chosen and len(pieces) < READS_MAX and (left > 0 or not pieces):
+        past, view = selection.recent.gathered(chosen, left, READ_SIZE_MIN)
+        if past:
+            left -= len(view)
+            pieces.append(_Piece(chosen[:past], None, [view]))
+            chosen = chosen[past:]
+            continue
         batches = _batches(leader, selection.recent, chosen, max(left, READ_SIZE_MIN), limit)
         if not len(batches):
             break

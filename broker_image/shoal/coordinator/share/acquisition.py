@@ -47,6 +47,10 @@ class Acquired(NamedTuple):
     lock: int
     #: What was passed by on the way, to be persisted; no reply has to wait for it.
     changes: Sequence[StateBatch]
+    #: None of them was delivered before, and that is known without a look at each.
+    fresh: bool = False
+    #: The records as they lie in the answer; empty where that is not made here.
+    encoded: bytes = b""
 
 
 NOTHING = Acquired((), 0, 0, ())

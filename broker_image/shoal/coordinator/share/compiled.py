@@ -4,12 +4,14 @@ outcome.
 
 * `hashes(body, begin, end, count)`: the key hashes of an uncompressed batch's records, as
   `record_facts.key_hashes` gives them, or None where `facts` has to tell.
-* `put_new`, `choose`, `end`: records into the queues of their keys, from a heap to a member, and
-  out of the queues again (`key_queues`).
+* `keys(data, bases, lasts, ends, cursor, budget)`: those of all batches of a read at once.
+* `KeyQueues`: a type that holds the queues of keys (`key_queues.KeyQueues`).
 * `rewrite`: many ranges of a window in one pass (`Runs.rewrite`), by one of three rules.
-* `thinned`: batches without the records that other members have (`Batches.thinned`).
-* `ranges`, `spans`, `joined`, `accepts`, `scan`: loops of `selection`, `batches`, `state_batches`
-  and `bulk`.
+* `thinned`, `gathered`: batches without the records that other members have (`Batches.thinned`),
+  of one read or of all that are kept (`Recent.gathered`).
+* `acquired`: ranges as they go out (`selection.encoded`).
+* `ranges`, `spans`, `joined`, `rises`, `packed`, `accepts`, `scan`: loops of `selection`,
+  `batches`, `state_batches`, `records` and `bulk`.
 
 `PURE_PYTHON=1` in the environment leaves them out. `told` is for people.
 """
@@ -24,7 +26,7 @@ try:
     from shoal.coordinator.share import _bulk as native  # type: ignore[attr-defined,no-redef]
 except ImportError:
     native = None
-if os.environ.get("PURE_PYTHON") or not hasattr(native, "accepts"):
+if os.environ.get("PURE_PYTHON") or not hasattr(native, "acquired"):
     native = None  # Also where it was compiled from older sources.
 
 #: Rules of `rewrite`, as in `native/windows.c`.

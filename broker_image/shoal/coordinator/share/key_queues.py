@@ -1,14 +1,16 @@
 """The records of a share partition by their keys, for key order (`selection`): of each key those
-that are not complete, in the order of the log, and how many of them members have.
+that are not complete, in the order of the log, and which of them members have.
 
-A key is free while none of its records is acquired. The loops over many records at once are
-compiled where there is a compiler (`compiled`), with the same outcome.
+A key is free while none of its records is acquired. There are two kinds of the same:
+`PlainKeyQueues` in dicts, sets and lists, and where there was a compiler (`compiled`) a type in C
+(`native/key_queues.c`, docs/adr/0046-queues-of-keys-in-c.md).
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from shoal.coordinator.share import compiled
 from shoal.coordinator.share.runs import Runs
@@ -19,56 +21,162 @@ from shoal.coordinator.share.states import AVAILABLE
 SORTED_MAX = 4
 
 
-class KeyQueues:
-    """Of one share partition. Keys are hashes, never 0."""
+class KeyQueues(Protocol):
+    """Of one share partition. Keys are hashes of 64 bits, never 0, and None of a record without
+    one; offsets that are not known are as those of records without a key."""
 
-    __slots__ = ("busy", "held", "key_of", "queues", "waiting")
+    @property
+    def records(self) -> int:
+        """Records that have a key."""
 
-    def __init__(self) -> None:
-        #: By offset; records without a key are not here.
-        self.key_of: dict[int, int] = {}
-        self.queues: dict[int, list[int]] = {}
-        #: Keys of which there is more than one in `queues`.
-        self.waiting = 0
-        #: Offsets that are acquired, or about to be; of a key, how many.
-        self.held: set[int] = set()
-        self.busy: dict[int, int] = {}
+    @property
+    def keys(self) -> int:
+        """Keys of which there is a record."""
+
+    @property
+    def waiting(self) -> int:
+        """Keys of which there is more than one."""
 
     @property
     def waiting_records(self) -> int:
         """Records that wait for another of their key: one before them or, where several of a key
         were acquired at once, for the rest of those."""
-        behind = len(self.key_of) - len(self.queues)
-        return behind - (len(self.held & self.key_of.keys()) - len(self.busy))
+
+    def key_of(self, offset: int) -> int | None:
+        """The key of a record."""
+
+    def is_held(self, offset: int) -> bool:
+        """Whether a record is acquired, or about to be."""
+
+    def is_free(self, offset: int) -> bool:
+        """Whether its key lets a record be acquired."""
+
+    def first_of(self, key: int) -> int | None:
+        """The first record of a key that is free; None of another."""
+
+    def followers(self, offset: int, count: int) -> Sequence[int]:
+        """Up to so many records behind the first one of a key, which `offset` is."""
 
     def waiting_behind(self, offsets: Iterable[int]) -> int:
         """Records that wait for one of these with their key."""
-        known = [self.key_of[at] for at in offsets if at in self.key_of]
-        waiting = (len(self.queues[key]) - self.busy.get(key, 0) for key in set(known))
+
+    def put(self, offset: int, key: int) -> bool:
+        """Take in a record: whether it is the first of its key. Raises `ValueError` unless it lies
+        behind all that were taken in or held before."""
+
+    def put_new(self, first: int, keys: array[int], ready: list[int]) -> None:
+        """Take in records from `first` on that were never delivered, with their keys, 0 for none;
+        those that may be acquired go to `ready`, behind all others, so that it is still a heap.
+        Raises `ValueError` as `put` does."""
+
+    def hold(self, offset: int) -> None:
+        """A record is acquired, or about to be."""
+
+    def release(self, offset: int) -> int | None:
+        """A record is not acquired, or no longer, and not complete: its key, if it has one."""
+
+    def choose(
+        self, ready: list[int], runs: Runs, records: int, splitting: int, chosen: list[int]
+    ) -> None:
+        """Move up to so many offsets from `ready`, which holds nothing else, to `chosen`, in the
+        order of the log, and hold them; what is outdated is dropped. Stops early at a record that
+        was delivered `splitting` times, or anywhere else: there may be more to choose."""
+
+    def end(self, offsets: Iterable[int], touched: dict[int, None]) -> None:
+        """Forget records that are complete; the keys that others wait for are `touched`."""
+
+    def end_all(
+        self, changes: Sequence[StateBatch], below: int, ready: list[int], runs: Runs
+    ) -> bool:
+        """`end` of all that was acknowledged below an offset, with what may be acquired then put
+        into `ready`. False, and nothing has happened, where that is not for this kind, or where
+        other things have become of some."""
+
+    def start_moved(self, start: int, touched: dict[int, None]) -> None:
+        """What lay below an offset is gone."""
+
+
+def key_queues() -> KeyQueues:
+    """Empty ones, of the kind that is there."""
+    if compiled.native is None:
+        return PlainKeyQueues()
+    made: KeyQueues = compiled.native.KeyQueues()
+    return made
+
+
+class PlainKeyQueues:
+    """`KeyQueues` in Python."""
+
+    __slots__ = ("_busy", "_end", "_held", "_key_of", "_queues", "waiting")
+
+    def __init__(self) -> None:
+        #: By offset; records without a key are not here.
+        self._key_of: dict[int, int] = {}
+        self._queues: dict[int, list[int]] = {}
+        #: Keys of which there is more than one in `_queues`.
+        self.waiting = 0
+        #: Offsets that are acquired, or about to be; of a key, how many.
+        self._held: set[int] = set()
+        self._busy: dict[int, int] = {}
+        #: What is taken in lies from here on.
+        self._end = 0
+
+    @property
+    def records(self) -> int:
+        return len(self._key_of)
+
+    @property
+    def keys(self) -> int:
+        return len(self._queues)
+
+    @property
+    def waiting_records(self) -> int:
+        behind = len(self._key_of) - len(self._queues)
+        return behind - (len(self._held & self._key_of.keys()) - len(self._busy))
+
+    def key_of(self, offset: int) -> int | None:
+        return self._key_of.get(offset)
+
+    def is_held(self, offset: int) -> bool:
+        return offset in self._held
+
+    def is_free(self, offset: int) -> bool:
+        key = self._key_of.get(offset)
+        return key is None or (key not in self._busy and self._queues[key][0] == offset)
+
+    def first_of(self, key: int) -> int | None:
+        queue = self._queues.get(key)
+        return None if queue is None or key in self._busy else queue[0]
+
+    def followers(self, offset: int, count: int) -> Sequence[int]:
+        key = self._key_of.get(offset)
+        return [] if key is None else self._queues[key][1 : 1 + count]
+
+    def waiting_behind(self, offsets: Iterable[int]) -> int:
+        known = [self._key_of[at] for at in offsets if at in self._key_of]
+        waiting = (len(self._queues[key]) - self._busy.get(key, 0) for key in set(known))
         return sum(waiting) - len(known)
 
-    def put(self, offset: int, key: int, *, acquired: bool) -> bool:
-        """Take in a record that lies behind all others: whether it is the first of its key."""
-        self.key_of[offset] = key
-        if acquired:
-            self.busy[key] = self.busy.get(key, 0) + 1
-        queue = self.queues.get(key)
+    def put(self, offset: int, key: int) -> bool:
+        self._goes_on(offset)
+        if not key:
+            raise ValueError("a key is not 0")
+        self._end = offset + 1
+        self._key_of[offset] = key
+        queue = self._queues.get(key)
         if queue is None:
-            self.queues[key] = [offset]
+            self._queues[key] = [offset]
             return True
         self.waiting += len(queue) == 1
         queue.append(offset)
         return False
 
-    def put_new(self, first: int, keys: list[int], ready: list[int]) -> None:
-        """Take in records from `first` on that were never delivered, with their keys, 0 for none;
-        those that may be acquired go to `ready`, behind all others, so that it is still a heap."""
-        if compiled.native is not None:
-            self.waiting += compiled.native.put_new(ready, self.key_of, self.queues, first, keys)
-            return
-        queues, waiting = self.queues, 0
+    def put_new(self, first: int, keys: array[int], ready: list[int]) -> None:
+        self._goes_on(first)
+        self._end = first + len(keys)
+        queues, waiting = self._queues, 0
         pairs = zip(range(first, first + len(keys)), keys, strict=True)
-        self.key_of.update(x for x in pairs if x[1]) if 0 in keys else self.key_of.update(pairs)
+        self._key_of.update(x for x in pairs if x[1]) if 0 in keys else self._key_of.update(pairs)
         for offset, key in enumerate(keys, first):
             if key:
                 queue = queues.get(key)
@@ -80,79 +188,54 @@ class KeyQueues:
             ready.append(offset)
         self.waiting += waiting
 
-    def first_of(self, key: int) -> int | None:
-        """The first record of a key that is free; None of another."""
-        queue = self.queues.get(key)
-        return None if queue is None or key in self.busy else queue[0]
-
-    def is_free(self, offset: int) -> bool:
-        """Whether its key lets a record be acquired."""
-        key = self.key_of.get(offset)
-        return key is None or (key not in self.busy and self.queues[key][0] == offset)
+    def _goes_on(self, first: int) -> None:
+        if first < self._end:
+            raise ValueError("records are put in the order of the log")
 
     def hold(self, offset: int) -> None:
-        """A record is about to be acquired."""
-        self.held.add(offset)
-        key = self.key_of.get(offset)
-        if key is not None:
-            self.busy[key] = self.busy.get(key, 0) + 1
+        key = self._key_of.get(offset)
+        if key is None:
+            self._end = max(self._end, offset + 1)
+        elif offset not in self._held:
+            self._busy[key] = self._busy.get(key, 0) + 1
+        self._held.add(offset)
+
+    def release(self, offset: int) -> int | None:
+        key = self._key_of.get(offset)
+        if offset in self._held:
+            self._held.discard(offset)
+            if key is not None:
+                self._less_busy(key)
+        return key
 
     def choose(
         self, ready: list[int], runs: Runs, records: int, splitting: int, chosen: list[int]
     ) -> None:
-        """Move up to so many offsets from `ready`, which holds nothing else, to `chosen`, in the
-        order of the log, and hold them; what is outdated is dropped. Stops early at a record that
-        was delivered `splitting` times, or anywhere else: there may be more to choose."""
-        if len(ready) > SORTED_MAX * records:
+        """Only of what was never delivered, where nothing is outdated: a third of the time of one
+        by one."""
+        if not ready or records <= 0 or len(ready) > SORTED_MAX * records:
             return
-        if compiled.native is None:
-            self._choose_new(ready, runs, records, chosen)
-            return
-        ready.sort()
-        done = compiled.native.choose(
-            ready, self.key_of, self.queues, self.busy, self.held,
-            runs.firsts, runs.states, runs.counts, records, splitting, chosen,
-        )  # fmt: skip
-        del ready[:done]
-
-    def _choose_new(self, ready: list[int], runs: Runs, records: int, chosen: list[int]) -> None:
-        """`choose` of what was never delivered, where nothing is outdated: a third of the time of
-        one by one."""
         fresh = len(runs) and runs.states[-1] == AVAILABLE and runs.counts[-1] == 0
         if not fresh or ready[0] < runs.firsts[-1]:
             return
         ready.sort()
         offsets = ready[:records]
-        keys: list[Any] = list(map(self.key_of.get, offsets))
+        keys: list[Any] = list(map(self._key_of.get, offsets))
         taken, firsts = dict.fromkeys(keys, 1), offsets
         if taken.pop(None, 0):
             firsts = [o for o, key in zip(offsets, keys, strict=True) if key is not None]
-        if not self.held.isdisjoint(offsets) or not self.busy.keys().isdisjoint(taken):
+        if not self._held.isdisjoint(offsets) or not self._busy.keys().isdisjoint(taken):
             return
-        if [self.queues[key][0] for key in taken] != firsts:
+        if [self._queues[key][0] for key in taken] != firsts:
             return
         del ready[:records]
-        self.busy.update(taken)
-        self.held.update(offsets)
+        self._busy.update(taken)
+        self._held.update(offsets)
+        self._end = max(self._end, offsets[-1] + 1)
         chosen += offsets
 
-    def followers(self, offset: int, count: int) -> Sequence[int]:
-        """Up to so many records behind the first one of a key, which `offset` is."""
-        key = self.key_of.get(offset)
-        return () if key is None else self.queues[key][1 : 1 + count]
-
-    def release(self, offset: int) -> int | None:
-        """A record is not acquired, or no longer, and not complete: its key, if it has one."""
-        key = self.key_of.get(offset)
-        if offset in self.held:
-            self.held.discard(offset)
-            if key is not None:
-                self._less_busy(key)
-        return key
-
     def end(self, offsets: Iterable[int], touched: dict[int, None]) -> None:
-        """Forget records that are complete; the keys that others wait for are `touched`."""
-        held, key_of, queues = self.held, self.key_of, self.queues
+        held, key_of, queues = self._held, self._key_of, self._queues
         for offset in offsets:
             key = key_of.pop(offset, None)
             if offset in held:
@@ -173,26 +256,15 @@ class KeyQueues:
     def end_all(
         self, changes: Sequence[StateBatch], below: int, ready: list[int], runs: Runs
     ) -> bool:
-        """`end` of all that was acknowledged below an offset, with what may be acquired then put
-        into `ready`. False, and nothing has happened, without the compiled part or where other
-        things have become of some."""
-        if compiled.native is None or type(changes) is not list:
-            return False
-        fewer = compiled.native.end(
-            changes, below, ready, self.key_of, self.queues, self.busy, self.held,
-            runs.firsts, runs.states,
-        )  # fmt: skip
-        self.waiting -= fewer or 0
-        return fewer is not None
+        return False
 
     def start_moved(self, start: int, touched: dict[int, None]) -> None:
-        """What lay below an offset is gone."""
-        self.end([offset for offset in self.key_of if offset < start], touched)
-        self.held = {offset for offset in self.held if offset >= start}
+        self.end([offset for offset in self._key_of if offset < start], touched)
+        self._held = {offset for offset in self._held if offset >= start}
 
     def _less_busy(self, key: int) -> None:
-        left = self.busy[key] - 1
+        left = self._busy[key] - 1
         if left:
-            self.busy[key] = left
+            self._busy[key] = left
         else:
-            del self.busy[key]
+            del self._busy[key]

@@ -9,10 +9,12 @@ read at once.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from itertools import islice
 from typing import Protocol
 
+from shoal.coordinator.share import compiled
 from shoal.coordinator.share.batches import Batches
 from shoal.coordinator.share.fate import Cause
 from shoal.coordinator.share.record_facts import Fact, HeaderReader, facts, key_hashes
@@ -28,7 +30,7 @@ class Places(Protocol):
     def take_in(self, fact: Fact, now_ms: int) -> None:
         """One record."""
 
-    def take_in_new(self, first: int, keys: list[int]) -> None:
+    def take_in_new(self, first: int, keys: array[int]) -> None:
         """Records that were never delivered, from `first` on, of which only the keys count."""
 
 
@@ -115,14 +117,7 @@ class Looking:
             return 0, 0
         if cursor < runs.end and (cursor < runs.firsts[-1] or runs.states[-1] != AVAILABLE):
             return 0, 0
-        data, begin, whole = bytes(batches.data), 0, 0
-        keys: list[int] = []
-        for base, last, end in zip(batches.bases, batches.lasts, batches.ends, strict=True):
-            found = key_hashes(data, begin, end) if last - cursor < budget else None
-            if found is None:
-                break
-            keys += found[cursor - base :] if base < cursor else found
-            begin, whole = end, whole + 1
+        whole, keys = self._keys_of(batches, budget)
         if not whole:
             return 0, 0
         last = batches.lasts[whole - 1]
@@ -131,6 +126,24 @@ class Looking:
         places.take_in_new(cursor, keys)
         self.cursor = last + 1
         return whole, len(keys)
+
+    def _keys_of(self, batches: Batches, budget: int) -> tuple[int, array[int]]:
+        """The key hashes from the cursor on of the batches that come first and end before the
+        budget does, as far as they can be told at once: how many batches, and the hashes."""
+        bases, lasts, ends, cursor = batches.bases, batches.lasts, batches.ends, self.cursor
+        whole, keys = 0, array("q")
+        if compiled.native is not None:
+            whole, found = compiled.native.keys(batches.data, bases, lasts, ends, cursor, budget)
+            keys.frombytes(found)
+        data = b""
+        while whole < len(batches) and lasts[whole] - cursor < budget:
+            data = data or bytes(batches.data)
+            hashes = key_hashes(data, ends[whole - 1] if whole else 0, ends[whole])
+            if hashes is None:
+                break
+            keys.extend(hashes[max(cursor - bases[whole], 0) :])
+            whole += 1
+        return whole, keys
 
     def look_on(
         self,

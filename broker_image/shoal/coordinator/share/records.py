@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from shoal.coordinator.contract import Record
+from shoal.coordinator.share import compiled
 from shoal.coordinator.share.backoff import Delay
 from shoal.coordinator.share.share_partition import StateBatch
 from shoal.log.uuids import uuid_text
@@ -189,7 +190,10 @@ def update_value(update: Update) -> bytes:
         return _update_value_with_delays(update)
     out = bytearray(_UPDATE_HEAD.pack(_VERSION, *update[:3]))
     compiler.put_uvarint(out, len(update.state_batches) + 1)
-    out += b"".join(starmap(_UNTAGGED_BATCH.pack, update.state_batches))
+    if compiled.native is not None and type(update.state_batches) is list:
+        out += compiled.native.packed(update.state_batches)
+    else:
+        out += b"".join(starmap(_UNTAGGED_BATCH.pack, update.state_batches))
     complete = update.delivery_complete_count
     out += _NO_TAGS if complete == -1 else _COMPLETE_HEAD + complete.to_bytes(4, "big")
     return bytes(out)

@@ -25,6 +25,7 @@ a group whose configs change. Entries of the heaps may be outdated: who takes on
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -32,7 +33,7 @@ from shoal.coordinator.share import compiled
 from shoal.coordinator.share.batches import Batches
 from shoal.coordinator.share.bulk import lock_new
 from shoal.coordinator.share.fate import Cause
-from shoal.coordinator.share.key_queues import KeyQueues
+from shoal.coordinator.share.key_queues import key_queues
 from shoal.coordinator.share.locks import Lock
 from shoal.coordinator.share.looking import Looking
 from shoal.coordinator.share.portion import Portion
@@ -76,7 +77,7 @@ class Selection:
         self._looking = Looking(share, keys=policy.key_order, headers=headers)
         #: Members hold records whose keys are not known yet: nothing is acquired before this.
         self._blind_until = share.end_offset if share.locks.live else 0
-        self.keys = KeyQueues()
+        self.keys = key_queues()
         self._ready = Ready(policy)
         self._delayed: set[int] = set()
         self._delayed_heap: list[int] = []
@@ -104,7 +105,8 @@ class Selection:
     @property
     def keys_held(self) -> int:
         """Keys that dead-lettered records hold; each of those counts that was not looked at."""
-        return len({self.keys.key_of.get(at, ("offset", at)) for at in self._dead_letters()})
+        key_of = self.keys.key_of
+        return len({key_of(at) or ("offset", at) for at in self._dead_letters()})
 
     @property
     def behind_dead_letters(self) -> int:
@@ -123,7 +125,7 @@ class Selection:
 
     def is_keyless(self, offset: int) -> bool:
         """Whether a record is known to have no key."""
-        return self.policy.key_order and offset < self.cursor and offset not in self.keys.key_of
+        return self.policy.key_order and offset < self.cursor and self.keys.key_of(offset) is None
 
     @property
     def next_due_ms(self) -> int | None:
@@ -147,7 +149,7 @@ class Selection:
         policy = self.policy
         if policy.delay_max_ms and len(self._delayed) >= policy.delayed_max:
             return "share.delay.max.records"
-        if len(self.keys.key_of) + len(self._ready) >= policy.lookahead:
+        if self.keys.records + len(self._ready) >= policy.lookahead:
             return "share.ordering.key.lookahead"
         return None
 
@@ -203,7 +205,7 @@ class Selection:
             self._share.advance()
         return taken, changes
 
-    def take_in_new(self, first: int, keys: list[int]) -> None:
+    def take_in_new(self, first: int, keys: array[int]) -> None:
         """Put records that were never delivered into their places, from `first` on, of which the
         keys are known and nothing else is to be."""
         self.keys.put_new(first, keys, self._ready.entries)
@@ -228,9 +230,10 @@ class Selection:
         if due_ms:
             self._delayed.add(offset)
             heapq.heappush(self._delayed_heap, due_ms << OFFSET_BITS | offset)
+        is_first = not key or self.keys.put(offset, key)
         if state == ACQUIRED:
-            self.keys.held.add(offset)
-        if key and not self.keys.put(offset, key, acquired=state == ACQUIRED):
+            self.keys.hold(offset)
+        if not is_first:
             return
         if state == AVAILABLE and not due_ms:
             self._ready.push(offset, now_ms)
@@ -292,7 +295,7 @@ class Selection:
 
     def _may_go_on(self, offset: int, now_ms: int) -> None:
         """A record waits for nothing but its key."""
-        key = self.keys.key_of.get(offset)
+        key = self.keys.key_of(offset)
         if key is None:
             self._ready.push(offset, now_ms)
         else:
@@ -366,13 +369,13 @@ class Selection:
             if self.policy.key_batch > 1:
                 self._take_followers(offset, chosen, records, splitting)
         chosen.sort()
-        self.portion.delivered(len(chosen), len(keys.queues), keys.waiting)
+        self.portion.delivered(len(chosen), keys.keys, keys.waiting)
         return chosen, changes
 
     def _row_to_take(self, offset: int) -> int | None:
         """Where the window has the offset of an entry of the heap; None if that is outdated."""
         runs = self._share.runs
-        if offset < runs.start or offset in self.keys.held or offset in self._delayed:
+        if offset < runs.start or self.keys.is_held(offset) or offset in self._delayed:
             return None
         row = runs.row_of(offset)
         return row if runs.states[row] == AVAILABLE and self.keys.is_free(offset) else None
@@ -451,12 +454,19 @@ def open_lock(
     member_id: str,
     deadline_ms: int,
     records: Sequence[Range],
-) -> int:
-    """Let the lock of acquired ranges run: how many records it holds."""
-    held = sum(last - first + 1 for first, last, _ in records)
+    held: int,
+) -> None:
+    """Let the lock of acquired ranges, which have so many records, run."""
     lock = Lock(member_id, deadline_ms, first=records[0][0], last=records[-1][1], held=held)
     share.locks.open(number, lock)
-    return held
+
+
+def encoded(ranges: Sequence[Range]) -> bytes:
+    """Ranges as they lie in the answer to a fetch; empty where that is left to who writes it."""
+    if compiled.native is None or type(ranges) is not list:
+        return b""
+    made: bytes = compiled.native.acquired(ranges)
+    return made
 
 
 def ranges_of(offsets: list[int]) -> list[Range]:

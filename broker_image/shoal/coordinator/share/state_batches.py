@@ -85,7 +85,7 @@ class StateBatches:
     def _lay_over_all(self, batches: Sequence[StateBatch]) -> bool:
         """`lay_over` in one pass; False where they do not rise, and nothing has happened."""
         runs = self._runs
-        if any(a[1] >= b[0] for a, b in pairwise(batches)):
+        if not _rises(batches):
             return False
         start = runs.start
         if batches[0][0] < start:
@@ -112,14 +112,26 @@ class StateBatches:
         return self._runs.size_bytes()
 
 
+def _rises(batches: Sequence[StateBatch]) -> bool:
+    """Whether each begins behind the one before it."""
+    if compiled.native is not None and type(batches) is list:
+        rises: bool = compiled.native.rises(batches)
+        return rises
+    return all(a[1] < b[0] for a, b in pairwise(batches))
+
+
 def combine(batches: Iterable[StateBatch], start_offset: int) -> list[StateBatch]:
     """Batches in the order of their writing as ones that rise, do not overlap and are as few as
     can be, from `start_offset` on."""
+    if compiled.native is not None and type(batches) is list:
+        joined = compiled.native.joined(batches, start_offset)
+        if joined is not None:
+            return joined
     known = [batch for batch in batches if batch[1] >= start_offset]
     if not known or (len(known) == 1 and known[0][0] >= start_offset):
         return known
     if compiled.native is not None and (begin := min(known)[0]) >= start_offset:
-        joined = compiled.native.joined(sorted(known))
+        joined = compiled.native.joined(sorted(known), begin)
         return list(StateBatches(begin, known)) if joined is None else joined
     rising: list[StateBatch] = []
     for batch in sorted(known):

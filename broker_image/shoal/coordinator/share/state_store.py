@@ -343,7 +343,7 @@ class ShareStateShard:
         elif start_offset != NONE:
             batches = combine(batches, start_offset)
         elif len(batches) > 1:
-            batches = combine(batches, min(batch[0] for batch in batches))
+            batches = combine(batches, 0)
         if (
             state.updates < self._config.updates_per_snapshot
             or len(state.batches) + len(batches) > _SNAPSHOT_BATCHES_MAX

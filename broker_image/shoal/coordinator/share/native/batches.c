@@ -1,11 +1,45 @@
 /* Record batches: where each lies in a read, and the keys of its records. */
 #include "bulk.h"
+#include <string.h>
 
 #if PY_VERSION_HEX >= 0x030E0000
 #define HASH_BYTES(data, size) Py_HashBuffer(data, size)
 #else
 #define HASH_BYTES(data, size) _Py_HashBytes(data, size)
 #endif
+
+/* The key hashes of `count` records that lie from `at` on, 0 for none: 1, or 0 where they are not of
+ * the plain shape. */
+static int hashes_of(const uint8_t *data, Py_ssize_t size, Py_ssize_t at, Py_ssize_t end,
+                     Py_ssize_t count, int64_t *hashes)
+{
+    for (Py_ssize_t i = 0; i < count; i++) {
+        int64_t length = varint(data, size, &at);
+        if (length < 12 || length & 1)
+            return 0;
+        Py_ssize_t place = at + 1, next = at + (length >> 1);
+        if (next > end)
+            return 0;
+        while (place < size && data[place] & 0x80) /* The timestamp. */
+            place++;
+        place++;
+        if (varint(data, size, &place) != 2 * i)
+            return 0;
+        int64_t key_size = varint(data, size, &place);
+        if (key_size < 0)
+            return 0;
+        hashes[i] = 0;
+        if (!(key_size & 1)) {
+            key_size >>= 1;
+            if (key_size > size - place)
+                return 0;
+            Py_hash_t hash = HASH_BYTES(data + place, key_size);
+            hashes[i] = hash ? hash : 1;
+        }
+        at = next;
+    }
+    return 1;
+}
 
 /* hashes(body, begin, end, count) -> list | None */
 PyObject *bulk_hashes(PyObject *self, PyObject *args)
@@ -14,52 +48,81 @@ PyObject *bulk_hashes(PyObject *self, PyObject *args)
     Py_ssize_t at, end, count;
     if (!PyArg_ParseTuple(args, "y*nnn", &body, &at, &end, &count))
         return NULL;
-    const uint8_t *data = body.buf;
     PyObject *keys = NULL;
-    if (at < 0 || end > body.len || count < 0 || count > end)
-        goto other;
-    keys = PyList_New(count);
-    if (keys == NULL)
-        goto failed;
-    for (Py_ssize_t i = 0; i < count; i++) {
-        int64_t size = varint(data, body.len, &at);
-        if (size < 12 || size & 1)
-            goto other;
-        Py_ssize_t place = at + 1, next = at + (size >> 1);
-        if (next > end)
-            goto other;
-        while (place < body.len && data[place] & 0x80) /* The timestamp. */
-            place++;
-        place++;
-        if (varint(data, body.len, &place) != 2 * i)
-            goto other;
-        int64_t key_size = varint(data, body.len, &place);
-        if (key_size < 0)
-            goto other;
-        Py_hash_t hash = 0;
-        if (!(key_size & 1)) {
-            key_size >>= 1;
-            if (key_size > body.len - place)
-                goto other;
-            hash = HASH_BYTES(data + place, key_size);
-            hash = hash ? hash : 1;
-        }
-        PyObject *key = PyLong_FromSsize_t(hash);
-        if (key == NULL)
-            goto failed;
-        PyList_SET_ITEM(keys, i, key);
-        at = next;
+    int64_t *hashes = NULL;
+    if (at >= 0 && end <= body.len && count >= 0 && count <= end) {
+        hashes = PyMem_Malloc((count + 1) * sizeof(int64_t));
+        if (hashes == NULL)
+            PyErr_NoMemory();
+        else if (hashes_of(body.buf, body.len, at, end, count, hashes))
+            keys = PyList_New(count);
     }
+    for (Py_ssize_t i = 0; keys != NULL && i < count; i++) {
+        PyObject *key = PyLong_FromLongLong(hashes[i]);
+        if (key == NULL)
+            Py_CLEAR(keys);
+        else
+            PyList_SET_ITEM(keys, i, key);
+    }
+    PyMem_Free(hashes);
     PyBuffer_Release(&body);
+    if (keys == NULL && !PyErr_Occurred())
+        Py_RETURN_NONE;
     return keys;
-other:
-    PyBuffer_Release(&body);
-    Py_XDECREF(keys);
-    Py_RETURN_NONE;
-failed:
-    PyBuffer_Release(&body);
-    Py_XDECREF(keys);
-    return NULL;
+}
+
+static int number_of(PyObject *list, Py_ssize_t at, int64_t *number)
+{
+    *number = at < PyList_GET_SIZE(list) ? PyLong_AsLongLong(PyList_GET_ITEM(list, at)) : -1;
+    return *number < 0 || PyErr_Occurred() ? -1 : 0;
+}
+
+/* keys(data, bases, lasts, ends, cursor, budget) -> (how many batches, hashes as 64 bits each): the
+ * keys from `cursor` on of the batches that come first, as far as they end before the budget does
+ * and `hashes` could tell them as they lie there. */
+PyObject *bulk_keys(PyObject *self, PyObject *args)
+{
+    Py_buffer view;
+    PyObject *bases, *lasts, *ends;
+    long long cursor, budget;
+    if (!PyArg_ParseTuple(args, "y*O!O!O!LL", &view, &PyList_Type, &bases, &PyList_Type, &lasts,
+                          &PyList_Type, &ends, &cursor, &budget))
+        return NULL;
+    const uint8_t *data = view.buf;
+    Py_ssize_t room = 0, size = 0, whole = 0;
+    int64_t *hashes = NULL, begin = 0, base, last, end;
+    for (; whole < PyList_GET_SIZE(lasts); whole++, begin = end) {
+        if (number_of(bases, whole, &base) || number_of(lasts, whole, &last) ||
+            number_of(ends, whole, &end) || cursor < 0 || last < cursor || last - cursor >= budget)
+            break;
+        if (begin > end - 61 || end > view.len || data[begin + 22] & 0x07)
+            break;
+        int64_t count = (int32_t)big_endian(data + begin + 57, 4);
+        if (count <= 0 || count != last - base + 1 || count > end - begin || base > cursor + size)
+            break;
+        if (count > room - size) {
+            int64_t *more = PyMem_Realloc(hashes, (2 * room + count) * sizeof(int64_t));
+            if (more == NULL) {
+                PyErr_NoMemory();
+                break;
+            }
+            hashes = more;
+            room = 2 * room + count;
+        }
+        if (!hashes_of(data, view.len, begin + 61, end, count, hashes + size))
+            break;
+        Py_ssize_t known = (Py_ssize_t)(cursor + size - base);
+        if (known >= count)
+            break;
+        memmove(hashes + size, hashes + size + known, (count - known) * sizeof(int64_t));
+        size += count - known;
+    }
+    PyObject *answer = NULL;
+    if (!PyErr_Occurred())
+        answer = Py_BuildValue("(ny#)", whole, size ? (char *)hashes : "", size * (Py_ssize_t)8);
+    PyMem_Free(hashes);
+    PyBuffer_Release(&view);
+    return answer;
 }
 
 static int append(PyObject *list, long long value)

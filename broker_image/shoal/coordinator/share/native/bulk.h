@@ -1,7 +1,8 @@
 /* What the files of this folder share. Together they are the module `_bulk`, which `compiled.py`
  * tells of: the loops of groups with key order, made where a C compiler is. What each does stands in
- * Python beside its call, with the same outcome. Nothing here keeps state, and where a function
- * returns None nothing was changed: Python then goes its own way.
+ * Python beside its call, with the same outcome. A function keeps no state, and where it returns None
+ * nothing was changed: Python then goes its own way. The type `KeyQueues` has a class in Python beside
+ * it, and one of the two is there from the beginning.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -52,13 +53,17 @@ static inline uint64_t big_endian(const uint8_t *data, int size)
 }
 
 HIDDEN PyObject *bulk_hashes(PyObject *self, PyObject *args);
+HIDDEN PyObject *bulk_keys(PyObject *self, PyObject *args);
 HIDDEN PyObject *bulk_scan(PyObject *self, PyObject *args);
 HIDDEN PyObject *bulk_thinned(PyObject *self, PyObject *args);
-HIDDEN PyObject *bulk_put_new(PyObject *self, PyObject *args);
-HIDDEN PyObject *bulk_choose(PyObject *self, PyObject *args);
-HIDDEN PyObject *bulk_end(PyObject *self, PyObject *args);
+HIDDEN PyObject *bulk_gathered(PyObject *self, PyObject *args);
 HIDDEN PyObject *bulk_rewrite(PyObject *self, PyObject *args);
 HIDDEN PyObject *bulk_ranges(PyObject *self, PyObject *args);
 HIDDEN PyObject *bulk_spans(PyObject *self, PyObject *args);
 HIDDEN PyObject *bulk_accepts(PyObject *self, PyObject *batches);
 HIDDEN PyObject *bulk_joined(PyObject *self, PyObject *args);
+HIDDEN PyObject *bulk_rises(PyObject *self, PyObject *batches);
+HIDDEN PyObject *bulk_acquired(PyObject *self, PyObject *ranges);
+HIDDEN PyObject *bulk_packed(PyObject *self, PyObject *batches);
+
+extern HIDDEN PyTypeObject key_queues_type;

@@ -89,27 +89,41 @@ PyObject *bulk_spans(PyObject *self, PyObject *args)
     return found;
 }
 
-/* joined(batches) -> sorted state batches with equal neighbours as one | None where they overlap */
-PyObject *bulk_joined(PyObject *self, PyObject *batches)
+/* The four numbers of a state batch: 0, or -1 with an error. */
+static int numbers_of(PyObject *batch, long long numbers[4])
 {
-    if (!PyList_CheckExact(batches))
-        return PyErr_Format(PyExc_TypeError, "batches are a list");
+    if (!PyTuple_Check(batch) || PyTuple_GET_SIZE(batch) != 4) {
+        PyErr_SetString(PyExc_TypeError, "a state batch is four numbers");
+        return -1;
+    }
+    for (int i = 0; i < 4; i++)
+        numbers[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(batch, i));
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* joined(batches, start) -> state batches with equal neighbours as one | None where they do not rise
+ * or begin below the start */
+PyObject *bulk_joined(PyObject *self, PyObject *args)
+{
+    PyObject *batches;
+    long long start;
+    if (!PyArg_ParseTuple(args, "O!L", &PyList_Type, &batches, &start))
+        return NULL;
     PyObject *found = PyList_New(0);
-    long long first = 0, last = -1, state = -1, count = -1;
+    long long first = 0, last = start > 0 ? start - 1 : -1, state = -1, count = -1;
     Py_ssize_t size = PyList_GET_SIZE(batches), begin = 0;
     for (Py_ssize_t i = 0; found != NULL && i <= size; i++) {
-        long long low = 0, high = 0, kind = -2, times = -2;
-        if (i < size && !PyArg_ParseTuple(PyList_GET_ITEM(batches, i), "LLLL", &low, &high, &kind,
-                                          &times)) {
+        long long next[4] = {0, 0, -2, -2};
+        if (i < size && numbers_of(PyList_GET_ITEM(batches, i), next) < 0) {
             Py_CLEAR(found);
             break;
         }
-        if (i && i < size && low <= last) {
+        if (i < size && next[0] <= last) {
             Py_DECREF(found);
             Py_RETURN_NONE;
         }
-        if (i && i < size && low == last + 1 && kind == state && times == count) {
-            last = high;
+        if (i && i < size && next[0] - 1 == last && next[2] == state && next[3] == count) {
+            last = next[1];
             continue;
         }
         if (i) {
@@ -121,9 +135,82 @@ PyObject *bulk_joined(PyObject *self, PyObject *batches)
             Py_XDECREF(made);
         }
         begin = i;
-        first = low, last = high, state = kind, count = times;
+        first = next[0], last = next[1], state = next[2], count = next[3];
     }
     return found;
+}
+
+/* rises(batches) -> whether each begins behind the one before it */
+PyObject *bulk_rises(PyObject *self, PyObject *batches)
+{
+    if (!PyList_CheckExact(batches))
+        return PyErr_Format(PyExc_TypeError, "batches are a list");
+    long long last = 0;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(batches); i++) {
+        long long next[4];
+        if (numbers_of(PyList_GET_ITEM(batches, i), next) < 0)
+            return NULL;
+        if (i && next[0] <= last)
+            Py_RETURN_FALSE;
+        last = next[1];
+    }
+    Py_RETURN_TRUE;
+}
+
+static uint8_t *put(uint8_t *to, uint64_t value, int size)
+{
+    for (int i = size - 1; i >= 0; i--, value >>= 8)
+        to[i] = (uint8_t)value;
+    return to + size;
+}
+
+/* packed(batches) -> state batches as they lie in an update: >qqbhB, the last without tags. */
+PyObject *bulk_packed(PyObject *self, PyObject *batches)
+{
+    if (!PyList_CheckExact(batches))
+        return PyErr_Format(PyExc_TypeError, "batches are a list");
+    PyObject *made = PyBytes_FromStringAndSize(NULL, PyList_GET_SIZE(batches) * 20);
+    uint8_t *to = made == NULL ? NULL : (uint8_t *)PyBytes_AS_STRING(made);
+    for (Py_ssize_t i = 0; made != NULL && i < PyList_GET_SIZE(batches); i++) {
+        long long next[4];
+        if (numbers_of(PyList_GET_ITEM(batches, i), next) < 0) {
+            Py_CLEAR(made);
+            break;
+        }
+        if (next[2] != (int8_t)next[2] || next[3] != (int16_t)next[3]) {
+            PyErr_SetString(PyExc_OverflowError, "a state has 8 bits, a delivery count 16");
+            Py_CLEAR(made);
+            break;
+        }
+        to = put(put(to, next[0], 8), next[1], 8);
+        to = put(put(put(to, next[2], 1), next[3], 2), 0, 1);
+    }
+    return made;
+}
+
+/* acquired(ranges) -> ranges as they lie in the answer to a fetch: >qqhB, the last without tags. */
+PyObject *bulk_acquired(PyObject *self, PyObject *ranges)
+{
+    if (!PyList_CheckExact(ranges))
+        return PyErr_Format(PyExc_TypeError, "ranges are a list");
+    PyObject *made = PyBytes_FromStringAndSize(NULL, PyList_GET_SIZE(ranges) * 19);
+    uint8_t *to = made == NULL ? NULL : (uint8_t *)PyBytes_AS_STRING(made);
+    for (Py_ssize_t i = 0; made != NULL && i < PyList_GET_SIZE(ranges); i++) {
+        PyObject *one = PyList_GET_ITEM(ranges, i);
+        long long next[3] = {0, 0, 0};
+        if (!PyTuple_Check(one) || PyTuple_GET_SIZE(one) != 3)
+            PyErr_SetString(PyExc_TypeError, "a range is three numbers");
+        for (int j = 0; j < 3 && !PyErr_Occurred(); j++)
+            next[j] = PyLong_AsLongLong(PyTuple_GET_ITEM(one, j));
+        if (!PyErr_Occurred() && next[2] != (int16_t)next[2])
+            PyErr_SetString(PyExc_OverflowError, "a delivery count has 16 bits");
+        if (PyErr_Occurred()) {
+            Py_CLEAR(made);
+            break;
+        }
+        to = put(put(put(put(to, next[0], 8), next[1], 8), next[2], 2), 0, 1);
+    }
+    return made;
 }
 
 /* accepts(batches) -> how many records (first, last, b"\1") accept, all of them rising | None */

@@ -1,18 +1,20 @@
-/* The module: its functions by name. */
+/* The module: its functions by name, and its type. */
 #include "bulk.h"
 
 static PyMethodDef methods[] = {
     {"hashes", bulk_hashes, METH_VARARGS, NULL},
+    {"keys", bulk_keys, METH_VARARGS, NULL},
     {"scan", bulk_scan, METH_VARARGS, NULL},
     {"thinned", bulk_thinned, METH_VARARGS, NULL},
-    {"put_new", bulk_put_new, METH_VARARGS, NULL},
-    {"choose", bulk_choose, METH_VARARGS, NULL},
-    {"end", bulk_end, METH_VARARGS, NULL},
+    {"gathered", bulk_gathered, METH_VARARGS, NULL},
     {"rewrite", bulk_rewrite, METH_VARARGS, NULL},
     {"ranges", bulk_ranges, METH_O, NULL},
     {"spans", bulk_spans, METH_VARARGS, NULL},
     {"accepts", bulk_accepts, METH_O, NULL},
-    {"joined", bulk_joined, METH_O, NULL},
+    {"joined", bulk_joined, METH_VARARGS, NULL},
+    {"rises", bulk_rises, METH_O, NULL},
+    {"acquired", bulk_acquired, METH_O, NULL},
+    {"packed", bulk_packed, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 
@@ -20,5 +22,8 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_bulk", NULL, 0, met
 
 PyMODINIT_FUNC PyInit__bulk(void)
 {
-    return PyModule_Create(&module);
+    PyObject *made = PyModule_Create(&module);
+    if (made != NULL && PyModule_AddType(made, &key_queues_type) < 0)
+        Py_CLEAR(made);
+    return made;
 }

@@ -7,6 +7,7 @@
 #endif
 
 enum { BASE_AT = 0, LENGTH_AT = 8, MAGIC_AT = 16, CRC_AT = 17, ATTRIBUTES_AT = 21, COUNT_AT = 57 };
+enum { READ_ROOM = 32 * 1024 };
 enum { HEADER_SIZE = 61, LENGTH_FROM = 12, CRC_FROM = 21, COMPRESSION = 0x07, CONTROL = 0x20 };
 
 static uint32_t table[256];
@@ -106,68 +107,192 @@ static Py_ssize_t thin(const uint8_t *batch, Py_ssize_t size, const int64_t *ran
 
 static int number_at(PyObject *list, Py_ssize_t at, int64_t *number)
 {
-    *number = at < PyList_GET_SIZE(list) ? PyLong_AsLongLong(PyList_GET_ITEM(list, at)) : -1;
+    *number = at >= 0 && at < PyList_GET_SIZE(list) ? PyLong_AsLongLong(PyList_GET_ITEM(list, at)) : -1;
     if (*number == -1 && !PyErr_Occurred())
         PyErr_SetString(PyExc_IndexError, "no such batch");
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* thinned(data, bases, lasts, ends, ranges) -> bytes: the batches of a read that reach into rising
- * ranges (first, last, ...), each without its other records if it can be taken apart. */
-PyObject *bulk_thinned(PyObject *self, PyObject *args)
-{
+/* A read of the log: its bytes, and where its batches lie. */
+typedef struct {
     Py_buffer view;
-    PyObject *bases, *lasts, *ends, *wanted, *made = NULL;
-    if (!PyArg_ParseTuple(args, "y*O!O!O!O!", &view, &PyList_Type, &bases, &PyList_Type, &lasts,
-                          &PyList_Type, &ends, &PyList_Type, &wanted))
-        return NULL;
-    const uint8_t *data = view.buf;
-    Py_ssize_t range_count = PyList_GET_SIZE(wanted), batch_count = PyList_GET_SIZE(lasts);
-    Py_ssize_t size = 0, range = 0;
-    int64_t begin = 0, end, base, last;
-    int64_t *ranges = PyMem_Malloc((range_count ? range_count : 1) * 2 * sizeof(int64_t));
-    if (ranges == NULL)
-        PyErr_NoMemory();
-    for (Py_ssize_t i = 0; ranges != NULL && i < range_count; i++) {
-        PyObject *one = PyList_GET_ITEM(wanted, i);
-        if (!PyTuple_Check(one) || PyTuple_GET_SIZE(one) < 2) {
-            PyErr_SetString(PyExc_TypeError, "a range is a tuple");
-            goto done;
-        }
-        ranges[2 * i] = PyLong_AsLongLong(PyTuple_GET_ITEM(one, 0));
-        ranges[2 * i + 1] = PyLong_AsLongLong(PyTuple_GET_ITEM(one, 1));
-    }
-    if (PyErr_Occurred() || (made = PyBytes_FromStringAndSize(NULL, view.len)) == NULL)
-        goto done;
-    uint8_t *to = (uint8_t *)PyBytes_AS_STRING(made);
-    for (Py_ssize_t i = 0; i < batch_count && range < range_count; i++, begin = end) {
-        if (number_at(bases, i, &base) || number_at(lasts, i, &last) || number_at(ends, i, &end))
-            goto failed;
-        if (begin + HEADER_SIZE > end || end > view.len) {
+    PyObject *bases, *lasts, *ends;
+} Read;
+
+/* Bytes that grow as they are written. */
+typedef struct {
+    PyObject *bytes;
+    Py_ssize_t size;
+} Made;
+
+static int make_room(Made *made, Py_ssize_t more)
+{
+    Py_ssize_t room = PyBytes_GET_SIZE(made->bytes);
+    return room - made->size >= more ? 0 : _PyBytes_Resize(&made->bytes, 2 * room + more);
+}
+
+/* Add the batches of a read that reach into rising ranges, each without its other records if it can
+ * be taken apart: 0, or -1 with an error. */
+static int add(Made *made, const Read *read, const int64_t *ranges, Py_ssize_t range_count)
+{
+    const uint8_t *data = read->view.buf;
+    int64_t begin, end, base, last;
+    Py_ssize_t range = 0;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(read->lasts) && range < range_count; i++) {
+        if (number_at(read->lasts, i, &last))
+            return -1;
+        if (last < ranges[2 * range])
+            continue;
+        begin = 0;
+        if (number_at(read->bases, i, &base) || number_at(read->ends, i, &end) ||
+            (i && number_at(read->ends, i - 1, &begin)))
+            return -1;
+        if (begin < 0 || begin > end - HEADER_SIZE || end > read->view.len) {
             PyErr_SetString(PyExc_IndexError, "a batch past the end");
-            goto failed;
+            return -1;
         }
         while (range < range_count && ranges[2 * range + 1] < base)
             range++;
         if (range == range_count || ranges[2 * range] > last)
             continue;
         Py_ssize_t kept = 0;
+        if (make_room(made, end - begin) < 0)
+            return -1;
+        uint8_t *to = (uint8_t *)PyBytes_AS_STRING(made->bytes) + made->size;
         if (ranges[2 * range] > base || ranges[2 * range + 1] < last)
-            kept = thin(data + begin, end - begin, ranges + 2 * range, range_count - range,
-                        to + size);
+            kept = thin(data + begin, end - begin, ranges + 2 * range, range_count - range, to);
         if (!kept) {
             kept = end - begin;
-            memcpy(to + size, data + begin, kept);
+            memcpy(to, data + begin, kept);
         }
-        size += kept;
+        made->size += kept;
+        while (range < range_count && ranges[2 * range + 1] <= last)
+            range++;
     }
-    if (_PyBytes_Resize(&made, size) < 0)
-        goto done;
-    goto done;
-failed:
-    Py_CLEAR(made);
-done:
+    return 0;
+}
+
+/* thinned(data, bases, lasts, ends, ranges) -> bytes: the batches of a read that reach into rising
+ * ranges (first, last, ...), each without its other records if it can be taken apart. */
+PyObject *bulk_thinned(PyObject *self, PyObject *args)
+{
+    Read read;
+    PyObject *wanted;
+    if (!PyArg_ParseTuple(args, "y*O!O!O!O!", &read.view, &PyList_Type, &read.bases, &PyList_Type,
+                          &read.lasts, &PyList_Type, &read.ends, &PyList_Type, &wanted))
+        return NULL;
+    Py_ssize_t range_count = PyList_GET_SIZE(wanted);
+    Made made = {PyBytes_FromStringAndSize(NULL, read.view.len + 1), 0};
+    int64_t *ranges = PyMem_Malloc((range_count + 1) * 2 * sizeof(int64_t));
+    if (ranges == NULL)
+        PyErr_NoMemory();
+    for (Py_ssize_t i = 0; !PyErr_Occurred() && i < range_count; i++) {
+        PyObject *one = PyList_GET_ITEM(wanted, i);
+        if (!PyTuple_Check(one) || PyTuple_GET_SIZE(one) < 2) {
+            PyErr_SetString(PyExc_TypeError, "a range is a tuple");
+            break;
+        }
+        ranges[2 * i] = PyLong_AsLongLong(PyTuple_GET_ITEM(one, 0));
+        ranges[2 * i + 1] = PyLong_AsLongLong(PyTuple_GET_ITEM(one, 1));
+    }
+    if (PyErr_Occurred() || add(&made, &read, ranges, range_count) < 0)
+        Py_CLEAR(made.bytes);
+    else
+        _PyBytes_Resize(&made.bytes, made.size);
     PyMem_Free(ranges);
-    PyBuffer_Release(&view);
-    return made;
+    PyBuffer_Release(&read.view);
+    return made.bytes;
+}
+
+static void close_read(Read *read)
+{
+    PyBuffer_Release(&read->view);
+    Py_CLEAR(read->bases);
+    Py_CLEAR(read->lasts);
+    Py_CLEAR(read->ends);
+}
+
+/* The fields of a `Batches`: 0, or -1 with an error. */
+static int open_read(PyObject *batches, Read *read)
+{
+    memset(read, 0, sizeof(Read));
+    PyObject *data = PyObject_GetAttrString(batches, "data");
+    int failed = data == NULL || PyObject_GetBuffer(data, &read->view, PyBUF_SIMPLE) < 0;
+    Py_XDECREF(data);
+    if (failed) {
+        read->view.obj = NULL;
+        return -1;
+    }
+    if ((read->bases = PyObject_GetAttrString(batches, "bases")) == NULL ||
+        (read->lasts = PyObject_GetAttrString(batches, "lasts")) == NULL ||
+        (read->ends = PyObject_GetAttrString(batches, "ends")) == NULL) {
+        close_read(read);
+        return -1;
+    }
+    if (PyList_Check(read->bases) && PyList_Check(read->lasts) && PyList_Check(read->ends))
+        return 0;
+    close_read(read);
+    PyErr_SetString(PyExc_TypeError, "places of batches are lists");
+    return -1;
+}
+
+/* Of `count` rising offsets those that a read has first: how many, with their ranges; 0 where the
+ * first lies behind it, -2 where it lies before it, -1 with an error. */
+static Py_ssize_t ranges_in(const Read *read, const int64_t *offsets, Py_ssize_t count,
+                            int64_t *ranges, Py_ssize_t *range_count)
+{
+    int64_t base, last;
+    Py_ssize_t taken = 0;
+    *range_count = 0;
+    if (number_at(read->bases, 0, &base) ||
+        number_at(read->lasts, PyList_GET_SIZE(read->lasts) - 1, &last))
+        return -1;
+    if (offsets[0] < base)
+        return -2;
+    for (; taken < count && offsets[taken] <= last; taken++) {
+        if (!taken || offsets[taken] != offsets[taken - 1] + 1)
+            ranges[2 * (*range_count)++] = offsets[taken];
+        ranges[2 * *range_count - 1] = offsets[taken];
+    }
+    return taken;
+}
+
+/* gathered(reads, offsets, room, least) -> (how many, bytes): what the rising reads, each without
+ * holes, have of the first of rising offsets. A read that is larger than the room that is left, or
+ * than `least`, is not touched, and none but the first when none is left. */
+PyObject *bulk_gathered(PyObject *self, PyObject *args)
+{
+    PyObject *reads, *chosen;
+    Py_ssize_t room, least, at = 0;
+    if (!PyArg_ParseTuple(args, "O!O!nn", &PyList_Type, &reads, &PyList_Type, &chosen, &room, &least))
+        return NULL;
+    Py_ssize_t count = PyList_GET_SIZE(chosen);
+    Made made = {PyBytes_FromStringAndSize(NULL, READ_ROOM), 0};
+    int64_t *offsets = PyMem_Malloc((count + 1) * 3 * sizeof(int64_t));
+    if (offsets == NULL)
+        PyErr_NoMemory();
+    for (Py_ssize_t i = 0; !PyErr_Occurred() && i < count; i++)
+        number_at(chosen, i, &offsets[i]);
+    for (Py_ssize_t i = 0; !PyErr_Occurred() && at < count && i < PyList_GET_SIZE(reads); i++) {
+        Read read;
+        Py_ssize_t range_count, left = room - made.size, taken;
+        if (at && left <= 0)
+            break;
+        if (open_read(PyList_GET_ITEM(reads, i), &read) < 0)
+            break;
+        taken = ranges_in(&read, offsets + at, count - at, offsets + count, &range_count);
+        if (taken > 0 && read.view.len > (left > least ? left : least))
+            taken = -2;
+        if (taken > 0 && add(&made, &read, offsets + count, range_count) == 0)
+            at += taken;
+        close_read(&read);
+        if (taken < 0)
+            break;
+    }
+    PyMem_Free(offsets);
+    if (PyErr_Occurred())
+        Py_CLEAR(made.bytes);
+    else
+        _PyBytes_Resize(&made.bytes, made.size);
+    return made.bytes == NULL ? NULL : Py_BuildValue("(nN)", at, made.bytes);
 }

@@ -1,0 +1,193 @@
+/* The loops of `KeyQueues` over many records: into the queues, to a member, and out again. */
+#include "key_state.h"
+
+/* The columns of a window that are looked up. */
+typedef struct {
+    Py_buffer firsts, states, counts;
+    Py_ssize_t rows;
+} Window;
+
+static int column(PyObject *runs, const char *name, Py_buffer *view)
+{
+    PyObject *found = PyObject_GetAttrString(runs, name);
+    int failed = found == NULL || PyObject_GetBuffer(found, view, PyBUF_SIMPLE) < 0;
+    Py_XDECREF(found);
+    if (failed)
+        view->obj = NULL;
+    return failed ? -1 : 0;
+}
+
+static void window_close(Window *window)
+{
+    PyBuffer_Release(&window->firsts);
+    PyBuffer_Release(&window->states);
+    PyBuffer_Release(&window->counts);
+}
+
+static int window_open(PyObject *runs, Window *window)
+{
+    memset(window, 0, sizeof(Window));
+    if (column(runs, "firsts", &window->firsts) < 0 || column(runs, "states", &window->states) < 0 ||
+        column(runs, "counts", &window->counts) < 0) {
+        window_close(window);
+        return -1;
+    }
+    window->rows = window->states.len;
+    if (window->counts.len != window->rows || window->firsts.len != window->rows * 8) {
+        window_close(window);
+        PyErr_SetString(PyExc_ValueError, "columns of one length");
+        return -1;
+    }
+    return 0;
+}
+
+/* The row of an offset, near that of the last one; -1 below the window. */
+static Py_ssize_t window_row(const Window *window, int64_t offset, Py_ssize_t row)
+{
+    const int64_t *firsts = window->firsts.buf;
+    if (row >= 0 && firsts[row] <= offset &&
+        (row + 1 == window->rows || offset < firsts[row + 1]))
+        return row;
+    return row_of(firsts, window->rows, offset);
+}
+
+PyObject *queues_put_new(Queues *self, PyObject *args)
+{
+    PyObject *from, *ready;
+    Py_buffer keys;
+    int64_t first, hash;
+    int failed = 0;
+    if (!PyArg_ParseTuple(args, "Oy*O!", &from, &keys, &PyList_Type, &ready))
+        return NULL;
+    Py_ssize_t count = keys.len / 8;
+    failed = number_of(from, &first) < 0 || check_behind(self, first) < 0;
+    if (!failed && (keys.len % 8 || count > INT64_MAX - first)) {
+        PyErr_SetString(PyExc_ValueError, "keys and offsets have 64 bits");
+        failed = 1;
+    }
+    for (Py_ssize_t i = 0; !failed && i < count; i++) {
+        memcpy(&hash, (char *)keys.buf + 8 * i, 8);
+        int is_ready = hash ? put(self, first + i, hash) : 1;
+        failed = is_ready < 0 || (is_ready && append(ready, first + i) < 0);
+        self->end = first + i + 1;
+    }
+    PyBuffer_Release(&keys);
+    if (failed)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* choose(ready, runs, records, splitting, chosen) */
+PyObject *queues_choose(Queues *self, PyObject *args)
+{
+    PyObject *ready, *runs, *chosen;
+    Py_ssize_t records, at = 0, row = -1;
+    int splitting, failed = 0;
+    Window window;
+    if (!PyArg_ParseTuple(args, "O!OniO!", &PyList_Type, &ready, &runs, &records, &splitting,
+                          &PyList_Type, &chosen))
+        return NULL;
+    if (records <= 0 || PyList_GET_SIZE(ready) / SORTED_MAX > records)
+        Py_RETURN_NONE;
+    if (PyList_Sort(ready) < 0 || window_open(runs, &window) < 0)
+        return NULL;
+    const uint8_t *states = window.states.buf, *counts = window.counts.buf;
+    for (; window.rows && at < PyList_GET_SIZE(ready) && records > 0; at++) {
+        PyObject *number = PyList_GET_ITEM(ready, at);
+        int64_t offset;
+        if ((failed = number_of(number, &offset)) < 0)
+            break;
+        if ((row = window_row(&window, offset, row)) < 0 || states[row] != AVAILABLE)
+            continue;
+        uint32_t place = find(self, offset), key = place == NONE ? NONE : RECORD(place)->key;
+        if (place != NONE && RECORD(place)->held)
+            continue;
+        if (key != NONE && (KEY(key)->first != place || KEY(key)->busy))
+            continue; /* Another one of its key is before it, or at a member. */
+        if (counts[row] >= splitting)
+            break;
+        if ((failed = hold(self, offset, place)) < 0 ||
+            (failed = PyList_Append(chosen, number)) < 0)
+            break;
+        records--;
+    }
+    window_close(&window);
+    if (failed || PyList_SetSlice(ready, 0, at, NULL) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* heapq.heappush for offsets, which are all below 2^63. */
+static int push(PyObject *heap, int64_t value)
+{
+    if (append(heap, value) < 0)
+        return -1;
+    PyObject **items = ((PyListObject *)heap)->ob_item;
+    Py_ssize_t at = PyList_GET_SIZE(heap) - 1;
+    PyObject *offset = items[at];
+    int64_t above;
+    for (; at > 0; at = (at - 1) / 2) {
+        if (number_of(items[(at - 1) / 2], &above) < 0 || above <= value)
+            break;
+        items[at] = items[(at - 1) / 2];
+    }
+    items[at] = offset;
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* The bounds of a change that ends records: 1; 0 of any other, or -1 with an error. */
+static int bounds(PyObject *change, int64_t *first, int64_t *last)
+{
+    int64_t state;
+    if (!PyTuple_CheckExact(change) || PyTuple_GET_SIZE(change) != 4)
+        return 0;
+    if (number_of(PyTuple_GET_ITEM(change, 0), first) < 0 ||
+        number_of(PyTuple_GET_ITEM(change, 1), last) < 0 ||
+        number_of(PyTuple_GET_ITEM(change, 2), &state) < 0)
+        return -1;
+    return state == ACKNOWLEDGED || state == ARCHIVED;
+}
+
+/* end_all(changes, below, ready, runs) */
+PyObject *queues_end_all(Queues *self, PyObject *args)
+{
+    PyObject *changes, *ready, *runs;
+    long long below;
+    int64_t offset, last;
+    Window window;
+    if (!PyArg_ParseTuple(args, "OLO!O", &changes, &below, &PyList_Type, &ready, &runs))
+        return NULL;
+    if (!PyList_CheckExact(changes))
+        Py_RETURN_FALSE;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(changes); i++) {
+        int ends = bounds(PyList_GET_ITEM(changes, i), &offset, &last);
+        if (ends <= 0)
+            return ends < 0 ? NULL : PyBool_FromLong(0);
+    }
+    if (window_open(runs, &window) < 0)
+        return NULL;
+    uint32_t head = NONE;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(changes); i++) {
+        bounds(PyList_GET_ITEM(changes, i), &offset, &last);
+        for (; offset <= last && offset < below; offset++) {
+            uint32_t place = find(self, offset);
+            if (place != NONE)
+                head = touch(self, forget(self, place), head);
+        }
+    }
+    const uint8_t *states = window.states.buf;
+    int failed = 0;
+    for (Py_ssize_t row = -1; head != NONE; head = KEY(head)->next) {
+        Key *key = KEY(head);
+        key->touched = 0;
+        if (failed || !window.rows || !key->size || key->busy)
+            continue;
+        offset = RECORD(key->first)->item.number;
+        row = window_row(&window, offset, row);
+        if (row >= 0 && states[row] == AVAILABLE)
+            failed = push(ready, offset) < 0;
+    }
+    window_close(&window);
+    tidy(self);
+    return failed ? NULL : PyBool_FromLong(1);
+}

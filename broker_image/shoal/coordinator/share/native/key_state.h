@@ -1,0 +1,164 @@
+/* What the type `KeyQueues` knows, and what becomes of a single record: `key_queues.PlainKeyQueues` in
+ * two tables of C numbers. It holds no Python objects. Numbers that come from outside are taken out
+ * of exact ints alone, so that nothing else runs while places are at hand. */
+#include "bulk.h"
+#include "key_table.h"
+
+/* As in `key_queues.py`. */
+enum { SORTED_MAX = 4 };
+
+/* A record that has a key and is not complete, or that is held. */
+typedef struct {
+    Item item; /* Its offset. */
+    uint32_t key; /* NONE without one. */
+    uint32_t before, behind; /* With the same key, in the order of the log. */
+    uint8_t held;
+} Record;
+
+typedef struct {
+    Item item; /* Its hash. */
+    uint32_t first, last, size, busy; /* Records, and how many of them are held. */
+    uint32_t next; /* The key that was touched before. */
+    uint8_t touched;
+} Key;
+
+typedef struct {
+    PyObject_HEAD
+    Table records, keys;
+    int64_t end; /* What is put lies from here on, behind what was put and held. */
+    /* Records with a key, keys that have several, records with a key that are held, and of how many. */
+    Py_ssize_t keyed, waiting, held, busy;
+} Queues;
+
+#define RECORD(place) ((Record *)self->records.items + (place))
+#define KEY(place) ((Key *)self->keys.items + (place))
+
+static inline uint32_t find(const Queues *self, int64_t offset)
+{
+    return table_find(&self->records, sizeof(Record), offset);
+}
+
+/* An exact int of 64 bits: 0, or -1 with an error. */
+static inline int number_of(PyObject *object, int64_t *number)
+{
+    if (!PyLong_CheckExact(object)) {
+        PyErr_SetString(PyExc_TypeError, "offsets and keys are ints");
+        return -1;
+    }
+    *number = PyLong_AsLongLong(object);
+    return *number == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* Put a record behind all others: 1 where it is the first of its key, 0 where not, -1 with an error. */
+static inline int put(Queues *self, int64_t offset, int64_t hash)
+{
+    uint32_t key = table_find(&self->keys, sizeof(Key), hash);
+    uint32_t place = table_add(&self->records, sizeof(Record), offset);
+    int is_first = key == NONE;
+    if (place == NONE)
+        return -1;
+    if (is_first && (key = table_add(&self->keys, sizeof(Key), hash)) == NONE) {
+        table_remove(&self->records, sizeof(Record), place);
+        return -1;
+    }
+    Record *record = RECORD(place);
+    Key *known = KEY(key);
+    record->key = key;
+    record->behind = NONE;
+    record->before = is_first ? NONE : known->last;
+    *(is_first ? &known->first : &RECORD(known->last)->behind) = place;
+    known->last = place;
+    self->waiting += ++known->size == 2;
+    self->keyed++;
+    self->end = offset + 1;
+    return is_first;
+}
+
+/* A record, whose place that is, is acquired: 0, or -1 with an error. */
+static inline int hold(Queues *self, int64_t offset, uint32_t place)
+{
+    if (place == NONE) {
+        if (offset == INT64_MAX) {
+            PyErr_SetString(PyExc_OverflowError, "offsets have 63 bits");
+            return -1;
+        }
+        if ((place = table_add(&self->records, sizeof(Record), offset)) == NONE)
+            return -1;
+        RECORD(place)->key = NONE;
+        self->end = offset < self->end ? self->end : offset + 1;
+    }
+    Record *record = RECORD(place);
+    if (!record->held && record->key != NONE) {
+        self->busy += KEY(record->key)->busy++ == 0;
+        self->held++;
+    }
+    record->held = 1;
+    return 0;
+}
+
+/* It is acquired no longer. */
+static inline void let_go(Queues *self, Record *record)
+{
+    if (record->held && record->key != NONE) {
+        self->busy -= --KEY(record->key)->busy == 0;
+        self->held--;
+    }
+    record->held = 0;
+}
+
+/* Forget a record: its key, if others of that are left; else NONE. */
+static inline uint32_t forget(Queues *self, uint32_t place)
+{
+    Record *record = RECORD(place);
+    uint32_t key = record->key;
+    let_go(self, record);
+    table_remove(&self->records, sizeof(Record), place);
+    if (key == NONE)
+        return NONE;
+    Key *known = KEY(key);
+    *(record->before == NONE ? &known->first : &RECORD(record->before)->behind) = record->behind;
+    *(record->behind == NONE ? &known->last : &RECORD(record->behind)->before) = record->before;
+    self->keyed--;
+    self->waiting -= --known->size == 1;
+    if (known->size)
+        return key;
+    table_remove(&self->keys, sizeof(Key), key);
+    return NONE;
+}
+
+/* Note a key once, before those of `head`: the new head. */
+static inline uint32_t touch(Queues *self, uint32_t key, uint32_t head)
+{
+    if (key == NONE || KEY(key)->touched)
+        return head;
+    KEY(key)->touched = 1;
+    KEY(key)->next = head;
+    return key;
+}
+
+static inline void tidy(Queues *self)
+{
+    table_tidy(&self->records);
+    table_tidy(&self->keys);
+}
+
+/* Whether what is put lies behind what was. */
+static inline int check_behind(const Queues *self, int64_t first)
+{
+    if (first >= self->end && first < INT64_MAX)
+        return 0;
+    PyErr_SetString(PyExc_ValueError, "records are put in the order of the log");
+    return -1;
+}
+
+static inline int append(PyObject *list, int64_t number)
+{
+    PyObject *object = PyLong_FromLongLong(number);
+    int failed = object == NULL || PyList_Append(list, object) < 0;
+    Py_XDECREF(object);
+    return failed ? -1 : 0;
+}
+
+HIDDEN PyObject *queues_put_new(Queues *self, PyObject *args);
+HIDDEN PyObject *queues_choose(Queues *self, PyObject *args);
+HIDDEN PyObject *queues_end_all(Queues *self, PyObject *args);
