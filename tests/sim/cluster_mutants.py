@@ -16,6 +16,7 @@ from shoal.log.producers import ProducerStates, WrittenBatch
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import BatchHeader
 from shoal.replication.partition import Partition
+from shoal.replication.written import Written
 from shoal.server import transaction_markers
 from shoal.server.share_leader import ShareLeader
 from shoal.transaction.shard import TransactionShard, Writer
@@ -153,6 +154,12 @@ def forgets_markers_that_were_refused(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(transaction_markers, "_write_at", write_at)
 
 
+def trusts_offsets_of_deposed_leaders(patch: pytest.MonkeyPatch) -> None:
+    """What a leader wrote counts as committed when its high watermark passes the offset, though it
+    follows another one by then."""
+    patch.setattr(Written, "is_lost", property(lambda self: False))
+
+
 def counts_offsets_of_aborted_transactions(patch: pytest.MonkeyPatch) -> None:
     """A group's offsets move though their transaction was aborted."""
     real = Offsets.replay_end_transaction
@@ -196,6 +203,7 @@ MUTANTS: dict[str, Mutant] = {
         takes_records_of_fenced_producers,
         lets_fenced_producers_end,
         forgets_markers_that_were_refused,
+        trusts_offsets_of_deposed_leaders,
         counts_offsets_of_aborted_transactions,
         takes_commits_of_old_generations,
         counts_no_generations,

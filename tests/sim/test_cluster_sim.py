@@ -205,6 +205,10 @@ CASES = [
         48, 3, ["partition"] * 4, parts=EOS,
     ),
     Case(
+        "trusts_offsets_of_deposed_leaders", (*LOST, "lost-transaction", "dirty-read"),
+        13, 3, ["partition"] * 4, parts=EOS,
+    ),
+    Case(
         "takes_commits_of_old_generations", ("classic-old-generation", "offset-regression"),
         4, 1, ["client_pause"] * 6, parts=("classic",),
     ),
