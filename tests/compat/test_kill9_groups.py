@@ -13,6 +13,10 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 from servers import ShoalProcess
 
 PARTITIONS, RECORDS, KILLS = 3, 600, 4
+#: librdkafka gives up the coordinator that it has just found for requests that failed with the one
+#: before, and asks for it anew behind its own fetch, on one connection: it went round for up to 32 s
+#: after a kill, half a second a time, and goes round by this.
+SHORT_FETCHES = {"fetch.wait.max.ms": 50}
 PATIENT = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100, "log_level": 0}
 
 
@@ -27,7 +31,8 @@ class Committer:
         self._stop = threading.Event()
         self._consumer = Consumer(
             {"bootstrap.servers": bootstrap, "group.id": protocol, "group.protocol": protocol,
-             "enable.auto.commit": False, "auto.offset.reset": "earliest", **PATIENT}
+             "enable.auto.commit": False, "auto.offset.reset": "earliest", **PATIENT,
+             **SHORT_FETCHES}
         )  # fmt: skip
         self._consumer.subscribe([topic])
         self._thread = threading.Thread(target=self._run)
