@@ -140,6 +140,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._cut(_scratch_view[:end])
         except WireError as error:
             self.fail(str(error))
+        self._dispatch.handled(self.active_at)
         self._flush()
 
     def _frame_filled(self, nbytes: int) -> None:

@@ -130,6 +130,11 @@ class Dispatcher:
         assert isinstance(answer, (list, Mapping)), answer
         return self._respond(request, answer)
 
+    def handled(self, now_s: float) -> None:
+        """The requests of one read, at `now_s` by the loop's clock, have been handled; their
+        connection is about to send what answers them."""
+        self._broker.purgatory.go_ahead(now_s)
+
     @property
     def _is_alone(self) -> bool:
         """Whether this node is the controller, and no other one can become it."""

@@ -76,7 +76,7 @@ class ShareFetch:
         self._entries: dict[_Key, PartitionRecords] | None = None
         self._locks: list[tuple[ShareLeader, int]] = []
         self._answer: Prompt | None = None
-        self._parked: asyncio.Future[Body] | None = None
+        self._parked: Prompt | None = None
 
     @staticmethod
     def _rotated(keys: list[_Key], epoch: int) -> list[_Key]:
@@ -92,7 +92,7 @@ class ShareFetch:
         elif body.max_wait_ms <= 0:
             self._collect(must=True)
         else:
-            self._parked = self._broker.purgatory.park(
+            self._parked = self._broker.purgatory.park_fetch(
                 keys=self._wake_keys(),
                 attempt=self._attempt,
                 expire=self._expire,
@@ -131,7 +131,7 @@ class ShareFetch:
         # A member with another assignment is let go, to ask for its new partitions.
         return self._done() if self._collect(must=self._session.reassigned) else None
 
-    def _woken(self, _: asyncio.Future[Body]) -> None:
+    def _woken(self, _: Prompt) -> None:
         self._broker.share.waiting_fetches -= 1
 
     def _expire(self) -> Body:

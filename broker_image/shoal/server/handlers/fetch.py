@@ -39,7 +39,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     max_wait_ms = codec.ms(request.body.max_wait)
     if not cursors or max_wait_ms <= 0 or fetch.satisfied():
         return fetch.read()
-    return broker.purgatory.park(
+    return broker.purgatory.park_fetch(
         keys=fetch.keys,
         attempt=fetch.attempt,
         expire=fetch.read,
