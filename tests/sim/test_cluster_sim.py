@@ -202,7 +202,7 @@ CASES = [
     Case(
         "forgets_markers_that_were_refused",
         ("liveness", "dirty-read", "torn-transaction", "lost-transaction"),
-        48, 3, ["partition"] * 4, parts=EOS,
+        31, 3, ["partition"] * 4, parts=EOS,
     ),
     Case(
         "trusts_offsets_of_deposed_leaders", (*LOST, "lost-transaction", "dirty-read"),
