@@ -45,8 +45,14 @@ class Broker:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def bootstrap(self) -> str:
+    def address(self) -> str:
+        """Where it listens."""
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def bootstrap(self) -> str:
+        """Where clients find it."""
+        return self.address
 
     @property
     def pid(self) -> int:
@@ -80,9 +86,13 @@ class Broker:
         while not self._answers():
             late = time.perf_counter() - self._began > START_TIMEOUT_S
             if self._process.poll() is not None or late:
-                raise SystemExit((self.directory / "out").read_text()[-3000:])
+                raise SystemExit(self.last_words())
             time.sleep(0.005)
         self.start_s = time.perf_counter() - self._began
+
+    def last_words(self) -> str:
+        """The end of what it has printed."""
+        return (self.directory / "out").read_text()[-3000:]
 
     def _answers(self) -> bool:
         try:
@@ -130,7 +140,7 @@ class Shoal(Broker):
 
     def command(self) -> list[str]:
         return [
-            sys.executable, "-m", "shoal.cli", "server", f"--listener={self.bootstrap}",
+            sys.executable, "-m", "shoal.cli", "server", f"--listener={self.address}",
             f"--data-dir={self.directory / 'data'}", "--log-level=warning",
             "--set=group.share.min.record.lock.duration.ms=1000",
         ]  # fmt: skip

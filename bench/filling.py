@@ -23,6 +23,10 @@ QUIET = {"log_level": 3}
 FILLED = "FILLED"
 
 
+#: What the topics of loads are called.
+PREFIX = "bench-"
+
+
 class Run:
     """A broker's address, and how much of each load is wanted (1 is the size of a report)."""
 
@@ -33,7 +37,7 @@ class Run:
     def count(self, records: int) -> int:
         return max(100, int(records * self.scale))
 
-    def topic(self, partitions: int = 1, prefix: str = "bench-") -> str:
+    def topic(self, partitions: int = 1, prefix: str = PREFIX) -> str:
         name = f"{prefix}{uuid.uuid4().hex[:10]}"
         self.admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
         end = time.monotonic() + 20
@@ -44,6 +48,14 @@ class Run:
                     return name
             time.sleep(0.02)
         raise SystemExit("the topic has no leaders")
+
+    def remove_topics(self) -> None:
+        """Delete the topics of loads; brokers remove their files a minute later."""
+        found = [
+            name for name in self.admin.list_topics(timeout=10).topics if name.startswith(PREFIX)
+        ]
+        for future in self.admin.delete_topics(found).values() if found else ():
+            future.result(30)
 
     def share_group(self) -> str:
         group = f"bench-{uuid.uuid4().hex[:10]}"

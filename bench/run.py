@@ -5,7 +5,7 @@ picture into bench/results/. `--only WORD` picks rows by a word of their name, a
 given; `--scale 0.2` makes the loads shorter; `--rounds N` sets how often each is run on each
 broker, after one round that warms both and is not counted. Rows of what is aimed at by itself,
 not beside Kafka, have a goal without a ratio, and some of them no figure of Kafka's. All of it is
-half an hour on two cores.
+half an hour on two cores, and 20 GB of disk: topics are deleted when their load has run.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from brokers import Broker, Kafka, Shoal
-from filling import FILLED
+from filling import FILLED, Run
 from loads import LOADS
 from report import show
 
@@ -52,6 +53,8 @@ LIMITS = {
     ("first record of a new group", "wait_ms"): 200.0,
     ("records of a killed member", "wait_ms"): 1000.0,
 }
+#: A load that takes longer waits for a broker that is gone, or whose disk is full.
+LOAD_TIMEOUT_S = 600
 FIGURES = [
     "rate", "wait_ms", "p50_ms", "p99_ms", "cpu_s", "client_cpu_s", "rss_mb", "idle_mb",
     "loaded_mb", "idle_cpu", "start_s", "pause_ms", "record_cpu_us", "record_bytes",
@@ -74,11 +77,19 @@ def run_load(broker: Broker, name: str, scale: float) -> dict[str, float]:
     )  # fmt: skip
     before, last = broker.cpu_s(), ""
     assert child.stdout is not None
+    patience = threading.Timer(LOAD_TIMEOUT_S, child.kill)
+    patience.start()
     for line in child.stdout:
         if line.startswith(FILLED):
             before = broker.cpu_s()
         last = line
-    _, errors = child.communicate(timeout=600)
+    _, errors = child.communicate()
+    patience.cancel()
+    if child.returncode < 0:
+        raise SystemExit(
+            f"{broker.name}: {name}: not through after {LOAD_TIMEOUT_S} s; the broker's last words:"
+            f" {broker.last_words()}"
+        )
     if child.returncode:
         raise SystemExit(f"{broker.name}: {name}: {errors[-2000:]}")
     figures: dict[str, float] = json.loads(last)
@@ -181,6 +192,7 @@ def alternate(
             order = brokers if number % 2 == 0 else brokers[::-1]
             for broker in order:
                 figures = run_load(broker, name, options.scale)
+                Run(broker.bootstrap, options.scale).remove_topics()
                 if number < 0:
                     continue  # a round that warms the JVM and the page cache
                 results.setdefault(name, {}).setdefault(broker.name, []).append(figures)

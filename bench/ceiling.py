@@ -1,0 +1,200 @@
+"""How fast producers are by themselves: loads against a broker that does nothing.
+
+`python bench/ceiling.py [--rounds N] [--scale S]`. A stand-in passes requests on to a Shoal broker,
+but answers every Produce of a connection but its first one with the first one's answer: no record
+is checked or stored. What a load reaches there bounds what it reaches with any broker that has to
+do its work on the same cores: where that is little more than Kafka's rate, a goal above it is
+missed for the client's sake, and where it is more, for the broker's. Shoal, Kafka and the stand-in
+alternate in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import multiprocessing
+import shutil
+import socket
+import statistics
+import struct
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import java_loads
+import uvloop
+from brokers import Broker, Kafka, Shoal, free_port
+from filling import Figures, Run
+from loads import synchronous
+from rich.console import Console
+from rich.table import Table
+from shoal.protocol.api import ApiKey
+
+SEND_BUFFER = 102_400  # as Kafka's and Shoal's
+_SIZE = struct.Struct(">i")
+
+
+class Front(asyncio.Protocol):
+    """A client's connection."""
+
+    def __init__(self, broker: tuple[str, int]) -> None:
+        self._broker = broker
+        self._rest = b""
+        self._back: Back | None = None
+        self._produced = b""
+        #: API keys of the requests that were passed on, in their order.
+        self._passed: list[int] = []
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        sock = transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+        self._opening = asyncio.ensure_future(self._open())
+
+    async def _open(self) -> None:
+        loop = asyncio.get_running_loop()
+        _, self._back = await loop.create_connection(lambda: Back(self), *self._broker)
+        self.data_received(b"")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._back is not None:
+            self._back.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        if self._back is None:
+            self._rest += data
+            return
+        for frame in self._frames(data):
+            api, correlation, known = frame[0] << 8 | frame[1], frame[4:8], self._produced
+            if api == ApiKey.PRODUCE and known and not self._passed:
+                self._transport.write(known[:4] + correlation + known[8:])
+            else:
+                self._passed.append(api)
+                self._back.transport.writelines((_SIZE.pack(len(frame)), frame))
+
+    def _frames(self, data: bytes) -> list[bytes]:
+        data, at, found = self._rest + data if self._rest else data, 0, []
+        while len(data) - at >= 4:
+            size = _SIZE.unpack_from(data, at)[0]
+            if len(data) - at - 4 < size:
+                break
+            found.append(data[at + 4 : at + 4 + size])
+            at += 4 + size
+        self._rest = data[at:]
+        return found
+
+    def answered(self, answer: bytes) -> None:
+        """The broker's answer, its size included, to the oldest request that was passed on."""
+        if self._passed.pop(0) == ApiKey.PRODUCE:
+            self._produced = answer
+        self._transport.write(answer)
+
+
+class Back(asyncio.Protocol):
+    """The connection to the broker that belongs to a client's."""
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+        self._rest = bytearray()
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._rest += data
+        while len(self._rest) >= 4 and len(self._rest) >= (
+            size := 4 + _SIZE.unpack_from(self._rest)[0]
+        ):
+            answer, self._rest = bytes(self._rest[:size]), self._rest[size:]
+            self._front.answered(answer)
+
+
+def _serve(port: int, broker_port: int) -> None:
+    async def main() -> None:
+        server = await asyncio.get_running_loop().create_server(
+            lambda: Front(("127.0.0.1", broker_port)), "127.0.0.1", port
+        )
+        await server.serve_forever()
+
+    uvloop.run(main())
+
+
+class StandIn(Shoal):
+    """A broker behind a stand-in, which clients are told of."""
+
+    name = "stand-in"
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._front = free_port()
+        self._server = multiprocessing.Process(
+            target=_serve, args=(self._front, self.port), daemon=True
+        )
+        self._server.start()
+
+    def command(self) -> list[str]:
+        return [
+            *super().command(),
+            f"--set=advertised.listeners=PLAINTEXT://127.0.0.1:{self._front}",
+        ]
+
+    @property
+    def bootstrap(self) -> str:
+        return f"127.0.0.1:{self._front}"
+
+    def stop(self) -> None:
+        self._server.terminate()
+        super().stop()
+
+
+LOADS: dict[str, Callable[[Run], Figures]] = {
+    "produce 1 KB acks=all, Java": lambda r: java_loads.rate_of_produce(r, 400_000, 1024, "all"),
+    "synchronous produce, 1 producer": lambda r: synchronous(r, 10_000, 1),
+    "synchronous produce, 10 producers": lambda r: synchronous(r, 20_000, 10),
+}
+
+
+def measure(brokers: list[Broker], rounds: int, scale: float) -> dict[str, dict[str, list[float]]]:
+    """By load and broker: the rates of all rounds but the first one, which warms."""
+    rates: dict[str, dict[str, list[float]]] = {}
+    for name, load in LOADS.items():
+        for number in range(-1, rounds):
+            for broker in brokers if number % 2 else brokers[::-1]:
+                run = Run(broker.bootstrap, scale)
+                rate = load(run)["rate"]
+                run.remove_topics()
+                if number >= 0:
+                    rates.setdefault(name, {}).setdefault(broker.name, []).append(rate)
+                    print(f"{name:36} {broker.name:9} {rate:12,.0f}", flush=True)
+    return rates
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--scale", type=float, default=1.0)
+    options = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
+    brokers: list[Broker] = [make(folder / make.name) for make in (Shoal, StandIn, Kafka)]
+    try:
+        for broker in brokers:
+            broker.start()
+        rates = measure(brokers, options.rounds, options.scale)
+    finally:
+        for broker in brokers:
+            broker.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+    table = Table("load", "Shoal", "Kafka", "stand-in", "Shoal / Kafka", "stand-in / Kafka")
+    for name, found in rates.items():
+        ours, theirs, most = (statistics.median(found[b]) for b in ("shoal", "kafka", "stand-in"))
+        table.add_row(
+            name, *(f"{rate:,.0f}" for rate in (ours, theirs, most)),
+            f"{ours / theirs:.2f}", f"{most / theirs:.2f}",
+        )  # fmt: skip
+    Console(width=None if sys.stdout.isatty() else 130).print(table)
+
+
+if __name__ == "__main__":
+    main()
