@@ -50,7 +50,7 @@ class Run:
         raise SystemExit("the topic has no leaders")
 
     def remove_topics(self) -> None:
-        """Delete the topics of loads; brokers remove their files a minute later."""
+        """Delete the topics of loads; brokers remove their files soon after."""
         found = [
             name for name in self.admin.list_topics(timeout=10).topics if name.startswith(PREFIX)
         ]
