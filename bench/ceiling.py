@@ -36,12 +36,21 @@ SEND_BUFFER = 102_400  # as Kafka's and Shoal's
 _SIZE = struct.Struct(">i")
 
 
+def frames(arrived: bytearray) -> list[bytes]:
+    """The whole messages at its beginning, each with its size, which are taken out of it."""
+    found = []
+    while len(arrived) >= 4 and len(arrived) >= (size := 4 + _SIZE.unpack_from(arrived)[0]):
+        found.append(bytes(arrived[:size]))
+        del arrived[:size]
+    return found
+
+
 class Front(asyncio.Protocol):
     """A client's connection."""
 
     def __init__(self, broker: tuple[str, int]) -> None:
         self._broker = broker
-        self._rest = b""
+        self._arrived = bytearray()
         self._back: Back | None = None
         self._produced = b""
         #: API keys of the requests that were passed on, in their order.
@@ -63,27 +72,16 @@ class Front(asyncio.Protocol):
             self._back.transport.close()
 
     def data_received(self, data: bytes) -> None:
+        self._arrived += data
         if self._back is None:
-            self._rest += data
             return
-        for frame in self._frames(data):
-            api, correlation, known = frame[0] << 8 | frame[1], frame[4:8], self._produced
+        for frame in frames(self._arrived):
+            api, correlation, known = frame[4] << 8 | frame[5], frame[8:12], self._produced
             if api == ApiKey.PRODUCE and known and not self._passed:
                 self._transport.write(known[:4] + correlation + known[8:])
             else:
                 self._passed.append(api)
-                self._back.transport.writelines((_SIZE.pack(len(frame)), frame))
-
-    def _frames(self, data: bytes) -> list[bytes]:
-        data, at, found = self._rest + data if self._rest else data, 0, []
-        while len(data) - at >= 4:
-            size = _SIZE.unpack_from(data, at)[0]
-            if len(data) - at - 4 < size:
-                break
-            found.append(data[at + 4 : at + 4 + size])
-            at += 4 + size
-        self._rest = data[at:]
-        return found
+                self._back.transport.write(frame)
 
     def answered(self, answer: bytes) -> None:
         """The broker's answer, its size included, to the oldest request that was passed on."""
@@ -97,17 +95,14 @@ class Back(asyncio.Protocol):
 
     def __init__(self, front: Front) -> None:
         self._front = front
-        self._rest = bytearray()
+        self._arrived = bytearray()
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
-        self._rest += data
-        while len(self._rest) >= 4 and len(self._rest) >= (
-            size := 4 + _SIZE.unpack_from(self._rest)[0]
-        ):
-            answer, self._rest = bytes(self._rest[:size]), self._rest[size:]
+        self._arrived += data
+        for answer in frames(self._arrived):
             self._front.answered(answer)
 
 

@@ -21,8 +21,6 @@ Figures = dict[str, Any]
 QUIET = {"log_level": 3}
 #: Printed where a topic has been filled: what the broker did until then is not the load.
 FILLED = "FILLED"
-
-
 #: What the topics of loads are called.
 PREFIX = "bench-"
 

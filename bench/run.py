@@ -11,8 +11,11 @@ half an hour on two cores, and 20 GB of disk: topics are deleted when their load
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -73,18 +76,22 @@ def run_load(broker: Broker, name: str, scale: float) -> dict[str, float]:
     fills one first) and memory."""
     child = subprocess.Popen(
         [sys.executable, str(HERE / "loads.py"), name, broker.bootstrap, str(scale)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     before, last = broker.cpu_s(), ""
     assert child.stdout is not None
-    patience = threading.Timer(LOAD_TIMEOUT_S, child.kill)
+    patience = threading.Timer(LOAD_TIMEOUT_S, _end, (child,))
+    patience.daemon = True
     patience.start()
-    for line in child.stdout:
-        if line.startswith(FILLED):
-            before = broker.cpu_s()
-        last = line
-    _, errors = child.communicate()
-    patience.cancel()
+    try:
+        for line in child.stdout:
+            if line.startswith(FILLED):
+                before = broker.cpu_s()
+            last = line
+        _, errors = child.communicate()
+    finally:
+        patience.cancel()
+        _end(child)
     if child.returncode < 0:
         raise SystemExit(
             f"{broker.name}: {name}: not through after {LOAD_TIMEOUT_S} s; the broker's last words:"
@@ -94,6 +101,12 @@ def run_load(broker: Broker, name: str, scale: float) -> dict[str, float]:
         raise SystemExit(f"{broker.name}: {name}: {errors[-2000:]}")
     figures: dict[str, float] = json.loads(last)
     return {**figures, "cpu_s": broker.cpu_s() - before, "rss_mb": broker.rss_mb()}
+
+
+def _end(load: subprocess.Popen[str]) -> None:
+    """Kill what is left of a load: processes that it started hold its output open."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(load.pid, signal.SIGKILL)
 
 
 def crowd(broker: Broker) -> dict[str, float]:
