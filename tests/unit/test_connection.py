@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from conditions import eventually_async
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
@@ -72,8 +73,7 @@ def test_a_record_leaves_to_its_consumer_before_its_producer_is_told(tmp_path: P
                 "timeout_ms": 60_000,
                 "topics": [{"name": "t", "num_partitions": 1, "replication_factor": 1}],
             })  # fmt: skip
-            while not left:
-                await asyncio.sleep(0)
+            await eventually_async(lambda: left)
             left.clear()
             asked = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
             consumer.send(ApiKey.FETCH, 12, {

@@ -8,7 +8,6 @@ is gone before the answer could leave.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -151,7 +150,7 @@ class ShareFetch:
         self._acks.on_settled = None
         answer.set_result(self._encode())
 
-    def _given_up(self, answer: asyncio.Future[Body]) -> None:
+    def _given_up(self, answer: Prompt) -> None:
         if answer.cancelled():
             if self._parked is not None:
                 self._parked.cancel()
