@@ -110,6 +110,85 @@ class _StoodStill:
         return call
 
 
+def test_a_timer_with_leeway_fires_with_others_in_the_last_part_of_its_wait() -> None:
+    loop = _ByHand()
+    timers = Timers(loop, _AtZero())  # type: ignore[arg-type]
+    fired: list[str] = []
+
+    def note(name: str) -> Callable[[], None]:
+        return lambda: fired.append(name)
+
+    for name, deadline_ms in (("b", 520), ("a", 500), ("c", 549), ("late", 600)):
+        timers.at(deadline_ms, note(name), leeway=0.1)
+    timers.at(530, note("strict"))
+    loop.advance(0.490)
+    assert not fired, "nobody has to fire yet, and leeway alone wakes nobody"
+    loop.advance(0.500)
+    assert fired == ["a", "b"], "c, behind one without leeway, waits for that"
+    loop.advance(0.530)
+    assert fired == ["a", "b", "strict", "c"]
+    loop.advance(0.599)
+    assert "late" not in fired
+    loop.advance(0.600)
+    assert fired[-1] == "late"
+
+
+def test_fetches_that_expire_close_together_expire_in_one_turn() -> None:
+    loop = _ByHand()
+    timers = Timers(loop, _AtZero())  # type: ignore[arg-type]
+    purgatory = Purgatory(loop, timers)  # type: ignore[arg-type]
+    fetches = [
+        purgatory.park_fetch([n], lambda: None, lambda: {"e": 1}, 500 + n) for n in range(100)
+    ]
+    produce = purgatory.park(["a"], lambda: None, lambda: {"e": 1}, 600)
+    loop.advance(0.500)
+    assert timers.turn == 1 and 50 <= sum(f.done() for f in fetches) < 60
+    loop.advance(0.599)
+    assert timers.turn == 2 and all(f.done() for f in fetches)
+    assert not produce.done(), "a produce has no leeway"
+    loop.advance(0.600)
+    assert produce.done() and purgatory.size == 0
+
+
+class _ByHand:
+    """As much of a loop as timers and futures need; its time goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._armed: dict[object, tuple[float, Callable[[], None]]] = {}
+
+    def time(self) -> float:
+        return self._now
+
+    def call_at(self, when: float, call: Callable[[], None]) -> _Handle:
+        handle = _Handle(self._armed)
+        self._armed[handle] = when, call
+        return handle
+
+    def create_future(self) -> asyncio.Future[Body]:
+        return asyncio.Future(loop=self)  # type: ignore[arg-type]
+
+    def get_debug(self) -> bool:
+        return False
+
+    def call_soon(self, call: Callable[..., None], *args: Any, context: Any = None) -> None:
+        call(*args)
+
+    def advance(self, to: float) -> None:
+        while due := [(when, h) for h, (when, _) in self._armed.items() if when <= to]:
+            self._now, handle = min(due, key=lambda one: one[0])
+            self._armed.pop(handle)[1]()
+        self._now = to
+
+
+class _Handle:
+    def __init__(self, armed: dict[object, Any]) -> None:
+        self._armed = armed
+
+    def cancel(self) -> None:
+        self._armed.pop(self, None)
+
+
 def test_a_timer_that_raises_stops_no_other() -> None:
     async def test(timers: Timers) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: None)
