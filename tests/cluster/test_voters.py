@@ -22,6 +22,12 @@ def rows(cluster: ShoalCluster, kind: str) -> dict[int, Any]:
     return {row.replica_id: row for row in getattr(found, kind)}
 
 
+def caught_up(cluster: ShoalCluster, id: int) -> Any:
+    """The observer once it has had all that the leader has; else None."""
+    row = rows(cluster, "observers").get(id)
+    return row if row is not None and row.last_caught_up_timestamp >= 0 else None
+
+
 def directories(cluster: ShoalCluster) -> dict[int, Any]:
     """The voters' directories, None while a voter has not told its own."""
     return {id: row.replica_directory_id for id, row in rows(cluster, "current_voters").items()}
@@ -39,7 +45,8 @@ def test_a_voter_takes_the_place_of_another(tmp_path: Path) -> None:
         (port,) = free_ports(1)
         cluster.addresses[4], cluster.roles[4] = f"127.0.0.1:{port}", "broker,controller"
         cluster.nodes[4] = cluster.node(4, tmp_path / "4", CONFIGS).start()
-        joined = eventually(lambda: rows(cluster, "observers").get(4))
+        eventually(lambda: all(directories(cluster).values()), what="all tell their directories")
+        joined = eventually(lambda: caught_up(cluster, 4))
         listener = {"name": "PLAINTEXT", "host": "127.0.0.1", "port": port}
         change(cluster, ApiKey.ADD_RAFT_VOTER, 4, joined.replica_directory_id,
                timeout_ms=30_000, listeners=[listener])  # fmt: skip

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.quorum.voters import ReplicaKey
+from shoal.quorum.voters import ReplicaKey, VoterSet
 from shoal.record.batch import headers
 from shoal.record.records import read_records
 
@@ -53,6 +53,7 @@ class Checker:
         self._epochs: dict[int, int] = {}
         self._votes: dict[tuple[int, int], ReplicaKey] = {}
         self._high_watermarks: dict[int, int] = {}
+        self._voters: dict[int, VoterSet] = {}
         self._verified: dict[int, int] = {}
         self._states: dict[int, Hashable] = {}
 
@@ -60,6 +61,7 @@ class Checker:
         raft = node.live()
         self._epoch(node)
         self._high_watermarks[node.id] = raft.high_watermark
+        self._voters[node.id] = raft.voters.latest
         self._verified[node.id] = raft.index.start_offset
 
     def forget(self, node: Node) -> None:
@@ -84,6 +86,7 @@ class Checker:
             self._prefix(node)
             if raft.is_leader:
                 self._majority(node)
+        self._voters[node.id] = raft.voters.latest
 
     def _epoch(self, node: Node) -> None:
         epoch = node.live().epoch
@@ -138,17 +141,25 @@ class Checker:
             raise Violation(
                 "own_epoch", f"n{node.id} commits epoch {epoch} by itself in epoch {raft.epoch}"
             )
-        voters = raft.voters.latest
-        durable = {
+        # A change within this step came before the commit, or after it.
+        in_force = self._voters[node.id], raft.voters.latest
+        durable = [self._durable(voters) for voters in in_force]
+        if all(
+            voters.committed_offset(found) < raft.high_watermark
+            for voters, found in zip(in_force, durable, strict=True)
+        ):
+            raise Violation(
+                "majority_durable",
+                f"n{node.id} commits up to {raft.high_watermark}, durable are {durable[-1]}",
+            )
+
+    def _durable(self, voters: VoterSet) -> dict[int, int]:
+        """Voter id -> the offset up to which it has the log on disk."""
+        return {
             id: min(n.durable_end, n.store.index.end_offset)
             for id, n in self._nodes.items()
             if voters.holds(n.key) and n.incarnation
         } | {key.id: end for key, end in self._gone.items() if voters.holds(key)}
-        if voters.committed_offset(durable) < raft.high_watermark:
-            raise Violation(
-                "majority_durable",
-                f"n{node.id} commits up to {raft.high_watermark}, durable are {durable}",
-            )
 
     def acknowledged(self, offset: int, value: bytes) -> None:
         if self.values.get(offset) != value:

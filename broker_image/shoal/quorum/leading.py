@@ -16,7 +16,6 @@ from shoal.quorum.messages import (
     FetchSnapshotRequest,
     FetchSnapshotResponse,
     Message,
-    RaftVoterResponse,
     Slice,
 )
 from shoal.quorum.progress import Book, Parked
@@ -177,15 +176,7 @@ def turn_away(raft: Raft, book: Book) -> None:
             raft.epoch, raft.known_leader, error=ErrorCode.not_leader_or_follower
         )
         raft.reply(parked.source, parked.correlation, response)
-    pending = book.pending_voters
-    if pending is not None:
-        refused = RaftVoterResponse(
-            raft.epoch,
-            raft.known_leader,
-            ErrorCode.not_leader_or_follower,
-            "The leader changed before the new voters were committed.",
-        )
-        raft.reply(pending.source, pending.correlation, refused)
+    membership.turn_away(raft, book)
 
 
 # Time.

@@ -1,26 +1,29 @@
 """Changing the voters, one at a time (KIP-853).
 
 The leader takes a change when it has committed a record of its own epoch, and the change before is
-committed: otherwise two sets without a common majority could be in force at once. A new voter has
-to have caught up first, so that it does not hold commits back. A set whose majority does not fetch
-now could not commit itself: the change is refused. The answer waits for the commit.
+committed: otherwise two sets without a common majority could be in force at once. Until then the
+request waits (Kafka's refuses it), for as long as the leader leads. A new voter has to have caught
+up first, so that it does not hold commits back. A set whose majority does not fetch now could not
+commit itself: the change is refused. The answer waits for the commit.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ErrorCode
 from shoal.quorum import leading
 from shoal.quorum.messages import (
     AddRaftVoterRequest,
+    Change,
     Message,
     RaftVoterResponse,
     RemoveRaftVoterRequest,
     UpdateRaftVoterRequest,
 )
 from shoal.quorum.progress import Book, PendingVoters
-from shoal.quorum.voters import VoterSet
+from shoal.quorum.voters import ReplicaKey, VoterSet
 
 if TYPE_CHECKING:
     from shoal.quorum.raft import Raft
@@ -33,77 +36,88 @@ class _Refused(Exception):
         self.message = message
 
 
-def on_add(raft: Raft, message: Message, request: AddRaftVoterRequest) -> None:
-    try:
-        book = _open_book(raft)
-        voter, voters = request.voter, raft.voters.latest
-        id = voter.key.id
-        if id in voters.voters:
-            text = f"Node {id} is a voter already; remove it first if its directory has changed."
-            raise _Refused(ErrorCode.duplicate_voter, text)
-        progress = book.replicas.get(id)
-        since_ms = raft.now_ms - raft.settings.caught_up_max_ms
-        if (
-            progress is None
-            or progress.key != voter.key
-            or progress.caught_up_ms is None
-            or progress.caught_up_ms < since_ms
-        ):
-            text = f"Node {id} has not caught up with the leader yet; let it run as an observer."
-            raise _Refused(ErrorCode.request_timed_out, text)
-        _change(raft, book, message, voters.added(voter))
-    except _Refused as refused:
-        _answer(raft, message, refused.error, refused.message)
-
-
-def on_remove(raft: Raft, message: Message, request: RemoveRaftVoterRequest) -> None:
-    try:
-        book = _open_book(raft)
-        voters, key = raft.voters.latest, request.voter
-        found = voters.voters.get(key.id)
-        if found is None or found.key.directory_id not in (None, key.directory_id):
-            text = f"Node {key.id} with directory {key.directory_id} is no voter."
-            raise _Refused(ErrorCode.voter_not_found, text)
-        if len(voters) == 1:
-            text = f"Node {key.id} is the only voter: add another one first."
-            raise _Refused(ErrorCode.invalid_request, text)
-        _change(raft, book, message, voters.removed(key))
-    except _Refused as refused:
-        _answer(raft, message, refused.error, refused.message)
-
-
-def on_update(raft: Raft, message: Message, request: UpdateRaftVoterRequest) -> None:
-    """A voter's endpoints, or its directory id where the set knew none."""
-    try:
-        book = _open_book(raft)
-        if request.current_leader_epoch != raft.epoch:
-            text = f"Epoch {request.current_leader_epoch} is not the leader's, {raft.epoch}."
-            raise _Refused(ErrorCode.fenced_leader_epoch, text)
-        voters, voter = raft.voters.latest, request.voter
-        found = voters.voters.get(voter.key.id)
-        if found is None or not found.is_of(voter.key):
-            text = f"Node {voter.key.id} with directory {voter.key.directory_id} is no voter."
-            raise _Refused(ErrorCode.voter_not_found, text)
-        if found == voter:
-            _answer(raft, message, ErrorCode.none, None)
-        else:
-            _change(raft, book, message, voters.updated(voter))
-    except _Refused as refused:
-        _answer(raft, message, refused.error, refused.message)
-
-
-def _open_book(raft: Raft) -> Book:
-    """The leader's book if the voters may change now. Raises `_Refused`."""
+def on_change(raft: Raft, message: Message, request: Change) -> None:
+    """Any of the three requests: taken, refused, or kept until the change before is committed."""
     book = raft.book
-    if book is None:
-        raise _Refused(ErrorCode.not_leader_or_follower, "This node does not lead the quorum.")
-    if raft.high_watermark <= book.start_offset:
-        text = "The leader has not committed a record in its epoch yet; try again."
+    try:
+        if book is None:
+            raise _Refused(ErrorCode.not_leader_or_follower, "This node does not lead the quorum.")
+        if not _may_change(raft, book):
+            book.waiting_changes.append((message, request))
+            return
+        voters = _CHANGED[type(request)](raft, book, request)
+        if voters == raft.voters.latest:
+            _answer(raft, message)
+        else:
+            _change(raft, book, message, voters)
+    except _Refused as refused:
+        _answer(raft, message, refused.error, refused.message)
+
+
+def _may_change(raft: Raft, book: Book) -> bool:
+    """Whether a record of this epoch and the last change are committed."""
+    uncommitted = max(book.start_offset, raft.voters.latest_offset)
+    return raft.high_watermark > uncommitted
+
+
+# What is asked for: the set as it is to be. Each raises `_Refused`.
+
+
+def _added(raft: Raft, book: Book, request: AddRaftVoterRequest) -> VoterSet:
+    voter, voters = request.voter, raft.voters.latest
+    id = voter.key.id
+    if id in voters.voters:
+        text = f"Node {id} is a voter already; remove it first if its directory has changed."
+        raise _Refused(ErrorCode.duplicate_voter, text)
+    progress = book.replicas.get(id)
+    since_ms = raft.now_ms - raft.settings.caught_up_max_ms
+    if (
+        progress is None
+        or progress.key != voter.key
+        or progress.caught_up_ms is None
+        or progress.caught_up_ms < since_ms
+    ):
+        text = f"Node {id} has not caught up with the leader yet; let it run as an observer."
         raise _Refused(ErrorCode.request_timed_out, text)
-    if raft.voters.latest_offset >= raft.high_watermark:
-        text = "Another change of the voters is not committed yet; try again."
-        raise _Refused(ErrorCode.request_timed_out, text)
-    return book
+    return voters.added(voter)
+
+
+def _removed(raft: Raft, book: Book, request: RemoveRaftVoterRequest) -> VoterSet:
+    voters, key = raft.voters.latest, request.voter
+    found = voters.voters.get(key.id)
+    if found is None or found.key.directory_id not in (None, key.directory_id):
+        raise _no_voter(key)
+    if len(voters) == 1:
+        text = f"Node {key.id} is the only voter: add another one first."
+        raise _Refused(ErrorCode.invalid_request, text)
+    return voters.removed(key)
+
+
+def _updated(raft: Raft, book: Book, request: UpdateRaftVoterRequest) -> VoterSet:
+    """A voter's endpoints, or its directory id where the set knew none."""
+    if request.current_leader_epoch != raft.epoch:
+        text = f"Epoch {request.current_leader_epoch} is not the leader's, {raft.epoch}."
+        raise _Refused(ErrorCode.fenced_leader_epoch, text)
+    voters, voter = raft.voters.latest, request.voter
+    found = voters.voters.get(voter.key.id)
+    if found is None or not found.is_of(voter.key):
+        raise _no_voter(voter.key)
+    return voters.updated(voter)
+
+
+def _no_voter(key: ReplicaKey) -> _Refused:
+    text = f"Node {key.id} with directory {key.directory_id} is no voter."
+    return _Refused(ErrorCode.voter_not_found, text)
+
+
+_CHANGED: dict[type[Change], Callable[[Raft, Book, Any], VoterSet]] = {
+    AddRaftVoterRequest: _added,
+    RemoveRaftVoterRequest: _removed,
+    UpdateRaftVoterRequest: _updated,
+}
+
+
+# What becomes of it.
 
 
 def _change(raft: Raft, book: Book, message: Message, voters: VoterSet) -> None:
@@ -116,21 +130,35 @@ def _change(raft: Raft, book: Book, message: Message, voters: VoterSet) -> None:
         )
         raise _Refused(ErrorCode.request_timed_out, text)
     offset = leading.append_voters(raft, book, voters)
-    book.pending_voters = PendingVoters(offset, message.source, message.correlation)
+    book.pending_voters = PendingVoters(offset, message)
     leading.advance(raft, book)
 
 
 def committed(raft: Raft, book: Book) -> None:
-    """The high watermark has moved: answer, and make way when this replica is out."""
+    """The high watermark has moved: answer, make way when this replica is out, and take what has
+    waited for this."""
     pending = book.pending_voters
     if pending is not None and pending.offset < raft.high_watermark:
         book.pending_voters = None
-        response = RaftVoterResponse(raft.epoch, raft.known_leader)
-        raft.reply(pending.source, pending.correlation, response)
+        _answer(raft, pending.asked)
     if raft.voters.latest_offset < raft.high_watermark and not raft.is_voter:
         raft.resign()
+    while book is raft.book and book.waiting_changes and _may_change(raft, book):
+        on_change(raft, *book.waiting_changes.popleft())
 
 
-def _answer(raft: Raft, message: Message, error: ErrorCode, text: str | None) -> None:
+def turn_away(raft: Raft, book: Book) -> None:
+    """The epoch is over: who waits for a change is told so."""
+    waiting = [message for message, _ in book.waiting_changes]
+    if book.pending_voters is not None:
+        waiting.insert(0, book.pending_voters.asked)
+    text = "The leader changed before the new voters were committed."
+    for message in waiting:
+        _answer(raft, message, ErrorCode.not_leader_or_follower, text)
+
+
+def _answer(
+    raft: Raft, message: Message, error: ErrorCode = ErrorCode.none, text: str | None = None
+) -> None:
     response = RaftVoterResponse(raft.epoch, raft.known_leader, error, text)
     raft.reply(message.source, message.correlation, response)

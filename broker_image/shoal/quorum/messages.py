@@ -156,15 +156,15 @@ class RaftVoterResponse:
     error_message: str | None = None
 
 
+#: A change of the voters.
+Change = AddRaftVoterRequest | RemoveRaftVoterRequest | UpdateRaftVoterRequest
 Request = (
     VoteRequest
     | BeginQuorumEpochRequest
     | EndQuorumEpochRequest
     | FetchRequest
     | FetchSnapshotRequest
-    | AddRaftVoterRequest
-    | RemoveRaftVoterRequest
-    | UpdateRaftVoterRequest
+    | Change
 )
 Response = VoteResponse | EpochResponse | FetchResponse | FetchSnapshotResponse | RaftVoterResponse
 

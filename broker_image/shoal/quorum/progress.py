@@ -7,9 +7,10 @@ to be let in as voters.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, NamedTuple
 
-from shoal.quorum.messages import FetchRequest
+from shoal.quorum.messages import Change, FetchRequest, Message
 from shoal.quorum.voters import ReplicaKey, VoterSet
 
 #: Observers are remembered up to so many; the one unheard of for longest goes first.
@@ -40,11 +41,10 @@ class Parked(NamedTuple):
 
 
 class PendingVoters(NamedTuple):
-    """A change of the voter set that waits for its commit; `source` < 0 asked for no answer."""
+    """A change of the voter set that waits for its commit: its record, and who asked for it."""
 
     offset: int
-    source: int
-    correlation: Any
+    asked: Message
 
 
 class Book:
@@ -58,6 +58,8 @@ class Book:
         self.replicas: dict[int, Progress] = {}
         self.parked: dict[int, Parked] = {}
         self.pending_voters: PendingVoters | None = None
+        #: Changes of the voters that wait for the one before them, in their order.
+        self.waiting_changes: deque[tuple[Message, Change]] = deque()
         #: When each voter is told again that this epoch has begun.
         self.begin_due_ms: dict[int, int] = {}
 

@@ -501,9 +501,9 @@ _REQUESTS: dict[type, Callable[[Raft, Message, Any], None]] = {
     EndQuorumEpochRequest: elections.on_end,
     FetchRequest: leading.on_fetch,
     FetchSnapshotRequest: leading.on_fetch_snapshot,
-    AddRaftVoterRequest: membership.on_add,
-    RemoveRaftVoterRequest: membership.on_remove,
-    UpdateRaftVoterRequest: membership.on_update,
+    AddRaftVoterRequest: membership.on_change,
+    RemoveRaftVoterRequest: membership.on_change,
+    UpdateRaftVoterRequest: membership.on_change,
 }
 _RESPONSES: dict[type, Callable[[Raft, int, Any, Any], None]] = {
     VoteResponse: elections.on_vote_response,
