@@ -18,8 +18,10 @@ from conditions import eventually_async
 from shoal.client.client import Client
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import ClientError, expect
+from shoal.client.membership import LEAVE_MS
 from shoal.client.share import AcknowledgeType
 from shoal.client.topics import NewTopic
+from shoal.server.suspects import PATIENCE_S
 
 #: Far more than a failover takes on a machine that does nothing else.
 LIMIT_S = 90.0
@@ -153,6 +155,32 @@ def test_writes_and_a_share_group_go_on(cluster: ShoalCluster, whom: str) -> Non
 
 def test_a_rolling_restart_delivers_nothing_twice(cluster: ShoalCluster) -> None:
     """A broker that stops lets members settle what they hold before others lead."""
+def test_who_leaves_while_its_coordinator_dies_is_no_member(cluster: ShoalCluster) -> None:
+    """It would be one for its session, 45 s, and have a share of the partitions."""
+
+    async def main() -> float:
+        async with Client(cluster.bootstrap) as client:
+            topic, group = await prepared(client)
+            member = await client.share(group, [topic])
+            await member.acquire(max_wait_ms=100)
+            victim = await client.cluster.coordinator(group)
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(None, cluster.nodes[victim].kill9)
+            began = time.monotonic()
+            await member.close()
+            closed_s = time.monotonic() - began
+            try:
+                found = expect(await client.admin.groups.describe_share([group]))[group]
+                assert not found.members or closed_s >= LEAVE_MS / 1000, closed_s
+            finally:
+                await loop.run_in_executor(None, cluster.nodes[victim].start)
+            return closed_s
+
+    closed_s = asyncio.run(main())
+    print(f"\nclosed in {closed_s:.2f} s")
+    assert closed_s < 10
+
+
 
     async def main() -> dict[bytes, int]:
         async with Client(cluster.bootstrap) as client:

@@ -10,11 +10,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from shoal.client.cluster import TopicPartition
+from shoal.client.cluster import BACKOFF_MS_MAX, Cluster, TopicPartition
 from shoal.client.consumer import ConsumerMembership, GroupConsumer, Reset
-from shoal.client.errors import ConnectionLost, KafkaError
+from shoal.client.errors import ConnectionLost, KafkaError, transient
 from shoal.client.fetcher import Isolation
-from shoal.client.membership import Membership
+from shoal.client.membership import LEAVE_MS, Membership
 from shoal.client.share import ShareMembership
 from shoal.protocol.errors import ErrorCode
 
@@ -27,6 +27,11 @@ class _Cluster:
     def __init__(self) -> None:
         self.bodies: list[Mapping[str, Any]] = []
         self.lost = False
+        #: What the next answers refuse, and how often a coordinator was found to be the wrong one.
+        self.refusals: list[ErrorCode] = []
+        self.forgotten = 0
+        #: The longest pause between tries that was asked for.
+        self.pause_ms_max = 0
         #: The partitions that the next answer assigns.
         self.assigned: list[int] | None = None
         #: What happens while a connection is made.
@@ -43,8 +48,21 @@ class _Cluster:
         self.bodies.append(body)
         return SimpleNamespace(topics=[])
 
-    async def retrying(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
-        return await attempt()
+    async def retrying(
+        self, attempt: Callable[[], Awaitable[Any]], *, pause_ms_max: int = BACKOFF_MS_MAX
+    ) -> Any:
+        self.pause_ms_max = pause_ms_max
+        while True:
+            try:
+                return await attempt()
+            except KafkaError as error:
+                if not transient(error):
+                    raise
+
+    at_coordinator = Cluster.at_coordinator
+
+    def forget_coordinator(self, group: str) -> None:
+        self.forgotten += 1
 
     async def request(self, node: int, key: int, body: Mapping[str, Any], *, lane: str) -> Any:
         self.bodies.append(body)
@@ -54,10 +72,18 @@ class _Cluster:
         if self.assigned is not None:
             row = SimpleNamespace(topic_id=TOPIC, partitions=self.assigned)
             assignment, self.assigned = SimpleNamespace(topic_partitions=[row]), None
+        code = self.refusals.pop(0) if self.refusals else 0
         return SimpleNamespace(
-            error_code=0, error_message=None, member_epoch=1, member_id="m", assignment=assignment,
+            error_code=code, error_message=None, member_epoch=1, member_id="m",
+            assignment=assignment,
             heartbeat_interval=timedelta(seconds=5),
         )  # fmt: skip
+
+
+def _member(kind: str, cluster: Any) -> Membership:
+    if kind == "consumer":
+        return ConsumerMembership(cluster, "g", ["t"])
+    return ShareMembership(cluster, "g", ["t"], None)
 
 
 @pytest.mark.parametrize("kind", ["consumer", "share"])
@@ -67,11 +93,7 @@ def test_a_heartbeat_after_one_without_an_answer_says_everything(kind: str) -> N
 
     async def main() -> list[bool]:
         cluster: Any = _Cluster()
-        member: Membership = (
-            ConsumerMembership(cluster, "g", ["t"])
-            if kind == "consumer"
-            else ShareMembership(cluster, "g", ["t"], None)
-        )
+        member = _member(kind, cluster)
         for lost in (False, False, True, False, False):
             cluster.lost = lost
             try:
@@ -84,6 +106,28 @@ def test_a_heartbeat_after_one_without_an_answer_says_everything(kind: str) -> N
         return [body["subscribed_topic_names"] is not None for body in cluster.bodies]
 
     assert asyncio.run(main()) == [True, False, False, True, False]
+
+
+@pytest.mark.parametrize("kind", ["consumer", "share"])
+def test_a_member_leaves_though_its_coordinator_has_moved(kind: str) -> None:
+    """It said so once, to whom it had known last, and stayed a member for its session: 45 s in
+    which some partitions were nobody's."""
+
+    async def main() -> list[int]:
+        cluster: Any = _Cluster()
+        member = _member(kind, cluster)
+        await member._beat()
+        cluster.refusals = [ErrorCode.not_coordinator, ErrorCode.coordinator_load_in_progress]
+        await member.leave()
+        assert cluster.forgotten == 2 and member.member_epoch == 0
+        assert 0 < cluster.pause_ms_max <= LEAVE_MS // 10, "a coordinator that comes late is found"
+        # Who has been put out meanwhile has left.
+        await member._beat()
+        cluster.refusals = [ErrorCode.unknown_member_id]
+        await member.leave()
+        return [body["member_epoch"] for body in cluster.bodies]
+
+    assert asyncio.run(main()) == [0, -1, -1, -1, 0, -1]
 
 
 def test_an_assignment_that_was_taken_back_is_confirmed() -> None:

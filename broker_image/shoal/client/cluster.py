@@ -249,7 +249,11 @@ class Cluster:
         )  # fmt: skip
 
     async def retrying(
-        self, attempt: Callable[[], Awaitable[V]], timeout_ms: int | None = None
+        self,
+        attempt: Callable[[], Awaitable[V]],
+        timeout_ms: int | None = None,
+        *,
+        pause_ms_max: int = BACKOFF_MS_MAX,
     ) -> V:
         """Call `attempt` until it succeeds, fails for good, or `timeout_ms` is over.
 
@@ -257,7 +261,7 @@ class Cluster:
         broker is late.
         """
         deadline = self._deadline(timeout_ms)
-        backoff = Backoff()
+        backoff = Backoff(most_ms=pause_ms_max)
         while True:
             try:
                 return await attempt()
@@ -529,7 +533,13 @@ class Cluster:
         )
 
     async def at_coordinator(
-        self, group: str, api_key: ApiKey, body: Mapping[str, Any], *, lane: str = ""
+        self,
+        group: str,
+        api_key: ApiKey,
+        body: Mapping[str, Any],
+        *,
+        lane: str = "",
+        pause_ms_max: int = BACKOFF_MS_MAX,
     ) -> Any:
         """Ask a group's coordinator; finds it anew while the response says that it has moved.
 
@@ -549,7 +559,7 @@ class Cluster:
             check(code, getattr(answer, "error_message", None) or f"group {group!r}")
             return answer
 
-        return await self.retrying(attempt)
+        return await self.retrying(attempt, pause_ms_max=pause_ms_max)
 
 
 #: Requests that may have worked where the answer was lost, and fail when they are made again.

@@ -13,6 +13,7 @@ just after the first heartbeat, and the interval that the broker names is second
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -33,6 +34,11 @@ from shoal.protocol.errors import ErrorCode
 EAGER_MS, EAGER_MS_MAX = 50, 500
 #: A member that still has nothing after so many eager beats is a spare one: it takes its time.
 EAGER_BEATS = 20
+#: A member that leaves looks so long for a coordinator that takes it: time enough for one that has
+#: moved. One that is gone for longer ends the member's session by itself.
+LEAVE_MS = 2_000
+#: Between its tries, so that one comes soon after the coordinator is there.
+_LEAVE_PAUSE_MS = 100
 #: A member was put out of its group.
 FENCED = (ErrorCode.unknown_member_id, ErrorCode.fenced_member_epoch)
 Assignment = dict[UUID, tuple[int, ...]]
@@ -78,7 +84,8 @@ class Membership(ABC):
         self._task = asyncio.get_running_loop().create_task(self._beating())
 
     async def leave(self, epoch: int = -1) -> None:
-        """Stop beating and tell the coordinator; a coordinator that is gone is left alone."""
+        """Stop beating and tell the coordinator, within `LEAVE_MS`; one that is gone for longer is
+        left alone."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -86,10 +93,16 @@ class Membership(ABC):
         if self.member_epoch <= 0:
             return
         self.member_epoch = epoch
-        try:
-            await self._send(self._body(whole=False))
-        except ClientError:
-            self.cluster.forget_coordinator(self.group)
+        goodbye = self._body(whole=False)
+        with contextlib.suppress(ClientError, TimeoutError):
+            async with asyncio.timeout(LEAVE_MS / 1000):
+                await self.cluster.at_coordinator(
+                    self.group,
+                    self.api_key,
+                    goodbye,
+                    lane="coordinator",
+                    pause_ms_max=_LEAVE_PAUSE_MS,
+                )
         self.member_epoch = 0
 
     def hurry(self) -> None:
