@@ -8,6 +8,7 @@ so a restart of the operator loses nothing: the watches bring all names again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from time import monotonic
 
@@ -58,9 +59,10 @@ class Loop:
         pause = 0.0
         due = monotonic() + self._interval
         while True:
-            try:
-                await asyncio.wait_for(self._wake.wait(), max(0.0, due - monotonic()))
-            except TimeoutError:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(due - monotonic()):
+                    await self._wake.wait()
+            if monotonic() >= due:
                 self._queue.update(dict.fromkeys(self._everything()))
                 due = monotonic() + self._interval
             else:

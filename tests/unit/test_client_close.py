@@ -4,12 +4,15 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from shoal.client import connection
 from shoal.client.cluster import Cluster
 from shoal.client.errors import ClientError, ConnectionLost, Unreachable
 from shoal.client.settings import Settings
+from shoal.client.share import ShareMembership, ShareSession
 
 
 @asynccontextmanager
@@ -69,6 +72,31 @@ def test_a_caller_that_is_cancelled_leaves_the_connection_to_others() -> None:
             await cluster.close()
             with pytest.raises(ConnectionLost):
                 await other
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_a_cancellation_is_never_lost(turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever has come when it comes. A Ctrl-C that came with the connection was forgotten."""
+    opened = SimpleNamespace(closed=False)
+
+    async def connection(*_: object) -> object:
+        await asyncio.sleep(0)
+        return opened
+
+    async def main() -> None:
+        cluster = Cluster(Settings((("127.0.0.1", 1), ("127.0.0.1", 2))))
+        monkeypatch.setattr(cluster, "_connection", connection)
+        monkeypatch.setattr(cluster, "connection", connection)
+        session = ShareSession(cluster, ShareMembership(cluster, "group", (), None))
+        for asked in (cluster.any_connection, partial(session._node, 1, 1.0)):
+            asking: asyncio.Task[object] = asyncio.create_task(asked())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            late = not asking.cancel()
+            await asyncio.wait((asking,))
+            assert asking.cancelled() is not late
 
     asyncio.run(asyncio.wait_for(main(), 20))
 

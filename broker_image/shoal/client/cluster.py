@@ -223,8 +223,8 @@ class Cluster:
         for address in candidates:
             last = address == candidates[-1]
             try:
-                connecting = self._connection(address, "")
-                return await asyncio.wait_for(connecting, None if last else PATIENCE_S)
+                async with asyncio.timeout(None if last else PATIENCE_S):
+                    return await self._connection(address, "")
             except Unreachable as error:
                 failures.append(str(error))
             except TimeoutError:

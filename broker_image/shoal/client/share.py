@@ -292,9 +292,9 @@ class ShareSession:
         made, and is there for a later round: the other brokers' records do not wait for it."""
         node = self._nodes.get(node_id)
         if node is None or node.link.closed:
-            connecting = self.cluster.connection(node_id, self._lane)
             try:
-                link = await asyncio.wait_for(connecting, patience_s)
+                async with asyncio.timeout(patience_s):
+                    link = await self.cluster.connection(node_id, self._lane)
             except TimeoutError:
                 raise ConnectionLost(f"broker {node_id} does not answer yet") from None
             node = self._nodes[node_id] = NodeSession(self.cluster, self.membership, link)

@@ -1,0 +1,51 @@
+"""A loop that reconciles: when it looks at what, and when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from shoal_operator.worker import Loop
+
+
+@pytest.mark.parametrize("turns", range(8))
+def test_it_ends_when_it_is_cancelled(turns: int) -> None:
+    """Also where a name comes at the same moment: it went on, and its pod was killed in the end."""
+
+    async def reconcile(_: list[str]) -> None:
+        await asyncio.sleep(0)
+
+    async def main() -> None:
+        loop = Loop("kind", reconcile, list, 60.0)
+        running = asyncio.create_task(loop.run())
+        await asyncio.sleep(0)
+        loop.poke("name")
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        await asyncio.wait((running,), timeout=5)
+        assert running.cancelled()
+
+    asyncio.run(main())
+
+
+def test_it_looks_at_everything_in_time_though_names_keep_coming() -> None:
+    """What changed inside the brokers is found by that alone."""
+    seen: list[str] = []
+
+    async def main() -> None:
+        async def reconcile(names: list[str]) -> None:
+            seen.extend(names)
+            loop.poke("busy")
+            await asyncio.sleep(0)
+
+        loop = Loop("kind", reconcile, lambda: ["quiet"], 0.05)
+        loop.poke("busy")
+        running = asyncio.create_task(loop.run())
+        async with asyncio.timeout(20):
+            while seen.count("quiet") < 3:
+                await asyncio.sleep(0)
+        running.cancel()
+
+    asyncio.run(main())
+    assert seen.count("busy") > seen.count("quiet")
