@@ -7,6 +7,7 @@ on, and what was cut off catches up when it is back. `-s` shows the times.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import subprocess
@@ -24,17 +25,22 @@ from conditions import eventually, slowness
 from fault_runs import TOPIC, Run
 from machine import lacking
 from networks import NAMESPACES, Network, inside, lacks
-from shoal.client.errors import ClientError
+from shoal.client.client import Client
+from shoal.client.cluster import TopicPartition
+from shoal.client.errors import ClientError, expect
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
 
+from shoal.server.coordinators import partition_of
 #: How long a broker is given for what it must not acknowledge.
 PATIENCE_MS = 3_000
 #: Until all replicas are in sync again: a session's time to give up a dead connection, and some to
 #: catch up. TCP alone would take as long again as the partition took.
 BACK_S = 15.0
 
+#: Partitions of __consumer_offsets.
+OFFSETS = int(CONFIGS["offsets.topic.num.partitions"])
 
 @pytest.fixture(scope="module", autouse=True)
 def _machine() -> None:
@@ -125,6 +131,27 @@ class Cut:
         return [other for other in self.cluster.brokers if other != id]
 
     @contextlib.contextmanager
+    def coordinates(self, id: int) -> None:
+        """Have the consumer group's coordinator on that broker."""
+        asked = {"key_type": 0, "coordinator_keys": [GroupMember.GROUP]}
+        where = TopicPartition("__consumer_offsets", partition_of(GroupMember.GROUP, OFFSETS))
+
+        async def move() -> None:
+            async with Client(self.cluster.bootstrap) as client:
+                expect(await client.admin.reassign({where: [id, *self.others(id)]}))
+                await client.admin.elect_leaders([where])  # It may be that already, or not in sync.
+
+        def moved() -> bool:
+            asyncio.run(move())
+            told = [
+                self.cluster.ask(by, ApiKey.FIND_COORDINATOR, asked).coordinators[0].node_id
+                for by in self.cluster.brokers
+            ]
+            return told == [id] * len(told)
+
+        eventually(moved)
+        self.run.all_get_on()
+
     def off(self, what: str, id: int, *lost: tuple[int, int]) -> Iterator[None]:
         """Lose that, or all between the broker and the others; then heal, and see all recover."""
         began = time.monotonic()
@@ -194,5 +221,6 @@ def test_who_is_cut_off_acknowledges_nothing_and_the_others_go_on(
         controller = cluster.controller()
         sent = [(id, controller) for id in cut.others(controller)]
         with cut.off("what the controller is sent", controller, *sent):
+        cut.coordinates(controller)
             pass
         cut.run.judge()

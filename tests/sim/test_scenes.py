@@ -166,6 +166,33 @@ def test_a_coordinator_that_is_cut_off_is_none_when_its_session_is_over() -> Non
 def test_a_producer_waits_for_its_id_no_longer_than_for_a_write() -> None:
     """Ids come from the controller in blocks. Without one its coordinator says so, in time for the
     producer to find another one."""
+def test_who_asks_a_broker_that_is_cut_off_for_a_coordinator_is_hung_up_on() -> None:
+    """librdkafka asks the broker that it has last had to do with, which is the one it has asked: it
+    did so until the cut was healed. A connection that ends lets it look among the others. A broker
+    that is merely late with a write may be on time again, and who reads goes on reading."""
+    with scene(configs={"broker.session.timeout.ms": "9000"}) as cluster:
+        id = cluster.coordinator("t", TRANSACTION)
+        settings = cluster.settings(id)
+        find = {"key_type": TRANSACTION, "coordinator_keys": ["t"]}
+        lifecycle = cluster.cluster.brokers[id].broker.lifecycle  # type: ignore[union-attr]
+        told: list[tuple[bool, ErrorCode]] = []
+
+        async def look() -> None:
+            connection = await connect(settings, settings.bootstrap[0])
+            while True:
+                was_lost = lifecycle.is_lost
+                (row,) = (await connection.request(ApiKey.FIND_COORDINATOR, find)).coordinators
+                told.append((was_lost, row.error_code))
+
+        assert not cluster.asked(id, ApiKey.INIT_PRODUCER_ID, INIT, version=4).error_code
+        cluster.cut_off(cluster.cluster.brokers[id])
+        cluster.asked(id, ApiKey.INIT_PRODUCER_ID, INIT, version=4)  # It waits for its commit.
+        with pytest.raises(ConnectionLost):
+            Asked(cluster, look).result()
+        assert {error for _, error in told} == {ErrorCode.coordinator_not_available}
+        assert not told[0][0] and told[-1][0]
+
+
     with scene(4, configs={"broker.session.timeout.ms": "20000"}) as cluster:
         id = cluster.coordinator("t", TRANSACTION)
         assert id != cluster.controller().id

@@ -42,8 +42,8 @@ class Awaited(Protocol):
 Answer = Body | Awaited | None
 
 
-def _never(pause_ms: int) -> None:
-    """A peer without a connection has nothing to pause."""
+def _nothing(*_: int) -> None:
+    """A peer without a connection has nothing to pause or to close."""
 
 
 @dataclass(slots=True)
@@ -51,8 +51,9 @@ class Peer:
     """Who is at the other end of a connection; lives as long as the connection.
 
     `on_close` callbacks run once when the connection is gone, with no argument. `pause` stops
-    reading from the connection for some milliseconds. `number` tells the connections of a listener
-    in the order in which they were opened.
+    reading from the connection for some milliseconds. `hang_up` closes it once what is answered by
+    then is sent. `number` tells the connections of a listener in the order in which they were
+    opened.
     """
 
     host: str
@@ -62,7 +63,8 @@ class Peer:
     connection_id: str
     on_close: dict[object, Callable[[], None]]
     client_software: tuple[str, str] = ("unknown", "unknown")
-    pause: Callable[[int], None] = _never
+    pause: Callable[[int], None] = _nothing
+    hang_up: Callable[[], None] = _nothing
     number: int = 0
 
 

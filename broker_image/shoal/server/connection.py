@@ -335,6 +335,11 @@ class Connection(asyncio.BufferedProtocol):
             self._flush()
             self._transport.close()
 
+    def hang_up(self) -> None:
+        """Close once what this read has brought is answered, and that is sent; what waits is given
+        up."""
+        self._loop.call_soon(self.close)
+
     def close(self) -> None:
         """Close once what has been written is sent."""
         if self._outflow is not None and self._outflow.waits:

@@ -95,7 +95,7 @@ class Listener:
         name = f"{self.host}:{self.port}-{host}:{port}-{self.opened_total}"
         peer = Peer(
             host, port, self.name, "User:ANONYMOUS", name, {}, pause=connection.mute,
-            number=self.opened_total,
+            hang_up=connection.hang_up, number=self.opened_total,
         )  # fmt: skip
         turn = admission.turn(host)
         if turn.wait_ms:

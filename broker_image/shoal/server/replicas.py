@@ -130,6 +130,12 @@ class Replicas:
             for replica in partition.isr
         )
 
+    @property
+    def some_cut_off(self) -> bool:
+        """Whether this broker is cut off from a partition, so that others may know better who leads
+        what, and who coordinates."""
+        return self._broker.lifecycle.is_lost and any(map(self.is_cut_off, self._broker.partitions))
+
     def wake_cut_off(self) -> None:
         """Who waits for what is not committed as things are is told so."""
         for partition in self._broker.partitions:

@@ -4,7 +4,8 @@ partition's state (KIP-699 in batches, KIP-932 for share).
 The internal topic is made when it is first asked for, and the answer waits for that: a new group
 starts without a round of COORDINATOR_NOT_AVAILABLE and back-off. A broker whose writes for a key
 are not committed in time does not name itself: cut off from the others, it does not know of the
-next coordinator, which the others name.
+next coordinator, which the others name. One that counts as cut off hangs up, too, whatever it has
+said: librdkafka asks the broker that it has last had to do with, as long as it is connected to it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ def handle(broker: Broker, request: Request) -> Answer:
     batch = request.version >= BATCHES_SINCE
     keys = body.coordinator_keys if batch else (body.key,)
     kind = getattr(body, "key_type", KeyType.GROUP)
+
+    if broker.replicas.some_cut_off:
+        request.peer.hang_up()
 
     def answer(_: object) -> Body:
         rows = [_row(broker, request, kind, key) for key in keys]

@@ -167,7 +167,7 @@ def describe(image: MetadataImage, topic: TopicImage) -> Row:
 def _answer(broker: Broker, request: Request, topics: list[Row]) -> Row:
     body, image = request.body, broker.image
     listed = brokers(image, request.peer.listener)
-    if broker.lifecycle.is_lost and any(map(broker.replicas.is_cut_off, broker.partitions)):
+    if broker.replicas.some_cut_off:
         _disclaim(broker, topics)
         listed = [row for row in listed if row["node_id"] != broker.node_id]
     asked = getattr(body, "include_topic_authorized_operations", False)
