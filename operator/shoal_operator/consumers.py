@@ -28,7 +28,7 @@ KIND = "ShareConsumer"
 #: Lag and the like are written to a status that often while they move.
 STATUS_SECONDS = 5.0
 #: What a ShareGroup says of itself that no consumer of it can work with.
-_OF_GROUP = ("TopicNotFound", "OtherGroupType")
+_OF_GROUP = ("TopicNotFound", "PositionsRefused", "OtherGroupType")
 
 
 def policy(spec: Mapping[str, Any]) -> scaling.Policy:

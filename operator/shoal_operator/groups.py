@@ -216,7 +216,7 @@ class Groups:
                 outcomes.append((resource, said, {"groupId": group}))
                 continue
             _, verdict, fields = await self._outcome(
-                resource, failures.get(group), waiting.get(group, "")
+                resource, failures.get(group), waiting.get(group)
             )
             numbers = self._brokers.queue_numbers.get(group, QueueNumbers())
             if warning := warnings.get(group) or numbers.warning():
@@ -270,22 +270,23 @@ class Groups:
                 warnings[group] = ("DeadLetterTopicForbidden", text)
         return warnings
 
-    async def _begin(self, owned: Mapping[str, Manifest]) -> dict[str, str]:
+    async def _begin(self, owned: Mapping[str, Manifest]) -> dict[str, Verdict]:
         """Set positions where there are none; what groups still wait for, by group."""
         topics = sorted({t for o in owned.values() for t in o["spec"].get("topics", [])})
         if not topics:
             return {}
         sizes = await self._brokers.partitions_of(topics)
         gate = asyncio.Semaphore(WRITES_MAX)
-        waiting: dict[str, str] = {}
+        waiting: dict[str, Verdict] = {}
 
         async def one(group: str, resource: Manifest) -> None:
             mine = resource["spec"].get("topics", [])
             absent = [t for t in mine if t not in sizes]
             if absent:
-                waiting[group] = (
+                waiting[group] = Verdict.waiting(
+                    "TopicNotFound",
                     f"There is no topic {', '.join(absent)} (yet): apply a QueueTopic of that name,"
-                    " or correct spec.topics."
+                    " or correct spec.topics.",
                 )
             there = {t: sizes[t] for t in mine if t in sizes}
             state = self.states[group]
@@ -301,7 +302,9 @@ class Groups:
                 except KafkaError as error:
                     # Somebody joined in between: the members begin by themselves.
                     if error.code is not ErrorCode.non_empty_group:
-                        waiting[group] = f"Its positions were refused: {error}."
+                        waiting[group] = Verdict.waiting(
+                            "PositionsRefused", f"The brokers refused the first positions: {error}."
+                        )
 
         await asyncio.gather(*(one(g, o) for g, o in owned.items()))
         if any(o["spec"].get("topics") for o in owned.values()):
@@ -311,7 +314,7 @@ class Groups:
         return waiting
 
     async def _outcome(
-        self, resource: Manifest, error: KafkaError | None, waits_for: str
+        self, resource: Manifest, error: KafkaError | None, waiting: Verdict | None
     ) -> Outcome:
         state = self.states[model.group_id(resource)]
         fields = {"groupId": state.group, **self._fields(resource, state)}
@@ -328,11 +331,9 @@ class Groups:
             )
             return resource, wrong, fields
         fields["appliedConfig"] = sorted(model.config(resource["spec"]))
-        verdict = Verdict.fine("The group's settings are as the spec asks.")
-        if waits_for:
-            verdict = Verdict.waiting("TopicNotFound", waits_for)
+        verdict = waiting or Verdict.fine("The group's settings are as the spec asks.")
         reset = reset_due(resource)
-        if reset and not waits_for:
+        if reset and not waiting:
             verdict, done = await self._reset(resource, reset, state)
             fields |= done
         return resource, verdict, fields

@@ -114,9 +114,9 @@ class World:
             assert await self.live()
         return died
 
-    def ready(self) -> tuple[str, str, bool]:
+    def ready(self, kind: str = "QueueCluster", name: str = "main") -> tuple[str, str, bool]:
         """Status and reason of Ready, and whether it is of the present generation."""
-        found = self.kube.find("QueueCluster", "main")
+        found = self.kube.find(kind, name)
         (said,) = (c for c in found["status"]["conditions"] if c["type"] == "Ready")
         present = said["observedGeneration"] == found["metadata"]["generation"]
         return said["status"], said["reason"], present
@@ -269,6 +269,42 @@ def test_ready_is_what_who_comes_anew_reaches(
         reached = True
         await world.settle()
         assert world.ready() == ("True", "Reconciled", True)
+
+    asyncio.run(scenario())
+
+
+def test_refused_positions_are_told_as_such(
+    broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic goes while the group begins: it is there when it is looked for."""
+    resolved, goes = Brokers.resolved, True
+
+    async def then_goes(brokers: Brokers, starts: Any) -> Any:
+        offsets = await resolved(brokers, starts)
+        if goes:
+            await brokers.delete_topics(["passing"])
+        return offsets
+
+    async def scenario() -> None:
+        nonlocal goes
+        world = World(broker)
+        monkeypatch.setattr(Brokers, "resolved", then_goes)
+        world.kube.add(CLUSTER)
+        await world.settle()
+        topic = resource("QueueTopic", "passing", cluster="main", partitions=1, config={},
+                         deletionPolicy="Retain")  # fmt: skip
+        group = resource("ShareGroup", "passing", cluster="main", topics=["passing"],
+                         lockDuration="20s", deliveryLimit=4, maxRecordLocks=300, renewal=True,
+                         startOffset="Latest", isolation="ReadUncommitted",
+                         deletionPolicy="Retain")  # fmt: skip
+        world.kube.add(topic)
+        world.kube.add(group)
+        with pytest.raises(AssertionError, match="no end"):
+            await world.settle()
+        assert world.ready("ShareGroup", "passing") == ("False", "PositionsRefused", True)
+        goes = False
+        await world.settle()
+        assert world.ready("ShareGroup", "passing") == ("True", "Reconciled", True)
 
     asyncio.run(scenario())
 
