@@ -224,6 +224,9 @@ class PlainKeyQueues:
         taken, firsts = dict.fromkeys(keys, 1), offsets
         if taken.pop(None, 0):
             firsts = [o for o, key in zip(offsets, keys, strict=True) if key is not None]
+            # Of those that have one, the queues below tell what is there twice.
+            if len(set(offsets)) < len(offsets):
+                return
         if not self._held.isdisjoint(offsets) or not self._busy.keys().isdisjoint(taken):
             return
         if [self._queues[key][0] for key in taken] != firsts:
