@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -31,7 +33,12 @@ def shoal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
 
 
 class Member:
-    """One kafka-python consumer, driven by polls."""
+    """One kafka-python consumer, driven by polls.
+
+    A poll whose time is over while it joins has its consumer join anew in the next one, or never
+    again, whatever the group has answered meanwhile: the time is more than enough, and records end
+    the polls.
+    """
 
     def __init__(self, broker: ShoalProcess, topic: str, **options: object) -> None:
         self.consumer = KafkaConsumer(
@@ -48,63 +55,93 @@ class Member:
         eventually(lambda: self.consumer.partitions_for_topic(topic))
         self.consumer.subscribe([topic])
         self.read: list[tuple[int, int]] = []
+        self.partitions: list[int] = []
 
-    def poll(self) -> None:
-        for partition, records in self.consumer.poll(timeout_ms=20).items():
-            self.read += [(partition.partition, r.offset) for r in records]
-
-    @property
-    def partitions(self) -> list[int]:
-        return sorted(p.partition for p in self.consumer.assignment())
-
-
-def polled(members: list[Member], done: Callable[[], bool], what: str) -> None:
-    def probe() -> bool:
-        for member in members:
-            member.poll()
-        return done()
-
-    eventually(probe, timeout_s=120, what=what)
+    def poll_until(self, over: threading.Event) -> None:
+        while not over.is_set():
+            for partition, records in self.consumer.poll(timeout_ms=100_000).items():
+                self.read += [(partition.partition, r.offset) for r in records]
+            self.partitions = sorted(p.partition for p in self.consumer.assignment())
 
 
-def test_kafka_python_members_share_and_commit(shoal: ShoalProcess) -> None:
-    topic = next(_names)
-    admin = KafkaAdminClient(bootstrap_servers=shoal.bootstrap)
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])
-    producer = KafkaProducer(bootstrap_servers=shoal.bootstrap)
-    for n in range(RECORDS):
-        producer.send(topic, b"v%d" % n, partition=n % PARTITIONS)
-    producer.flush()
-    producer.close()
+class Group:
+    """Who makes up a group on the topic of its name, in which there is always another record."""
 
-    first = Member(shoal, topic)
-    polled([first], lambda: first.partitions == [0, 1, 2, 3], "one member")
-    second = Member(shoal, topic)
+    def __init__(self, broker: ShoalProcess) -> None:
+        self.broker, self.topic = broker, next(_names)
+        self.admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
+        self.admin.create_topics([NewTopic(self.topic, PARTITIONS, 1)])
+        self._producer = KafkaProducer(bootstrap_servers=broker.bootstrap)
+
+    def member(self, **options: object) -> Member:
+        return Member(self.broker, self.topic, **options)
+
+    def produce(self) -> None:
+        """A record to each partition."""
+        for partition in range(PARTITIONS):
+            self._producer.send(self.topic, b"value", partition=partition)
+        self._producer.flush()
+
+    def polled(self, members: list[Member], done: Callable[[], bool], what: str) -> None:
+        """Each member polls in a thread of its own until that is so."""
+        over = threading.Event()
+
+        def ended() -> bool:
+            self.produce()
+            if done() or any(poll.done() for poll in polls):
+                over.set()
+            return all(poll.done() for poll in polls)
+
+        with ThreadPoolExecutor(len(members)) as pool:
+            polls = [pool.submit(member.poll_until, over) for member in members]
+            try:
+                eventually(ended, timeout_s=90, what=what)
+            finally:
+                over.set()
+        for poll in polls:
+            poll.result()
+
+    def close(self) -> None:
+        self._producer.close()
+        self.admin.close()
+
+
+@pytest.fixture
+def group(shoal: ShoalProcess) -> Iterator[Group]:
+    found = Group(shoal)
+    yield found
+    found.close()
+
+
+def test_kafka_python_members_share_and_commit(group: Group) -> None:
+    for _ in range(RECORDS // PARTITIONS):
+        group.produce()
+    wanted = {(p, o) for p in range(PARTITIONS) for o in range(RECORDS // PARTITIONS)}
+
+    first = group.member()
+    group.polled([first], lambda: first.partitions == [0, 1, 2, 3], "one member")
+    second = group.member()
     both = [first, second]
-    polled(both, lambda: sorted(map(len, (first.partitions, second.partitions))) == [2, 2], "two")
-    polled(both, lambda: len({*first.read, *second.read}) == RECORDS, "all is read")
-    where = TopicPartition(topic, first.partitions[0])
+    group.polled(both, lambda: [len(m.partitions) for m in both] == [2, 2], "two")
+    group.polled(both, lambda: wanted <= {*first.read, *second.read}, "all is read")
+    where = TopicPartition(group.topic, first.partitions[0])
     first.consumer.commit({where: OffsetAndMetadata(7, "seven", -1)})
     assert first.consumer.committed(where) == 7
     second.consumer.close()
-    polled([first], lambda: first.partitions == [0, 1, 2, 3], "alone again")
+    group.polled([first], lambda: first.partitions == [0, 1, 2, 3], "alone again")
     first.consumer.close()
 
-    assert (topic, "consumer") in [(g["group_id"], g["protocol_type"]) for g in admin.list_groups()]
-    admin.close()
+    found = [(g["group_id"], g["protocol_type"]) for g in group.admin.list_groups()]
+    assert (group.topic, "consumer") in found
 
 
-def test_kafka_python_static_member(shoal: ShoalProcess) -> None:
-    topic = next(_names)
-    admin = KafkaAdminClient(bootstrap_servers=shoal.bootstrap)
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])
-    first = Member(shoal, topic, group_instance_id="a")
-    polled([first], lambda: first.partitions == [0, 1, 2, 3], "one member")
+def test_kafka_python_static_member(group: Group) -> None:
+    first = group.member(group_instance_id="a")
+    group.polled([first], lambda: first.partitions == [0, 1, 2, 3], "one member")
     first.consumer.close()
-    again = Member(shoal, topic, group_instance_id="a")
-    polled([again], lambda: again.partitions == [0, 1, 2, 3], "the same again")
+    again = group.member(group_instance_id="a")
+    group.polled([again], lambda: again.partitions == [0, 1, 2, 3], "the same again")
     again.consumer.close()
-    admin.close()
 
 
 def test_aiokafka_members_share_and_commit(shoal: ShoalProcess) -> None:
