@@ -97,7 +97,9 @@ class RunningCommand:
 
 
 def _own_terminal() -> None:
-    """Make standard input the terminal whose Ctrl-C reaches this process."""
+    """Make standard input the terminal whose Ctrl-C reaches this process, and is not ignored, as
+    it is by what a shell has started in the background."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
