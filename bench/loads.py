@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import java_loads
@@ -228,22 +229,27 @@ def crowd(run: Run, partitions: int, connections: int) -> Figures:
 
 
 Load = Callable[[Run], Figures]
+
+
+def consumers() -> dict[str, Load]:
+    """Both sizes of records, one partition and twelve, both kinds of consumer group."""
+    found: dict[str, Load] = {}
+    for label, records, size in (("1 KB", 400_000, 1024), ("100 B", 1_000_000, 100)):
+        for where, partitions in (("1 partition", 1), ("12 partitions", 12)):
+            for kind, group in (("classic", "classic"), ("KIP-848", "consumer")):
+                found[f"consume {label}, {where}, {kind}"] = partial(
+                    rate_of_consume, records=records, size=size, partitions=partitions, group=group
+                )
+    return found
+
+
 LOADS: dict[str, Load] = {
     "produce 1 KB acks=all": lambda r: rate_of_produce(r, 400_000, 1024, "all"),
     "produce 1 KB acks=1": lambda r: rate_of_produce(r, 400_000, 1024, "1"),
     "produce 1 KB acks=all, Java": lambda r: java_loads.rate_of_produce(r, 400_000, 1024, "all"),
     "produce 1 KB acks=1, Java": lambda r: java_loads.rate_of_produce(r, 400_000, 1024, "1"),
     "produce 100 B acks=all": lambda r: rate_of_produce(r, 1_000_000, 100, "all"),
-    "consume 1 KB, 1 partition, classic": lambda r: rate_of_consume(r, 400_000, 1024, 1, "classic"),
-    "consume 1 KB, 12 partitions, KIP-848": lambda r: rate_of_consume(
-        r, 400_000, 1024, 12, "consumer"
-    ),
-    "consume 100 B, 1 partition, KIP-848": lambda r: rate_of_consume(
-        r, 1_000_000, 100, 1, "consumer"
-    ),
-    "consume 100 B, 12 partitions, classic": lambda r: rate_of_consume(
-        r, 1_000_000, 100, 12, "classic"
-    ),
+    **consumers(),
     "share 1 KB implicit": lambda r: rate_of_share(r, 200_000, 1024, "implicit"),
     "share 1 KB explicit": lambda r: rate_of_share(r, 200_000, 1024, "explicit"),
     "share 100 B implicit": lambda r: rate_of_share(r, 500_000, 100, "implicit"),
