@@ -78,11 +78,11 @@ bench-spark: venv           ## the Spark source beside Spark's own Kafka source;
 E2E_CI := $(patsubst %,tests/e2e/test_%.py,install topics_and_groups scaling roll three_brokers failures volumes listeners load)
 E2E_CI += tests/e2e/test_spark_consumer.py::test_executors_follow_the_lag_to_zero_and_back tests/e2e/test_uninstall.py
 # Tests within one process, whose clock is simulated or none: they take the time that the others leave.
-ALONE := $(patsubst %,tests/%,unit model sim kube)
+ALONE := $(patsubst %,tests/%,unit model sim)
 test: venv java             ## every kind of test; needs Java and Maven. With CI=true a part of `e2e` too, and nothing is skipped
 	@$(MAKE) --no-print-directory -j2 test-processes test-alone
 test-processes: venv
-	$(PYTEST) -q tests/wire tests/cluster tests/compat tests/spark $(if $(CI),$(E2E_CI))
+	$(PYTEST) -q tests/wire tests/kube tests/cluster tests/compat tests/spark $(if $(CI),$(E2E_CI))
 test-alone: venv
 	@nice -n 19 $(PYTEST) -q --timeout=1800 -p no:cacheprovider $(ALONE) > $(VENV)/alone.log 2>&1; ended=$$?; \
 	 echo "$(ALONE):"; cat $(VENV)/alone.log; exit $$ended
