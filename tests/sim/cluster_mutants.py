@@ -16,8 +16,6 @@ from shoal.log.producers import ProducerStates, WrittenBatch
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import BatchHeader
 from shoal.replication.partition import Partition
-from shoal.replication.written import Written
-from shoal.server import transaction_markers
 from shoal.server.share_leader import ShareLeader
 from shoal.transaction.shard import TransactionShard, Writer
 from sim.replica_mutants import commits_by_itself
@@ -143,23 +141,6 @@ def lets_fenced_producers_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TransactionShard, "end", end)
 
 
-def forgets_markers_that_were_refused(patch: pytest.MonkeyPatch) -> None:
-    """A marker that a leader could not write, as it had just lost the partition, counts as
-    written."""
-    real = transaction_markers._write_at
-
-    async def write_at(*arguments: Any) -> dict[tuple[str, int], ErrorCode]:
-        return dict.fromkeys(await real(*arguments), ErrorCode.none)
-
-    patch.setattr(transaction_markers, "_write_at", write_at)
-
-
-def trusts_offsets_of_deposed_leaders(patch: pytest.MonkeyPatch) -> None:
-    """What a leader wrote counts as committed when its high watermark passes the offset, though it
-    follows another one by then."""
-    patch.setattr(Written, "is_lost", property(lambda self: False))
-
-
 def counts_offsets_of_aborted_transactions(patch: pytest.MonkeyPatch) -> None:
     """A group's offsets move though their transaction was aborted."""
     real = Offsets.replay_end_transaction
@@ -202,8 +183,6 @@ MUTANTS: dict[str, Mutant] = {
         forgets_aborted_transactions,
         takes_records_of_fenced_producers,
         lets_fenced_producers_end,
-        forgets_markers_that_were_refused,
-        trusts_offsets_of_deposed_leaders,
         counts_offsets_of_aborted_transactions,
         takes_commits_of_old_generations,
         counts_no_generations,

@@ -17,6 +17,7 @@ from shoal.client.settings import Settings
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
+from shoal.replication.partition import Partition
 from sim.cluster_brokers import PORT, BrokerMachine, SimCluster
 from sim.cluster_kernel import Kernel
 from sim.cluster_machine import doors
@@ -112,6 +113,13 @@ class Scene:
         assert broker is not None
         return int(broker.image.topics[topic].partitions[index].leader)
 
+    def partition(self, topic: str, index: int, id: int) -> Partition:
+        """A partition as that broker has it."""
+        broker = self.cluster.brokers[id].broker
+        found = broker and broker.partitions.by_name(topic, index)
+        assert found is not None, f"broker {id} has no {topic}-{index}"
+        return found
+
     def coordinator(self, key: str, key_type: int, asked: int = 1) -> int:
         """Who coordinates that key, by the word of one broker, which may make the topic for it."""
         fields = {"key_type": key_type, "coordinator_keys": [key]}
@@ -142,13 +150,22 @@ class Scene:
         return found
 
     def produce(
-        self, id: int, topic_id: UUID, index: int = 0, *, acks: int = -1, timeout_ms: int = 30_000
-    ) -> Asked:
-        """One record to a partition at that broker; the result is its row of the answer."""
-        batch = bytes(build_batch([(self.cluster.brokers[id].now_ms(), None, b"value", ())]))
+        self, id: int, topic_id: UUID, index: int = 0, *, acks: int = -1, timeout_ms: int = 30_000,
+        transaction: Mapping[str, Any] | None = None,
+    ) -> Asked:  # fmt: skip
+        """One record to a partition at that broker, the producer's first, in the transaction of
+        those fields; the result is its row of the answer."""
+        record = self.cluster.brokers[id].now_ms(), None, b"value", ()
+        of: dict[str, Any] = {}
+        if transaction is not None:
+            of = {name: transaction[name] for name in ("producer_id", "producer_epoch")}
+            of |= {"base_sequence": 0, "transactional": True}
+        batch = bytes(build_batch([record], **of))
         rows = [{"index": index, "records": batch}]
         topic = {"name": "", "topic_id": topic_id, "partition_data": rows}
         fields = {"acks": acks, "timeout_ms": timeout_ms, "topic_data": [topic]}
+        if transaction is not None:
+            fields["transactional_id"] = transaction["transactional_id"]
         return self.ask(id, ApiKey.PRODUCE, fields)
 
     # What befalls it.
@@ -156,8 +173,12 @@ class Scene:
     def cut_off(self, machine: BrokerMachine) -> None:
         """What it and other brokers send to each other is lost from now on; clients reach all."""
         for other in self.others(machine):
-            ends = machine.host.address, other.host.address
-            self.cluster.network.cut |= {ends, ends[::-1]}
+            self.cut(machine, other)
+
+    def cut(self, one: BrokerMachine, other: BrokerMachine) -> None:
+        """What the two send to each other is lost from now on."""
+        ends = one.host.address, other.host.address
+        self.cluster.network.cut |= {ends, ends[::-1]}
 
     def heal(self) -> None:
         self.cluster.network.cut.clear()

@@ -15,7 +15,7 @@ from sim.quorum_mutants import MUTANTS, knows_voters_by_their_id
 from sim.seeds import find
 
 #: Seeds to try before a mutant counts as one that gets away.
-TRIES = 200
+TRIES = 1000
 
 
 class Case(NamedTuple):
@@ -30,12 +30,12 @@ CASES = [
     Case("commits_earlier_epochs", "own_epoch", 1),
     Case("forgets_its_vote", "single_vote", 1),
     Case("forgets_its_epoch", "single_vote", 1),
-    Case("votes_twice", "single_vote", 12),
+    Case("votes_twice", "single_vote", 25),
     Case("votes_for_shorter_logs", "leader_completeness", 1),
     Case("fetches_before_it_has_synced", "majority_durable", 1),
     Case("leader_counts_itself_unsynced", "majority_durable", 3),
-    Case("half_is_a_majority", "leader_completeness", 9),
-    Case("keeps_a_divergent_tail", "within a batch", 33),
+    Case("half_is_a_majority", "leader_completeness", 16),
+    Case("keeps_a_divergent_tail", "within a batch", 102),
     Case("leads_on_after_a_restart", "committed_prefix", 11),
     Case("takes_any_response", "must not become", 1),
     Case(
@@ -45,11 +45,11 @@ CASES = [
         ("voter_removed", "voter_removed", "partition", "voter_added"),
         3,
     ),
-    Case("stands_only_as_a_voter", "liveness", 53),
+    Case("stands_only_as_a_voter", "liveness", 194),
     Case(
         "stands_by_the_set_at_its_high_watermark",
         "liveness",
-        16,
+        156,
         ("voter_removed", "voter_added", "restart", "torn_write"),
         1,
     ),

@@ -16,10 +16,13 @@ from shoal.client.share import AcknowledgeType
 from shoal.log.uuids import uuid_text
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+from shoal.replication.written import Written
+from shoal.server import transaction_markers
 from shoal.server.coordinators import partition_of
 from shoal.server.share_states import TOPIC as STATES
 from sim.cluster_brokers import CONFIGS
 from sim.cluster_clients import wait
+from sim.cluster_kernel import Violation
 from sim.scenes import Asked, scene
 
 GROUP, TRANSACTION, SHARE = 0, 1, 2
@@ -163,9 +166,6 @@ def test_a_coordinator_that_is_cut_off_is_none_when_its_session_is_over() -> Non
         assert asked.after_s < SOON_S
 
 
-def test_a_producer_waits_for_its_id_no_longer_than_for_a_write() -> None:
-    """Ids come from the controller in blocks. Without one its coordinator says so, in time for the
-    producer to find another one."""
 def test_who_asks_a_broker_that_is_cut_off_for_a_coordinator_is_hung_up_on() -> None:
     """librdkafka asks the broker that it has last had to do with, which is the one it has asked: it
     did so until the cut was healed. A connection that ends lets it look among the others. A broker
@@ -193,6 +193,9 @@ def test_who_asks_a_broker_that_is_cut_off_for_a_coordinator_is_hung_up_on() -> 
         assert not told[0][0] and told[-1][0]
 
 
+def test_a_producer_waits_for_its_id_no_longer_than_for_a_write() -> None:
+    """Ids come from the controller in blocks. Without one its coordinator says so, in time for the
+    producer to find another one."""
     with scene(4, configs={"broker.session.timeout.ms": "20000"}) as cluster:
         id = cluster.coordinator("t", TRANSACTION)
         assert id != cluster.controller().id
@@ -246,11 +249,9 @@ def test_brokers_without_a_controller_go_on() -> None:
         assert not written(cluster.produce(1, topic_id))
 
 
-def test_a_marker_that_is_lost_with_its_leader_is_not_taken_for_written() -> None:
+def a_marker_is_lost() -> None:
     """A leader that is cut off waits for its marker's commit, and follows another leader in the
-    end, whose high watermark passes the marker's offset with other records. It told the coordinator
-    that the marker was committed: the transaction's records had none, and what the producer
-    committed next committed them too, aborted as they were."""
+    end, whose high watermark passes the marker's offset with other records."""
     with scene() as cluster:
         topic_id = cluster.make_topic("work", [1, 2, 3])
         cluster.cut_off(cluster.cluster.brokers[1])
@@ -264,6 +265,78 @@ def test_a_marker_that_is_lost_with_its_leader_is_not_taken_for_written() -> Non
         cluster.heal()
         (row,) = asked.result().markers[0].topics[0].partitions
         assert row.error_code is ErrorCode.not_leader_or_follower
+
+
+def test_a_marker_that_is_lost_with_its_leader_is_not_taken_for_written() -> None:
+    """The coordinator was told that it was committed: the transaction's records had none, and what
+    the producer committed next committed them too, aborted as they were."""
+    a_marker_is_lost()
+
+
+def test_an_offset_of_a_deposed_leader_taken_for_its_own_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What a leader wrote counts as committed when its high watermark passes the offset, though it
+    follows another one by then."""
+    monkeypatch.setattr(Written, "is_lost", property(lambda self: False))
+    with pytest.raises(AssertionError, match=r"ErrorCode\.none"):
+        a_marker_is_lost()
+
+
+def a_marker_is_refused() -> None:
+    """A transaction is committed whose coordinator has not heard that another broker leads its
+    partition."""
+    alone = {"transaction.state.log.num.partitions": "3", "transaction.state.log.min.isr": "1",
+             "transaction.state.log.replication.factor": "1"}  # fmt: skip
+    with scene(configs=alone) as cluster:
+        controller = cluster.controller()
+        coordinators = {f"t{n}": cluster.coordinator(f"t{n}", TRANSACTION) for n in range(9)}
+        name, id = next(found for found in coordinators.items() if found[1] != controller.id)
+        (leader,) = {1, 2, 3} - {id, controller.id}
+        topic_id = cluster.make_topic("work", [leader, controller.id])
+        init = {**INIT, "transactional_id": name}
+        producer = cluster.asked(id, ApiKey.INIT_PRODUCER_ID, init, version=4)
+        who = {"transactional_id": name, "producer_id": producer.producer_id,
+               "producer_epoch": producer.producer_epoch}  # fmt: skip
+        fields = {**who, "topics": [{"name": "work", "partitions": [0]}]}
+        add = {f"v3_and_below_{name}": value for name, value in fields.items()}
+        added = cluster.asked(id, ApiKey.ADD_PARTITIONS_TO_TXN, add, version=3)
+        (row,) = added.results_by_topic_v3_and_below[0].results_by_partition
+        assert not row.partition_error_code
+        assert not written(cluster.produce(leader, topic_id, transaction=who))
+
+        cluster.cut(cluster.cluster.brokers[id], controller)
+        moved = {
+            "name": "work",
+            "partitions": [{"partition_index": 0, "replicas": [controller.id]}],
+        }
+        move = {"allow_replication_factor_change": True, "timeout_ms": 10_000, "topics": [moved]}
+        cluster.asked(controller.id, ApiKey.ALTER_PARTITION_REASSIGNMENTS, move)
+        cluster.until(lambda: cluster.leader("work", 0, leader) == controller.id, "the next leader")
+        end = {**who, "committed": True}
+        assert not cluster.asked(id, ApiKey.END_TXN, end, version=4).error_code
+        cluster.passes(SOON_S)
+        assert cluster.leader("work", 0, id) == leader
+        cluster.heal()
+        led = cluster.partition("work", 0, controller.id)
+        cluster.until(lambda: led.last_stable_offset == led.high_watermark == 2, "the marker")
+
+
+def test_a_marker_that_was_refused_is_written_by_the_next_leader() -> None:
+    """Or the transaction that was told to be committed is read by nobody, nor what comes after."""
+    a_marker_is_refused()
+
+
+def test_a_marker_that_was_refused_and_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a leader has refused to write counts as written."""
+    ask = transaction_markers._write_at
+
+    async def write_at(*arguments: Any) -> dict[tuple[str, int], ErrorCode]:
+        return dict.fromkeys(await ask(*arguments), ErrorCode.none)
+
+    monkeypatch.setattr(transaction_markers, "_write_at", write_at)
+    with pytest.raises(Violation, match="the marker"):
+        a_marker_is_refused()
 
 
 def test_a_broker_that_does_not_know_that_it_was_fenced_is_not_let_in_again() -> None:
