@@ -137,6 +137,16 @@ class ShoalCluster:
         """A broker's Metadata answer about all topics."""
         return self.ask(id, ApiKey.METADATA, {"topics": None})
 
+    def on_all(self, name: str, brokers: list[int]) -> list[Any]:
+        """The partitions of a topic once all those brokers tell the same of them: who creates one
+        is answered before each of them knows it, as by Kafka."""
+
+        def look() -> list[Any] | None:
+            found = [self.topic(id, name) for id in brokers]
+            return found[0] if all(one == found[0] for one in found) else None
+
+        return eventually(look, timeout_s=60, what=f"{name} on all brokers")  # type: ignore[return-value]
+
     def topic(self, id: int, name: str) -> list[Any]:
         """The partitions of a topic as a broker tells of them, by index."""
         (found,) = [t for t in self.metadata(id).topics if t.name == name] or [None]

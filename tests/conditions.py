@@ -1,12 +1,16 @@
 """Waiting for a condition with a deadline; the only way in which a test waits."""
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 T = TypeVar("T")
+_TICK_S = 0.01
+#: Later than this a thread that slept was not merely waiting for its turn.
+_STANDSTILL_S = 0.1
 
 
 def eventually(probe: Callable[[], T], *, timeout_s: float = 60.0, what: str = "") -> T:
@@ -44,9 +48,42 @@ def slowness() -> float:
     """How many times longer than it needs a busy thread takes here now; 1 on a quiet machine.
 
     A promise in seconds is one of a machine that has time for it: `took < PROMISE_S * slowness()`,
-    taken after what was measured. On a quiet machine that is the promise itself.
+    taken after what was measured. On a quiet machine that is the promise itself. A standstill that
+    is over by then it does not see: `standstills` and `stopwatch` do.
     """
     begun, used = time.monotonic(), time.thread_time()
     while time.thread_time() - used < 0.1:
         pass
     return max(1.0, (time.monotonic() - begun) / 0.1)
+
+
+@contextlib.contextmanager
+def standstills() -> Iterator[Callable[[], float]]:
+    """Gives the seconds in which nothing ran here, as far as the block has come: those that a
+    thread which only sleeps woke up too late. `took < PROMISE_S * slowness() + stood_still_s()`."""
+    total_s, over = 0.0, threading.Event()
+
+    def tick() -> None:
+        nonlocal total_s
+        before = time.monotonic()
+        while not over.wait(_TICK_S):
+            late_s = time.monotonic() - before - _TICK_S
+            if late_s > _STANDSTILL_S:
+                total_s += late_s
+            before = time.monotonic()
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    try:
+        yield lambda: total_s
+    finally:
+        over.set()
+        ticking.join()
+
+
+@contextlib.contextmanager
+def stopwatch() -> Iterator[Callable[[], float]]:
+    """Gives the seconds since the block began, without those of `standstills`."""
+    with standstills() as stood_still_s:
+        began = time.monotonic()
+        yield lambda: time.monotonic() - began - stood_still_s()

@@ -56,7 +56,7 @@ def test_what_a_directory_says_of_itself(tmp_path: Path) -> None:
 
 def test_who_does_not_fit_a_running_cluster(tmp_path: Path) -> None:
     """An id that is taken, and other voters than the cluster has."""
-    quick = {"broker.session.timeout.ms": "3000"}
+    quick = {"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"}
     with running(ShoalCluster(tmp_path, 1, configs=quick)) as cluster:
         twin = cluster.node(1, tmp_path / "twin", quick)
         twin.bootstrap = "127.0.0.1:0"

@@ -22,6 +22,7 @@ import pytest
 from cluster.test_replication import CONFIGS
 from clusters import ShoalCluster, running
 from conditions import eventually, slowness
+from fault_clients import GroupMember
 from fault_runs import TOPIC, Run
 from machine import lacking
 from networks import NAMESPACES, Network, inside, lacks
@@ -31,16 +32,16 @@ from shoal.client.errors import ClientError, expect
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
-
 from shoal.server.coordinators import partition_of
+
 #: How long a broker is given for what it must not acknowledge.
 PATIENCE_MS = 3_000
 #: Until all replicas are in sync again: a session's time to give up a dead connection, and some to
 #: catch up. TCP alone would take as long again as the partition took.
 BACK_S = 15.0
-
 #: Partitions of __consumer_offsets.
 OFFSETS = int(CONFIGS["offsets.topic.num.partitions"])
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _machine() -> None:
@@ -130,7 +131,6 @@ class Cut:
     def others(self, id: int) -> list[int]:
         return [other for other in self.cluster.brokers if other != id]
 
-    @contextlib.contextmanager
     def coordinates(self, id: int) -> None:
         """Have the consumer group's coordinator on that broker."""
         asked = {"key_type": 0, "coordinator_keys": [GroupMember.GROUP]}
@@ -152,6 +152,7 @@ class Cut:
         eventually(moved)
         self.run.all_get_on()
 
+    @contextlib.contextmanager
     def off(self, what: str, id: int, *lost: tuple[int, int]) -> Iterator[None]:
         """Lose that, or all between the broker and the others; then heal, and see all recover."""
         began = time.monotonic()
@@ -163,8 +164,9 @@ class Cut:
         self.run.all_get_on()
         healed = time.monotonic()
         self.network.heal()
-        self.run.recover(began)
+        eventually(self.run.in_sync, timeout_s=90, what="not all replicas are in sync")
         back_s = time.monotonic() - healed
+        self.run.recover(began)
         print(f"{what} (broker {id}): {healed - began:.1f} s and {back_s:.1f} s", flush=True)
         assert back_s < BACK_S * slowness()
 
@@ -219,8 +221,8 @@ def test_who_is_cut_off_acknowledges_nothing_and_the_others_go_on(
         with cut.off("what a leader sends", leader, *((leader, id) for id in cut.others(leader))):
             pass
         controller = cluster.controller()
+        cut.coordinates(controller)
         sent = [(id, controller) for id in cut.others(controller)]
         with cut.off("what the controller is sent", controller, *sent):
-        cut.coordinates(controller)
             pass
         cut.run.judge()

@@ -40,21 +40,11 @@ def create(
     return row
 
 
-def on_all(cluster: ShoalCluster, name: str, brokers: list[int]) -> list[Any]:
-    """The partitions of a topic once all those brokers tell the same of them."""
-
-    def look() -> list[Any] | None:
-        found = [cluster.topic(id, name) for id in brokers]
-        return found[0] if all(one == found[0] for one in found) else None
-
-    return eventually(look, timeout_s=60, what=f"{name} on all brokers")  # type: ignore[return-value]
-
-
 def test_what_one_makes_all_have_and_a_dead_controller_is_replaced(cluster: ShoalCluster) -> None:
     for id in cluster.brokers:
         create(cluster, id, f"by-{id}")
     for id in cluster.brokers:
-        partitions = on_all(cluster, f"by-{id}", cluster.brokers)
+        partitions = cluster.on_all(f"by-{id}", cluster.brokers)
         assert {p.leader_id for p in partitions} == {1, 2, 3}
         assert all(sorted(p.replica_nodes) == [1, 2, 3] for p in partitions)
 
@@ -76,9 +66,9 @@ def test_what_one_makes_all_have_and_a_dead_controller_is_replaced(cluster: Shoa
     print(f"other leaders after {took_ms:.0f} ms")
 
     create(cluster, left[0], "while-one-is-gone", 2, 2)
-    on_all(cluster, "while-one-is-gone", left)
+    cluster.on_all("while-one-is-gone", left)
     cluster.nodes[dead].start()
-    on_all(cluster, "while-one-is-gone", cluster.brokers)
+    cluster.on_all("while-one-is-gone", cluster.brokers)
     eventually(
         lambda: {b.node_id for b in cluster.metadata(left[0]).brokers} == {1, 2, 3},
         timeout_s=60,
@@ -88,7 +78,7 @@ def test_what_one_makes_all_have_and_a_dead_controller_is_replaced(cluster: Shoa
 
 def test_all_at_once_come_back_with_what_they_had(cluster: ShoalCluster) -> None:
     row = create(cluster, 1, "kept")
-    on_all(cluster, "kept", cluster.brokers)
+    cluster.on_all("kept", cluster.brokers)
     for node in cluster.nodes.values():
         node.kill9()
     cluster.start()
@@ -98,17 +88,22 @@ def test_all_at_once_come_back_with_what_they_had(cluster: ShoalCluster) -> None
 
 def test_controlled_shutdown_hands_leaders_over(cluster: ShoalCluster) -> None:
     create(cluster, 1, "handed", 6)
-    on_all(cluster, "handed", cluster.brokers)
+    cluster.on_all("handed", cluster.brokers)
     assert cluster.nodes[2].stop() == 0
-    partitions = cluster.topic(1, "handed")
-    assert all(p.leader_id in (1, 3) for p in partitions), partitions
+
+    def handed() -> bool:
+        partitions = cluster.topic(1, "handed")
+        assert all(p.leader_id in (1, 3) for p in partitions), partitions
+        return True
+
+    eventually(handed)
 
 
 def test_a_cluster_with_controllers_of_its_own(tmp_path: Path) -> None:
     roles = {1: "controller", 2: "broker", 3: "broker", 4: "broker"}
     with running(ShoalCluster(tmp_path, 4, roles=roles)) as cluster:
         create(cluster, 3, "apart")
-        on_all(cluster, "apart", cluster.brokers)
+        cluster.on_all("apart", cluster.brokers)
         described = cluster.describe_quorum(2)
         assert described.leader_id == 1
         assert [v.replica_id for v in described.current_voters] == [1]

@@ -12,6 +12,7 @@ from clusters import ShoalCluster, running
 from conditions import eventually
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from fault_clients import SHORT_FETCHES
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
@@ -43,6 +44,7 @@ def topic(cluster: ShoalCluster) -> str:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     made = admin.create_topics([NewTopic(name, PARTITIONS, 3)], operation_timeout=60)
     made[name].result(60)
+    cluster.on_all(name, cluster.brokers)
     return name
 
 
@@ -195,10 +197,9 @@ def test_a_rolling_restart_costs_no_client_an_error(cluster: ShoalCluster, topic
 def test_with_too_few_in_sync_acks_all_is_refused(cluster: ShoalCluster) -> None:
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     name = next(_names)
-    admin.create_topics([NewTopic(name, 1, 3, config={"min.insync.replicas": "3"})])[name].result(
-        60
-    )
-    leader = cluster.topic(1, name)[0].leader_id
+    new = NewTopic(name, 1, 3, config={"min.insync.replicas": "3"})
+    admin.create_topics([new])[name].result(60)
+    leader = cluster.on_all(name, cluster.brokers)[0].leader_id
     others = [id for id in cluster.brokers if id != leader]
     cluster.nodes[others[0]].kill9()
     try:
@@ -230,6 +231,7 @@ def test_offsets_and_members_outlive_their_coordinator(
             "enable.auto.commit": False,
             "session.timeout.ms": 30_000,
             "log_level": 0,
+            **SHORT_FETCHES,
         }
     )
     seen: set[tuple[int, int]] = set()

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from conditions import eventually
+from conditions import eventually, slowness
 from queues import Queue
 from servers import ShoalProcess
 from shoal.client.client import SyncClient
@@ -132,4 +132,4 @@ def test_letters_are_written_as_fast_as_records_are_rejected(
         one.end()
     assert broker.metric(name) == RECORDS == letters(queue).total()
     print(f"{RECORDS / took_s:,.0f} letters/s, broker CPU {cpu_s / RECORDS * 1e6:.0f} us a letter")
-    assert RECORDS / took_s > LETTERS_PER_S_MIN
+    assert RECORDS / took_s > LETTERS_PER_S_MIN / slowness()

@@ -81,6 +81,12 @@ class Held(Queue):
 
 
 @pytest.fixture
+def broker(start_broker: Callable[..., ShoalProcess]) -> ShoalProcess:
+    """Consumer groups do not wait for their first members: Kafka's tool has four seconds in all."""
+    return start_broker(configs={"group.initial.rebalance.delay.ms": "0"})
+
+
+@pytest.fixture
 def queue(broker: ShoalProcess) -> Iterator[Held]:
     with SyncClient(broker.bootstrap) as client:
         held = Held(client, broker.bootstrap)

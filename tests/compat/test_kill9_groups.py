@@ -10,13 +10,10 @@ import pytest
 from conditions import eventually
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
+from fault_clients import SHORT_FETCHES
 from servers import ShoalProcess
 
 PARTITIONS, RECORDS, KILLS = 3, 600, 4
-#: librdkafka gives up the coordinator that it has just found for requests that failed with the one
-#: before, and asks for it anew behind its own fetch, on one connection: after a kill it went round
-#: for up to 32 s, half a second a time, and goes round by this.
-SHORT_FETCHES = {"fetch.wait.max.ms": 50}
 PATIENT = {"reconnect.backoff.ms": 20, "reconnect.backoff.max.ms": 100, "log_level": 0}
 
 

@@ -72,8 +72,8 @@ def test_a_killed_broker_keeps_it(broker: ShoalProcess, queue: Queue) -> None:
     queue.produce([b"a", b"b"], batch=2)
     session = join(queue)
     found = acquire(queue, session)
-    until = time.monotonic() + 4
-    first = Acknowledgement(queue.topic, 0, 0, 0, RELEASE, 4000)
+    until = time.monotonic() + 12
+    first = Acknowledgement(queue.topic, 0, 0, 0, RELEASE, 12_000)
     second = Acknowledgement(queue.topic, 0, 1, 1, RELEASE)
     assert found.count == 2
     assert queue.client.run(session.acknowledge([first, second])) == ()

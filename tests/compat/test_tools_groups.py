@@ -183,16 +183,15 @@ def test_kafka_groups(tools: KafkaTools, topic: str) -> None:
         share_consumer(tools.bootstrap, topic),
     ):
         eventually(lambda: classic.records == RECORDS)
-        found = eventually(
-            lambda: [
-                (r["TYPE"], r["PROTOCOL"])
-                for r in tools.rows("groups", "--list")
-                if r["GROUP"] in (f"g-{topic}", "k848", f"s-{topic}")
-            ]
-        )
-        assert sorted(found) == [
-            ("Classic", "consumer"), ("Consumer", "consumer"), ("Share", "share"),
-        ]  # fmt: skip
+        mine = {f"g-{topic}", "k848", f"s-{topic}"}
+
+        def all_listed() -> bool:
+            rows = [r for r in tools.rows("groups", "--list") if r["GROUP"] in mine]
+            found = sorted((r["TYPE"], r["PROTOCOL"]) for r in rows)
+            assert found == [("Classic", "consumer"), ("Consumer", "consumer"), ("Share", "share")]
+            return True
+
+        eventually(all_listed)
         listed = [r["GROUP"] for r in tools.rows("groups", "--list", "--share")]
         assert f"s-{topic}" in listed and "k848" not in listed
     said = tools.run("share-groups", "--describe", "--group", f"g-{topic}")

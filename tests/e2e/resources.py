@@ -91,11 +91,13 @@ class Resources:
         return eventually(said, timeout_s=timeout_s)
 
     def wait_status(self, what: str, timeout_s: float = 60, **fields: Any) -> None:
-        """Until the status has these values."""
+        """Until the status has these values, and is of the object's present generation."""
 
         def has() -> bool:
-            status = self.status(what)
-            assert {k: status.get(k) for k in fields} == fields, f"{what}: {status}"
+            found = self.get(what)
+            status = found.get("status", {})
+            wanted = fields | {"observedGeneration": found["metadata"]["generation"]}
+            assert {k: status.get(k) for k in wanted} == wanted, f"{what}: {status}"
             return True
 
         eventually(has, timeout_s=timeout_s)

@@ -6,7 +6,7 @@ import json
 import time
 
 import yaml
-from conditions import eventually
+from conditions import eventually, slowness
 from e2e.release import NAMESPACE, Release
 from e2e.resources import Resources, queue_topic, share_group
 
@@ -64,12 +64,19 @@ def test_a_thousand_resources(queue: Resources, release: Release) -> None:
         "calls_per_object": round((calls(after) - before) / (2 * COUNT), 2),
         "memory_mb": memory_bytes(release) >> 20,
     }
-    minute = steady_calls(release)
-    print(json.dumps(figures | {"steady_api_calls_per_minute": minute}))
-    assert seconds < READY_SECONDS_MAX, figures
+    minutes: list[float] = []
+
+    def is_steady() -> bool:
+        """After a minute each group's status is written once more: its redeliveries are known."""
+        minutes.append(steady_calls(release))
+        assert minutes[-1] < STEADY_API_CALLS_PER_MINUTE_MAX, minutes
+        return True
+
+    eventually(is_steady, timeout_s=180)
+    print(json.dumps(figures | {"steady_api_calls_per_minute": minutes}))
+    assert seconds < READY_SECONDS_MAX * slowness(), figures
     assert figures["calls_per_object"] <= CALLS_PER_OBJECT_MAX, figures
     assert memory_bytes(release) < MEMORY_BYTES_MAX, figures
-    assert minute < STEADY_API_CALLS_PER_MINUTE_MAX
 
 
 def steady_calls(release: Release) -> float:

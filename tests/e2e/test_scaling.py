@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
+import re
 
-from conditions import eventually
+from conditions import eventually, slowness, stopwatch
 from e2e.release import NAMESPACE
 from e2e.resources import Resources, queue_topic, share_consumer, share_group
 
@@ -27,10 +27,11 @@ def test_up_with_the_lag_past_the_partitions_to_zero_and_back(queue: Resources) 
     queue.apply(queue_topic(), share_group(), share_consumer(scaling=SCALING))
     queue.wait("queuetopic/jobs", "sharegroup/workers", "shareconsumer/eaters")
     assert pods(queue, "eaters") == 0
-    queue.produce("jobs", 600)
-    began = time.monotonic()
-    eventually(lambda: pods(queue, "eaters"), timeout_s=30)
-    assert time.monotonic() - began < REACTION_SECONDS_MAX
+    queue.produce("jobs", 1200)
+    with stopwatch() as passed_s:
+        eventually(lambda: pods(queue, "eaters"), timeout_s=60)
+        took = passed_s()
+    assert took < REACTION_SECONDS_MAX * slowness()
     queue.wait_status("shareconsumer/eaters", desiredReplicas=4, readyReplicas=4)
     assert queue.status("shareconsumer/eaters")["partitions"] == 2
     queue.wait_status("sharegroup/workers", members=4)
@@ -41,7 +42,8 @@ def test_up_with_the_lag_past_the_partitions_to_zero_and_back(queue: Resources) 
     queue.wait_status("shareconsumer/eaters", desiredReplicas=0, replicas=0, timeout_s=90)
     queue.wait_status("sharegroup/workers", lag=0)
     steps = queue.events("ShareConsumer", "eaters", "Scaled")
-    assert steps[0].startswith("0 to 4: lag 600 / 50 a consumer"), steps
+    # The operator may have looked while records came.
+    assert re.match(r"0 to \d: lag \d+ / 50 a consumer", steps[0]), steps
     # What the operator decides is in the status; the spec stays as it was applied.
     assert "replicas" not in queue.get("shareconsumer/eaters")["spec"]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from conditions import eventually
+from conditions import eventually, slowness, stopwatch
 from e2e.conftest import new_namespace
 from e2e.producing import assert_taken_once, consuming, producing
 from e2e.release import Release
@@ -23,12 +23,12 @@ def three(release: Release) -> Iterator[Resources]:
     """Three brokers, a topic on all of them and a client's pod."""
     three = Resources(release.cluster, new_namespace(release.cluster, "three-brokers"))
     three.start_client()
-    began = time.monotonic()
-    three.apply(queue_cluster(replicas=3), queue_topic(partitions=6), share_group())
-    three.wait("queuecluster/main")
-    took = time.monotonic() - began
+    with stopwatch() as passed_s:
+        three.apply(queue_cluster(replicas=3), queue_topic(partitions=6), share_group())
+        three.wait("queuecluster/main")
+        took = passed_s()
     three.wait("queuetopic/jobs", "sharegroup/workers")
-    assert took < READY_SECONDS_MAX, f"{took:.0f} s to Ready"
+    assert took < READY_SECONDS_MAX * slowness(), f"{took:.0f} s to Ready"
     yield three
     release.cluster.kubectl("delete", "namespace", three.namespace, "--wait=false")
 
@@ -65,7 +65,9 @@ def test_three_brokers_stand_as_one_cluster(three: Resources) -> None:
 
 def test_a_roll_under_load_loses_no_record_and_hardly_repeats_one(three: Resources) -> None:
     before = {pod: three.uid(f"pod/{pod}") for pod in BROKERS}
-    controller = three.status("queuecluster/main")["controllerId"]
+    # As the roller sees it: the status may be half a minute old.
+    (told,) = json.loads(three.shoal("cluster", "describe", "--format=json"))
+    controller = told["controller"]
     with consuming(three, "workers", members=2) as deliveries, producing(three) as counts:
         three.patch("queuecluster/main", {"spec": {"config": {"num.partitions": "3"}}})
         for pod in BROKERS:
@@ -79,8 +81,8 @@ def test_a_roll_under_load_loses_no_record_and_hardly_repeats_one(three: Resourc
     twice = len(deliveries) - len(set(deliveries))
     assert twice <= len(deliveries) // 20, Counter(deliveries).most_common(5)
     three.wait_status("sharegroup/workers", lag=0, inFlight=0)
-    told = three.events("QueueCluster", "main", "BrokerRestart")
-    restarted = [int(text.partition(":")[0].rpartition("-")[2]) for text in told]
+    events = three.events("QueueCluster", "main", "BrokerRestart")
+    restarted = [int(text.partition(":")[0].rpartition("-")[2]) for text in events]
     assert sorted(restarted) == [0, 1, 2]
     assert restarted[0] != controller
 
@@ -114,7 +116,7 @@ def test_brokers_come_take_their_share_and_leave(three: Resources) -> None:
     eventually(lambda: "\n     3 " not in three.shoal("cluster", "describe"), timeout_s=60)
     assert three.find("pvc/data-main-broker-3") is not None
     assert {pod: three.uid(f"pod/{pod}") for pod in BROKERS} == before
-    assert sorted(map(int, three.share_consume("jobs", "workers"))) == list(range(100))
+    assert_taken_once(three, 100)
 
 
 def test_what_leaves_no_majority_is_refused(three: Resources) -> None:
@@ -133,4 +135,4 @@ def test_a_lone_broker_grows_into_three(resources: Resources) -> None:
     resources.wait("queuecluster/main", timeout_s=120)
     resources.apply(queue_topic("wide", replicas=3))
     resources.wait("queuetopic/wide")
-    assert sorted(map(int, resources.share_consume("jobs", "workers"))) == list(range(50))
+    assert_taken_once(resources, 50)

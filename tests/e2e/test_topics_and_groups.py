@@ -83,7 +83,7 @@ def test_the_lock_duration_is_in_force(queue: Resources) -> None:
     run = ("exec", "client", "--", "env", servers, "python3", "-c", HOLD, "lockers", "locked")
     held, again, seconds, lock_ms = map(float, queue.kubectl(*run).stdout.split())
     assert (held, again, lock_ms) == (1, 1, 2000)
-    assert 1.5 < seconds < 4
+    assert 1.5 < seconds < 10, "a lock of the default lasts 30"
 
 
 def test_the_delivery_limit_is_in_force(queue: Resources) -> None:
@@ -176,8 +176,12 @@ def test_a_reset_is_applied_once(queue: Resources) -> None:
     queue.produce("again", 6)
     assert len(queue.share_consume("again", "resetters", "-n", "6")) == 6
     queue.patch("sharegroup/resetters", {"spec": {"reset": {"id": "one", "to": "Earliest"}}})
+
+    def is_reset() -> bool:
+        return queue.status("sharegroup/resetters").get("lastReset", {}).get("id") == "one"
+
+    eventually(is_reset)
     queue.wait_status("sharegroup/resetters", lag=6)
-    assert queue.status("sharegroup/resetters")["lastReset"]["id"] == "one"
     assert len(queue.share_consume("again", "resetters", "-n", "6")) == 6
     # A change of anything else does not bring the old reset back.
     queue.patch("sharegroup/resetters", {"spec": {"deliveryLimit": 4}})

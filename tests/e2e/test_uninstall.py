@@ -15,7 +15,7 @@ def test_uninstall_and_reinstall_over_kept_data(queue: Resources, release: Relea
     queue.produce("jobs", 30)
     before = queue.uid("pod/main-broker-0")
     release.uninstall()
-    assert release.pods() == []
+    eventually(lambda: release.pods() == [], what="no pod is left")
     # Without an operator the cluster goes on serving.
     queue.produce("jobs", 10, first=30)
     assert queue.uid("pod/main-broker-0") == before

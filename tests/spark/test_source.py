@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MakeQueue = Callable[..., Queue]
-SHORT = {"share_record_lock_duration_ms": "1500"}
 
 
 @contextmanager
@@ -210,7 +209,9 @@ def test_a_batch_longer_than_its_locks(
     make_queue: MakeQueue, spark: SparkSession, tmp_path: Path, renew: str
 ) -> None:
     """Renewed, nobody else gets its rows. Not renewed, somebody does, and we do not lose them."""
-    queue = make_queue(partitions=1, **SHORT)
+    # Renewed locks are longer than the machine may stand still, and end several times in a batch.
+    lock_s, batch_s = (5, 12.0) if renew == "true" else (1.5, 6.0)
+    queue = make_queue(partitions=1, share_record_lock_duration_ms=f"{lock_s * 1000:.0f}")
     queue.produce(range(20))
     elsewhere: dict[int, int] = {}
 
@@ -218,7 +219,7 @@ def test_a_batch_longer_than_its_locks(
         if frame.isEmpty() or batch > 1:
             return
         over = threading.Event()
-        threading.Timer(6.0, over.set).start()
+        threading.Timer(batch_s, over.set).start()
         run = queue.client.run
         session = run(queue.client.share(queue.group, [queue.topic]))
         while not over.is_set() and len(elsewhere) < 20:
@@ -296,7 +297,7 @@ def test_available_now_leaves_to_others_what_they_renew(
     make_queue: MakeQueue, spark: SparkSession, tmp_path: Path
 ) -> None:
     """A member that lives may hold records for ever; the drain ends without them."""
-    queue = make_queue(partitions=1, **SHORT)
+    queue = make_queue(partitions=1, share_record_lock_duration_ms="6000")
     queue.produce(range(40), batch=10)
     session = hold_some(queue, 20)
     held, over = [Acknowledgement(queue.topic, 0, 0, 19, AcknowledgeType.RENEW)], threading.Event()
@@ -308,8 +309,10 @@ def test_available_now_leaves_to_others_what_they_renew(
     with ThreadPoolExecutor(1) as pool:
         renewing = pool.submit(renew)
         stream = Stream(spark, queue, tmp_path)
-        stream.drain()
-        over.set()
+        try:
+            stream.drain()
+        finally:
+            over.set()
         renewing.result()
     assert stream.values == [str(n) for n in range(20, 40)]
     queue.client.run(session.close())
