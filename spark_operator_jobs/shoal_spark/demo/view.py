@@ -88,12 +88,13 @@ def picture(watch: Watch, path: Path) -> None:
     letters.set_ylabel("dead letters")
     letters.set_ylim(bottom=0)
     handles = [line for axes in (lower, letters) for line in axes.get_lines()]
-    lower.legend(handles, [str(line.get_label()) for line in handles], loc="center right")
+    above = {"loc": "lower right", "bbox_to_anchor": (1, 1), "ncols": 3, "frameon": False}
+    lower.legend(handles, [str(line.get_label()) for line in handles], **above)
     for axes in (upper, middle, lower):
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.25)
-    upper.legend(loc="center right")
-    middle.legend(loc="upper right")
+    upper.legend(**above)
+    middle.legend(**above)
     figure.tight_layout()
     figure.savefig(path, dpi=90)
     pyplot.close(figure)
