@@ -156,16 +156,14 @@ class Scene:
         """One record to a partition at that broker, the producer's first, in the transaction of
         those fields; the result is its row of the answer."""
         record = self.cluster.brokers[id].now_ms(), None, b"value", ()
-        of: dict[str, Any] = {}
+        header: dict[str, Any] = {}
+        fields: dict[str, Any] = {"acks": acks, "timeout_ms": timeout_ms}
         if transaction is not None:
-            of = {name: transaction[name] for name in ("producer_id", "producer_epoch")}
-            of |= {"base_sequence": 0, "transactional": True}
-        batch = bytes(build_batch([record], **of))
-        rows = [{"index": index, "records": batch}]
-        topic = {"name": "", "topic_id": topic_id, "partition_data": rows}
-        fields = {"acks": acks, "timeout_ms": timeout_ms, "topic_data": [topic]}
-        if transaction is not None:
+            header = {name: transaction[name] for name in ("producer_id", "producer_epoch")}
+            header |= {"base_sequence": 0, "transactional": True}
             fields["transactional_id"] = transaction["transactional_id"]
+        rows = [{"index": index, "records": bytes(build_batch([record], **header))}]
+        fields["topic_data"] = [{"name": "", "topic_id": topic_id, "partition_data": rows}]
         return self.ask(id, ApiKey.PRODUCE, fields)
 
     # What befalls it.

@@ -28,8 +28,6 @@ EOS = ("transactions",)
 FIRST, LAST = chosen("CLUSTER_SEEDS", "1-1000" if os.environ.get("CI") else "1-20")
 #: Seeds to try before a mutant counts as one that gets away.
 TRIES = 100
-#: How long faults befall a cluster in a long run, in seconds.
-LONG_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +179,7 @@ class Case(NamedTuple):
     faults: list[str]
     synced: bool | None = None
     parts: tuple[str, ...] = ()
-    long: bool = False
+    duration_s: float = 0.0
 
 
 CASES = [
@@ -193,7 +191,10 @@ CASES = [
     Case("takes_commits_of_old_members", ("offset-regression",), 24, 3, ["client_pause"] * 6),
     Case("keeps_share_state_in_memory", ("share-redelivered",), 1, 1, ["restart"]),
     Case("forgets_deliveries", ("share-delivery-count",), 3, 1, ["crash"] * 3),
-    Case("takes_accepts_of_all", ("share-two-holders",), 1, 1, ["client_pause"] * 12, long=True),
+    Case(
+        "takes_accepts_of_all", ("share-two-holders",),
+        1, 1, ["client_pause"] * 12, duration_s=20.0,
+    ),
     Case("shows_open_transactions", ("last_stable_offset", "dirty-read"), 1, 1, [], parts=EOS),
     Case("delivers_open_transactions", ("dirty-read",), 1, 1, [], parts=EOS),
     Case("forgets_aborted_transactions", ("dirty-read",), 1, 1, [], parts=EOS),
@@ -233,7 +234,7 @@ def test_a_broken_rule_is_found(case: Case, monkeypatch: pytest.MonkeyPatch) -> 
             faults=case.faults,
             synced=case.synced,
             parts=case.parts,
-            duration_s=LONG_S if case.long else 0.0,
+            duration_s=case.duration_s,
             rest_s=30.0,
         ),
         Violation,

@@ -23,7 +23,7 @@ from shoal.server.share_states import TOPIC as STATES
 from sim.cluster_brokers import CONFIGS
 from sim.cluster_clients import wait
 from sim.cluster_kernel import Violation
-from sim.scenes import Asked, scene
+from sim.scenes import Asked, Scene, scene
 
 GROUP, TRANSACTION, SHARE = 0, 1, 2
 #: The write timeout of coordinators, and what a request takes beside.
@@ -77,28 +77,23 @@ def test_a_coordinator_that_is_cut_off_refuses_in_time() -> None:
         assert not cluster.asked(id, ApiKey.CREATE_TOPICS, create).topics[0].error_code
 
         cluster.cut_off(cluster.cluster.brokers[id])
-        add = {
-            "v3_and_below_transactional_id": "t", "v3_and_below_producer_id": producer.producer_id,
-            "v3_and_below_producer_epoch": producer.producer_epoch,
-            "v3_and_below_topics": [{"name": "work", "partitions": [0]}],
-        }  # fmt: skip
-        asked = cluster.ask(id, ApiKey.ADD_PARTITIONS_TO_TXN, add, version=3)
-        (row,) = asked.result().results_by_topic_v3_and_below[0].results_by_partition
-        assert row.partition_error_code is ErrorCode.coordinator_not_available
+        who = {"transactional_id": "t", "producer_id": producer.producer_id,
+               "producer_epoch": producer.producer_epoch}  # fmt: skip
+        asked = add_partition(cluster, id, who)
+        assert added(asked) is ErrorCode.coordinator_not_available
         assert asked.after_s < WRITE_TIMEOUT_S + SOON_S
 
         # It does not send whoever looks for the coordinator back to itself, and whoever comes back
         # all the same does not wait once more. The others name another one by and by.
         (told,) = cluster.asked(id, ApiKey.FIND_COORDINATOR, find).coordinators
         assert told.error_code is ErrorCode.coordinator_not_available
-        again = cluster.ask(id, ApiKey.ADD_PARTITIONS_TO_TXN, add, version=3)
-        (row,) = again.result().results_by_topic_v3_and_below[0].results_by_partition
-        assert row.partition_error_code is ErrorCode.coordinator_not_available
+        again = add_partition(cluster, id, who)
+        assert added(again) is ErrorCode.coordinator_not_available
         assert again.after_s < SOON_S
         other = id % 3 + 1
         cluster.until(lambda: cluster.leader("__transaction_state", 0, other) != id, "a new one")
         now = cluster.coordinator("t", TRANSACTION, other)
-        cluster.asked(now, ApiKey.ADD_PARTITIONS_TO_TXN, add, version=3)
+        add_partition(cluster, now, who).result()
 
 
 def test_a_coordinator_without_replicas_serves_again_when_they_are_back() -> None:
@@ -298,11 +293,7 @@ def a_marker_is_refused() -> None:
         producer = cluster.asked(id, ApiKey.INIT_PRODUCER_ID, init, version=4)
         who = {"transactional_id": name, "producer_id": producer.producer_id,
                "producer_epoch": producer.producer_epoch}  # fmt: skip
-        fields = {**who, "topics": [{"name": "work", "partitions": [0]}]}
-        add = {f"v3_and_below_{name}": value for name, value in fields.items()}
-        added = cluster.asked(id, ApiKey.ADD_PARTITIONS_TO_TXN, add, version=3)
-        (row,) = added.results_by_topic_v3_and_below[0].results_by_partition
-        assert not row.partition_error_code
+        assert not added(add_partition(cluster, id, who))
         assert not written(cluster.produce(leader, topic_id, transaction=who))
 
         cluster.cut(cluster.cluster.brokers[id], controller)
@@ -513,6 +504,20 @@ def test_a_client_asks_the_next_broker_where_one_does_not_say_a_word() -> None:
         asked = Asked(cluster, look)
         asked.result()
         assert asked.after_s < PATIENCE_S + SOON_S
+
+
+def add_partition(cluster: Scene, id: int, who: dict[str, Any]) -> Asked:
+    """Have the one partition of `work` in a transaction, by its coordinator."""
+    fields = {**who, "topics": [{"name": "work", "partitions": [0]}]}
+    body = {f"v3_and_below_{name}": value for name, value in fields.items()}
+    return cluster.ask(id, ApiKey.ADD_PARTITIONS_TO_TXN, body, version=3)
+
+
+def added(asked: Asked) -> ErrorCode:
+    """What its producer was told of that."""
+    (row,) = asked.result().results_by_topic_v3_and_below[0].results_by_partition
+    code: ErrorCode = row.partition_error_code
+    return code
 
 
 def written(asked: Asked) -> ErrorCode:
