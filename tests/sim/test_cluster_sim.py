@@ -165,6 +165,26 @@ def test_a_member_that_was_put_out_commits_nothing_under_its_new_epoch() -> None
     simulate(185, brokers=3, faults=["partition"] * 4, parts=EOS, rest_s=30.0)
 
 
+def test_a_write_that_is_carried_over_is_of_its_own_time() -> None:
+    """A write of share state waited for another broker when its own broker became the coordinator.
+    It took the start offset and the complete count from the window as it was by then. The committed
+    lag left out records that were not complete."""
+    faults = ["one_way", "one_way", "slow_network", "power_loss", "restart"]
+    simulate(
+        16, brokers=5, faults=faults, synced=False, duration_s=2.3, parts=["queues"], rest_s=30.0
+    )
+
+
+def test_a_leader_that_is_behind_knows_no_lag() -> None:
+    """A new leader's high watermark may lie below what was committed (KIP-207). A group coordinator
+    that led the partition itself reported a lag that was too low, instead of an unknown one."""
+    faults = ["slow_disk", "crash", "disk_error"]
+    simulate(
+        57, brokers=5, faults=faults, synced=True, duration_s=2.7372835806613076, parts=["queues"],
+        rest_s=30.0,
+    )  # fmt: skip
+
+
 #: What shows that an acknowledged record is gone.
 LOST = "leader_completeness", "committed_prefix", "lost-write", "inconsistent-offsets"
 
@@ -182,6 +202,11 @@ class Case(NamedTuple):
     duration_s: float = 0.0
 
 
+def of_queues(mutant: str, *caught_by: str, seed: int = 1, faults: list[str] | None = None) -> Case:
+    """A broken rule of share groups, which shows on one broker in seconds."""
+    return Case(mutant, caught_by, seed, 1, faults or [], parts=("queues",), duration_s=4.0)
+
+
 CASES = [
     Case("commits_by_itself", LOST, 8, 3, ["partition"]),
     Case(
@@ -192,7 +217,7 @@ CASES = [
     Case("keeps_share_state_in_memory", ("share-redelivered",), 1, 1, ["restart"]),
     Case("forgets_deliveries", ("share-delivery-count",), 3, 1, ["crash"] * 3),
     Case(
-        "takes_accepts_of_all", ("share-two-holders",),
+        "takes_accepts_of_all", ("share-two-holders", "share-late-accept"),
         1, 1, ["client_pause"] * 12, duration_s=20.0,
     ),
     Case("shows_open_transactions", ("last_stable_offset", "dirty-read"), 1, 1, [], parts=EOS),
@@ -215,6 +240,20 @@ CASES = [
         "counts_no_generations", ("classic-generation", "classic-two-owners"),
         1, 1, ["client_pause"] * 6, parts=("classic",),
     ),
+    of_queues("ends_locks_early", "share-lock-overlap"),
+    of_queues("ends_locks_late", "share-late-accept"),
+    of_queues("passes_released_records", "share-start-offset"),
+    of_queues(
+        "loads_from_the_log_start", "share-start-offset", "share-redelivered", faults=["crash"]
+    ),
+    of_queues("takes_more_than_the_limit", "share-in-flight", seed=2),
+    of_queues("takes_back_each_delivery", "share-delivery-count"),
+    of_queues("counts_nothing_complete", "share-lag"),
+    of_queues("reports_no_complete_records", "share-lag"),
+    of_queues("forgets_settled_records_in_snapshots", "share-terminal"),
+    of_queues("knows_no_keys", "share-key-order"),
+    of_queues("writes_no_dead_letters", "share-dead-letters", seed=2),
+    of_queues("wakes_nobody", "share-stuck"),
 ]  # fmt: skip
 
 
