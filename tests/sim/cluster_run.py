@@ -13,6 +13,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from seeding import DRAWN_FROM
 from sim import cluster_classic as classic
 from sim import cluster_clients as clients
 from sim import cluster_queues as queues
@@ -201,9 +202,9 @@ def shown(run: Run) -> Iterator[None]:
 
 
 def of_seed(seed: int, **options: Any) -> Run:
-    """The run that a seed alone stands for: up to `SHORT_UP_TO` a short one, of which CI can have
-    them all; those above are for nights."""
-    return Run(seed, short=seed <= SHORT_UP_TO, **options)
+    """Return the run of a seed alone: a short one for CI up to `SHORT_UP_TO` and for drawn seeds,
+    and a long one for the seeds between them, which are for nights."""
+    return Run(seed, short=seed <= SHORT_UP_TO or seed >= DRAWN_FROM, **options)
 
 
 def try_seed(seed: int) -> None:

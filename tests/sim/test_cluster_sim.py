@@ -2,7 +2,7 @@
 
 `make sim SEED=n` runs one and shows what happened before it failed; `CLUSTER_SEEDS=from-to` chooses
 those that `test_seeds` runs, on all cores: a few here, a thousand short ones in CI (half a second
-each), and as many as a night has time for above that (a second or two).
+each), most of them drawn anew for each run, and as many as a night has time for (a second or two).
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from sim.cluster_faults import FAULTS
 from sim.cluster_kernel import Violation
 from sim.cluster_mutants import MUTANTS
 from sim.cluster_run import PARTS, of_seed, shown, simulate, try_seed
-from sim.seeds import chosen, chunked, find, run_in, workers
+from sim.seeds import chosen, chunked, find, one_seed, run_in, workers
 
 EOS = ("transactions",)
-FIRST, LAST = chosen("CLUSTER_SEEDS", "1-1000" if os.environ.get("CI") else "1-20")
+RECORDED, DRAWN = (300, 700) if os.environ.get("CI") else (5, 15)
+SEEDS = chosen("CLUSTER_SEEDS", recorded=RECORDED, drawn=DRAWN)
 #: Seeds to try before a mutant counts as one that gets away.
 TRIES = 100
 
@@ -36,17 +37,16 @@ def pool() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-@chunked(FIRST, LAST, 100)
+@chunked(SEEDS, 100)
 def test_seeds(seeds: range, pool: ProcessPoolExecutor) -> None:
     run_in(pool, try_seed, seeds)
 
 
 def test_one_seed() -> None:
-    """The seed of the environment, or the first one."""
-    run = of_seed(int(os.environ.get("SEED", FIRST)), keep_trace=True)
+    """The seed of the environment, or a drawn one."""
+    run = of_seed(one_seed(), keep_trace=True)
     with shown(run):
         run.go()
-    assert run.load.histories.counts["accepted"] > 0
 
 
 def test_the_same_seed_is_the_same_run() -> None:

@@ -6,7 +6,6 @@ before it failed; `SEEDS=from-to` chooses those that `test_seeds` runs.
 
 from __future__ import annotations
 
-import os
 from typing import NamedTuple
 
 import pytest
@@ -15,22 +14,21 @@ from sim.replica_cluster import FAULTS, ReplicaCluster, simulate, torment
 from sim.replica_mutants import MUTANTS
 from sim.replica_scenes import SCENES
 from sim.replica_scenes import Case as SceneCase
-from sim.seeds import chosen, chunked, find, run
+from sim.seeds import chosen, chunked, find, one_seed, run
 
-FIRST, LAST = chosen("SEEDS", "1-120")
+SEEDS = chosen("SEEDS", recorded=40, drawn=80)
 #: Seeds to try before a mutant counts as one that gets away.
 TRIES = 100
 
 
-@chunked(FIRST, LAST, 20)
+@chunked(SEEDS, 20)
 def test_seeds(seeds: range) -> None:
     run(simulate, seeds)
 
 
 def test_one_seed() -> None:
-    """The seed of the environment, or the first one."""
-    seed = int(os.environ.get("SEED", FIRST))
-    assert simulate(seed, keep_trace=True).checker.acknowledged_count > 0
+    """The seed of the environment, or a drawn one."""
+    simulate(one_seed(), keep_trace=True)
 
 
 def test_the_same_seed_is_the_same_run() -> None:
