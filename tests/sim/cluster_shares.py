@@ -66,7 +66,7 @@ class Delivery:
     began: float
     answered: float
     count: int
-    hold: Hold | None = None
+    hold: Hold | None = field(default=None, repr=False)
     #: When its lock began at the latest: with the answer, or with that of a renewal.
     locked: float = 0.0
     #: The member has sent something that ends its lock.

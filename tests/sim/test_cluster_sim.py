@@ -185,6 +185,14 @@ def test_a_leader_that_is_behind_knows_no_lag() -> None:
     )  # fmt: skip
 
 
+def test_a_leader_that_comes_back_syncs_what_it_has() -> None:
+    """All brokers were killed, and one led again with records that were not on its disk. Its high
+    watermark waited for a sync that only the next record would have requested."""
+    faults = ["blackout", "one_way", "disk_full"]
+    simulate(4294967364, brokers=5, faults=faults, duration_s=2.3028882634866616, synced=True,
+             parts=[], rest_s=15.0)  # fmt: skip
+
+
 #: What shows that an acknowledged record is gone.
 LOST = "leader_completeness", "committed_prefix", "lost-write", "inconsistent-offsets"
 
