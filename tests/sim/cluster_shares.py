@@ -277,7 +277,8 @@ class ShareHistory:
 
     def finish_keys(self, keys: Mapping[Record, bytes | None], letters: Iterable[Letter]) -> None:
         """Each record was delivered when all before it with its key were complete."""
-        given_up = {letter.record for letter in letters}
+        # When those reached their limit no member knows.
+        given_up = {one.record for one in letters if one.delivery_count >= self.limit}
         by_key: dict[tuple[Where, bytes], list[Record]] = {}
         for record in sorted(keys):
             key = keys[record]
@@ -292,9 +293,11 @@ class ShareHistory:
                         raise Violation(
                             "share-key-order", f"{record}: {delivery}, before them {records}"
                         )
+                if record in given_up:
+                    continue
                 if shared.asked:
                     complete = max(complete, min(sent for sent, _ in shared.asked))
-                elif record not in given_up:
+                else:
                     raise Violation("share-key-order", f"{record} was passed by: {shared}")
 
     def finish_letters(self, final: Iterable[Record], letters: Iterable[Letter]) -> None:
