@@ -1,18 +1,20 @@
-"""Fixtures that start real brokers, and how Hypothesis draws.
+"""Fixtures that start real brokers, and the seed that tests draw from (`seeding`).
 
-CI draws the same examples every time, so that a red run tells of the change and not of luck; at
-home each run draws new ones, which is how bugs are found. A found one becomes a test.
+Each run draws new inputs, in CI too, which is how bugs are found. A found one becomes a test. The
+seed stands in pytest's header, and beside each failure with the command that repeats it.
 """
 
 from __future__ import annotations
 
 import os
-import random
+import shlex
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
+from seeding import SEED
 from servers import ShoalProcess
 
 #: How long an example takes says more of the machine than of the code.
@@ -21,18 +23,40 @@ _PATIENT = {
     "print_blob": True,
     "suppress_health_check": [hypothesis.HealthCheck.too_slow],
 }
-hypothesis.settings.register_profile("ci", derandomize=True, **_PATIENT)
+hypothesis.settings.register_profile("ci", database=None, **_PATIENT)
 hypothesis.settings.register_profile("home", **_PATIENT)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "home")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Have Hypothesis draw from the run's seed, unless `--hypothesis-seed` names another one."""
+    if config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(SEED)
+
+
+def pytest_report_header() -> str:
+    return f"SEED={SEED} (set it in the environment to draw the same inputs again)"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the command that repeats each failure with the inputs that were drawn."""
+    failed = [
+        report.nodeid
+        for outcome in ("failed", "error")
+        for report in terminalreporter.getreports(outcome)
+    ]
+    if failed:
+        terminalreporter.section("to repeat with the same drawn inputs")
+        for nodeid in dict.fromkeys(failed):
+            command = f"{os.path.relpath(sys.executable)} -m pytest {shlex.quote(nodeid)}"
+            terminalreporter.line(f"SEED={SEED} {command}")
+
+
 @pytest.fixture
 def seed() -> int:
-    """What a random test draws from, printed so that `SEED=n` repeats it; one number in CI."""
-    drawn = "1" if os.environ.get("CI") else str(random.randrange(1 << 32))
-    found = int(os.environ.get("SEED", drawn))
-    print(f"SEED={found}")
-    return found
+    """Return the seed of this run; `SEED=n` in the environment sets it."""
+    return SEED
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
-"""The clients of a simulated cluster: an idempotent producer, members of a consumer group and of a
-share group, and somebody who looks at the group's offsets. All are `shoal.client` as it stands.
+"""The clients of a simulated cluster: an idempotent producer, members of a consumer group, and
+somebody who looks at the group's offsets; `cluster_share_clients` has those of share groups. All
+are `shoal.client` as it stands.
 
 Each is a program on a machine of its own that begins anew after an error, as programs do. All that
 they see goes to the `Histories`.
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.client.client import Client
 from shoal.client.cluster import Cluster, TopicPartition
@@ -19,32 +20,24 @@ from shoal.client.consumer import ConsumerMembership, GroupConsumer, Reset
 from shoal.client.errors import ClientError, KafkaError, expect
 from shoal.client.fetcher import Isolation
 from shoal.client.settings import Settings
-from shoal.client.share import (
-    Acknowledgement,
-    AcknowledgeType,
-    AcquireMode,
-    Acquisition,
-    Refusal,
-    ShareSession,
-)
 from shoal.client.topics import NewTopic
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from sim.cluster_brokers import BrokerMachine, SimCluster
-from sim.cluster_histories import ClassicHistory, Delivery, Histories, Record
+from sim.cluster_histories import ClassicHistory, Histories
 from sim.cluster_ledger import Ledger
+from sim.cluster_logs_checker import LogsChecker
 from sim.cluster_machine import Machine
 from sim.cluster_owners import Owners
+from sim.cluster_shares import Record, ShareHistory
+from sim.cluster_shares_checker import SharesChecker
+
+if TYPE_CHECKING:
+    from sim.cluster_queues import Queues
 
 TOPIC, GROUP, SHARE_GROUP = "orders", "readers", "workers"
 PARTITIONS = 2
 DELIVERY_COUNT_LIMIT = 25
-#: A refusal by one of these tells that the acknowledgement was not taken; of others nobody knows.
-_NOT_TAKEN = (
-    ErrorCode.invalid_record_state,
-    ErrorCode.share_session_not_found,
-    ErrorCode.invalid_share_session_epoch,
-)
 #: A commit that took so long may have been sent twice.
 RETRIED_S = 0.08
 Program = Callable[["Workload", Client, str], Awaitable[None]]
@@ -56,10 +49,16 @@ class Workload:
     def __init__(self, cluster: SimCluster) -> None:
         self.cluster = cluster
         self.kernel = cluster.kernel
-        self.histories = Histories(DELIVERY_COUNT_LIMIT)
+        self.histories = Histories()
         self.topics = [TOPIC]
+        self.partitions = [(TOPIC, index) for index in range(PARTITIONS)]
+        self.logs = LogsChecker(cluster)
+        self.shares = SharesChecker(cluster, self.logs)
+        self.share = self.share_group(SHARE_GROUP, DELIVERY_COUNT_LIMIT, self.histories.saw)
         self.classic = ClassicHistory()
         self.ledger = Ledger()
+        #: The part "queues", where the run has it.
+        self.queues: Queues
         self.owners = Owners(self.kernel.fail)
         #: All of the ledger was read at the end.
         self.audited = False
@@ -76,6 +75,23 @@ class Workload:
         self.under_way: dict[str, int] = {}
         self.random = random.Random(f"{self.kernel.seed} clients")
         self._programs: dict[Machine, Program] = {}
+
+    def share_group(
+        self, group: str, delivery_count_limit: int,
+        saw: Callable[[Record, bytes | None, str], None],
+    ) -> ShareHistory:  # fmt: skip
+        """The history of a share group that both checkers look at."""
+        history = ShareHistory(
+            group, delivery_count_limit, self.histories.counts, saw,
+            lambda record, member: self.shares.look_at(group, record, member),
+        )  # fmt: skip
+        self.shares.histories[group] = history
+        return history
+
+    def look(self) -> None:
+        """Look at all brokers. Raises `Violation`."""
+        self.logs.look()
+        self.shares.look()
 
     def run(self, name: str, program: Program) -> Machine:
         machine = self.cluster.client(name)
@@ -234,97 +250,6 @@ async def observe(load: Workload, client: Client, name: str) -> None:
         found = expect(await client.admin.groups.offsets([GROUP], require_stable=True))[GROUP]
         now = {(p.topic, p.partition): o.offset for p, o in found.items()}
         load.histories.offsets(name, before, now)
-
-
-async def work_in_share_group(load: Workload, client: Client, name: str) -> None:
-    """A member of the share group: acquire, and settle in all the ways there are."""
-    rng = load.random
-    async with await client.share(SHARE_GROUP, [TOPIC]) as session:
-        due: list[_Choice] = []
-        while True:
-            carried = due if rng.random() < 0.5 or not due else []
-            if due and not carried:
-                await _acknowledge(load, session, due)
-            due = []
-            began = load.now
-            found = await session.acquire(
-                max_records=rng.choice((1, 5, 20)),
-                max_wait_ms=300,
-                mode=rng.choice((AcquireMode.RECORD_LIMIT, AcquireMode.BATCH_OPTIMIZED)),
-                acknowledgements=_sending(load, carried),
-            )
-            _told(load, carried, found.refusals, began)
-            due = _choices(load, found, Delivery(session.member_id, began, load.now, 0))
-            if due and rng.random() < 0.3 and not load.draining:
-                await wait(rng.choice((0.05, 0.3, 1.0, 2.5)))
-                if rng.random() < 0.3:  # The locks begin anew, if they have not ended.
-                    await session.renew(found)
-
-
-class _Choice:
-    """What a member does with one record."""
-
-    def __init__(self, record: Record, delivery: Delivery, kind: AcknowledgeType) -> None:
-        self.record = record
-        self.delivery = delivery
-        topic, partition, offset = record
-        self.acknowledgement = Acknowledgement(topic, partition, offset, offset, kind)
-
-
-def _choices(load: Workload, found: Acquisition, delivery: Delivery) -> list[_Choice]:
-    """Note what was acquired, and choose what to do with each record; some are left alone."""
-    rng, chosen = load.random, []
-    for acquired in found:
-        for record in acquired.records():
-            place = (record.topic, record.partition, record.offset)
-            mine = delivery._replace(count=record.delivery_count)
-            load.histories.acquired(place, record.value, mine)
-            kind = AcknowledgeType.ACCEPT
-            if not load.draining:
-                draw = rng.random()
-                if draw < 0.04:
-                    continue
-                if draw < 0.16:
-                    kind = AcknowledgeType.RELEASE
-                elif draw < 0.20:
-                    kind = AcknowledgeType.REJECT
-            chosen.append(_Choice(place, mine, kind))
-    return chosen
-
-
-async def _acknowledge(load: Workload, session: ShareSession, due: list[_Choice]) -> None:
-    sent = load.now
-    acknowledgements = _sending(load, due)
-    try:
-        refusals = await session.acknowledge(acknowledgements)
-    except ClientError as error:
-        _told(load, due, tuple(Refusal(a, error) for a in acknowledgements), sent)
-        raise
-    _told(load, due, refusals, sent)
-
-
-def _told(load: Workload, due: list[_Choice], refusals: tuple[Refusal, ...], sent: float) -> None:
-    """Acknowledgements were answered."""
-    histories, answered = load.histories, load.now
-    refused = {refusal.acknowledgement: refusal.error for refusal in refusals}
-    for choice in due:
-        error, kind = refused.get(choice.acknowledgement), choice.acknowledgement.type
-        if error is not None:
-            if isinstance(error, KafkaError) and error.code in _NOT_TAKEN:
-                histories.shared[choice.record].unanswered -= 1
-            continue
-        histories.shared[choice.record].unanswered -= 1
-        if kind is AcknowledgeType.RELEASE:
-            histories.released(choice.record, choice.delivery, answered)
-        else:
-            accepted = kind is AcknowledgeType.ACCEPT
-            histories.settled(choice.record, choice.delivery, sent, answered, accepted=accepted)
-
-
-def _sending(load: Workload, due: list[_Choice]) -> list[Acknowledgement]:
-    for choice in due:
-        load.histories.shared[choice.record].unanswered += 1
-    return [choice.acknowledgement for choice in due]
 
 
 async def read_all(load: Workload, client: Client, name: str) -> None:

@@ -1,4 +1,5 @@
-"""What the clients of a simulated cluster saw, and what must hold of that.
+"""What the clients of a simulated cluster saw, and what must hold of that; `cluster_shares` has the
+rules of share groups.
 
 Names follow Jepsen's Kafka workload where it has one. All times are the kernel's; a call has the
 time it began at and the time its answer came.
@@ -6,18 +7,10 @@ time it began at and the time its answer came.
 * `lost-write`: an acknowledged record is not where it was said to be.
 * `duplicate`: an idempotent producer's record is there twice.
 * `inconsistent-offsets`: a consumer or share member got something else than is committed there.
-* `unseen`: a committed record was never given to the group, or to no member of the share group.
+* `unseen`: a committed record was never given to the group.
 * `int-poll-skip`: two records of one poll that do not follow each other, where all offsets have
   records.
 * `offset-regression`: a group's committed offset went back.
-* `share-accepted-twice`: two accepts of one record were answered with success.
-* `share-redelivered`: a record was acquired again by a call that began after the answer that
-  settled it (accept or reject).
-* `share-two-holders`: somebody else acquired a record, from beginning to end of the call, between
-  a member's acquiring it and its accept, and the accept was taken.
-* `share-delivery-count`: above the limit or below 1, or not above that of a delivery that ended in
-  an acknowledged release.
-* `share-lost`: neither settled nor given out again when all is quiet.
 * `classic-generation`: two members of one generation were told of different ones to be in it.
 * `classic-two-owners`: two members of one generation own one partition, or one has another
   assignment when it asks again.
@@ -28,44 +21,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from sim.cluster_kernel import Violation
-
-Record = tuple[str, int, int]
-Where = tuple[str, int]
-
-
-class Delivery(NamedTuple):
-    """A record as a share member got it."""
-
-    member: str
-    began: float
-    answered: float
-    count: int
-
-
-class Settled(NamedTuple):
-    """A record's end by a member's accept or reject that was answered with success."""
-
-    member: str
-    delivery: Delivery
-    sent: float
-    answered: float
-    accepted: bool
-
-
-@dataclass
-class ShareRecord:
-    """All that members saw of one record."""
-
-    deliveries: list[Delivery] = field(default_factory=list)
-    settled: Settled | None = None
-    #: The count and the answer's time of the newest release that was acknowledged.
-    released: tuple[int, float] = (0, 0.0)
-    #: Acknowledgements that were sent, and nobody knows whether they were taken.
-    unanswered: int = 0
+from sim.cluster_shares import Record, Where
 
 
 class GroupOffsets:
@@ -98,13 +56,11 @@ class GroupOffsets:
 class Histories(GroupOffsets):
     """Takes what clients see, and raises `Violation` as soon as it can't be."""
 
-    def __init__(self, delivery_count_limit: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.sent: set[bytes] = set()
         self.acknowledged: dict[bytes, Record] = {}
         self.values: dict[Record, bytes] = {}
-        self.shared: dict[Record, ShareRecord] = {}
-        self._limit = delivery_count_limit
 
     # Producers.
 
@@ -136,53 +92,6 @@ class Histories(GroupOffsets):
             self.consumed.add(record)
             self.counts["consumed"] += 1
 
-    # Share groups.
-
-    def acquired(self, record: Record, value: bytes | None, delivery: Delivery) -> None:
-        self.saw(record, value, delivery.member)
-        self.counts["acquired"] += 1
-        shared = self.shared.setdefault(record, ShareRecord())
-        settled = shared.settled
-        if settled is not None and delivery.began > settled.answered:
-            raise Violation("share-redelivered", f"{record}: {delivery} after {settled}")
-        if settled is not None and settled.accepted:
-            self._one_holder(record, settled, delivery)
-        if not 1 <= delivery.count <= self._limit:
-            raise Violation("share-delivery-count", f"{record}: {delivery}")
-        count, at = shared.released
-        if delivery.began > at and delivery.count <= count:
-            raise Violation(
-                "share-delivery-count", f"{record}: {delivery} after a release with count {count}"
-            )
-        shared.deliveries.append(delivery)
-
-    def settled(
-        self, record: Record, delivery: Delivery, sent: float, answered: float, *, accepted: bool
-    ) -> None:
-        shared = self.shared[record]
-        before = shared.settled
-        now = Settled(delivery.member, delivery, sent, answered, accepted)
-        if before is not None:
-            raise Violation("share-accepted-twice", f"{record}: {before} and {now}")
-        shared.settled = now
-        self.counts["accepted" if accepted else "rejected"] += 1
-        for other in shared.deliveries:
-            if other.began > answered:
-                raise Violation("share-redelivered", f"{record}: {other} after {now}")
-            self._one_holder(record, now, other)
-
-    def _one_holder(self, record: Record, settled: Settled, other: Delivery) -> None:
-        if other is not settled.delivery and (
-            settled.delivery.answered < other.began and other.answered < settled.sent
-        ):
-            raise Violation("share-two-holders", f"{record}: {other} within {settled}")
-
-    def released(self, record: Record, delivery: Delivery, answered: float) -> None:
-        shared = self.shared[record]
-        if delivery.count > shared.released[0]:
-            shared.released = (delivery.count, answered)
-        self.counts["released"] += 1
-
     # At the end.
 
     def finish(self, final: dict[Record, bytes | None], ends: dict[Where, int]) -> None:
@@ -204,11 +113,6 @@ class Histories(GroupOffsets):
         for record in final:
             if record not in self.consumed:
                 raise Violation("unseen", f"{record} by the consumer group")
-            shared = self.shared.get(record)
-            if shared is None:
-                raise Violation("unseen", f"{record} by the share group")
-            if shared.settled is None and not shared.unanswered:
-                raise Violation("share-lost", f"{record}: {shared}")
 
 
 class ClassicHistory(GroupOffsets):

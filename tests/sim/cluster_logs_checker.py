@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from shoal.log.log import Log
@@ -98,6 +99,8 @@ class LogsChecker:
     def __init__(self, cluster: SimCluster) -> None:
         self.cluster = cluster
         self.ledgers: dict[Where, Ledger] = {}
+        #: Called with each batch once, when a replica has it committed.
+        self.on_batch: list[Callable[[Where, BatchHeader, bytes], None]] = []
         self._leaders: dict[tuple[Any, ...], int] = {}
         self._newest: dict[Where, int] = {}
         self._seen: dict[tuple[int, Where], _Seen] = {}
@@ -170,6 +173,8 @@ class LogsChecker:
                 at = batch.next
                 if batch.first >= ledger.end:
                     ledger.add(batch, header, data)
+                    for call in self.on_batch:
+                        call(where, header, data)
                 elif batch.first >= ledger.start:
                     self._same(machine, where, ledger, batch)
         return at

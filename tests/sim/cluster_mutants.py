@@ -18,6 +18,7 @@ from shoal.record.batch import BatchHeader
 from shoal.replication.partition import Partition
 from shoal.server.share_leader import ShareLeader
 from shoal.transaction.shard import TransactionShard, Writer
+from sim.cluster_share_mutants import SHARE_MUTANTS
 from sim.replica_mutants import commits_by_itself
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
@@ -187,5 +188,6 @@ MUTANTS: dict[str, Mutant] = {
         takes_commits_of_old_generations,
         counts_no_generations,
         gives_what_others_own,
+        *SHARE_MUTANTS,
     )
 }

@@ -13,14 +13,16 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from seeding import DRAWN_FROM
 from sim import cluster_classic as classic
 from sim import cluster_clients as clients
+from sim import cluster_queues as queues
+from sim import cluster_share_clients as shares
 from sim import cluster_transactions as transactions
 from sim.cluster_brokers import SimCluster
 from sim.cluster_clients import Workload
 from sim.cluster_faults import FAULTS, End
 from sim.cluster_kernel import Kernel
-from sim.cluster_logs_checker import LogsChecker
 from sim.cluster_machine import doors
 
 #: Between two looks at all brokers.
@@ -29,7 +31,7 @@ LOOK_S = 0.1
 REST_S = 60.0
 SHORT_UP_TO = 1000
 #: What may be in a run beside the producer, the consumer group and the share group.
-PARTS = ("transactions", "classic", "mixed")
+PARTS = ("transactions", "classic", "mixed", "queues")
 
 
 class Run:
@@ -80,7 +82,6 @@ class Run:
         cluster = self.cluster = SimCluster(kernel, self.count, configs)
         cluster.synced = self.synced
         load = self.load = Workload(cluster)
-        self.logs = LogsChecker(cluster)
         kernel.trace(f"{self.count} brokers, synced {self.synced}, faults {self.faults}")
         for machine in cluster.brokers.values():
             machine.start()
@@ -92,7 +93,7 @@ class Run:
         for index in range(self.rng.randint(1, 3)):
             load.run(f"reader-{index}", clients.read_in_group)
         for index in range(self.rng.randint(1, 3)):
-            load.run(f"worker-{index}", clients.work_in_share_group)
+            load.run(f"worker-{index}", shares.work_in_share_group)
         load.run("observer", clients.observe)
         if "transactions" in self.parts:
             load.run("accountant", transactions.prepare)
@@ -106,11 +107,25 @@ class Run:
         if "mixed" in self.parts:
             for index in range(self.rng.randint(1, 2)):
                 load.run(f"mixed-{index}", classic.read_in_mixed_group)
+        if "queues" in self.parts:
+            self._queues()
         self._befall()
         self._rest()
 
+    def _queues(self) -> None:
+        """Two share groups that ask for more than the defaults."""
+        load, rng = self.load, random.Random(f"{self.seed} queues")
+        load.queues = queues.Queues(load)
+        load.run("foreman", queues.prepare)
+        self.cluster.until(lambda: load.queues.prepared, 30.0, "the queues are there")
+        load.run("boss", queues.produce)
+        load.run("scaler", shares.watch_lags)
+        for group, member in (("sorter", queues.sort), ("hoarder", queues.hoard)):
+            for index in range(rng.randint(1, 2)):
+                load.run(f"{group}-{index}", member)
+
     def _look(self) -> None:
-        self.logs.look()
+        self.load.look()
         self.kernel.after(LOOK_S, self._look)
 
     def _befall(self) -> None:
@@ -164,9 +179,14 @@ class Run:
             load.run("last classic", classic.read_to_the_end)
             through = load.classic
             cluster.until(lambda: through.is_through, self.rest_s, "the classic group is through")
-        self.logs.look_through()
+        if "queues" in self.parts:
+            load.run("last clerk", queues.read_to_the_end)
+            cluster.until(lambda: load.queues.is_through, self.rest_s, "the queues are through")
+        load.logs.look_through()
+        load.shares.look()
         assert load.final is not None
         load.histories.finish(load.final, load.ends)
+        load.share.finish(load.final)
         if "classic" in self.parts:
             load.classic.finish(load.final)
 
@@ -182,9 +202,9 @@ def shown(run: Run) -> Iterator[None]:
 
 
 def of_seed(seed: int, **options: Any) -> Run:
-    """The run that a seed alone stands for: up to `SHORT_UP_TO` a short one, of which CI can have
-    them all; those above are for nights."""
-    return Run(seed, short=seed <= SHORT_UP_TO, **options)
+    """Return the run of a seed alone: a short one for CI up to `SHORT_UP_TO` and for drawn seeds,
+    and a long one for the seeds between them, which are for nights."""
+    return Run(seed, short=seed <= SHORT_UP_TO or seed >= DRAWN_FROM, **options)
 
 
 def try_seed(seed: int) -> None:

@@ -16,6 +16,7 @@ class Violation(AssertionError):
 
     def __init__(self, invariant: str, detail: str) -> None:
         super().__init__(f"{invariant}: {detail}")
+        self.invariant = invariant
 
 
 class Batch(NamedTuple):
@@ -62,10 +63,21 @@ class Checker:
         if self.leaders.setdefault(key, partition.node_id) != partition.node_id:
             raise Violation("one_leader", f"{self.leaders[key]} and {partition.node_id} in {key}")
 
+    def served(self, partition: Partition) -> None:
+        """A leader has answered a follower's fetch without an error."""
+        epoch = partition.log.latest_epoch
+        if epoch != partition.leader_epoch:
+            raise Violation(
+                "noted_epoch",
+                f"{partition.node_id} serves in {partition.leader_epoch}, its log ends in {epoch}",
+            )
+
     def advanced(self, partition: Partition, incarnation: int) -> None:
         """A high watermark has moved, on a leader or a follower."""
         key = (partition.node_id, incarnation, partition.index)
         index, end = partition.index, partition.high_watermark
+        if end > partition.log.log_end_offset:
+            raise Violation("high_watermark_in_log", f"{key}: {end} is past the log's end")
         before = self.high_watermarks.get(key)
         if before is not None and end < before:
             raise Violation("monotone_high_watermark", f"{key}: {end} after {before}")

@@ -93,7 +93,9 @@ class ReplicaCluster:
         min_isr: int = 2,
         group_commit: bool = False,
         keep_trace: bool = False,
+        clients: bool = True,
     ) -> None:
+        """Without `clients` nobody writes or looks by themselves."""
         self.world = World(seed, keep_trace=keep_trace)
         self.network = Network(self.world)
         self.partition_count = partitions
@@ -115,12 +117,13 @@ class ReplicaCluster:
         # The first image has every broker in sync, so that the first leaders are elected from it.
         self.producers = [
             Producer(self, 1 + at * PRODUCERS + k, at)
-            for at in range(partitions)
+            for at in range(partitions if clients else 0)
             for k in range(PRODUCERS)
         ]
         self._version = -1
         self.world.after(0, self._control)
-        self.world.after(0, self._look)
+        if clients:
+            self.world.after(0, self._look)
 
     def _control(self) -> None:
         """The controller's ticks, and what it pushes to the brokers."""

@@ -133,6 +133,11 @@ class Controller:
                 self._change(at, leader=replica)
                 return
 
+    def elect(self, at: int, replica: int) -> None:
+        """Let a replica lead that is in sync."""
+        assert replica in self.partitions[at].isr
+        self._change(at, leader=replica)
+
     # Decisions.
 
     def _leave(self, at: int, broker: int, *, lost: bool) -> None:

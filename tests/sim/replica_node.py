@@ -381,6 +381,8 @@ class ReplicaNode:
                 parked.replica_id, parked.broker_epoch, fetch,
                 max_bytes=FETCH_BYTES, min_one=True, now_ms=self.world.now_ms,
             )  # fmt: skip
+            if not answer.error_code:
+                self.cluster.checker.served(self.partitions[key[1]])
             must |= bool(answer.error_code or answer.diverging or answer.records)
             found[key] = answer
         self._serve_waiting()

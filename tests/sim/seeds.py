@@ -12,21 +12,31 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import TypeVar
 
 import pytest
+from seeding import drawn_seeds
 
 E = TypeVar("E", bound=AssertionError)
 #: Seeds that a process is given at a time.
 SHARE = 4
 
 
-def chosen(variable: str, usual: str) -> tuple[int, int]:
-    """First and last seed, `from-to` in the environment or as usual."""
-    first, last = (int(n) for n in os.environ.get(variable, usual).split("-"))
-    return first, last
+def chosen(variable: str, *, recorded: int, drawn: int) -> list[range]:
+    """Return the seeds from 1 to `recorded`, which are the same in each run, and `drawn` ones of
+    this run (`seeding`); or those that the environment names instead, as `from-to`."""
+    named = os.environ.get(variable)
+    if named is None:
+        return [range(1, recorded + 1), drawn_seeds(drawn)]
+    first, last = (int(n) for n in named.split("-"))
+    return [range(first, last + 1)]
 
 
-def chunked(first: int, last: int, size: int) -> pytest.MarkDecorator:
+def one_seed() -> int:
+    """Return the seed that `make sim SEED=n` names, or else one of this run."""
+    return int(os.environ.get("SEED") or drawn_seeds(1).start)
+
+
+def chunked(ranges: Iterable[range], size: int) -> pytest.MarkDecorator:
     """The parameter `seeds` of a test: `size` seeds each time."""
-    chunks = [range(at, min(at + size, last + 1)) for at in range(first, last + 1, size)]
+    chunks = [some[at : at + size] for some in ranges for at in range(0, len(some), size)]
     return pytest.mark.parametrize("seeds", chunks, ids=lambda s: f"{s.start}-{s.stop - 1}")
 
 

@@ -40,7 +40,7 @@ CASES = [
     Case("takes_any_response", "must not become", 1),
     Case(
         "changes_voters_before_commit",
-        "leader",
+        "single_leader",
         35,
         ("voter_removed", "voter_removed", "partition", "voter_added"),
         3,

@@ -70,6 +70,9 @@ class Network:
         self.delay_ms = (1, 8)
         #: Of a hundred messages, one takes much longer and so is overtaken.
         self.straggler_ms = 300
+        #: Directed links whose messages wait in `held` for `release`.
+        self.hold: set[tuple[int, int]] = set()
+        self.held: list[tuple[int, int, Callable[[], None]]] = []
 
     def carry(self, source: int, to: int, deliver: Callable[[], None]) -> None:
         """Maybe call `deliver` some time later, maybe twice."""
@@ -84,5 +87,14 @@ class Network:
             self._world.after(delay_ms, lambda: self._arrive(source, to, deliver))
 
     def _arrive(self, source: int, to: int, deliver: Callable[[], None]) -> None:
-        if (source, to) not in self.cut:
+        if (source, to) in self.hold:
+            self.held.append((source, to, deliver))
+        elif (source, to) not in self.cut:
             deliver()
+
+    def release(self) -> None:
+        """Deliver what was held, and hold nothing more."""
+        held, self.held = self.held, []
+        self.hold.clear()
+        for source, to, deliver in held:
+            self._arrive(source, to, deliver)

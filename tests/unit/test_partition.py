@@ -140,6 +140,27 @@ class Registered(NamedTuple):
     replicas: tuple[int, ...] = (1, 2, 3)
 
 
+def test_a_new_leader_syncs_what_a_restart_left_unsynced() -> None:
+    """Under group commit its high watermark waits for the disk, and no append may come that
+    requests the sync: what was committed could be read by nobody."""
+    storage = MemoryStorage()
+    append(partition(storage), b"a", b"b")
+    back = Partition(
+        "t", UUID(int=1), 0, open_log(storage), node_id=1, leader_id=2, leader_epoch=3,
+        isr=(1, 2), replicas=(1, 2),
+    )  # fmt: skip
+    asked: list[Partition] = []
+    back.sync_requested = asked.append
+    back.sync_tail()
+    back.register(Registered(leader_epoch=4, isr=(1, 2), replicas=(1, 2)), 0)
+    assert not asked and back.log.recovery_point < back.log.log_end_offset
+
+    back.group_commit = True
+    back.sync_tail()
+    back.register(Registered(leader_epoch=5, partition_epoch=2, isr=(1, 2), replicas=(1, 2)), 0)
+    assert asked == [back, back]
+
+
 class Led:
     """Broker 1 of three; time is a number, and what it asks of the controller a list."""
 

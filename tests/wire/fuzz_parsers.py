@@ -3,7 +3,8 @@
 `python fuzz_parsers.py --seconds 60` gives each target its share of the time, in a process of its
 own (libFuzzer ends one at the first finding). Each target may raise the one error that its parser
 declares; anything else, ten seconds for one input, or a gigabyte, is a finding. Inputs that found
-something new are kept in `build/fuzz` and are where the next run starts.
+something new are kept in `build/fuzz` and are where the next run starts. `--seed` or SEED repeats
+the mutations of a run that started from the same inputs.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ with (
     else contextlib.nullcontext()
 ):  # fmt: skip
     from hostile_requests import Author
+    from seeding import SEED
     from shoal.coordinator.contract import Record
     from shoal.coordinator.group import consumer_protocol
     from shoal.coordinator.group import records as group_records
@@ -151,14 +153,15 @@ def seeds(target: str) -> Iterator[bytes]:
             yield bytes(build_marker(committed=True, **marker))
 
 
-def fuzz(target: str, seconds: int) -> None:
+def fuzz(target: str, seconds: int, seed: int) -> None:
     """Fuzz one target in this process; ends it."""
     kept = KEPT / target
     kept.mkdir(parents=True, exist_ok=True)
     for number, data in enumerate(seeds(target)):
         (kept / f"seed-{number}").write_bytes(data)
     flags = [
-        f"-max_total_time={seconds}", "-timeout=10", "-rss_limit_mb=1024", "-max_len=4096",
+        f"-max_total_time={seconds}", f"-seed={seed % (1 << 32) or 1}", "-timeout=10",
+        "-rss_limit_mb=1024", "-max_len=4096",
         "-print_final_stats=1", "-verbosity=0", f"-artifact_prefix={KEPT}/found-{target}-",
     ]  # fmt: skip
     atheris.Setup([sys.argv[0], *flags, str(kept)], TARGETS[target])
@@ -170,16 +173,21 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=300, help="for all targets together")
     parser.add_argument("--target", choices=TARGETS, help="one target, in this process")
     parser.add_argument("--input", type=Path, help="run one input through --target, as it is")
+    parser.add_argument(
+        "--seed", type=int, default=SEED, help="what mutations are drawn from; SEED, or a new one"
+    )
     words = parser.parse_args()
     if words.input is not None:
         TARGETS[words.target](words.input.read_bytes())
     elif words.target is not None:
-        fuzz(words.target, words.seconds)
+        fuzz(words.target, words.seconds, words.seed)
     else:
+        print(f"SEED={words.seed}", flush=True)
         share, failed = max(1, words.seconds // len(TARGETS)), []
         for target in TARGETS:
             begun = time.monotonic()
             command = [sys.executable, __file__, "--target", target, "--seconds", str(share)]
+            command += ["--seed", str(words.seed)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             told = [x for x in done.stderr.splitlines() if "number_of_executed_units" in x]
             count = told[0].split()[-1] if told else "?"
@@ -188,7 +196,10 @@ def main() -> None:
                 failed.append(target)
                 print(done.stdout[-3000:], done.stderr[-3000:], sep="\n", flush=True)
         if failed:
-            sys.exit(f"found something in {', '.join(failed)}; the inputs are in {KEPT}")
+            sys.exit(
+                f"found something in {', '.join(failed)} with --seed {words.seed};"
+                f" the inputs are in {KEPT}"
+            )
 
 
 if __name__ == "__main__":

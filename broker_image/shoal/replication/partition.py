@@ -255,6 +255,17 @@ class Partition:
             except AppendRefused:
                 pass  # Followers are refused until the epoch is noted.
         self._follow_replicas()
+        self.sync_tail()
+
+    def sync_tail(self) -> None:
+        """Request a sync if a leader under group commit has records that are not on disk.
+
+        Its high watermark waits for the disk. After a restart or an election no append may come
+        that requests the sync.
+        """
+        unsynced = self.log.recovery_point < self.log.log_end_offset
+        if unsynced and self.group_commit and self.is_leader:
+            self.sync_requested(self)
 
     def altered(self, isr: tuple[int, ...], partition_epoch: int) -> None:
         """The controller has taken the ISR that was asked for."""

@@ -207,3 +207,4 @@ def _adopt(partition: Partition, settings: Mapping[str, Any], lag_time_max_ms: i
     partition.lag_time_max_ms = lag_time_max_ms
     # Kafka syncs before it answers when every message is to be flushed, so that asks for it too.
     partition.group_commit = settings["shoal.flush.group.commit"] or settings["flush.messages"] <= 1
+    partition.sync_tail()

@@ -45,13 +45,28 @@ class Failure(NamedTuple):
 class StateWrite:
     """What changed of one share partition since its last write, and who waits for it."""
 
-    __slots__ = ("_doomed", "_leader", "_waiters", "begun_ms", "changes", "delays")
+    __slots__ = (
+        "_doomed",
+        "_leader",
+        "_waiters",
+        "begun_ms",
+        "changes",
+        "delays",
+        "delivery_complete_count",
+        "start_offset",
+    )
 
     def __init__(
         self, leader: ShareLeader, changes: Sequence[StateBatch], waiters: Sequence[Waiter]
     ) -> None:
-        """Takes over the waits and the doomed records of the leader's window."""
+        """Takes over the waits and the doomed records of the leader's window.
+
+        The start offset and the complete count belong to `changes`. A write that is carried
+        elsewhere may be decided later, when the window has moved on.
+        """
         share = leader.share
+        self.start_offset = share.start_offset
+        self.delivery_complete_count = share.complete
         self._leader = leader
         self._waiters = waiters
         self.changes = changes
@@ -72,8 +87,8 @@ class StateWrite:
             leader.key,
             state_epoch=share.state_epoch,
             leader_epoch=share.leader_epoch,
-            start_offset=share.start_offset,
-            delivery_complete_count=share.complete,
+            start_offset=self.start_offset,
+            delivery_complete_count=self.delivery_complete_count,
             batches=self.changes,
             delays=self.delays,
         )

@@ -93,14 +93,15 @@ async def _topic(broker: Broker, group_id: str, name: str, indexes: list[int]) -
 
 
 async def _ends(broker: Broker, topic: TopicImage, indexes: Iterable[int]) -> dict[int, int]:
-    """The high watermarks of a topic's partitions, as their leaders tell; without those whose
-    leader does not."""
+    """Return the high watermarks of a topic's partitions, as their leaders have them. Partitions
+    whose leader does not answer, or does not have it yet (KIP-207), are left out."""
     ends: dict[int, int] = {}
     elsewhere: dict[int, list[int]] = {}
     for index in indexes:
         partition = broker.partitions.get(topic.topic_id, index)
         if partition is not None and partition.is_leader:
-            ends[index] = partition.high_watermark
+            if not partition.is_behind:
+                ends[index] = partition.high_watermark
         elif 0 <= index < len(topic.partitions) and topic.partitions[index].leader >= 0:
             elsewhere.setdefault(topic.partitions[index].leader, []).append(index)
     asked = (_ask(broker, leader, topic.name, some) for leader, some in elsewhere.items())

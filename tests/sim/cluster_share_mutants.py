@@ -1,0 +1,142 @@
+"""Share groups with one rule broken, each by name: one for each rule of the checkers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from shoal.coordinator.share import acquisition, records, selection
+from shoal.coordinator.share.locks import Lock
+from shoal.coordinator.share.share_partition import SharePartition, StateBatch
+from shoal.coordinator.share.state_store import Change, ShareStateShard
+from shoal.coordinator.share.states import AVAILABLE
+from shoal.server import share_policies
+from shoal.server.dead_letters import DeadLetters
+from shoal.server.handlers import describe_share_group_offsets
+from shoal.server.share import ShareService
+from sim.cluster_shares import LOCK_S
+
+#: How much earlier or later a lock may end than its member was told.
+_ASTRAY_MS = 1_500
+
+
+def _lock_for(patch: pytest.MonkeyPatch, astray_ms: int) -> None:
+    """Let locks run for another time than members are told."""
+
+    def lock(member_id: str, deadline_ms: int, **facts: Any) -> Lock:
+        return Lock(member_id, deadline_ms + astray_ms, **facts)
+
+    patch.setattr(acquisition, "Lock", lock)
+    patch.setattr(selection, "Lock", lock)
+
+
+def ends_locks_early(patch: pytest.MonkeyPatch) -> None:
+    """Records are given to others while a member may still work on them."""
+    _lock_for(patch, -_ASTRAY_MS)
+
+
+def ends_locks_late(patch: pytest.MonkeyPatch) -> None:
+    """An acknowledgement is taken though its lock has ended."""
+    _lock_for(patch, int(LOCK_S * 1000) + _ASTRAY_MS)
+
+
+def passes_released_records(patch: pytest.MonkeyPatch) -> None:
+    """The start offset moves past records that were delivered and came back."""
+    real = SharePartition.advance
+
+    def advance(self: SharePartition) -> None:
+        changes: list[StateBatch] = []
+        runs = self.runs
+        if len(runs) and runs.states[0] == AVAILABLE and runs.counts[0] > 0:
+            self.archive(runs.firsts[0], runs.last(0), changes)
+        real(self)
+
+    patch.setattr(SharePartition, "advance", advance)
+
+
+def loads_from_the_log_start(patch: pytest.MonkeyPatch) -> None:
+    """A new leader begins where the log does, not where the group was."""
+    real = SharePartition.load
+
+    def load(start_offset: int, batches: Any, **options: Any) -> SharePartition:
+        return real(options["log_start_offset"], (), **options)
+
+    patch.setattr(SharePartition, "load", load)
+
+
+def takes_more_than_the_limit(patch: pytest.MonkeyPatch) -> None:
+    """New records are acquired however many are in flight."""
+    patch.setattr(SharePartition, "in_flight", property(lambda self: 0))
+
+
+def takes_back_each_delivery(patch: pytest.MonkeyPatch) -> None:
+    """A delivery whose lock ended is not counted."""
+    real = SharePartition._unlock
+
+    def unlock(self: SharePartition, *arguments: Any, **options: Any) -> None:
+        real(self, *arguments, **{**options, "undelivered": True})
+
+    patch.setattr(SharePartition, "_unlock", unlock)
+
+
+def counts_nothing_complete(patch: pytest.MonkeyPatch) -> None:
+    """The count of complete records behind the start offset is not persisted: the lag is too high
+    until the start offset has passed them."""
+    real = ShareStateShard.write
+
+    def write(self: ShareStateShard, *arguments: Any, **options: Any) -> Change:
+        return real(self, *arguments, **{**options, "delivery_complete_count": 0})
+
+    patch.setattr(ShareStateShard, "write", write)
+
+
+def reports_no_complete_records(patch: pytest.MonkeyPatch) -> None:
+    """The lag that is reported is from the start offset to the end."""
+    real = describe_share_group_offsets._partition
+
+    def partition(index: int, summary: Mapping[str, Any], end: int) -> dict[str, Any]:
+        return real(index, {**summary, "delivery_complete_count": 0}, end)
+
+    patch.setattr(describe_share_group_offsets, "_partition", partition)
+
+
+def forgets_settled_records_in_snapshots(patch: pytest.MonkeyPatch) -> None:
+    """A snapshot of a share partition's state has its start offset alone."""
+    real = records.snapshot
+    patch.setattr(
+        records, "snapshot", lambda key, **fields: real(key, **{**fields, "state_batches": ()})
+    )
+
+
+def knows_no_keys(patch: pytest.MonkeyPatch) -> None:
+    """A group with key order gets records in the order of the log, whatever their keys."""
+    patch.setattr(share_policies, "selection", lambda config: None)
+
+
+def writes_no_dead_letters(patch: pytest.MonkeyPatch) -> None:
+    """A record whose delivery failed for good leaves its group, and no letter is written."""
+    patch.setattr(
+        DeadLetters, "add", lambda self, doomed: self._leader.letters_written(doomed, dropped=True)
+    )
+
+
+def wakes_nobody(patch: pytest.MonkeyPatch) -> None:
+    """Fetches that wait do not hear of records that are available again."""
+    patch.setattr(ShareService, "wake", lambda self, leader: None)
+
+
+SHARE_MUTANTS = (
+    ends_locks_early,
+    ends_locks_late,
+    passes_released_records,
+    loads_from_the_log_start,
+    takes_more_than_the_limit,
+    takes_back_each_delivery,
+    counts_nothing_complete,
+    reports_no_complete_records,
+    forgets_settled_records_in_snapshots,
+    knows_no_keys,
+    writes_no_dead_letters,
+    wakes_nobody,
+)

@@ -1,0 +1,324 @@
+"""What must hold of a share group in a simulated cluster, by what its members saw.
+
+All times are the kernel's; a call has the time it began at and the time its answer came. `Hold` is
+a look at the brokers at the time of an answer (`cluster_shares_checker`): as long as a share
+partition has the same leader in memory and a member the same session there, only the member itself
+or the end of its time ends its lock.
+
+* `share-accepted-twice`: two accepts of one record were answered with success.
+* `share-redelivered`: a record was acquired again by a call that began after the answer that
+  settled it (accept or reject).
+* `share-two-holders`: somebody else acquired a record, from beginning to end of the call, between
+  a member's acquiring it and its accept, and the accept was taken.
+* `share-lock-overlap`: a record was acquired while another member's lock on it ran.
+* `share-late-accept`: an acknowledgement was taken that was sent after its lock had ended.
+* `share-delivery-count`: above the limit or below 1; or not above that of a delivery before, which
+  ended in an acknowledged release, or was made by the same leader.
+* `share-key-order`: a record was delivered while one before it with the same key was not complete.
+* `share-lag`: the lag that the broker reports is not the log's end without what is complete.
+* `share-dead-letters`: a rejected record has no dead letter, or one that was accepted has; or a
+  record left the group without an acknowledgement, and its letter does not give the reason.
+* `share-start-offset`, `share-terminal`, `share-in-flight`, `share-stuck`: as the brokers have it
+  (`cluster_shares_checker`).
+* `share-lost`: neither settled nor given out again when all is quiet.
+* `unseen`: a committed record was never given to a member.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sim.cluster_kernel import Violation
+
+Record = tuple[str, int, int]
+Where = tuple[str, int]
+#: How long a lock runs, and what a broker's clock, which counts milliseconds, may differ by.
+LOCK_S, TICK_S = 2.0, 0.001
+
+
+class Hold(NamedTuple):
+    """What holds a member's locks: the leader of the share partition in a broker's memory, and the
+    member's session there. `in_time` says that all brokers' clocks are right."""
+
+    leader: object
+    session: object
+    in_time: bool
+
+    def lasts(self, now: Hold | None) -> bool:
+        """Whether nothing has ended the member's locks but time, as a look `now` shows."""
+        return (
+            now is not None
+            and self.session is not None
+            and self.leader is now.leader
+            and self.session is now.session
+            and now.in_time
+        )
+
+
+@dataclass(eq=False)
+class Delivery:
+    """A record as a share member got it."""
+
+    member: str
+    began: float
+    answered: float
+    count: int
+    hold: Hold | None = field(default=None, repr=False)
+    #: When its lock began at the latest: with the answer, or with that of a renewal.
+    locked: float = 0.0
+    #: The member has sent something that ends its lock.
+    ended: bool = False
+    #: It has asked for a renewal, and has no answer.
+    renewing: bool = False
+
+    def __post_init__(self) -> None:
+        self.locked = self.answered
+
+
+class Settled(NamedTuple):
+    """A record's end by a member's accept or reject that was answered with success."""
+
+    member: str
+    delivery: Delivery
+    sent: float
+    answered: float
+    accepted: bool
+
+
+class Letter(NamedTuple):
+    """A dead letter, by its headers."""
+
+    record: Record
+    delivery_count: int
+
+
+@dataclass(eq=False)
+class ShareRecord:
+    """All that members saw of one record."""
+
+    deliveries: list[Delivery] = field(default_factory=list)
+    settled: Settled | None = None
+    #: The count and the answer's time of the newest release that was acknowledged.
+    released: tuple[int, float] = (0, 0.0)
+    #: Acknowledgements that were sent, and nobody knows whether they were taken.
+    unanswered: int = 0
+    #: When accepts and rejects were sent that were not refused, and of what kind they were.
+    asked: list[tuple[float, bool]] = field(default_factory=list)
+
+
+class ShareHistory:
+    """Takes what the members of one group see, and raises `Violation` for what can't be."""
+
+    def __init__(
+        self,
+        group: str,
+        delivery_count_limit: int,
+        counts: Counter[str],
+        saw: Callable[[Record, bytes | None, str], None],
+        look: Callable[[Record, str], Hold | None] = lambda record, member: None,
+    ) -> None:
+        """`saw` takes what a member got, `look` finds what holds a member's lock on a record."""
+        self.group = group
+        self.limit = delivery_count_limit
+        self.records: dict[Record, ShareRecord] = {}
+        self.counts = counts
+        #: By partition: records that are settled for sure, and those of which somebody asked it.
+        self.settled_counts: Counter[Where] = Counter()
+        self.asked_counts: Counter[Where] = Counter()
+        self._asked: set[Record] = set()
+        self._saw, self._look = saw, look
+
+    # Deliveries.
+
+    def acquired(self, record: Record, value: bytes | None, delivery: Delivery) -> None:
+        self._saw(record, value, delivery.member)
+        self.counts["acquired"] += 1
+        shared = self.records.setdefault(record, ShareRecord())
+        settled = shared.settled
+        if settled is not None and delivery.began > settled.answered:
+            raise Violation("share-redelivered", f"{record}: {delivery} after {settled}")
+        if settled is not None and settled.accepted:
+            self._one_holder(record, settled, delivery)
+        if not 1 <= delivery.count <= self.limit:
+            raise Violation("share-delivery-count", f"{record}: {delivery}")
+        count, at = shared.released
+        if delivery.began > at and delivery.count <= count:
+            raise Violation(
+                "share-delivery-count", f"{record}: {delivery} after a release with count {count}"
+            )
+        delivery.hold = self._look(record, delivery.member)
+        for other in shared.deliveries:
+            self._counts_on(record, other, delivery)
+            self._one_lock(record, other, delivery)
+        shared.deliveries.append(delivery)
+
+    def _counts_on(self, record: Record, other: Delivery, delivery: Delivery) -> None:
+        """One leader counts every delivery."""
+        a, b = other.hold, delivery.hold
+        same_leader = a is not None and b is not None and a.leader is b.leader
+        if same_leader and other.answered < delivery.began and delivery.count <= other.count:
+            raise Violation("share-delivery-count", f"{record}: {delivery} after {other}")
+
+    def _one_lock(self, record: Record, other: Delivery, delivery: Delivery) -> None:
+        """No lock begins while another one runs."""
+        now = delivery.answered
+        if other.ended or other.hold is None or delivery.hold is None:
+            return
+        comes_later = other.answered <= delivery.began
+        lasts_s = LOCK_S - TICK_S
+        if not comes_later and now >= delivery.began + lasts_s:
+            return  # It may have been the first of the two, and be over.
+        if now < other.began + lasts_s and other.hold.lasts(self._look(record, other.member)):
+            raise Violation("share-lock-overlap", f"{record}: {delivery} while {other}")
+
+    def _one_holder(self, record: Record, settled: Settled, other: Delivery) -> None:
+        if other is not settled.delivery and (
+            settled.delivery.answered < other.began and other.answered < settled.sent
+        ):
+            raise Violation("share-two-holders", f"{record}: {other} within {settled}")
+
+    # Acknowledgements.
+
+    def sending(
+        self, record: Record, delivery: Delivery, sent: float, accepted: bool | None
+    ) -> None:
+        """An accept, a reject (False) or a release (None) leaves its member."""
+        shared = self.records[record]
+        shared.unanswered += 1
+        delivery.ended = True
+        if accepted is not None:
+            shared.asked.append((sent, accepted))
+            if record not in self._asked:
+                self._asked.add(record)
+                self.asked_counts[record[:2]] += 1
+
+    def refused(self, record: Record, sent: float, accepted: bool | None) -> None:
+        """It was not taken."""
+        shared = self.records[record]
+        shared.unanswered -= 1
+        if accepted is not None:
+            shared.asked.remove((sent, accepted))
+
+    def settled(
+        self, record: Record, delivery: Delivery, sent: float, answered: float, *, accepted: bool
+    ) -> None:
+        shared = self.records[record]
+        shared.unanswered -= 1
+        self._in_time(record, delivery, sent)
+        before = shared.settled
+        now = Settled(delivery.member, delivery, sent, answered, accepted)
+        if before is not None:
+            raise Violation("share-accepted-twice", f"{record}: {before} and {now}")
+        shared.settled = now
+        self.settled_counts[record[:2]] += 1
+        self.counts["accepted" if accepted else "rejected"] += 1
+        for other in shared.deliveries:
+            if other.began > answered:
+                raise Violation("share-redelivered", f"{record}: {other} after {now}")
+            self._one_holder(record, now, other)
+
+    def released(self, record: Record, delivery: Delivery, sent: float, answered: float) -> None:
+        shared = self.records[record]
+        shared.unanswered -= 1
+        self._in_time(record, delivery, sent)
+        if delivery.count > shared.released[0]:
+            shared.released = (delivery.count, answered)
+        self.counts["released"] += 1
+
+    def _in_time(self, record: Record, delivery: Delivery, sent: float) -> None:
+        now = self._look(record, delivery.member)
+        if now is None or not now.in_time or delivery.renewing:
+            return
+        if sent > delivery.locked + LOCK_S + TICK_S:
+            raise Violation("share-late-accept", f"{record}: {delivery}, sent at {sent}")
+
+    def renewing(self, deliveries: Iterable[Delivery]) -> None:
+        """Locks may begin anew from now on."""
+        for delivery in deliveries:
+            delivery.renewing = True
+
+    def renewed(self, deliveries: Iterable[Delivery], answered: float) -> None:
+        """They have."""
+        for delivery in deliveries:
+            delivery.renewing, delivery.locked = False, answered
+
+    # Facts for other checkers.
+
+    def may_be_complete(self, record: Record) -> bool:
+        """Whether somebody asked for a record's end, or it was delivered as often as may be."""
+        shared = self.records.get(record)
+        if shared is None:
+            return False
+        return record in self._asked or any(d.count >= self.limit for d in shared.deliveries)
+
+    def lag_seen(self, where: Where, lag: int, *, settled: int, end: int, least_end: int) -> None:
+        """The broker reported a lag: `settled` records were before it was asked, and the log ended
+        at `least_end` then and at `end` when it had answered."""
+        self.counts["lags"] += 1
+        if lag > end - settled:
+            raise Violation("share-lag", f"{where} has {lag}: end {end}, {settled} settled")
+        if lag < least_end - self.asked_counts[where]:
+            asked = self.asked_counts[where]
+            raise Violation("share-lag", f"{where} has {lag}: end {least_end}, {asked} asked for")
+
+    # At the end.
+
+    def finish(self, final: Iterable[Record]) -> None:
+        """`final` is what a consumer reads when all is quiet."""
+        for record in final:
+            shared = self.records.get(record)
+            if shared is None:
+                raise Violation("unseen", f"{record} by {self.group}")
+            if shared.settled is None and not shared.unanswered:
+                raise Violation("share-lost", f"{record}: {shared}")
+
+    def finish_keys(self, keys: Mapping[Record, bytes | None], letters: Iterable[Letter]) -> None:
+        """Each record was delivered when all before it with its key were complete."""
+        # When those reached their limit no member knows.
+        given_up = {one.record for one in letters if one.delivery_count >= self.limit}
+        by_key: dict[tuple[Where, bytes], list[Record]] = {}
+        for record in sorted(keys):
+            key = keys[record]
+            if key is not None:
+                by_key.setdefault((record[:2], key), []).append(record)
+        for records in by_key.values():
+            complete = 0.0  # When all of those before may have been.
+            for record in records:
+                shared = self.records.get(record, ShareRecord())
+                for delivery in shared.deliveries:
+                    if delivery.answered < complete:
+                        raise Violation(
+                            "share-key-order", f"{record}: {delivery}, before them {records}"
+                        )
+                if record in given_up:
+                    continue
+                if shared.asked:
+                    complete = max(complete, min(sent for sent, _ in shared.asked))
+                else:
+                    raise Violation("share-key-order", f"{record} was passed by: {shared}")
+
+    def finish_letters(self, final: Iterable[Record], letters: Iterable[Letter]) -> None:
+        """Dead letters are those of the records that were rejected, or delivered in vain as often
+        as may be. One may be written twice, when its first write was not known to be committed."""
+        by_record: dict[Record, Letter] = {letter.record: letter for letter in letters}
+        known = set(final)
+        for record, letter in by_record.items():
+            shared = self.records.get(record, ShareRecord())
+            settled = shared.settled
+            rejected = any(not accepted for _, accepted in shared.asked)
+            accepted = settled is not None and settled.accepted
+            if record not in known or accepted:
+                raise Violation("share-dead-letters", f"{letter} of {shared}")
+            if not rejected and letter.delivery_count < self.limit:
+                raise Violation("share-dead-letters", f"{letter} without a reason: {shared}")
+        for record in known - by_record.keys():
+            shared = self.records.get(record, ShareRecord())
+            settled = shared.settled
+            if not any(accepted for _, accepted in shared.asked) or (
+                settled is not None and not settled.accepted
+            ):
+                raise Violation("share-dead-letters", f"{record} has none: {shared}")
+        self.counts["letters"] += len(by_record)

@@ -1,0 +1,273 @@
+"""What must hold of share groups on the brokers of a simulated cluster, looked at from within. It
+only reads: the windows of share partitions in memory, every so often, and the committed records of
+`__share_group_state`, all of them.
+
+* `share-start-offset`: goes back, in a leader's window or as committed; or passes a record whose
+  end no member has asked for.
+* `share-terminal`: a record whose delivery is complete, as committed, is not so any more.
+* `share-lag`: the count of complete records is not that of the records that are complete, in a
+  window or as committed; what is reported is judged by `cluster_shares`.
+* `share-in-flight`: more records than `share.partition.max.record.locks` and the rest of the last
+  batch are in flight, or locks hold other records than the window says.
+* `share-stuck`: records are available, and a fetch that waits for them is not answered.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from uuid import UUID
+
+from shoal.coordinator.contract import Record as StateRecord
+from shoal.coordinator.share.records import RecordType, ShareKey, decode, state_batches
+from shoal.coordinator.share.share_partition import SharePartition
+from shoal.coordinator.share.state_store import NONE
+from shoal.coordinator.share.states import ACQUIRED, AVAILABLE, is_terminal
+from shoal.record.batch import BatchHeader
+from shoal.record.records import read_records
+from shoal.server.broker import Broker
+from shoal.server.share_leader import Phase, ShareLeader
+from shoal.server.share_states import TOPIC as STATES
+from sim.cluster_brokers import BrokerMachine, SimCluster
+from sim.cluster_kernel import Violation
+from sim.cluster_logs_checker import LogsChecker
+from sim.cluster_shares import Hold, Record, ShareHistory, Where
+
+#: Deliveries of one record that may get lost, so that no member has seen any of them.
+UNSEEN_MAX = 20
+#: How long a fetch may wait for what is there.
+STUCK_S = 0.5
+
+
+class _Committed:
+    """A share partition's state, as committed."""
+
+    def __init__(self, state_epoch: int, start: int) -> None:
+        self.state_epoch = state_epoch
+        self.start = start
+        #: Offsets whose delivery is complete, from the start offset on, and their state.
+        self.terminal: dict[int, int] = {}
+
+
+class _Window:
+    """What was seen of one leader's window."""
+
+    def __init__(self, leader: ShareLeader) -> None:
+        self.leader = leader
+        self.start = 0
+        #: A fetch that waits though something is available, and since when.
+        self.waiting: object = None
+        self.since = 0.0
+
+
+class SharesChecker:
+    """Looks at all brokers, and takes what `LogsChecker` finds committed."""
+
+    def __init__(self, cluster: SimCluster, logs: LogsChecker) -> None:
+        self.cluster = cluster
+        self.logs = logs
+        self.histories: dict[str, ShareHistory] = {}
+        self.counts: Counter[str] = Counter()
+        self._committed: dict[ShareKey, _Committed] = {}
+        self._windows: dict[tuple[int, ShareKey], _Window] = {}
+        #: The most records of one batch, by partition.
+        self._largest: Counter[Where] = Counter()
+        logs.on_batch.append(self._batch)
+
+    # For what members see.
+
+    def look_at(self, group: str, record: Record, member: str) -> Hold | None:
+        """What holds a member's lock on a record now; None unless exactly one broker leads."""
+        found = [
+            (broker, leader)
+            for _, broker in self.cluster.running()
+            if (topic := broker.image.topics.get(record[0])) is not None
+            and (leader := broker.share.find(group, topic.topic_id, record[1])) is not None
+            and leader.phase is Phase.ACTIVE
+        ]
+        if len(found) != 1:
+            return None
+        ((broker, leader),) = found
+        in_time = not any(machine.clock_offset_s for machine in self.cluster.brokers.values())
+        return Hold(leader, broker.share.sessions.get(group, member), in_time)
+
+    def ends(self, where: Where, *, newest: bool = False) -> tuple[int, bool]:
+        """Where a partition's log ends for sure, as committed, or its `newest` end on any broker;
+        and whether one broker leads it."""
+        partitions = [
+            partition
+            for _, broker in self.cluster.running()
+            if (partition := broker.partitions.by_name(*where)) is not None
+        ]
+        alone = sum(partition.is_leader for partition in partitions) == 1
+        ledger = self.logs.ledgers.get(where)
+        end = 0 if ledger is None else ledger.end
+        if newest:
+            end = max([end, *(partition.log.log_end_offset for partition in partitions)])
+        return end, alone
+
+    # In memory.
+
+    def look(self) -> None:
+        """Check all windows. Raises `Violation`."""
+        for machine, broker in self.cluster.running():
+            for of_group in broker.share.leaders.values():
+                for leader in of_group.values():
+                    if leader.phase is Phase.ACTIVE:
+                        self._window(machine, broker, leader)
+
+    def _window(self, machine: BrokerMachine, broker: Broker, leader: ShareLeader) -> None:
+        window = self._windows.get((machine.id, leader.key))
+        if window is None or window.leader is not leader:
+            window = self._windows[(machine.id, leader.key)] = _Window(leader)
+        share, name = leader.share, f"{machine.name} {leader.key}"
+        if share.start_offset < window.start:
+            raise Violation("share-start-offset", f"{name}: {window.start} to {share.start_offset}")
+        self._passed(leader.key, leader.partition.topic, window.start, share.start_offset)
+        window.start = share.start_offset
+        complete, acquired, gaps = _counted(share, name)
+        if complete != share.complete:
+            raise Violation("share-lag", f"{name}: {complete} are complete, not {share.complete}")
+        self._in_flight(leader, acquired, gaps, name)
+        self._stuck(machine, broker, leader, window)
+        self.counts["windows"] += 1
+
+    def _in_flight(self, leader: ShareLeader, acquired: int, gaps: int, name: str) -> None:
+        share, partition = leader.share, leader.partition
+        held = sum(lock.held for lock in share.locks.live.values())
+        if held != acquired:
+            raise Violation("share-in-flight", f"{name}: locks hold {held}, {acquired} acquired")
+        most = leader.settings.max_record_locks
+        most += max(0, self._largest[(partition.topic, partition.index)] - 1)
+        in_flight = share.end_offset - share.start_offset - gaps
+        if leader.settings.selection is not None:
+            in_flight = held
+        if in_flight > most:
+            raise Violation("share-in-flight", f"{name}: {in_flight}, and at most {most}")
+
+    def _stuck(
+        self, machine: BrokerMachine, broker: Broker, leader: ShareLeader, window: _Window
+    ) -> None:
+        kernel, process = self.cluster.kernel, machine.process
+        waiting = None
+        if (
+            process is not None
+            and process.held is None
+            and not broker.replicas.is_cut_off(leader.partition)
+            and _has_something(leader)
+        ):
+            parked = broker.purgatory._by_key.get(leader.wake_key) or {}
+            waiting = next((one for one in parked if not one.future.done()), None)
+        if waiting is None or waiting is not window.waiting:
+            window.waiting, window.since = waiting, kernel.now
+        elif kernel.now - window.since > STUCK_S:
+            raise Violation(
+                "share-stuck",
+                f"{machine.name} {leader.key} has records since {window.since}, a fetch waits",
+            )
+
+    def _passed(self, key: ShareKey, topic: str, before: int, start: int) -> None:
+        """A start offset has moved."""
+        history = self.histories.get(key.group_id)
+        if history is None or history.limit < UNSEEN_MAX:
+            return
+        for offset in range(before, start):
+            record = (topic, key.partition, offset)
+            if not history.may_be_complete(record):
+                raise Violation(
+                    "share-start-offset", f"{key} is at {start}, past {record}: nobody ended it"
+                )
+
+    # As committed.
+
+    def _batch(self, where: Where, header: BatchHeader, data: bytes) -> None:
+        """One more batch is committed."""
+        self._largest[where] = max(self._largest[where], header.next_offset - header.base_offset)
+        if where[0] != STATES or header.is_control:
+            return
+        for record in read_records(data):
+            decoded = decode(StateRecord(bytes(record.key or b""), record.value))
+            if decoded is None:
+                continue
+            if decoded.value is None:
+                self._committed.pop(decoded.key, None)
+            elif decoded.type is RecordType.SHARE_SNAPSHOT:
+                self._snapshot(decoded.key, decoded.value)
+            elif decoded.key in self._committed:
+                state = self._committed[decoded.key]
+                self._apply(decoded.key, state, decoded.value, dict(state.terminal))
+
+    def _snapshot(self, key: ShareKey, value: dict[str, Any]) -> None:
+        known = self._committed.get(key)
+        if known is None or known.state_epoch != value["state_epoch"]:
+            known = self._committed[key] = _Committed(value["state_epoch"], value["start_offset"])
+        start = max(known.start, value["start_offset"])
+        told = {o for first, last, *_ in state_batches(value) for o in range(first, last + 1)}
+        for offset in sorted(known.terminal):
+            if offset >= start and offset not in told:
+                raise Violation("share-terminal", f"{key}: a snapshot is without {offset}")
+        self._apply(key, known, value, {})
+
+    def _apply(
+        self, key: ShareKey, state: _Committed, value: dict[str, Any], terminal: dict[int, int]
+    ) -> None:
+        """Lay a record over what is known; `terminal` begins with what it does not speak of."""
+        start, topic = value["start_offset"], self._topic(key.topic_id)
+        if start == NONE:
+            start = state.start
+        elif start < state.start:
+            raise Violation("share-start-offset", f"{key}: {state.start} to {start}, as committed")
+        elif topic is not None and state.start >= 0:
+            self._passed(key, topic, state.start, start)
+        for first, last, now, _ in state_batches(value):
+            for offset in range(max(first, start), last + 1):
+                before = state.terminal.get(offset, now)
+                if before != now:
+                    raise Violation("share-terminal", f"{key} {offset}: {before} to {now}")
+                if is_terminal(now):
+                    terminal[offset] = now
+        state.start = start
+        state.terminal = {offset: of for offset, of in terminal.items() if offset >= start}
+        complete = value.get("delivery_complete_count", NONE)
+        if complete not in (NONE, len(state.terminal)):
+            raise Violation(
+                "share-lag", f"{key}: {complete} complete as committed, not {len(state.terminal)}"
+            )
+        self.counts["states"] += 1
+
+    def _topic(self, topic_id: UUID) -> str | None:
+        for _, broker in self.cluster.running():
+            topic = broker.image.topics_by_id.get(topic_id)
+            if topic is not None:
+                return topic.name
+        return None
+
+
+def _counted(share: SharePartition, name: str) -> tuple[int, int, int]:
+    """Offsets of a window that are complete, those that are acquired, and those of the complete
+    ones that never were."""
+    runs = share.runs
+    complete = acquired = gaps = 0
+    for row, state in enumerate(runs.states):
+        size = runs.last(row) - runs.firsts[row] + 1
+        if is_terminal(state):
+            complete += size
+            gaps += size if runs.counts[row] == 0 else 0
+        elif state == ACQUIRED:
+            acquired += size
+            if runs.locks[row] not in share.locks.live:
+                raise Violation("share-in-flight", f"{name}: no lock on {runs.firsts[row]}")
+    return complete, acquired, gaps
+
+
+def _has_something(leader: ShareLeader) -> bool:
+    """Whether a fetch would get something."""
+    settings, share, selection = leader.settings, leader.share, leader.selection
+    if leader.held(settings):
+        return False
+    if settings.selection is not None:
+        return selection is not None and selection.may_choose() and not leader.is_full(settings)
+    if AVAILABLE in share.runs.states:
+        return True
+    new = share.end_offset < leader.limit(settings)
+    return new and share.in_flight < settings.max_record_locks

@@ -1,0 +1,369 @@
+"""Scenes of replication: three brokers with one partition, to which exactly one thing happens.
+
+A scene is a function of a `ReplicaScene`. It holds with the code as it is, and breaks the rule that
+`SCENES` names with the mutant that `SCENES` names. Random faults find these mutants in one seed of
+hundreds, or never.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from shoal.protocol.errors import ErrorCode
+from shoal.record.records import build_batch
+from shoal.replication.partition import Partition
+from sim.replica_cluster import CLIENT, LIVENESS_MS, ReplicaCluster
+from sim.replica_controller import Registered
+from sim.replica_node import LAG_TIME_MAX_MS, REQUEST_TIMEOUT_MS, Produce
+
+#: How long one step of a scene may take.
+STEP_MS = 5_000
+#: Enough for a message and its answer.
+ROUND_TRIP_MS = 40
+#: A value that leaves no room for another record in one answer to a follower.
+LARGE = b"x" * 900
+#: A sync that does not end within a scene.
+NEVER_MS = (1_000_000, 1_000_000)
+
+
+class Written:
+    """One record that was sent to a leader; `code` is None until the answer came."""
+
+    def __init__(self) -> None:
+        self.code: ErrorCode | None = None
+
+
+class ReplicaScene:
+    """The cluster, in sync, with broker 1 as leader. Time passes only in `until` and `passes`."""
+
+    def __init__(self, *, group_commit: bool = False) -> None:
+        self.cluster = ReplicaCluster(1, partitions=1, group_commit=group_commit, clients=False)
+        self.world, self.network = self.cluster.world, self.cluster.network
+        self.network.duplication, self.network.straggler_ms = 0.0, 0
+        self._sent = 0
+        self.until(lambda: len(self.cluster.controller.image.brokers) == 3, "all brokers are in")
+        if self.in_force.leader != 1:
+            self.cluster.controller.elect(0, 1)
+        self.leads(1)
+        self.passes(REQUEST_TIMEOUT_MS)
+        self.write(1, told=True)
+        self.until(self.cluster.in_sync, "all replicas are in sync")
+
+    @property
+    def in_force(self) -> Registered:
+        """The partition as the controller has it."""
+        return self.cluster.controller.partitions[0]
+
+    def replica(self, id: int) -> Partition:
+        return self.cluster.nodes[id].partitions[0]
+
+    def end(self, id: int) -> int:
+        return self.replica(id).log.log_end_offset
+
+    def until(self, done: Callable[[], bool], what: str, limit_ms: int = STEP_MS) -> None:
+        if not done():
+            happened = self.world.run_until(self.world.now_ms + limit_ms, done)
+            assert happened, f"the scene waits for this in vain: {what}"
+
+    def passes(self, duration_ms: int) -> None:
+        self.world.run_until(self.world.now_ms + duration_ms)
+
+    def write(self, id: int, value: bytes = b"", *, told: bool = False) -> Written:
+        """Send one record with acks=all to a broker, and wait for success if it is to be `told`."""
+        self._sent += 1
+        value = b"%d %s" % (self._sent, value)
+        written = Written()
+        node = self.cluster.nodes[id]
+
+        def answered(code: ErrorCode, offset: int) -> None:
+            written.code = code
+            if code is ErrorCode.none:
+                self.cluster.checker.told(0, offset, value)
+
+        def reply(code: ErrorCode, offset: int) -> None:
+            self.network.carry(id, CLIENT, lambda: answered(code, offset))
+
+        data = bytes(build_batch([(self.world.now_ms, None, value, ())]))
+        node.alive(lambda: node.produce(Produce(0, data), reply))()
+        if told:
+            self.until(lambda: written.code is ErrorCode.none, "an acknowledged record")
+        return written
+
+    # What happens to it.
+
+    def cut(self, *links: tuple[int, int]) -> None:
+        """Lose what is sent over these links, from source to target, from now on."""
+        self.network.cut |= set(links)
+
+    def heal(self, *links: tuple[int, int]) -> None:
+        self.network.cut -= set(links)
+
+    def part(self, *ids: int) -> list[tuple[int, int]]:
+        """The links between these brokers and the others, in both directions."""
+        others = [id for id in self.cluster.nodes if id not in ids]
+        return [link for a in ids for b in others for link in ((a, b), (b, a))]
+
+    def elect(self, id: int) -> None:
+        """Have the controller let an in-sync replica lead; it and all that hear of it know."""
+        self.cluster.controller.elect(0, id)
+        self.until(lambda: self.replica(id).is_leader, f"{id} leads")
+        self.passes(ROUND_TRIP_MS)
+
+    def kill(self, *ids: int) -> None:
+        for id in ids:
+            self.cluster.nodes[id].stop(lambda n: n - 1)
+
+    def lose_power(self, *ids: int) -> None:
+        """Nothing that was not synced is left."""
+        for id in ids:
+            self.cluster.nodes[id].stop(lambda n: 0)
+
+    def start(self, *ids: int) -> None:
+        for id in ids:
+            self.cluster.nodes[id].sync_ms = (0, 4)
+            self.cluster.nodes[id].start()
+
+    def leads(self, id: int) -> None:
+        self.until(lambda: self.in_force.leader == id, f"the controller elects {id}")
+        self.until(lambda: self.replica(id).is_leader, f"{id} leads")
+
+    def out_of_isr(self, id: int) -> None:
+        self.until(lambda: id not in self.in_force.isr, f"{id} leaves the ISR")
+
+    def rest(self) -> None:
+        """End all that happens, write one more record, and check that all replicas agree."""
+        self.network.cut.clear()
+        self.network.release()
+        self.start(*[id for id, node in self.cluster.nodes.items() if not node.up])
+        self.until(
+            lambda: len(self.in_force.isr) == len(self.cluster.nodes), "a full ISR", LIVENESS_MS
+        )
+        self.until(lambda: self.replica(self.in_force.leader).is_leader, "a leader")
+        self.write(self.in_force.leader, told=True)
+        self.until(self.cluster.in_sync, "all replicas are in sync", LIVENESS_MS)
+        self.cluster.check()
+
+
+def the_answer_to_a_joining_is_lost(scene: ReplicaScene) -> None:
+    """The controller takes broker 3 into the ISR, and its leader never hears of it. What follows is
+    written while 3 is cut off, and 3 is elected then."""
+    scene.cut(*scene.part(3))
+    scene.write(1)
+    scene.out_of_isr(3)
+    scene.passes(ROUND_TRIP_MS)
+    scene.cut((0, 1))
+    scene.heal(*scene.part(3))
+    scene.until(lambda: 3 in scene.in_force.isr, "3 joins the ISR")
+    scene.cut(*scene.part(3))
+    scene.passes(LAG_TIME_MAX_MS + REQUEST_TIMEOUT_MS)  # The leader counts 3 as lagging by now.
+    scene.write(1)
+    scene.passes(2 * REQUEST_TIMEOUT_MS)
+    scene.kill(1, 2)
+    scene.leads(3)
+    scene.rest()
+
+
+def the_request_to_leave_is_lost(scene: ReplicaScene) -> None:
+    """The leader asks for an ISR without broker 3, and the controller never hears of it. What is
+    written then is not on 3, which is elected."""
+    scene.cut(*scene.part(3))
+    scene.write(1)
+    scene.passes(LAG_TIME_MAX_MS - ROUND_TRIP_MS)
+    scene.cut((1, 0))
+    scene.passes(2 * ROUND_TRIP_MS)
+    scene.write(1)
+    scene.passes(2 * ROUND_TRIP_MS)
+    scene.kill(1, 2)
+    scene.leads(3)
+    scene.rest()
+
+
+def a_follower_is_far_behind(scene: ReplicaScene) -> None:
+    """Broker 3 comes back to more records than one fetch brings, and the others die as soon as it
+    is in the ISR."""
+    scene.cut(*scene.part(3))
+    scene.write(1)
+    scene.out_of_isr(3)
+    for _ in range(60):
+        scene.write(1)
+    scene.write(1, told=True)
+    scene.heal(*scene.part(3))
+    scene.until(lambda: 3 in scene.in_force.isr, "3 joins the ISR")
+    scene.cut(*scene.part(3))
+    scene.kill(1, 2)
+    scene.leads(3)
+    scene.rest()
+
+
+def a_follower_fetches_and_loses_its_disk(scene: ReplicaScene) -> None:
+    """Broker 3 has caught up and loses power before it is in the ISR: what it fetched is not on its
+    disk. It registers again and cannot reach its leader, who may now add it (KIP-903)."""
+    scene.cluster.nodes[3].sync_ms = NEVER_MS
+    scene.cut(*scene.part(3))
+    scene.write(1)
+    scene.out_of_isr(3)
+    scene.write(1, told=True)
+    scene.cut((1, 0))
+    scene.heal(*scene.part(3))
+    scene.until(lambda: scene.end(3) == scene.end(1), "3 has caught up")
+    scene.passes(ROUND_TRIP_MS)
+    scene.cut(*scene.part(3))
+    scene.lose_power(3)
+    scene.start(3)
+    state = scene.cluster.controller.states[3]
+    scene.until(
+        lambda: state.incarnation == scene.cluster.nodes[3].incarnation and not state.fenced,
+        "3 is registered",
+    )
+    scene.heal((1, 0))
+    scene.passes(3 * REQUEST_TIMEOUT_MS)
+    scene.kill(1, 2)
+    scene.passes(2 * STEP_MS // 5)
+    scene.rest()
+
+
+def the_isr_is_below_its_minimum(scene: ReplicaScene) -> None:
+    """The leader is cut off with a record that nobody else has, is the last in the ISR, and dies.
+    One that left the ISR before is elected (KIP-966)."""
+    scene.cut(*scene.part(1))
+    scene.write(1)
+    scene.until(lambda: scene.in_force.isr == (1,), "the leader is alone in the ISR")
+    scene.passes(ROUND_TRIP_MS)
+    scene.kill(1)
+    scene.heal(*scene.part(1))
+    scene.leads(2)
+    scene.rest()
+
+
+def a_follower_knows_an_old_high_watermark(scene: ReplicaScene) -> None:
+    """Broker 3 has a committed record and does not know that it is, and behind it one that only the
+    dead leader had. It cuts its log by the next leader's word, and is elected (KIP-101)."""
+    before = scene.end(1)
+    scene.cut((1, 2))
+    scene.write(1, LARGE)
+    scene.write(1)
+    scene.until(lambda: scene.end(3) == before + 2, "3 has both records")
+    scene.cut((1, 3))
+    scene.passes(ROUND_TRIP_MS)
+    scene.heal((1, 2))
+    leader = scene.replica(1)
+    scene.until(lambda: leader.high_watermark == before + 1, "the first record is committed")
+    scene.cut((1, 2))
+    scene.passes(ROUND_TRIP_MS)
+    scene.kill(1)
+    scene.leads(2)
+    scene.until(lambda: scene.end(3) < before + 2, "3 has cut its log")
+    scene.kill(2)
+    scene.leads(3)
+    scene.rest()
+
+
+def an_answer_comes_two_epochs_late(scene: ReplicaScene) -> None:
+    """Broker 2 tells broker 3 to cut its log, in an answer that comes after another leader told the
+    same. By then 3 has a committed record there, and is elected."""
+    before = scene.end(1)
+    scene.cut((1, 2))
+    scene.write(1)
+    scene.until(lambda: scene.end(3) == before + 1, "3 has a record that 2 lacks")
+    scene.network.hold.add((2, 3))
+    scene.elect(2)
+    scene.until(lambda: bool(scene.network.held), "an answer is late")
+    scene.heal((1, 2))
+    scene.until(lambda: scene.end(1) == before, "1 has cut its log")
+    scene.elect(1)
+    scene.until(lambda: scene.end(3) == before, "3 has cut its log")
+    scene.write(1, told=True)
+    assert scene.end(3) == before + 1
+    scene.elect(2)
+    scene.cut((3, 2))
+    scene.network.release()
+    scene.passes(ROUND_TRIP_MS)
+    scene.kill(1, 2)
+    scene.leads(3)
+    scene.rest()
+
+
+def a_fetch_comes_two_epochs_late(scene: ReplicaScene) -> None:
+    """Broker 3 asks for what follows a record that it has cut off when its fetch arrives. The same
+    broker leads again, in a later epoch, and must not take 3 for having that record."""
+    before = scene.end(1)
+    scene.passes(ROUND_TRIP_MS)
+    scene.cut((1, 2))
+    scene.network.hold.add((3, 1))
+    scene.write(1)
+    scene.until(lambda: scene.end(3) == before + 1, "3 has the record")
+    scene.until(lambda: bool(scene.network.held), "its fetch is late")
+    scene.cut((2, 1))
+    scene.elect(2)
+    scene.until(lambda: scene.end(3) == before, "3 has cut its log")
+    assert scene.end(1) == before + 1
+    scene.elect(1)
+    scene.cut((1, 3))
+    scene.heal((1, 2), (2, 1))
+    scene.network.release()
+    scene.until(lambda: scene.end(2) == before + 1, "2 has the record")
+    scene.passes(ROUND_TRIP_MS)
+    scene.kill(1, 2)
+    scene.leads(3)
+    scene.rest()
+
+
+def a_leader_comes_back_as_a_follower(scene: ReplicaScene) -> None:
+    """A leader that is cut off has a record that is not committed, and its producer waits. It must
+    not acknowledge that record when the next leader's one at the same offset is committed."""
+    scene.cut(*scene.part(1))
+    scene.write(1)
+    scene.passes(ROUND_TRIP_MS)
+    scene.elect(2)
+    scene.heal(*scene.part(1))
+    scene.write(2, told=True)
+    scene.until(scene.cluster.in_sync, "all replicas are in sync")
+    scene.passes(ROUND_TRIP_MS)
+    scene.rest()
+
+
+def all_followers_lose_power(scene: ReplicaScene) -> None:
+    """Records are acknowledged once they are on every disk of the ISR. The followers' disks do not
+    come to it, the leader dies, and the followers lose power."""
+    for id in (2, 3):
+        scene.cluster.nodes[id].sync_ms = NEVER_MS
+    scene.passes(2 * REQUEST_TIMEOUT_MS)  # Their last syncs that end soon.
+    scene.write(1)
+    scene.passes(REQUEST_TIMEOUT_MS)
+    scene.kill(1)
+    scene.leads(2)
+    scene.lose_power(2, 3)
+    scene.passes(STEP_MS // 2)
+    scene.start(2, 3)
+    scene.leads(2)
+    scene.rest()
+
+
+class Case(NamedTuple):
+    """A scene, and the rules by which it finds a mutant."""
+
+    mutant: str
+    caught_by: tuple[str, ...]
+    scene: Callable[[ReplicaScene], None]
+    group_commit: bool = False
+
+    def play(self) -> None:
+        self.scene(ReplicaScene(group_commit=self.group_commit))
+
+
+LOST = ("acknowledged", "committed_prefix")
+SCENES = [
+    Case("commits_by_itself", LOST, a_leader_comes_back_as_a_follower),
+    Case("shrinks_before_the_controller_does", LOST, the_request_to_leave_is_lost),
+    Case("forgets_who_joins", LOST, the_answer_to_a_joining_is_lost),
+    Case("takes_silence_for_refusal", LOST, the_answer_to_a_joining_is_lost),
+    Case("joins_before_it_has_caught_up", LOST, a_follower_is_far_behind),
+    Case("joins_as_its_earlier_self", LOST, a_follower_fetches_and_loses_its_disk),
+    Case("commits_below_min_isr", LOST, the_isr_is_below_its_minimum),
+    Case("cuts_to_its_high_watermark", LOST, a_follower_knows_an_old_high_watermark),
+    Case("takes_answers_of_another_epoch", LOST, an_answer_comes_two_epochs_late),
+    Case("answers_any_epoch", LOST, a_fetch_comes_two_epochs_late),
+    Case("acknowledges_in_a_later_epoch", LOST, a_leader_comes_back_as_a_follower),
+    Case("fetches_on_before_its_cut_is_durable", LOST, all_followers_lose_power, group_commit=True),
+]

@@ -1,0 +1,57 @@
+"""Each run of the tests draws new inputs, prints its seed, and says how to repeat a failure."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+#: Fails with what it has drawn: the seed, by Hypothesis without shrinking, and for a simulation.
+SAMPLE = """
+from hypothesis import Phase, given, settings, strategies
+from seeding import SEED, drawn_seeds
+
+@settings(phases=[Phase.generate])
+@given(strategies.lists(strategies.integers(), min_size=5))
+def test_sample(numbers):
+    assert not any(numbers), f"drawn {SEED} {numbers} {drawn_seeds(2)}"
+"""
+
+
+def failing_run(folder: Path, seed: str = "") -> tuple[str, str]:
+    """Run the sample; gives what it printed, and what it drew."""
+    (folder / "test_sample.py").write_text(SAMPLE)
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "CI": "true", "SEED": seed}
+    command = [sys.executable, "-m", "pytest", "-p", "conftest", "test_sample.py"]
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    drawn = re.search(r"AssertionError: (drawn \d+ .*)", done.stdout)
+    assert drawn is not None, done.stdout
+    return done.stdout, drawn[1]
+
+
+def test_a_run_draws_anew_and_can_be_repeated(tmp_path: Path) -> None:
+    printed, drawn = failing_run(tmp_path)
+    seed = re.search(r"^SEED=(\d+) ", printed, re.MULTILINE)
+    assert seed is not None
+    assert re.search(rf"^SEED={seed[1]} \S+ -m pytest test_sample.py::test_sample$", printed, re.M)
+    assert "reproduce_failure" in printed
+    _, other = failing_run(tmp_path)
+    assert other != drawn
+    printed, again = failing_run(tmp_path, seed[1])
+    assert again == drawn
+    assert f"SEED={seed[1]}" in printed
+
+
+def test_a_seed_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(TESTS), "SEED": "abc"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import seeding"], cwd=tmp_path, env=environment,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "SEED=abc is not a number" in done.stderr
