@@ -162,11 +162,7 @@ class ShareGroups:
         return Result((group.initialization_record(initialization),))
 
     def start_reset(self, group_id: str, partitions: Assignment, token: Token) -> Result:
-        """Before the offsets of an empty group are set (AlterShareGroupOffsets): these partitions
-        are initializing; the caller says when they are. Replies with the `state_epoch` to use.
-
-        Raises GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP.
-        """
+        """See `Initializations.start_reset`."""
         return self._initializations.start_reset(group_id, partitions, token)
 
     def start_deletion(self, group_id: str, topics: Sequence[UUID] | None, token: Token) -> Result:
