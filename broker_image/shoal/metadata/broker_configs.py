@@ -230,7 +230,7 @@ group.consumer.max.assignment.interval.ms int 15000 0..
 group.consumer.regex.refresh.interval.ms int 600000 10000.. internal
     Milliseconds between two evaluations of a subscribed pattern.
 # applied: Share groups (KIP-932)
-group.share.max.size int 200 1..1000
+group.share.max.size int 200 1..10000
     Members that a share group may have.
 group.share.max.share.sessions int 2000 1..
     Share sessions that this broker keeps at a time; at least group.share.max.size.

@@ -8,7 +8,7 @@ Whoever does that work says when it is done, or has failed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -17,10 +17,8 @@ from shoal.coordinator.group.assignment import Assignment
 from shoal.coordinator.group.groups import Context, Draft
 from shoal.coordinator.group.share_group import (
     Initialization,
-    Member,
     NamedPartitions,
     ShareGroup,
-    subscribed,
 )
 from shoal.coordinator.group.topics import Catalog
 
@@ -53,21 +51,26 @@ class Initializations:
     def ask(
         self,
         group: ShareGroup,
-        members: Mapping[str, Member],
+        names: frozenset[str],
         epoch: int,
         draft: Draft,
         now_ms: int,
         *,
         look: bool,
     ) -> Initialization:
-        """Ask for the state of subscribed partitions that have none, unless that was just done."""
+        """Ask for the state of the partitions of topics `names` that have none.
+
+        Does nothing for partitions that it has asked for within the retry interval.
+        """
         known = group.initialization
         if not look and not known.initializing:
             return known
         retry_ms = self._context.settings.group_share_initialize_retry_interval_ms
         asked = self._asked_ms[group.group_id]
         missing: dict[UUID, frozenset[int]] = {}
-        for topic in sorted(self.catalog.ids_of(subscribed(members))):
+        for topic in sorted(self.catalog.ids_of(names)):
+            if len(known.of(topic)) == len(self.catalog.partitions_of(topic)):
+                continue
             partitions = frozenset(self.catalog.partitions_of(topic)) - known.of(topic)
             asked_ms = asked.get(topic)
             if asked_ms is not None and now_ms - asked_ms < retry_ms:
