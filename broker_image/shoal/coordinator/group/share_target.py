@@ -26,8 +26,8 @@ from shoal.coordinator.group.topics import Catalog
 
 #: Changes of one step: some 10 ms of work, and 200 kB of records.
 MOVES_MAX = 500
-#: The pause between two steps, for other work.
-STEP_PAUSE_MS = 10
+#: The pause between two steps, for other work, and what a heartbeat may change in that time.
+STEP_PAUSE_MS, PAUSE_MOVES_MAX = 10, 20
 
 
 class Plan(NamedTuple):
@@ -57,6 +57,8 @@ class _Kept:
     initialization: Initialization
     #: A full assignment was begun and needs more steps.
     unsettled: bool = False
+    #: When the next step may be taken.
+    next_step_ms: int = 0
 
 
 class TargetAssignments:
@@ -105,12 +107,16 @@ class TargetAssignments:
         kept = self._changed(group, change, initialization)
         due_ms = self._assignment_due_ms(group)
         full = now_ms >= due_ms or kept.unsettled
-        done = (kept.shares.settle if full else kept.shares.fill)(MOVES_MAX)
+        pauses = now_ms < kept.next_step_ms
+        step = kept.shares.settle if full else kept.shares.fill
+        done = step(PAUSE_MOVES_MAX if pauses else MOVES_MAX)
         kept.unsettled = full and not done
+        if not done and not pauses:
+            kept.next_step_ms = now_ms + STEP_PAUSE_MS
         if full and done:
             self._context.deadlines.cancel(_key(group))
         else:
-            self._context.deadlines.set(_key(group), due_ms if done else now_ms + STEP_PAUSE_MS)
+            self._context.deadlines.set(_key(group), due_ms if done else kept.next_step_ms)
         changed = {}
         for member_id in kept.shares.take_changed():
             assignment = kept.shares.assignment(member_id)
