@@ -280,7 +280,8 @@ shoal.group.share.connection.lost.grace.ms int 300 0..
     Milliseconds that a share member may be without a connection before it counts as gone.
 shoal.group.share.takeover.heartbeat.interval.ms int 400 0..
     Milliseconds between heartbeats for each reader of the partition with the fewest, so that
-    members soon take over from a dead one; 0 leaves share.heartbeat.interval.ms alone.
+    members soon take over from a dead one; 0 leaves share.heartbeat.interval.ms alone. A group is
+    asked for 1,000 heartbeats a second at most.
 share.coordinator.state.topic.num.partitions int 50 1..
     Partitions of __share_group_state; fixed once the topic exists.
 share.coordinator.state.topic.replication.factor short 3 1..

@@ -13,6 +13,9 @@ assignment. Two promises shape it beyond Kafka's:
   asked to heartbeat every `shoal.group.share.takeover.heartbeat.interval.ms` while a partition has
   but one reader, and half as often with two, and so on down to the configured interval. A member
   that lives after all is told UNKNOWN_MEMBER_ID and joins again, at the price of one heartbeat.
+  A large group is asked for `HEARTBEATS_PER_S` at most in this way.
+
+No step of a heartbeat, a join or a leave looks at all members.
 
 Assigning is `share_target`; what is to be initialized, `share_initialization`.
 """
