@@ -3,6 +3,10 @@
 Each step is put to both brokers, and the answers must be equal: error codes at the top and of every
 topic and partition, group states and epochs, start offsets and lag, and what Kafka's tools print.
 Shoal is restarted in between, since all of it is durable.
+
+Shoal differs on purpose where Kafka's answer is of no use: a start offset below -1 is refused, where
+Kafka stores it; the lag behind a start offset beyond the log's end is 0, where Kafka's is negative;
+and a partition below 0 is unknown, where Kafka answers UNKNOWN_SERVER_ERROR for the whole request.
 """
 
 from __future__ import annotations
@@ -343,5 +347,20 @@ def test_a_member_starts_where_the_offset_was_set(tmp_path: Path) -> None:
         assert group["partitions"] == []
         shoal.run("groups", "delete", "jobs")
         assert shoal.json("groups", "list") == []
+    finally:
+        broker.kill9()
+
+
+def test_offsets_of_no_use(tmp_path: Path) -> None:
+    broker = ShoalProcess(tmp_path).start()
+    try:
+        admin = Admin(broker.bootstrap)
+        admin.prepare()
+        assert admin.alter("g", ("a", [(0, -2), (1, 0)])) == ("invalid_request", [])
+        assert admin.state("g")[0] == "group_id_not_found"
+        unknown = (-1, "unknown_topic_or_partition")
+        rows = ("a", True, [unknown, (0, "none")])
+        assert admin.alter("g", ("a", [(-1, 4), (0, 50)])) == ("none", [rows])
+        assert admin.describe("g") == ("none", [("a", True, [(0, 50, 0, 0, "none")])])
     finally:
         broker.kill9()
