@@ -4,9 +4,9 @@ Each step is put to both brokers, and the answers must be equal: error codes at 
 topic and partition, group states and epochs, start offsets and lag, and what Kafka's tools print.
 Shoal is restarted in between, since all of it is durable.
 
-Shoal differs on purpose where Kafka's answer is of no use: a start offset below -1 is refused, where
-Kafka stores it; the lag behind a start offset beyond the log's end is 0, where Kafka's is negative;
-and a partition below 0 is unknown, where Kafka answers UNKNOWN_SERVER_ERROR for the whole request.
+Shoal differs on purpose where Kafka's answer is of no use. It refuses a start offset below -1,
+which Kafka stores. The lag of a start offset beyond the log's end is 0; Kafka's is negative.
+A partition below 0 is unknown; Kafka answers UNKNOWN_SERVER_ERROR for the whole request.
 """
 
 from __future__ import annotations
@@ -202,8 +202,21 @@ Steps = Iterator[tuple[str, Any]]
 
 def steps(bootstrap: str, restart: Callable[[], object]) -> Steps:
     """What was asked, and the answer."""
-    admin = Admin(bootstrap)
-    admin.prepare()
+    Admin(bootstrap).prepare()
+    yield from _unknown_group(Admin(bootstrap))
+    yield "alter", Admin(bootstrap).alter("g", ("a", [(0, 5)]))
+    restart()
+    yield from _first_alterations(Admin(bootstrap))
+    yield from _other_types(Admin(bootstrap))
+    yield from _more_alterations(Admin(bootstrap))
+    yield "delete one topic", Admin(bootstrap).delete("g", "b")
+    restart()
+    yield from _deletions(Admin(bootstrap))
+    yield from _members(Admin(bootstrap))
+    yield from _deleted_groups(Admin(bootstrap))
+
+
+def _unknown_group(admin: Admin) -> Steps:
     yield "unknown group: describe", admin.describe("none")
     yield "unknown group: describe named", admin.describe("none", ("a", [0, 7]), ("no", [0]))
     yield "unknown group: delete", admin.delete("none", "a", "no")
@@ -212,9 +225,8 @@ def steps(bootstrap: str, restart: Callable[[], object]) -> Steps:
     yield "empty id: delete", admin.delete("", "a")
     yield "empty id: describe", admin.describe("")
 
-    yield "alter", admin.alter("g", ("a", [(0, 5)]))
-    restart()
-    admin = Admin(bootstrap)
+
+def _first_alterations(admin: Admin) -> Steps:
     yield "state", admin.state("g")
     yield "describe", admin.describe("g")
     yield "describe named", admin.describe("g", ("a", [0, 1, 2, 7]), ("b", [0]), ("no", [0]))
@@ -240,6 +252,8 @@ def steps(bootstrap: str, restart: Callable[[], object]) -> Steps:
     yield "internal topic", admin.alter("internal", ("__consumer_offsets", [(0, 0)]))
     yield "internal topic: state", admin.state("internal")
 
+
+def _other_types(admin: Admin) -> Steps:
     admin.occupy("classic", "consumer", "a")
     for group in ("classic", "consumer"):
         yield f"{group}: alter", admin.alter(group, ("a", [(0, 3)]))
@@ -247,14 +261,16 @@ def steps(bootstrap: str, restart: Callable[[], object]) -> Steps:
         yield f"{group}: describe named", admin.describe(group, ("a", [0]))
         yield f"{group}: delete", admin.delete(group, "a")
 
+
+def _more_alterations(admin: Admin) -> Steps:
     yield "another topic: alter", admin.alter("g", ("b", [(0, 0)]))
     yield "another topic: describe", admin.describe("g")
     yield "again: alter", admin.alter("g", ("a", [(0, 7)]))
     yield "again: state", admin.state("g")
     yield "again: describe", admin.describe("g")
-    yield "delete one topic", admin.delete("g", "b")
-    restart()
-    admin = Admin(bootstrap)
+
+
+def _deletions(admin: Admin) -> Steps:
     yield "one topic deleted: describe", admin.describe("g")
     yield "one topic deleted: describe named", admin.describe("g", ("a", [0]), ("b", [0]))
     yield "one topic deleted: delete again", admin.delete("g", "b")
@@ -266,6 +282,8 @@ def steps(bootstrap: str, restart: Callable[[], object]) -> Steps:
     yield "all deleted: alter", admin.alter("g", ("a", [(0, 3)]))
     yield "all deleted: describe again", admin.describe("g")
 
+
+def _members(admin: Admin) -> Steps:
     member_id = admin.join("busy", "a")
     yield "busy: alter", admin.alter("busy", ("a", [(0, 3)]))
     yield "busy: alter an unknown topic", admin.alter("busy", ("no", [(0, 3)]))
@@ -279,6 +297,9 @@ def steps(bootstrap: str, restart: Callable[[], object]) -> Steps:
     member_id = admin.join("first-member", "a")
     yield "first member: acquired", admin.acquired("first-member", member_id, "a")
     admin.heartbeat("first-member", member_id, -1)
+
+
+def _deleted_groups(admin: Admin) -> Steps:
     gone = admin.wire.call(ApiKey.DELETE_GROUPS, 2, {"groups_names": ["g", "several", "none"]})
     yield "groups deleted", sorted((r.group_id, r.error_code.name) for r in gone.results)
     yield "groups deleted: state", admin.state("g")

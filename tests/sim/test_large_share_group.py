@@ -17,12 +17,13 @@ from shoal.client.connection import Connection, connect
 from shoal.client.errors import ClientError
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+from sim.cluster_clients import wait
 from sim.scenes import Asked, Scene, scene
 
 MEMBERS = int(os.environ.get("LARGE_GROUP_MEMBERS", "500"))
 PARTITIONS, CONNECTIONS, AT_A_TIME = 12, 10, 50
 GROUP, TOPIC, CONSUMER_GROUPS = "crowd", "jobs", 0
-ASSIGNMENT_INTERVAL_S = 1.5
+ASSIGNMENT_INTERVAL_S = ROUND_S = 1.5
 CONFIGS = {
     "group.share.max.size": "10000",
     "group.share.max.share.sessions": "10000",
@@ -68,7 +69,7 @@ class Crowd:
                 self.rounds += 1
             except ClientError:
                 self._close()
-            await asyncio.sleep(1.5)
+            await wait(ROUND_S)
         self._close()
 
     async def _find(self) -> None:

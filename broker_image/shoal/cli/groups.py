@@ -331,11 +331,7 @@ async def reset_offsets(
     else:
         wanted = _shifted(group, partitions, current, shift_by or 0)
     plan = {p: min(max(o, starts[p]), ends[p]) for p, o in wanted.items()}
-    rows = [
-        {"topic": p.topic, "partition": p.partition, "offset": current.get(p), "new_offset": o}
-        for p, o in sorted(plan.items())
-    ]
-    output.rows(format, rows)
+    output.rows(format, _plan_rows(plan, current))
     if not execute:
         if format is Format.TABLE:
             print("\nNothing is changed yet: add --execute to do it.")
@@ -344,6 +340,15 @@ async def reset_offsets(
         raise Failed(f"group {group!r} has {members} members; stop them first.")
     change = admin.share_groups.alter_offsets if kind == SHARE else admin.groups.alter_offsets
     expect(await change(group, plan))
+
+
+def _plan_rows(
+    plan: Mapping[TopicPartition, int], current: Mapping[TopicPartition, int | None]
+) -> list[dict[str, Any]]:
+    return [
+        {"topic": p.topic, "partition": p.partition, "offset": current.get(p), "new_offset": o}
+        for p, o in sorted(plan.items())
+    ]
 
 
 def _shifted(
