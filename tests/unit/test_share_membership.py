@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections import Counter, defaultdict
 from typing import Any
 from uuid import UUID
 
@@ -257,3 +260,98 @@ def test_a_reset_needs_an_empty_group():
     share.heartbeat("a", -1)
     share.sim.submit("s", lambda s, now_ms, t: s.share.start_reset(GROUP, wanted, t))
     assert share.sim.delivered["s"]["state_epoch"] == share.group.epoch
+
+
+LARGE = 10_000
+
+
+def large_group(size: int, partitions: int = 64) -> Share:
+    """A settled group whose members do not time out for as long as a test takes."""
+    share = Share(image(partitions), group_share_max_size=LARGE + 1)
+    share.join("m0")
+    for n in range(1, size):
+        share.heartbeat(f"m{n}")
+    share.sim.advance(2_000)
+    assert share.group.epoch == share.group.assignment_epoch
+    return share
+
+
+def test_a_join_and_a_leave_cost_the_same_in_a_large_group() -> None:
+    """At most twice the CPU of those in a group of 100, and the same number of records."""
+    groups = {size: large_group(size) for size in (100, LARGE)}
+    costs: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for _ in range(25):
+        for size, share in groups.items():
+            for what, step in (
+                ("join", lambda share=share: share.heartbeat("new")),
+                ("heartbeat", lambda share=share: share.heartbeat("m5", share.group.epoch - 1)),
+                ("leave", lambda share=share: share.heartbeat("new", -1)),
+                ("settle", lambda share=share: share.sim.advance(1_100)),
+            ):
+                logged, began = len(share.sim.log), time.process_time_ns()
+                step()
+                costs[size, what].append(time.process_time_ns() - began)
+                costs[size, f"records of a {what}"].append(len(share.sim.log) - logged)
+    middle = {key: statistics.median(found) for key, found in costs.items()}
+    for size, what in middle:
+        if size == LARGE:
+            assert middle[LARGE, what] <= 2 * middle[100, what], (what, middle)
+    targets = groups[LARGE].sim.shard.share._targets
+    assert targets.built == 1
+    sizes = Counter(len(groups[LARGE].assigned(f"m{n}")) for n in range(LARGE))
+    assert sizes.keys() <= {1, 2}
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_thousands_of_members_are_assigned_in_steps(restarts: bool) -> None:
+    """No step is larger than a batch, each answer that was held has work, and a shard that is
+    rebuilt half-way goes on."""
+    size = 2_000 if restarts else LARGE
+    share = Share(image(64), group_share_max_size=LARGE)
+    for n in range(size):
+        share.heartbeat(f"m{n}")
+    (effect,) = share.sim.performed
+    share.sim.submit("state", lambda s, now, _: s.share.initialized(GROUP, effect.partitions, now))
+    assert 0 < len(share.group.target) < size
+    if restarts:
+        share.sim.restart()
+        assert share.heartbeat("m0")["assignment"]["topic_partitions"]
+    share.sim.advance(3_000)
+    if not restarts:
+        assert all(partitions(share.answer(f"m{n}-{n + 1}")) for n in range(size))
+        assert not share.sim.failed
+    assert {len(share.assigned(f"m{n}")) for n in range(size)} <= {1, 2}
+    readers = Counter(p for n in range(size) for p in share.assigned(f"m{n}"))
+    assert set(readers.values()) == {-(-size // 64)}
+    assert share.group.epoch == share.group.assignment_epoch
+    assert share.sim.rebuilt().hard_state() == share.sim.shard.hard_state()
+
+
+def test_a_member_whose_assignment_stays_follows_the_epoch_without_a_record() -> None:
+    share = Share(image(1))
+    epoch = share.join("a")["member_epoch"]
+    share.sim.advance(2_000)
+    share.heartbeat("b")
+    share.sim.advance(2_000)
+    taken = share.heartbeat("a", epoch)["member_epoch"]
+    assert taken == share.group.epoch > epoch
+    share.heartbeat("c")
+    share.sim.advance(2_000)
+    logged = len(share.sim.log)
+    later = share.heartbeat("a", taken)
+    assert later["member_epoch"] == share.group.epoch > taken and "assignment" not in later
+    assert len(share.sim.log) == logged
+    # An epoch that the member was told is accepted again; one ahead of the group's is fenced.
+    assert share.heartbeat("a", taken)["member_epoch"] == later["member_epoch"]
+    assert share.heartbeat("a", share.group.epoch + 1) is ErrorCode.fenced_member_epoch
+    token = f"d-{share.count}"
+    share.sim.submit(token, lambda s, _, t: s.share.describe(GROUP, t))
+    epochs = {m["member_id"]: m["member_epoch"] for m in share.answer(token)["members"]}
+    assert epochs["a"] == share.group.epoch
+
+
+def test_members_of_a_large_group_are_asked_for_a_bounded_number_of_heartbeats() -> None:
+    share = large_group(2_000, partitions=2_000)
+    answer = share.heartbeat("m7")
+    assert answer["heartbeat_interval_ms"] == 2_000
+    assert large_group(50, partitions=50).heartbeat("m7")["heartbeat_interval_ms"] == 400

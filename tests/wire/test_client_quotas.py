@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -229,3 +230,34 @@ def test_connections_at_a_time(start_broker: Callable[..., ShoalProcess]) -> Non
             return not again.refused()
 
     eventually(served)
+
+
+def test_quotas_survive_a_metadata_snapshot(tmp_path: Path) -> None:
+    """After a restart the image comes from the snapshot, not from the log before it."""
+    configs = {"metadata.log.max.record.bytes.between.snapshots": "1"}
+    broker = ShoalProcess(tmp_path, configs=configs).start()
+    everyone, ann_x = [("user", None)], [("user", "ann"), ("client-id", "x")]
+    try:
+        with WireClient(broker.bootstrap) as client:
+            assert alter(client, *everyone, producer_byte_rate=7.0).error_code == 0
+            assert alter(client, *ann_x, request_percentage=12.5).error_code == 0
+            before = found(describe(client, strict=False))
+        end = max(_snapshot_ends(tmp_path), default=0)
+        with WireClient(broker.bootstrap) as client:
+            client.create_topic("later")
+        eventually(lambda: max(_snapshot_ends(tmp_path), default=0) > end, what="a snapshot")
+        broker.restart()
+        with WireClient(broker.bootstrap) as client:
+            assert found(describe(client, strict=False)) == before
+    finally:
+        broker.kill9()
+    assert before == {
+        frozenset(everyone): {"producer_byte_rate": 7.0},
+        frozenset(ann_x): {"request_percentage": 12.5},
+    }
+
+
+def _snapshot_ends(data_dir: Path) -> list[int]:
+    """End offsets of the metadata snapshots on disk."""
+    found = data_dir.glob("__cluster_metadata-0/*.checkpoint")
+    return [int(path.name.split("-")[0]) for path in found]

@@ -16,7 +16,7 @@ from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.configs import Resource, ResourceType
 from shoal.client.errors import KafkaError, expect
-from shoal.client.groups import SHARE, STREAMS, TYPES, Group
+from shoal.client.groups import CLASSIC, SHARE, STREAMS, TYPES, Group
 from shoal.client.topics import OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
@@ -292,6 +292,12 @@ async def reset_offsets(
     shift_by: Annotated[
         int | None, typer.Option(metavar="N", help="Back or forth by N records.")
     ] = None,
+    type: Annotated[
+        str | None,
+        typer.Option(
+            metavar="classic|share", help="Create the group as this kind if it does not exist."
+        ),
+    ] = None,
     execute: Annotated[
         bool, typer.Option("--execute", help="Do it; without this the plan is shown alone.")
     ] = False,
@@ -308,7 +314,7 @@ async def reset_offsets(
     admin = client.admin
     if by_duration is not None and moments.duration_ms(by_duration) is None:
         raise Failed(f"--by-duration {by_duration!r}: write 15m, 2h, 7d or PT15M.", USAGE)
-    kind, members = await _kind(admin, group)
+    kind, members = await _kind_to_reset(admin, group, type)
     partitions = await _partitions(client, topic)
     current = {p.where: p.offset for p in (await lag.positions(admin, {group: kind}))[group]}
     starts = await _listed(admin, partitions, int(OffsetSpec.EARLIEST))
@@ -325,11 +331,7 @@ async def reset_offsets(
     else:
         wanted = _shifted(group, partitions, current, shift_by or 0)
     plan = {p: min(max(o, starts[p]), ends[p]) for p, o in wanted.items()}
-    rows = [
-        {"topic": p.topic, "partition": p.partition, "offset": current.get(p), "new_offset": o}
-        for p, o in sorted(plan.items())
-    ]
-    output.rows(format, rows)
+    output.rows(format, _plan_rows(plan, current))
     if not execute:
         if format is Format.TABLE:
             print("\nNothing is changed yet: add --execute to do it.")
@@ -338,6 +340,15 @@ async def reset_offsets(
         raise Failed(f"group {group!r} has {members} members; stop them first.")
     change = admin.share_groups.alter_offsets if kind == SHARE else admin.groups.alter_offsets
     expect(await change(group, plan))
+
+
+def _plan_rows(
+    plan: Mapping[TopicPartition, int], current: Mapping[TopicPartition, int | None]
+) -> list[dict[str, Any]]:
+    return [
+        {"topic": p.topic, "partition": p.partition, "offset": current.get(p), "new_offset": o}
+        for p, o in sorted(plan.items())
+    ]
 
 
 def _shifted(
@@ -353,8 +364,29 @@ def _shifted(
     return found
 
 
+async def _kind_to_reset(admin: Admin, group: str, type: str | None) -> tuple[str, int]:
+    """`_kind`, or `type` for a group that does not exist."""
+    if type is not None and type.capitalize() not in (CLASSIC, SHARE):
+        raise Failed(f"--type is classic or share, not {type!r}.", USAGE)
+    wanted = None if type is None else type.capitalize()
+    try:
+        kind, members = await _kind(admin, group)
+    except KafkaError as error:
+        if error.code != ErrorCode.group_id_not_found:
+            raise
+        if wanted is None:
+            raise Failed(
+                f"there is no group {group!r}. To create it at these offsets, add --type share,"
+                " or --type classic for consumer groups."
+            ) from None
+        return wanted, 0
+    if wanted not in (None, kind):
+        raise Failed(f"group {group!r} is a {kind.lower()} group, and no {type} group.")
+    return kind, members
+
+
 async def _kind(admin: Admin, group: str) -> tuple[str, int]:
-    """The group's type and how many members it has; a classic group for an id that is unused."""
+    """Return the group's type and its number of members. Raises GROUP_ID_NOT_FOUND."""
     described = (await admin.groups.describe([group]))[group]
     if isinstance(described, Group):
         if described.type != SHARE and described.state == "Dead":

@@ -230,7 +230,7 @@ group.consumer.max.assignment.interval.ms int 15000 0..
 group.consumer.regex.refresh.interval.ms int 600000 10000.. internal
     Milliseconds between two evaluations of a subscribed pattern.
 # applied: Share groups (KIP-932)
-group.share.max.size int 200 1..1000
+group.share.max.size int 200 1..10000
     Members that a share group may have.
 group.share.max.share.sessions int 2000 1..
     Share sessions that this broker keeps at a time; at least group.share.max.size.
@@ -280,7 +280,8 @@ shoal.group.share.connection.lost.grace.ms int 300 0..
     Milliseconds that a share member may be without a connection before it counts as gone.
 shoal.group.share.takeover.heartbeat.interval.ms int 400 0..
     Milliseconds between heartbeats for each reader of the partition with the fewest, so that
-    members soon take over from a dead one; 0 leaves share.heartbeat.interval.ms alone.
+    members soon take over from a dead one; 0 leaves share.heartbeat.interval.ms alone. A group is
+    asked for 1,000 heartbeats a second at most.
 share.coordinator.state.topic.num.partitions int 50 1..
     Partitions of __share_group_state; fixed once the topic exists.
 share.coordinator.state.topic.replication.factor short 3 1..

@@ -75,6 +75,8 @@ def difference(before: MetadataImage, after: MetadataImage) -> MetadataDelta:
         configs=tuple(sorted(_differing(before.configs, after.configs))),
         brokers=tuple(sorted(_differing(before.brokers, after.brokers))),
         features=tuple(sorted(_differing(before.features, after.features))),
+        # An entity's name may be None, which does not compare with a string.
+        client_quotas=tuple(sorted(_differing(before.client_quotas, after.client_quotas), key=str)),
     )
 
 

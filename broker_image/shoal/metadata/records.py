@@ -55,7 +55,8 @@ def _message(api_key: int, name: str, valid: str, *columns: Column) -> tuple[int
     return api_key, Message(name, valid, columns, flexible="0+")
 
 
-_LAYOUTS: dict[int, Message] = dict(
+#: The layout of every kind of record, by its API key in Kafka.
+LAYOUTS: dict[int, Message] = dict(
     (
         _message(
             0,
@@ -166,15 +167,15 @@ _LAYOUTS: dict[int, Message] = dict(
         _message(20, "NoOpRecord", "0"),
     )
 )
-_KEYS = {message.name: key for key, message in _LAYOUTS.items()}
-_NEWEST = {name: versions(_LAYOUTS[key].versions)[-1] for name, key in _KEYS.items()}
+_KEYS = {message.name: key for key, message in LAYOUTS.items()}
+_NEWEST = {name: versions(LAYOUTS[key].versions)[-1] for name, key in _KEYS.items()}
 
 
 def encode(record: MetadataRecord) -> bytes:
     """The value of `record` in the log."""
     api_key, version = _KEYS[record.kind], _NEWEST[record.kind]
     out = bytearray((FRAME_VERSION, api_key, version))
-    compiler.writer(_LAYOUTS[api_key].at(version))(out, record.fields)
+    compiler.writer(LAYOUTS[api_key].at(version))(out, record.fields)
     return bytes(out)
 
 
@@ -190,7 +191,7 @@ def decode(value: bytes) -> MetadataRecord:
         version, at = compiler.get_uvarint(buf, at)
     except IndexError:
         raise WireError(f"a metadata record of {len(value)} bytes") from None
-    message = _LAYOUTS.get(api_key)
+    message = LAYOUTS.get(api_key)
     if frame != FRAME_VERSION or message is None or version not in versions(message.versions):
         raise UnknownRecord(f"a metadata record of frame {frame}, kind {api_key} v{version}")
     return MetadataRecord(message.name, compiler.reader(message.at(version))(buf, at)[0])

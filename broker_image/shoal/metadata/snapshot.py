@@ -14,7 +14,7 @@ from shoal.metadata.records import MetadataRecord
 
 
 def records_of(image: MetadataImage) -> Iterator[MetadataRecord]:
-    """Features, brokers, topics, configs, producer ids, each in order."""
+    """Features, brokers, topics, configs, client quotas, producer ids, each in order."""
     for name, level in sorted(image.features.items()):
         yield MetadataRecord("FeatureLevelRecord", {"name": name, "feature_level": level})
     for id in sorted(image.brokers):
@@ -28,6 +28,11 @@ def records_of(image: MetadataImage) -> Iterator[MetadataRecord]:
         for key, value in sorted(texts.items()):
             fields = {"resource_type": kind, "resource_name": name, "name": key, "value": value}
             yield MetadataRecord("ConfigRecord", fields)
+    for entity, quotas in sorted(image.client_quotas.items(), key=lambda item: str(item[0])):
+        pairs = [{"entity_type": kind, "entity_name": name} for kind, name in entity]
+        for key, quota in sorted(quotas.items()):
+            fields = {"entity": pairs, "key": key, "value": quota}
+            yield MetadataRecord("ClientQuotaRecord", fields)
     if image.next_producer_id:
         fields = {
             "broker_id": -1,

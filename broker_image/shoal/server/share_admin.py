@@ -57,19 +57,19 @@ def initialize(
 
 
 async def set_offsets(
-    broker: Broker, group_id: str, offsets: Mapping[_Partition, int]
+    broker: Broker, group_id: str, offsets: Mapping[UUID, Mapping[int, int]]
 ) -> set[_Partition]:
-    """AlterShareGroupOffsets: begin anew at these offsets; gives the partitions that do.
+    """Set start offsets by topic id and partition, and return the partitions where that worked.
 
-    Raises GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP.
+    Creates the group if it does not exist and `offsets` names a topic.
+    Raises GROUP_ID_NOT_FOUND for a group of another type, and NON_EMPTY_GROUP.
     """
-    partitions: dict[UUID, frozenset[int]] = {}
-    for topic_id, index in offsets:
-        partitions[topic_id] = partitions.get(topic_id, frozenset()) | {index}
+    partitions = {topic_id: frozenset(starts) for topic_id, starts in offsets.items()}
     noted = await broker.groups.submit(
         group_id, lambda shard, _, token: shard.share.start_reset(group_id, partitions, token)
     )
-    there = await initialize(broker.share, group_id, partitions, noted["state_epoch"], offsets)
+    starts = {(t, i): offset for t, starts in offsets.items() for i, offset in starts.items()}
+    there = await initialize(broker.share, group_id, partitions, noted["state_epoch"], starts)
     if there:
         await tell(broker, group_id, lambda s, now: s.share.initialized(group_id, there, now))
     return {(topic_id, index) for topic_id, found in there.items() for index in found}

@@ -64,12 +64,21 @@ class Persister:
             return self._states.decide(key, decide)
         return asyncio.ensure_future(self._carried(key, decide, api_key, row))
 
+    def _ask_patiently(
+        self, key: ShareKey, decide: Decide, api_key: ApiKey, row: Mapping[str, Any]
+    ) -> asyncio.Future[Any]:
+        """`ask`, repeated for `PATIENCE_MS` while a coordinator moves or loads, also a local one.
+
+        Admin requests use it: after a restart the group is there before its state is.
+        """
+        return asyncio.ensure_future(self._carried(key, decide, api_key, row))
+
     def initialize(
         self, key: ShareKey, *, state_epoch: int, start_offset: int
     ) -> asyncio.Future[Any]:
         """InitializeShareGroupState."""
         row = {"state_epoch": state_epoch, "start_offset": start_offset}
-        return self.ask(
+        return self._ask_patiently(
             key,
             lambda shard, now_ms: answer_of(
                 shard.initialize(now_ms, key, state_epoch=state_epoch, start_offset=start_offset)
@@ -80,7 +89,7 @@ class Persister:
 
     def delete(self, key: ShareKey) -> asyncio.Future[Any]:
         """DeleteShareGroupState."""
-        return self.ask(
+        return self._ask_patiently(
             key,
             lambda shard, _: answer_of(shard.delete(key)),
             ApiKey.DELETE_SHARE_GROUP_STATE,
@@ -89,7 +98,7 @@ class Persister:
 
     def summary(self, key: ShareKey) -> asyncio.Future[Any]:
         """ReadShareGroupStateSummary."""
-        return self.ask(
+        return self._ask_patiently(
             key,
             lambda shard, _: (summary_of(shard, key), Result()),
             ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,

@@ -117,6 +117,23 @@ class Member:
     assigned: Assignment = field(default_factory=dict)
 
 
+class Change(NamedTuple):
+    """A member that a decision adds (no `before`), alters, or takes out (no `after`)."""
+
+    before: Member | None = None
+    after: Member | None = None
+
+    @property
+    def resubscribes(self) -> bool:
+        """Whether a member comes, goes, or reads other topics than before."""
+        if self.before is None or self.after is None:
+            return self.before is not self.after
+        return self.before.subscribed_topic_names != self.after.subscribed_topic_names
+
+
+NO_CHANGE = Change()
+
+
 @dataclass(slots=True, eq=False)
 class ShareGroup:
     """Hard state. What a coordinator may forget is in `share_membership.Soft`."""
@@ -130,7 +147,10 @@ class ShareGroup:
     members: dict[str, Member] = field(default_factory=dict)
     target: dict[str, Assignment] = field(default_factory=dict)
     initialization: Initialization = field(default_factory=Initialization)
-    _fewest_readers: int | None = None
+    #: How many members read a topic, by its name.
+    readers: Counter[str] = field(default_factory=Counter)
+    #: Rises when a member, its subscription or a target assignment changes.
+    revision: int = 0
 
     # What the registry asks of every group.
 
@@ -184,7 +204,7 @@ class ShareGroup:
             raise ApiError(ErrorCode.non_empty_group, f"Group {self.group_id} has members.")
 
     def subscribes_to(self, topic: str) -> bool:
-        return any(topic in m.subscribed_topic_names for m in self.members.values())
+        return topic in self.readers
 
     def offset_expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
         return None
@@ -222,12 +242,25 @@ class ShareGroup:
             )
         return member
 
-    @property
-    def fewest_readers(self) -> int:
-        """How many members the partition with the fewest has; 0 where nothing is assigned."""
-        if self._fewest_readers is None:
-            self._fewest_readers = fewest_readers(self.target)
-        return self._fewest_readers
+    def subscribed(self, change: Change = NO_CHANGE) -> frozenset[str]:
+        """The topics that members read once `change` has happened, whether or not they exist."""
+        names = set(self.readers)
+        if change.before is not None:
+            old = change.before.subscribed_topic_names
+            names -= {name for name in old if self.readers[name] == 1}
+        if change.after is not None:
+            names |= change.after.subscribed_topic_names
+        return frozenset(names)
+
+    def epoch_of(self, member: Member) -> int:
+        """The epoch that a member has reached.
+
+        No record is written for a member that a new target assignment leaves as it is: it goes
+        along with the group.
+        """
+        if member.member_epoch and member.assigned == self.target.get(member.member_id, EMPTY):
+            return max(member.member_epoch, self.assignment_epoch)
+        return member.member_epoch
 
     # Records.
 
@@ -292,17 +325,30 @@ class ShareGroup:
     # Replay.
 
     def replay_member(self, member_id: str, value: Mapping[str, Any] | None) -> None:
-        self._fewest_readers = None
+        before = self.members.get(member_id)
         if value is None:
             self.members.pop(member_id, None)
+            self._resubscribed(before, None)
             return
-        self.members[member_id] = replace(
-            self.members.get(member_id) or Member(member_id),
+        after = self.members[member_id] = replace(
+            before or Member(member_id),
             rack_id=value["rack_id"],
             client_id=value["client_id"],
             client_host=value["client_host"],
             subscribed_topic_names=frozenset(value["subscribed_topic_names"]),
         )
+        self._resubscribed(before, after)
+
+    def _resubscribed(self, before: Member | None, after: Member | None) -> None:
+        if not Change(before, after).resubscribes:
+            return
+        self.revision += 1
+        if after is not None:
+            self.readers.update(after.subscribed_topic_names)
+        for name in before.subscribed_topic_names if before is not None else ():
+            self.readers[name] -= 1
+            if not self.readers[name]:
+                del self.readers[name]
 
     def replay_current(self, member_id: str, value: Mapping[str, Any] | None) -> None:
         member = self.members.get(member_id)
@@ -312,6 +358,9 @@ class ShareGroup:
             current: tuple[int, int, Assignment] = (0, 0, EMPTY)
         else:
             assigned = from_wire(value["assigned_partitions"])
+            target = self.target.get(member_id)
+            if assigned == target:
+                assigned = target  # One object takes less memory and compares at once.
             current = (value["member_epoch"], value["previous_member_epoch"], assigned)
         self.members[member_id] = replace(
             member,
@@ -321,11 +370,11 @@ class ShareGroup:
         )
 
     def replay_target(self, member_id: str, value: Mapping[str, Any] | None) -> None:
-        self._fewest_readers = None
-        if value is None:
-            self.target.pop(member_id, None)
-        else:
-            self.target[member_id] = from_wire(value["topic_partitions"])
+        before = self.target.pop(member_id, EMPTY)
+        after = EMPTY if value is None else from_wire(value["topic_partitions"])
+        if value is not None:
+            self.target[member_id] = after
+        self.revision += before != after
 
     def replay_initialization(self, value: Mapping[str, Any] | None) -> None:
         if value is None:
@@ -352,7 +401,7 @@ class ShareGroup:
                 {
                     "member_id": member.member_id,
                     "rack_id": member.rack_id,
-                    "member_epoch": member.member_epoch,
+                    "member_epoch": self.epoch_of(member),
                     "client_id": member.client_id,
                     "client_host": member.client_host,
                     "subscribed_topic_names": sorted(member.subscribed_topic_names),
@@ -371,22 +420,6 @@ _OF_MEMBER = (
 )
 
 _Named = Mapping[UUID, NamedPartitions]
-
-
-def subscribed(members: Mapping[str, Member]) -> frozenset[str]:
-    """The topics that any of the members reads, whether or not they exist."""
-    return frozenset().union(*(m.subscribed_topic_names for m in members.values()))
-
-
-def fewest_readers(target: Mapping[str, Assignment]) -> int:
-    """Of the partitions in a target assignment, the members of the one that has the fewest."""
-    readers = Counter(
-        (topic, partition)
-        for assignment in target.values()
-        for topic, partitions in assignment.items()
-        for partition in partitions
-    )
-    return min(readers.values(), default=0)
 
 
 def _plus(known: _Named, more: _Named) -> _Named:

@@ -8,19 +8,17 @@ Whoever does that work says when it is done, or has failed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from shoal.coordinator.contract import Reply, Result, Token
+from shoal.coordinator.contract import Record, Reply, Result, Token
 from shoal.coordinator.group.assignment import Assignment
 from shoal.coordinator.group.groups import Context, Draft
 from shoal.coordinator.group.share_group import (
     Initialization,
-    Member,
     NamedPartitions,
     ShareGroup,
-    subscribed,
 )
 from shoal.coordinator.group.topics import Catalog
 
@@ -53,21 +51,26 @@ class Initializations:
     def ask(
         self,
         group: ShareGroup,
-        members: Mapping[str, Member],
+        names: frozenset[str],
         epoch: int,
         draft: Draft,
         now_ms: int,
         *,
         look: bool,
     ) -> Initialization:
-        """Ask for the state of subscribed partitions that have none, unless that was just done."""
+        """Ask for the state of the partitions of topics `names` that have none.
+
+        Does nothing for partitions that it has asked for within the retry interval.
+        """
         known = group.initialization
         if not look and not known.initializing:
             return known
         retry_ms = self._context.settings.group_share_initialize_retry_interval_ms
         asked = self._asked_ms[group.group_id]
         missing: dict[UUID, frozenset[int]] = {}
-        for topic in sorted(self.catalog.ids_of(subscribed(members))):
+        for topic in sorted(self.catalog.ids_of(names)):
+            if len(known.of(topic)) == len(self.catalog.partitions_of(topic)):
+                continue
             partitions = frozenset(self.catalog.partitions_of(topic)) - known.of(topic)
             asked_ms = asked.get(topic)
             if asked_ms is not None and now_ms - asked_ms < retry_ms:
@@ -91,19 +94,25 @@ class Initializations:
         return group.initialization.failed(partitions)
 
     def start_reset(self, group_id: str, partitions: Assignment, token: Token) -> Result:
-        """Before the offsets of an empty group are set (AlterShareGroupOffsets): these partitions
-        are initializing; the caller says when they are. Replies with the `state_epoch` to use.
+        """Mark these partitions of an empty group as initializing, before the caller sets their
+        start offsets (AlterShareGroupOffsets). Replies with the `state_epoch` to use.
 
-        Raises GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP.
+        A group that does not exist is created if `partitions` names a topic, as in Kafka; a topic
+        may have no partition there. Raises GROUP_ID_NOT_FOUND for a group of another type, and
+        NON_EMPTY_GROUP.
         """
-        group = self._context.groups.find_of(group_id, ShareGroup)
+        groups = self._context.groups
+        exists = groups.get(group_id) is not None
+        group = groups.find_of(group_id, ShareGroup) if exists else ShareGroup(group_id)
         group.check_delete()
-        named = self._named(partitions)
-        initialization = group.initialization.started(named)
-        return Result(
-            (group.initialization_record(initialization),),
-            (Reply(token, {"state_epoch": group.epoch}),),
-        )
+        records: list[Record] = []
+        if partitions and not exists:
+            records.append(group.epoch_record(group.epoch, group.metadata_hash))
+            records.append(group.target_metadata_record(group.epoch, 0))
+        named = {t: n for t, n in self._named(partitions).items() if n.partitions}
+        if named:
+            records.append(group.initialization_record(group.initialization.started(named)))
+        return Result(records, (Reply(token, {"state_epoch": group.epoch}),))
 
     def start_deletion(self, group_id: str, topics: Sequence[UUID] | None, token: Token) -> Result:
         """Before share-group state is deleted, of some topics or (None) of all: it is noted which.

@@ -13,6 +13,9 @@ assignment. Two promises shape it beyond Kafka's:
   asked to heartbeat every `shoal.group.share.takeover.heartbeat.interval.ms` while a partition has
   but one reader, and half as often with two, and so on down to the configured interval. A member
   that lives after all is told UNKNOWN_MEMBER_ID and joins again, at the price of one heartbeat.
+  A large group is asked for `HEARTBEATS_PER_S` at most in this way.
+
+No step of a heartbeat, a join or a leave looks at all members.
 
 Assigning is `share_target`; what is to be initialized, `share_initialization`.
 """
@@ -28,11 +31,11 @@ from uuid import UUID
 from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.deadlines import Key
 from shoal.coordinator.group import simple
-from shoal.coordinator.group.assignment import EMPTY, Assignment, on_wire
+from shoal.coordinator.group.assignment import Assignment, on_wire
 from shoal.coordinator.group.groups import Context, Draft
 from shoal.coordinator.group.records import RecordType
 from shoal.coordinator.group.replays import Replays
-from shoal.coordinator.group.share_group import Member, ShareGroup, fewest_readers, subscribed
+from shoal.coordinator.group.share_group import NO_CHANGE, Change, Member, ShareGroup
 from shoal.coordinator.group.share_heartbeat import LEAVE_EPOCH as LEAVE_EPOCH
 from shoal.coordinator.group.share_heartbeat import HeartbeatRequest as HeartbeatRequest
 from shoal.coordinator.group.share_heartbeat import check, told
@@ -49,6 +52,8 @@ from shoal.protocol.errors import ApiError, ErrorCode
 HOLD_MS = 1_000
 #: How soon a member is asked again whose partitions are not initialized after that.
 WAITING_HEARTBEAT_INTERVAL_MS = 500
+#: Heartbeats that a large group is asked for in a second, unless its configured interval is longer.
+HEARTBEATS_PER_S = 1_000
 
 
 class Held(NamedTuple):
@@ -75,7 +80,7 @@ class Soft:
     connections: dict[str, str] = field(default_factory=dict)
     #: Answers that wait for an initialization, by member.
     held: dict[str, Held] = field(default_factory=dict)
-    #: The epoch that a member knew in its last heartbeat.
+    #: The epoch in which a member took up the assignment that it had in its last heartbeat.
     epochs: dict[str, int] = field(default_factory=dict)
 
 
@@ -143,7 +148,7 @@ class ShareGroups:
         draft.records.append(group.initialization_record(initialization))
         if group.members:
             plan = self._targets.assign(
-                group, group.members, initialization, group.epoch + 1, draft, now_ms
+                group, NO_CHANGE, initialization, group.epoch + 1, draft, now_ms
             )
             draft.records.append(group.epoch_record(plan.epoch, group.metadata_hash))
         self._answer_held(group, now_ms)
@@ -162,11 +167,7 @@ class ShareGroups:
         return Result((group.initialization_record(initialization),))
 
     def start_reset(self, group_id: str, partitions: Assignment, token: Token) -> Result:
-        """Before the offsets of an empty group are set (AlterShareGroupOffsets): these partitions
-        are initializing; the caller says when they are. Replies with the `state_epoch` to use.
-
-        Raises GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP.
-        """
+        """See `Initializations.start_reset`."""
         return self._initializations.start_reset(group_id, partitions, token)
 
     def start_deletion(self, group_id: str, topics: Sequence[UUID] | None, token: Token) -> Result:
@@ -202,22 +203,25 @@ class ShareGroups:
         changed = member.subscribed_topic_names != known.subscribed_topic_names
         if member != known or known.member_id not in group.members:
             draft.records.append(group.member_record(member))
-        members = {**group.members, member.member_id: member}
+        change = Change(group.members.get(member.member_id), member)
+        names = group.subscribed(change)
         look = changed or not self._soft[group.group_id].is_fresh
-        epoch, metadata_hash = self._epoch(group, members, bump=changed)
-        initialization = self._initializations.ask(group, members, epoch, draft, now_ms, look=look)
+        epoch, metadata_hash = self._epoch(group, names, bump=changed)
+        initialization = self._initializations.ask(group, names, epoch, draft, now_ms, look=look)
         if may_hold:  # A held heartbeat was heard of when it came.
             self._heard_of(group, request, now_ms, draft)
         coming = {named.name for named in initialization.initializing.values()}
         waits = bool(coming & member.subscribed_topic_names)
         if may_hold and waits:
+            self._targets.track(group, change, initialization)
             self._hold(group, request, token, now_ms)
         else:
-            plan = Plan(epoch, group.assignment_epoch, group.target)
             if epoch > group.assignment_epoch:
-                plan = self._targets.assign(group, members, initialization, epoch, draft, now_ms)
+                plan = self._targets.assign(group, change, initialization, epoch, draft, now_ms)
+            else:
+                plan = self._targets.unchanged(group, epoch)
             epoch = plan.epoch
-            member = self._reconcile(group, member, plan, draft, changed=changed)
+            member = self._reconcile(group, member, request, plan, draft, changed=changed)
             draft.reply(token, self._response(group, request, known, member, plan, waits=waits))
         if epoch != group.epoch or metadata_hash != group.metadata_hash:
             draft.records.append(group.epoch_record(epoch, metadata_hash))
@@ -236,40 +240,55 @@ class ShareGroups:
             return member or Member(request.member_id)
         member = group.member(request.member_id)
         epoch = request.member_epoch
-        if epoch in (member.member_epoch, member.previous_member_epoch):
-            return member  # The previous one: the answer that bumped the epoch was lost.
+        if epoch == member.previous_member_epoch:
+            return member  # The answer that bumped the epoch was lost.
+        # What the member was told since its last record was the epoch of the group.
+        if member.member_epoch <= epoch <= max(member.member_epoch, group.assignment_epoch):
+            return member
         relation = "greater" if epoch > member.member_epoch else "smaller"
         raise ApiError(
             ErrorCode.fenced_member_epoch,
             f"The share group member has a {relation} member epoch ({epoch}) than the one known "
-            f"by the group coordinator ({member.member_epoch}). The member must abandon all its "
+            f"by the group coordinator ({group.epoch_of(member)}). The member must abandon all its "
             "partitions and rejoin.",
         )
 
-    def _epoch(
-        self, group: ShareGroup, members: Mapping[str, Member], *, bump: bool
-    ) -> tuple[int, int]:
+    def _epoch(self, group: ShareGroup, names: frozenset[str], *, bump: bool) -> tuple[int, int]:
         """The group's epoch and hash, bumped if what an assignment depends on has changed."""
         soft = self._soft[group.group_id]
         if not bump and soft.is_fresh:
             return group.epoch, group.metadata_hash
-        metadata_hash = self.catalog.hash_of(subscribed(members))
+        metadata_hash = self.catalog.hash_of(names)
         soft.is_fresh = True
         changed = bump or metadata_hash != group.metadata_hash
         return group.epoch + changed, metadata_hash
 
     def _reconcile(
-        self, group: ShareGroup, member: Member, plan: Plan, draft: Draft, *, changed: bool
+        self,
+        group: ShareGroup,
+        member: Member,
+        request: HeartbeatRequest,
+        plan: Plan,
+        draft: Draft,
+        *,
+        changed: bool,
     ) -> Member:
-        """Give the member its target, but for topics that it subscribes to no more."""
+        """Give the member its target, but for topics that it subscribes to no more.
+
+        A member whose assignment stays takes the new epoch without a record: in a large group
+        each join would otherwise have every member write one.
+        """
+        target = plan.target(group, member.member_id)
+        if member.member_epoch and not changed and member.assigned == target:
+            epoch = max(member.member_epoch, plan.assignment_epoch)
+            return replace(member, member_epoch=epoch)
         if member.member_epoch == plan.assignment_epoch and not changed:
             return member
         topics = self.catalog.ids_of(member.subscribed_topic_names)
-        target = plan.target.get(member.member_id, EMPTY)
         member = replace(
             member,
             member_epoch=plan.assignment_epoch,
-            previous_member_epoch=member.member_epoch,
+            previous_member_epoch=request.member_epoch or member.member_epoch,
             assigned={t: p for t, p in target.items() if t in topics},
         )
         draft.records.append(group.current_record(member))
@@ -285,14 +304,14 @@ class ShareGroups:
         *,
         waits: bool,
     ) -> Mapping[str, Any]:
-        interval_ms = self._config(group, "share.heartbeat.interval.ms")
+        configured_ms = interval_ms = self._config(group, "share.heartbeat.interval.ms")
         if waits or self._targets.waits(group):
-            interval_ms = min(interval_ms, WAITING_HEARTBEAT_INTERVAL_MS)
-        same = plan.target is group.target
-        readers = group.fewest_readers if same else fewest_readers(plan.target)
+            interval_ms = WAITING_HEARTBEAT_INTERVAL_MS
         takeover_ms = self.context.settings.shoal_group_share_takeover_heartbeat_interval_ms
-        if readers and takeover_ms:
-            interval_ms = min(interval_ms, readers * takeover_ms)
+        if plan.readers and takeover_ms:
+            interval_ms = min(interval_ms, plan.readers * takeover_ms)
+        least_ms = len(group.members) * 1_000 // HEARTBEATS_PER_S
+        interval_ms = min(configured_ms, max(interval_ms, least_ms))
         response: dict[str, Any] = {
             "member_id": member.member_id,
             "member_epoch": member.member_epoch,
@@ -306,13 +325,15 @@ class ShareGroups:
     def fence(self, group: ShareGroup, member_id: str, draft: Draft, now_ms: int) -> None:
         """Take a member out, and see that what it read alone is read on."""
         draft.records += group.member_tombstones(member_id)
-        left = {m: member for m, member in group.members.items() if m != member_id}
+        change = Change(group.member(member_id), None)
         epoch = group.epoch + 1
-        if left:
+        if len(group.members) > 1:
             epoch = self._targets.assign(
-                group, left, group.initialization, epoch, draft, now_ms
+                group, change, group.initialization, epoch, draft, now_ms
             ).epoch
-        metadata_hash = self.catalog.hash_of(subscribed(left))
+        else:
+            self._targets.track(group, change, group.initialization)
+        metadata_hash = self.catalog.hash_of(group.subscribed(change))
         draft.records.append(group.epoch_record(epoch, metadata_hash))
         for what in ("session", "lost"):
             self.context.deadlines.cancel(self._key(what, group, member_id))
@@ -348,7 +369,7 @@ class ShareGroups:
         waiting = self._soft[group_id].held
         if not waiting:
             return Result()
-        held = waiting.pop(min(waiting))
+        held = waiting.pop(next(iter(waiting)))
         if waiting:
             self.context.deadlines.set((self.name, "held", group_id), now_ms)
         try:
@@ -367,9 +388,13 @@ class ShareGroups:
         self.context.deadlines.cancel(self._key("lost", group, member_id))
         soft = self._soft[group.group_id]
         soft.connections[member_id] = request.connection_id
+        member = group.members.get(member_id)
+        reached = 0 if member is None else member.member_epoch
+        if request.member_epoch < reached:
+            return
         known = soft.epochs.get(member_id)
-        soft.epochs[member_id] = request.member_epoch
-        if known is not None and known != request.member_epoch:
+        soft.epochs[member_id] = reached
+        if known is not None and known != reached:
             draft.effects.append(MemberReassigned(group.group_id, member_id))
 
     def loaded(self, now_ms: int) -> None:
@@ -391,9 +416,11 @@ class ShareGroups:
             if rest[0] in group.members:
                 self.fence(group, rest[0], draft, now_ms)
         elif group.members and group.epoch > group.assignment_epoch:
-            self._targets.assign(
-                group, group.members, group.initialization, group.epoch, draft, now_ms
+            plan = self._targets.assign(
+                group, NO_CHANGE, group.initialization, group.epoch, draft, now_ms
             )
+            if plan.epoch != group.epoch:
+                draft.records.append(group.epoch_record(plan.epoch, group.metadata_hash))
         return draft.result()
 
     def metadata_changed(self, deleted: Sequence[tuple[str, UUID]], now_ms: int) -> Result:
@@ -436,6 +463,7 @@ class ShareGroups:
         if value is None:
             self._soft.pop(key["group_id"], None)
             self._initializations.forget(key["group_id"])
+            self._targets.forget(key["group_id"])
 
     def _replay_initialization(
         self, key: dict[str, Any], value: dict[str, Any] | None, _at: Any

@@ -4,153 +4,219 @@ With M members and P partitions each partition goes to ceil(M / P) members, each
 one partition, and the sizes of the members' assignments differ by at most one. Where members differ
 in their subscriptions, that holds topic by topic. What is held stays where balance allows it.
 
-`patch` is the cheap half of it, for the time between two full assignments (KIP-1263): it moves
-nothing, gives a member without work the partition with the fewest members, and a partition that
-lost its last member the member with the fewest partitions.
+`Shares` keeps this up to date from change to change, at a cost that does not depend on the size of
+the group. `assign` and `patch` compute it once, from a specification.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from uuid import UUID
 
 from shoal.coordinator.group.assignment import (
     Assignment,
     GroupSpec,
+    MemberSpec,
     TopicIdPartition,
     flat,
     grouped,
-    subscribed,
 )
+from shoal.coordinator.group.sharing import Pool
 
 NAME = "simple"
 
-_Held = dict[str, set[TopicIdPartition]]
+_Topics = frozenset[UUID]
+#: The one pool of a group whose members all have the same subscription.
+_COMMON = None
+
+
+class Shares:
+    """Who holds what in one group.
+
+    A group in which all members read the same topics has one pool of partitions; otherwise each
+    topic has its own. Going from one case to the other sorts the whole group into new pools.
+    """
+
+    def __init__(
+        self, members: Mapping[str, MemberSpec], partitions: Mapping[UUID, Collection[int]]
+    ) -> None:
+        self._topics: dict[str, _Topics] = {m: s.topics for m, s in members.items()}
+        #: How many members have each subscription.
+        self._kinds = Counter(self._topics.values())
+        self._partitions = {t: frozenset(p) for t, p in partitions.items() if p}
+        self._changed: dict[str, None] = {}
+        self._changes = 0
+        self._pools: dict[UUID | None, Pool] = {}
+        self._sort({m: flat(members[m].assigned) for m in sorted(members)})
+
+    # What changes.
+
+    def put(self, member: str, topics: _Topics) -> None:
+        """Add a member, or change the topics that it reads."""
+        before = self._topics.get(member)
+        if before == topics:
+            return
+        self._topics[member] = topics
+        self._kinds[topics] += 1
+        self._uncount(before)
+        if self._needs_sorting():
+            self._resort()
+        elif _COMMON in self._pools:
+            self._pools[_COMMON].join(member)
+        else:
+            before = before or frozenset()
+            self._leave(member, before - topics)
+            for topic in topics - before:
+                self._pool(topic).join(member)
+        self._changed[member] = None
+
+    def remove(self, member: str) -> None:
+        topics = self._topics.pop(member)
+        self._uncount(topics)
+        if _COMMON in self._pools:
+            self._pools[_COMMON].leave(member)
+        else:
+            self._leave(member, topics)
+        if self._needs_sorting():
+            self._resort()
+        self._changed.pop(member, None)
+
+    def set_partitions(self, partitions: Mapping[UUID, Collection[int]]) -> None:
+        """Set which partitions may be assigned, of every topic that a member reads."""
+        old, new = self._partitions, {t: frozenset(p) for t, p in partitions.items() if p}
+        self._partitions = new
+        for topic in sorted(old.keys() | new.keys()):
+            pool = self._pools.get(_COMMON if _COMMON in self._pools else topic)
+            if pool is None or old.get(topic) == new.get(topic):
+                continue
+            here, there = old.get(topic, frozenset()), new.get(topic, frozenset())
+            if self._is_read(topic):
+                for index in sorted(here - there):
+                    pool.remove((topic, index))
+                for index in sorted(there - here):
+                    pool.add((topic, index))
+
+    def _uncount(self, topics: _Topics | None) -> None:
+        if topics is not None:
+            self._kinds[topics] -= 1
+            if not self._kinds[topics]:
+                del self._kinds[topics]
+
+    def _leave(self, member: str, topics: Iterable[UUID]) -> None:
+        for topic in topics:
+            self._pools[topic].leave(member)
+            if not self._pools[topic].held:
+                self._changes += self._pools.pop(topic).changes
+
+    # Pools.
+
+    def _is_read(self, topic: UUID) -> bool:
+        return any(topic in kind for kind in self._kinds)
+
+    def _needs_sorting(self) -> bool:
+        """Whether the pools are of the other case, or of other topics than all members read."""
+        common = len(self._kinds) <= 1
+        return common != (_COMMON in self._pools) or (common and self._common != self._read)
+
+    @property
+    def _read(self) -> _Topics:
+        return frozenset().union(*self._kinds)
+
+    def _resort(self) -> None:
+        held: dict[str, list[TopicIdPartition]] = {m: [] for m in self._topics}
+        for pool in self._pools.values():
+            self._changes += pool.changes
+            for member, partitions in pool.held.items():
+                if member in held:
+                    held[member] += partitions
+        self._pools.clear()
+        self._sort(held)
+
+    def _sort(self, held: Mapping[str, Iterable[TopicIdPartition]]) -> None:
+        """Make the pools, and let members keep what they may."""
+        self._changed = dict.fromkeys(held)
+        self._common = self._read if len(self._kinds) <= 1 else frozenset()
+        if len(self._kinds) <= 1:
+            pool = self._pools[_COMMON] = Pool(lambda _: 0, self._moved)
+            for topic in sorted(self._common):
+                self._stock(pool, topic)
+            for member, partitions in held.items():
+                pool.join(member, partitions)
+        else:
+            for member, partitions in held.items():
+                for topic in sorted(self._topics[member]):
+                    own = [tp for tp in partitions if tp[0] == topic]
+                    self._pool(topic).join(member, own)
+
+    def _pool(self, topic: UUID) -> Pool:
+        """The pool of a topic, in a group whose members differ."""
+        pool = self._pools.get(topic)
+        if pool is None:
+            pool = self._pools[topic] = Pool(self._load, self._moved)
+            self._stock(pool, topic)
+        return pool
+
+    def _stock(self, pool: Pool, topic: UUID) -> None:
+        for index in sorted(self._partitions.get(topic, ())):
+            pool.add((topic, index))
+
+    def _load(self, member: str) -> int:
+        pools = (self._pools.get(topic) for topic in self._topics[member])
+        return sum(len(pool.held.get(member, ())) for pool in pools if pool is not None)
+
+    def _moved(self, member: str) -> None:
+        self._changed[member] = None
+
+    # What is asked.
+
+    def fill(self, moves_max: int) -> bool:
+        """Give work to idle members and members to unread partitions; move nothing.
+
+        Makes about `moves_max` changes at most, and returns whether no gap is left.
+        """
+        return self._each_pool(Pool.fill, moves_max)
+
+    def settle(self, moves_max: int) -> bool:
+        """Restore balance by about `moves_max` changes at most; return whether it is reached."""
+        return self._each_pool(Pool.settle, moves_max)
+
+    def _each_pool(self, step: Callable[[Pool, int], bool], moves_max: int) -> bool:
+        end = self.changes + moves_max
+        return all(step(pool, end - self.changes) for pool in self._pools.values())
+
+    @property
+    def fewest_readers(self) -> int:
+        """The members of the assigned partition that has the fewest; 0 if none is assigned."""
+        return min((p.fewest_readers for p in self._pools.values() if p.readers), default=0)
+
+    @property
+    def changes(self) -> int:
+        """Pairs of member and partition made or unmade so far: what the changes have cost."""
+        return self._changes + sum(pool.changes for pool in self._pools.values())
+
+    def assignment(self, member: str) -> Assignment:
+        topics = self._topics[member]
+        pools = (self._pools[t] for t in ([_COMMON] if _COMMON in self._pools else sorted(topics)))
+        return grouped(tp for pool in pools for tp in pool.held[member])
+
+    def take_changed(self) -> list[str]:
+        """Members whose partitions may have changed since the last call, in order of their ids."""
+        changed, self._changed = sorted(self._changed), {}
+        return [member for member in changed if member in self._topics]
 
 
 def assign(spec: GroupSpec) -> dict[str, Assignment]:
-    """The target assignment of every member."""
-    if not spec.members:
-        return {}
-    old = _still_valid(spec)
-    new: _Held = {m: set() for m in sorted(spec.members)}
-    if spec.homogeneous:
-        topics = next(iter(spec.members.values())).topics
-        _Sharing(_all(spec, sorted(topics)), sorted(spec.members), old, new).share()
-    else:
-        for topic in sorted(spec.partitions):
-            _Sharing(_all(spec, [topic]), list(subscribed(spec, topic)), old, new).share()
-    return {m: grouped(new[m]) for m in new}
+    """The balanced assignment of every member."""
+    shares = Shares(spec.members, spec.partitions)
+    while not shares.settle(1_000):
+        pass
+    return {m: shares.assignment(m) for m in sorted(spec.members)}
 
 
 def patch(spec: GroupSpec) -> dict[str, Assignment]:
     """The assignments with every gap filled and nothing moved."""
-    held = _still_valid(spec)
-    readers = dict.fromkeys(_all(spec, sorted(spec.partitions)), 0)
-    for member in held:
-        for tp in held[member]:
-            readers[tp] += 1
-    for member in sorted(held):
-        choice = [tp for tp in readers if tp[0] in spec.members[member].topics]
-        if not held[member] and choice:
-            tp = min(choice, key=lambda tp: (readers[tp], tp))
-            held[member].add(tp)
-            readers[tp] += 1
-    for tp in sorted(tp for tp in readers if not readers[tp]):
-        takers = list(subscribed(spec, tp[0]))
-        if takers:
-            held[min(takers, key=lambda m: (len(held[m]), m))].add(tp)
-    return {m: grouped(held[m]) for m in held}
-
-
-def _all(spec: GroupSpec, topics: list[UUID]) -> list[TopicIdPartition]:
-    return [(t, p) for t in topics for p in sorted(spec.partitions.get(t, ()))]
-
-
-def _still_valid(spec: GroupSpec) -> _Held:
-    """What members hold of what they are subscribed to and what may be assigned."""
-    open_ = set(_all(spec, sorted(spec.partitions)))
-    return {
-        m: {tp for tp in flat(spec.members[m].assigned) if tp[0] in spec.members[m].topics} & open_
-        for m in sorted(spec.members)
-    }
-
-
-class _Sharing:
-    """Deals `partitions` to `members`, each partition to the same number of them."""
-
-    def __init__(
-        self,
-        partitions: list[TopicIdPartition],
-        members: list[str],
-        old: _Held,
-        new: _Held,
-    ) -> None:
-        self.partitions, self.members, self.new = partitions, members, new
-        scope = set(partitions)
-        self.old = {m: sorted(old[m] & scope) for m in members}
-        #: What each member gets here; `new` adds up over the topics.
-        self.held: _Held = {m: set() for m in members}
-        self.room: dict[TopicIdPartition, int] = {}
-        self.missing: dict[str, int] = {}
-
-    def share(self) -> None:
-        if not self.partitions or not self.members:
-            return
-        self._set_quotas()
-        self._keep()
-        self._fill()
-        for member in self.members:
-            self.new[member] |= self.held[member]
-
-    def _set_quotas(self) -> None:
-        sharing = -(-len(self.members) // len(self.partitions))
-        self.room = dict.fromkeys(self.partitions, sharing)
-        quota, longer = divmod(sharing * len(self.partitions), len(self.members))
-        # The longer quotas go to who holds most here, then to who has least from other topics.
-        order = sorted(self.members, key=lambda m: (-len(self.old[m]), len(self.new[m]), m))
-        self.missing = {m: quota + (index < longer) for index, m in enumerate(order)}
-
-    def _keep(self) -> None:
-        readers = dict.fromkeys(self.partitions, 0)
-        for member in self.members:
-            for tp in self.old[member]:
-                readers[tp] += 1
-        for member in self.members:
-            # What few others read is kept first: giving that up would leave it unread.
-            for tp in sorted(self.old[member], key=lambda tp: (readers[tp], tp)):
-                if self.missing[member] and self.room[tp]:
-                    self._give(tp, member)
-                else:
-                    readers[tp] -= 1
-
-    def _fill(self) -> None:
-        for tp in sorted(self.partitions, key=lambda tp: (-self.room[tp], tp)):
-            while self.room[tp]:
-                takers = [m for m in self.members if self.missing[m] and tp not in self.held[m]]
-                if takers:
-                    self._give(tp, max(takers, key=lambda m: (self.missing[m], m)))
-                elif not self._swap(tp):
-                    break
-
-    def _swap(self, tp: TopicIdPartition) -> bool:
-        """Every member with room already reads `tp`: let one take another's partition for it."""
-        for taker in self.members:
-            if not self.missing[taker]:
-                continue
-            for giver in self.members:
-                if tp in self.held[giver]:
-                    continue
-                movable = sorted(self.held[giver] - self.held[taker])
-                if movable:
-                    self.held[giver].remove(movable[0])
-                    self.held[giver].add(tp)
-                    self.held[taker].add(movable[0])
-                    self.room[tp] -= 1
-                    self.missing[taker] -= 1
-                    return True
-        return False
-
-    def _give(self, tp: TopicIdPartition, member: str) -> None:
-        self.held[member].add(tp)
-        self.room[tp] -= 1
-        self.missing[member] -= 1
+    shares = Shares(spec.members, spec.partitions)
+    while not shares.fill(1_000):
+        pass
+    return {m: shares.assignment(m) for m in sorted(spec.members)}

@@ -30,6 +30,10 @@ class Catalog:
         topics = self._image.topics
         return frozenset(topics[name].topic_id for name in names if name in topics)
 
+    def id_of(self, name: str) -> UUID | None:
+        topic = self._image.topics.get(name)
+        return None if topic is None else topic.topic_id
+
     def name_of(self, topic_id: UUID) -> str | None:
         topic = self._image.topics_by_id.get(topic_id)
         return None if topic is None else topic.name

@@ -1,5 +1,6 @@
-"""AlterShareGroupOffsets: let an empty share group begin anew at given offsets (KIP-932).
+"""AlterShareGroupOffsets: set the start offsets of an empty share group (KIP-932).
 
+As in Kafka, a group that does not exist is created when the request names a topic that exists.
 Admin clients turn earliest, latest and times into offsets before they ask. Our own may ask the
 leaders of partitions, in a tag of ours, to let keys go on that dead-lettered records hold.
 """
@@ -11,6 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from shoal.coordinator.share.state_store import NONE
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server import share_admin
 from shoal.server.api import Answer, Request
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 def handle(broker: Broker, request: Request) -> Answer:
     if not request.body.group_id:
-        raise ApiError(ErrorCode.invalid_group_id)
+        raise ApiError(ErrorCode.invalid_group_id, "The group id is empty.")
     if any(getattr(e, "freed_offsets", ()) for t in request.body.topics for e in t.partitions):
         return asyncio.ensure_future(_free(broker, request.body))
     return asyncio.ensure_future(_alter(broker, request.body))
@@ -54,36 +56,46 @@ async def _free(broker: Broker, body: Any) -> Mapping[str, Any]:
 
 
 async def _alter(broker: Broker, body: Any) -> Mapping[str, Any]:
-    offsets: dict[tuple[UUID, int], int] = {}
+    offsets: dict[UUID, dict[int, int]] = {}
     for asked in body.topics:
         topic = broker.image.topics.get(asked.topic_name)
+        if topic is None:
+            continue
+        starts = offsets.setdefault(topic.topic_id, {})
         for entry in asked.partitions:
-            if topic is not None and 0 <= entry.partition_index < len(topic.partitions):
-                if entry.start_offset < 0:
+            if 0 <= entry.partition_index < len(topic.partitions):
+                if entry.start_offset < NONE:
                     raise ApiError(
                         ErrorCode.invalid_request,
                         f"{asked.topic_name}-{entry.partition_index} cannot start at"
                         f" {entry.start_offset}",
                     )
-                offsets[(topic.topic_id, entry.partition_index)] = entry.start_offset
+                starts[entry.partition_index] = entry.start_offset
     done = await share_admin.set_offsets(broker, body.group_id, offsets)
-    responses = []
+    # A topic that the request names twice is one row of the response, as in Kafka.
+    rows: dict[str, list[dict[str, Any]]] = {}
+    ids: dict[str, UUID | None] = {}
     for asked in body.topics:
         topic = broker.image.topics.get(asked.topic_name)
-        topic_id = None if topic is None else topic.topic_id
-        rows = [
+        topic_id = ids[asked.topic_name] = None if topic is None else topic.topic_id
+        rows.setdefault(asked.topic_name, []).extend(
             {"partition_index": entry.partition_index}
             | _result(topic_id, entry.partition_index, offsets, done)
             for entry in asked.partitions
-        ]
-        responses.append({"topic_name": asked.topic_name, "topic_id": topic_id, "partitions": rows})
+        )
+    responses = [
+        {"topic_name": name, "topic_id": ids[name], "partitions": rows[name]} for name in rows
+    ]
     return {"error_code": ErrorCode.none, "responses": responses}
 
 
 def _result(
-    topic_id: UUID | None, index: int, asked: Mapping[Any, int], done: set[tuple[UUID, int]]
+    topic_id: UUID | None,
+    index: int,
+    asked: Mapping[UUID, Mapping[int, int]],
+    done: set[tuple[UUID, int]],
 ) -> dict[str, Any]:
-    if topic_id is None or (topic_id, index) not in asked:
+    if topic_id is None or index not in asked.get(topic_id, ()):
         message = "This server does not host this topic-partition."
         return {"error_code": ErrorCode.unknown_topic_or_partition, "error_message": message}
     if (topic_id, index) not in done:

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 def handle(broker: Broker, request: Request) -> Answer:
     if not request.body.group_id:
-        raise ApiError(ErrorCode.invalid_group_id)
+        raise ApiError(ErrorCode.invalid_group_id, "The group id is empty.")
     return asyncio.ensure_future(_delete(broker, request.body))
 
 
 async def _delete(broker: Broker, body: Any) -> Mapping[str, Any]:
-    names = [topic.topic_name for topic in body.topics]
+    names = list(dict.fromkeys(topic.topic_name for topic in body.topics))
     known = {n: broker.image.topics[n].topic_id for n in names if n in broker.image.topics}
     done = await share_admin.delete_state(broker, broker.share, body.group_id, list(known.values()))
     rows: list[dict[str, Any]] = []
@@ -32,6 +32,7 @@ async def _delete(broker: Broker, body: Any) -> Mapping[str, Any]:
             row["error_code"] = ErrorCode.unknown_topic_or_partition
             row["error_message"] = "This server does not host this topic-partition."
         elif topic_id not in done:
+            row["topic_id"] = None
             row["error_code"] = ErrorCode.unknown_topic_or_partition
             row["error_message"] = "There is no offset information to delete."
         else:

@@ -58,19 +58,28 @@ async def _group(broker: Broker, asked: Any) -> _Entry:
         if asked.topics is None:
             wanted = await _initialized(broker, group_id)
         else:
-            wanted = {topic.topic_name: list(topic.partitions) for topic in asked.topics}
+            wanted = {}
+            for topic in asked.topics:
+                wanted.setdefault(topic.topic_name, []).extend(topic.partitions)
     except ApiError as refused:
         return _refused(group_id, refused)
-    topics = [await _topic(broker, group_id, name, wanted[name]) for name in wanted]
+    # A partition that the request names twice is one row of the response, as in Kafka.
+    topics = [
+        await _topic(broker, group_id, name, list(dict.fromkeys(wanted[name]))) for name in wanted
+    ]
     return {"group_id": group_id, "topics": topics, "error_code": ErrorCode.none}
 
 
 async def _initialized(broker: Broker, group_id: str) -> dict[str, list[int]]:
-    """The partitions that the group has state of. Raises `ApiError`."""
+    """Return the partitions that the group has state of, by topic.
+
+    A group that does not exist, or that is no share group, has none, as in Kafka.
+    Raises `ApiError`.
+    """
 
     def look(shard: GroupShard, now_ms: int, token: Token) -> Result:
-        group = shard.context.groups.find_of(group_id, ShareGroup)
-        known = group.initialization.initialized
+        group = shard.context.groups.get(group_id)
+        known = group.initialization.initialized if isinstance(group, ShareGroup) else {}
         return Result(
             (), (Reply(token, {named.name: sorted(named.partitions) for named in known.values()}),)
         )

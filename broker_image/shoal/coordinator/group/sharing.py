@@ -1,0 +1,233 @@
+"""A pool of partitions that members share alike: the moves of the `simple` assignor. Soft state.
+
+With M members and P partitions, a balanced pool gives each partition to ceil(M / P) members, and
+the members' numbers of partitions differ by at most one. `Pool.fill` gives work where there is none
+and moves nothing. `Pool.settle` restores balance by the moves that are missing.
+
+Members and partitions are filed by their counts, so that a move costs about the same in a pool of
+any size. Dicts serve as ordered sets: the same calls in the same order make the same choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Generic, TypeVar
+
+from shoal.coordinator.group.assignment import TopicIdPartition
+
+#: Candidates that one choice compares.
+CANDIDATES_MAX = 8
+#: Members with most partitions that are searched for one of a partition with too many members.
+_DONORS_MAX = 64
+
+_Partitions = dict[TopicIdPartition, None]
+_Members = dict[str, None]
+
+
+K = TypeVar("K")
+
+
+class _Filed(Generic[K]):
+    """Keys by a count that changes by one at a time."""
+
+    __slots__ = ("_of", "at")
+
+    def __init__(self) -> None:
+        self.at: dict[int, dict[K, None]] = {}
+        self._of: dict[K, int] = {}
+
+    def __getitem__(self, key: K) -> int:
+        return self._of[key]
+
+    def put(self, key: K, count: int) -> None:
+        """File a new or a known key under `count`."""
+        self.drop(key)
+        self._of[key] = count
+        self.at.setdefault(count, {})[key] = None
+
+    def drop(self, key: K) -> None:
+        count = self._of.pop(key, None)
+        if count is not None:
+            keys = self.at[count]
+            del keys[key]
+            if not keys:
+                del self.at[count]
+
+    def fewest(self) -> int:
+        return min(self.at)
+
+    def most(self) -> int:
+        return max(self.at)
+
+
+class Pool:
+    """Members, partitions, and which member holds which partition.
+
+    `weigh` gives a member's load outside of the pool: of equal members the one with the least
+    gets more. `moved` is called with each member whose partitions have changed.
+    """
+
+    def __init__(self, weigh: Callable[[str], int], moved: Callable[[str], None]) -> None:
+        self.held: dict[str, _Partitions] = {}
+        self.readers: dict[TopicIdPartition, _Members] = {}
+        self._sizes: _Filed[str] = _Filed()
+        self._counts: _Filed[TopicIdPartition] = _Filed()
+        #: Pairs of a member and a partition that it holds.
+        self._pairs = 0
+        self._weigh, self._moved = weigh, moved
+        #: Elementary changes so far: the cost of what was asked of the pool.
+        self.changes = 0
+
+    # Members and partitions come and go.
+
+    def join(self, member: str, held: Iterable[TopicIdPartition] = ()) -> None:
+        """Add a member, which keeps those of the partitions that the pool has."""
+        self.held[member] = {}
+        self._sizes.put(member, 0)
+        for partition in held:
+            if partition in self.readers:
+                self._give(member, partition)
+
+    def leave(self, member: str) -> None:
+        for partition in list(self.held[member]):
+            self._take(member, partition)
+        del self.held[member]
+        self._sizes.drop(member)
+
+    def add(self, partition: TopicIdPartition) -> None:
+        self.readers[partition] = {}
+        self._counts.put(partition, 0)
+
+    def remove(self, partition: TopicIdPartition) -> None:
+        for member in list(self.readers[partition]):
+            self._take(member, partition)
+        del self.readers[partition]
+        self._counts.drop(partition)
+
+    @property
+    def fewest_readers(self) -> int:
+        """The number of members of the partition that has the fewest; 0 without partitions."""
+        return self._counts.fewest() if self.readers else 0
+
+    # Filling gaps.
+
+    def fill(self, moves_max: int) -> bool:
+        """Give up to `moves_max` idle members a partition and unread partitions a member.
+
+        Moves nothing. Returns whether none is left.
+        """
+        if not self.readers or not self.held:
+            return True
+        end = self.changes + moves_max
+        while self._fill_one():
+            if self.changes >= end:
+                return False
+        return True
+
+    def _fill_one(self) -> bool:
+        if 0 in self._sizes.at:
+            partition = next(iter(self._counts.at[self._counts.fewest()]))
+            self._give(next(iter(self._sizes.at[0])), partition)
+        elif 0 in self._counts.at:
+            self._give(self._smallest(), next(iter(self._counts.at[0])))
+        else:
+            return False
+        return True
+
+    # Balance.
+
+    def settle(self, moves_max: int) -> bool:
+        """Make up to `moves_max` of the moves that balance needs; return whether it is reached."""
+        if not self.readers or not self.held:
+            return True
+        each = -(-len(self.held) // len(self.readers))
+        end = self.changes + moves_max
+        for step in (self._shed, self._spread, self._even_partitions, self._even_members):
+            while step(each):
+                if self.changes >= end:
+                    return False
+        return True
+
+    def _shed(self, each: int) -> bool:
+        """Take one partition from a member while there are more pairs than balance has."""
+        if self._pairs <= each * len(self.readers):
+            return False
+        largest = self._sizes.at[self._sizes.most()]
+        for member in islice(largest, _DONORS_MAX):
+            for partition in islice(self.held[member], CANDIDATES_MAX):
+                if self._counts[partition] > each:
+                    self._take(member, partition)
+                    return True
+        partition = next(iter(self._counts.at[self._counts.most()]))
+        readers = islice(reversed(self.readers[partition]), CANDIDATES_MAX)
+        self._take(max(readers, key=self._sizes.__getitem__), partition)
+        return True
+
+    def _spread(self, each: int) -> bool:
+        """Give one partition to a member while there are fewer pairs than balance has."""
+        if self._pairs >= each * len(self.readers):
+            return False
+        partition = next(iter(self._counts.at[self._counts.fewest()]))
+        smallest = self._sizes.at[self._sizes.fewest()]
+        takers = [m for m in islice(smallest, CANDIDATES_MAX) if m not in self.readers[partition]]
+        if takers:
+            self._give(min(takers, key=self._weigh), partition)
+            return True
+        member = next(iter(smallest))
+        self._give(member, next(self._by_count(without=self.held[member])))
+        return True
+
+    def _even_partitions(self, each: int) -> bool:
+        """Move a member from a partition with too many to one with too few."""
+        if self._counts.most() <= each:
+            return False
+        source = next(iter(self._counts.at[self._counts.most()]))
+        target = next(iter(self._counts.at[self._counts.fewest()]))
+        # There is one: `source` has more members than `target`.
+        there = self.readers[target]
+        member = next(m for m in reversed(self.readers[source]) if m not in there)
+        self._take(member, source)
+        self._give(member, target)
+        return True
+
+    def _even_members(self, _each: int) -> bool:
+        """Move a partition from a member with most to one with fewest."""
+        if self._sizes.most() - self._sizes.fewest() < 2:
+            return False
+        giver = next(iter(self._sizes.at[self._sizes.most()]))
+        taker = self._smallest()
+        there = self.held[taker]
+        partition = next(p for p in reversed(self.held[giver]) if p not in there)
+        self._take(giver, partition)
+        self._give(taker, partition)
+        return True
+
+    # Choices and changes.
+
+    def _smallest(self) -> str:
+        """A member with the fewest partitions here, of some of them the least loaded elsewhere."""
+        smallest = self._sizes.at[self._sizes.fewest()]
+        return min(islice(smallest, CANDIDATES_MAX), key=self._weigh)
+
+    def _by_count(self, *, without: _Partitions) -> Iterator[TopicIdPartition]:
+        """Partitions, those with the fewest members first."""
+        for count in sorted(self._counts.at):
+            yield from (p for p in self._counts.at[count] if p not in without)
+
+    def _give(self, member: str, partition: TopicIdPartition) -> None:
+        self.held[member][partition] = None
+        self.readers[partition][member] = None
+        self._changed(member, partition, 1)
+
+    def _take(self, member: str, partition: TopicIdPartition) -> None:
+        del self.held[member][partition]
+        del self.readers[partition][member]
+        self._changed(member, partition, -1)
+
+    def _changed(self, member: str, partition: TopicIdPartition, by: int) -> None:
+        self._pairs += by
+        self._sizes.put(member, self._sizes[member] + by)
+        self._counts.put(partition, self._counts[partition] + by)
+        self.changes += 1
+        self._moved(member)
