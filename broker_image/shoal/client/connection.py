@@ -260,8 +260,8 @@ async def _open(settings: Settings, address: tuple[str, int]) -> Connection:
     address, of which resolvers tell seconds later, and at its old one nobody so much as refuses.
     """
     first_s, then_s = PATIENCE_S
-    # `connect` ends this at its own timeout.
-    for patience_s in itertools.chain((first_s,), itertools.repeat(then_s)):
+    # It doubles, so that a slow network is given its time. `connect` ends this at its own timeout.
+    for patience_s in itertools.chain((first_s,), (then_s * 2**n for n in itertools.count())):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 return await _attempt(settings, address)
