@@ -11,7 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conditions import eventually
 from servers import ShoalProcess
+from shoal.protocol.api import ApiKey
+from wireclient import WireClient
 
 
 def server(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -122,3 +125,45 @@ def test_health_and_metrics(broker: ShoalProcess) -> None:
         assert (
             line.startswith("#") or line.rsplit(" ", 1)[1].replace(".", "").isdigit() or "e" in line
         )
+
+
+def test_it_names_settings_without_effect(start_broker: Callable[..., ShoalProcess]) -> None:
+    """In one line, and only what the user has set; an alteration is logged."""
+    given = {"num.io.threads": "4", "log.local.retention.ms": "5", "log.retention.ms": "9000"}
+    broker = start_broker(configs=given)
+    (said,) = [line for line in broker.log if line.startswith("Set without effect")]
+    assert said == (
+        "Set without effect: log.local.retention.ms, num.io.threads."
+        " docs/configs.md lists what has an effect."
+    )
+    (logged,) = [line for line in broker.log if "settings without effect" in line]
+    assert "num.io.threads" in logged and "log.retention.ms" not in logged
+    with WireClient(broker.bootstrap) as client:
+        client.create_topic("t")
+        for kind, name, config in (
+            (2, "t", "local.retention.ms"),
+            (4, "", "background.threads"),
+            (32, "g", "streams.num.standby.replicas"),
+            (2, "t", "retention.ms"),
+        ):
+            change = {"name": config, "config_operation": 0, "value": "1"}
+            resource = {"resource_type": kind, "resource_name": name, "configs": [change]}
+            body = {"resources": [resource], "validate_only": False}
+            (row,) = client.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, body).responses
+            assert row.error_code == 0, row
+
+    def logged_of(kind: str) -> list[str]:
+        altered = [line for line in broker.log if "settings without effect" in line][1:]
+        return [line for line in altered if kind in line]
+
+    for kind, name in (
+        ("topic", "local.retention.ms"),
+        ("broker", "background.threads"),
+        ("group", "streams.num.standby.replicas"),
+    ):
+        eventually(lambda name=name, kind=kind: any(name in line for line in logged_of(kind)))
+    assert not any("'retention.ms'" in line for line in broker.log)
+
+
+def test_a_broker_without_such_settings_says_nothing_of_them(broker: ShoalProcess) -> None:
+    assert not [line for line in broker.log if "without effect" in line]

@@ -30,6 +30,7 @@ from shoal.quorum.ready import (
     SnapshotTaken,
     Synced,
     Tick,
+    Trim,
     Unanswered,
 )
 from shoal.quorum.store import QuorumStore
@@ -281,7 +282,10 @@ class Node:
         batch = build_batch([(self.now_ms, None, value, ())])
         voters = raft.voters.at(self.applied)
         self.store.write_snapshot(snapshot_id, voters, [batch], last_timestamp_ms=self.now_ms)
+        before = raft.index.snapshot
         self.step(SnapshotTaken(snapshot_id))
+        if before is not None:
+            self.step(Trim(before))
 
     def _load(self, snapshot_id: OffsetAndEpoch) -> None:
         _, (batch,) = self.store.read_snapshot(snapshot_id)

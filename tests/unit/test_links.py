@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from shoal.client.errors import ConnectionLost
+from shoal.client.errors import ConnectionLost, Unreachable
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError
 from shoal.server.controller_channel import ControllerChannel
-from shoal.server.links import Link
+from shoal.server.links import Link, SetupTimeouts
 
 
 class Silent(asyncio.Protocol):
@@ -34,7 +34,12 @@ async def two_wait() -> AsyncIterator[tuple[Link, list[asyncio.Future[Any]]]]:
     server = await loop.create_server(lambda: Silent(connected), "127.0.0.1", 0)
     async with server:
         address = server.sockets[0].getsockname()[:2]
-        link = Link(address, client_id="test", request_timeout_ms=60_000)
+        link = Link(
+            address,
+            client_id="test",
+            request_timeout_ms=60_000,
+            timeouts=SetupTimeouts(1_000, 30_000),
+        )
         asked = [asyncio.ensure_future(link.request(ApiKey.METADATA, {})) for _ in range(2)]
         await connected.wait()
         yield link, asked
@@ -99,5 +104,39 @@ def test_a_controller_that_does_not_answer_is_asked_on_another_connection() -> N
             await channel.request(ApiKey.BROKER_HEARTBEAT, beat, timeout_ms=50)
         assert link.closed
         assert channel._link is None
+
+    asyncio.run(main())
+
+
+def test_the_limit_on_opening_doubles_with_each_failure() -> None:
+    """socket.connection.setup.timeout.ms and .max.ms, for all links to one address; an open
+    connection ends it. A request waits no longer than its own time."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Silent(asyncio.Event()), "127.0.0.1", 0)
+        async with server:
+            address = server.sockets[0].getsockname()[:2]
+            timeouts = SetupTimeouts(20, 70)
+
+            async def failed(request_timeout_ms: int) -> float:
+                link = Link(
+                    address,
+                    client_id="test",
+                    request_timeout_ms=request_timeout_ms,
+                    timeouts=timeouts,
+                )
+                begun = loop.time()
+                with pytest.raises(Unreachable):
+                    await link.request(ApiKey.METADATA, {})
+                link.close()
+                return (loop.time() - begun) * 1000
+
+            for limit_ms in (20, 40, 70, 70):
+                assert timeouts.of(address) == limit_ms
+                assert limit_ms <= await failed(60_000) + 1
+            assert await failed(10) + 1 >= 10 and timeouts.of(address) == 70
+            timeouts.opened(address)
+            assert timeouts.of(address) == 20
 
     asyncio.run(main())

@@ -112,6 +112,8 @@ def test_timestamps_too_far_ahead_and_behind() -> None:
     ahead = batch(b"a", timestamp_ms=NOW_MS + HOUR_MS + 1)
     assert refusal(log_of(), ahead) is ErrorCode.invalid_timestamp
     log_of(message_timestamp_type="LogAppendTime").append(ahead, now_ms=NOW_MS, leader_epoch=0)
+    ahead = batch(b"a", timestamp_ms=NOW_MS + 6)
+    assert refusal(log_of(message_timestamp_after_max_ms=5), ahead) is ErrorCode.invalid_timestamp
     log = log_of(message_timestamp_before_max_ms=1000)
     rows = [(NOW_MS, None, b"a", ()), (NOW_MS - 1001, None, b"b", ())]
     assert refusal(log, build_batch(rows)) is ErrorCode.invalid_timestamp

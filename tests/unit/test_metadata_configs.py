@@ -11,7 +11,6 @@ from shoal.metadata.image import Scope as View
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "configs.md"
-PACKAGE = ROOT / "broker_image" / "shoal"
 TABLES = (BROKER, TOPIC, GROUP)
 
 
@@ -33,24 +32,6 @@ def test_every_default_passes_its_own_check() -> None:
         for key in table.values():
             if key.default is not None:
                 assert key.parse(text_of(key.default)) == key.default, key
-
-
-def test_what_is_called_applied_is_read_somewhere() -> None:
-    """By its name in the code, or through the topic or group config that it is the default of."""
-    sources = [p for p in PACKAGE.rglob("*.py") if not p.name.endswith("_configs.py")]
-    code = "\n".join(path.read_text() for path in sources)
-    through = {s.name for table in (TOPIC, GROUP) for key in table.values() for s in key.synonyms}
-    through |= {bound for key in GROUP.values() for bound in key.bounds if bound}
-    for table in TABLES:
-        idle = [
-            name
-            for name, key in table.items()
-            if key.standing is Standing.APPLIED
-            and name not in through
-            and name not in code
-            and name.replace(".", "_") not in code
-        ]
-        assert not idle, f"call these accepted, or apply them: {idle}"
 
 
 def test_every_row_is_documented_and_every_synonym_exists() -> None:

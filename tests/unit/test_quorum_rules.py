@@ -174,7 +174,7 @@ def test_a_follower_is_cut_to_the_common_prefix_in_a_few_fetches() -> None:
 def test_who_is_behind_the_logs_start_gets_the_snapshot() -> None:
     """KIP-630: an offset below the log start, or an epoch below the snapshot's."""
     index = index_of([1, 1, 2, 2, 4])
-    index.snapshot = OffsetAndEpoch(3, 2)
+    index.snapshots.append(OffsetAndEpoch(3, 2))
     index.trim(OffsetAndEpoch(3, 2))
     assert (index.start_offset, index.epochs) == (3, [(2, 3), (4, 4)])
     for offset, epoch in ((0, 0), (2, 1), (3, 1), (5, 1)):

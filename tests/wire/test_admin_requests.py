@@ -296,6 +296,14 @@ def test_a_subscription_reaches_the_clients_that_match(client: WireClient) -> No
     assert code(metrics=bytes((1 << 20) + 1)) == ErrorCode.telemetry_too_large
 
 
+def test_a_subscription_says_how_often(client: WireClient) -> None:
+    """interval.ms; the default is five minutes, and the least of those that match counts."""
+    change = {"interval_ms": "321", "match": "client_id=wi.*", "metrics": "some"}
+    assert alter(client, CLIENT_METRICS, "often", **change) == 0
+    answer = client.call(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, 0, {"client_instance_id": None})
+    assert answer.push_interval.total_seconds() * 1000 == 321
+
+
 def test_describe_producers_shows_the_last_batch(client: WireClient) -> None:
     client.create_topic("produced")
     row = client.call(ApiKey.INIT_PRODUCER_ID, 4, {"transactional_id": None})

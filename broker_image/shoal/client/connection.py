@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import itertools
 import os
 import ssl
 import struct
@@ -258,11 +259,13 @@ async def _open(settings: Settings, address: tuple[str, int]) -> Connection:
     A name is looked up again while nobody answers there: a pod that was started anew has another
     address, of which resolvers tell seconds later, and at its old one nobody so much as refuses.
     """
-    for patience_s in PATIENCE_S:
+    first_s, then_s = PATIENCE_S
+    # It doubles, so that a slow network is given its time. `connect` ends this at its own timeout.
+    for patience_s in itertools.chain((first_s,), (then_s * 2**n for n in itertools.count())):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 return await _attempt(settings, address)
-    return await _attempt(settings, address)
+    raise AssertionError("unreachable")
 
 
 async def _attempt(settings: Settings, address: tuple[str, int]) -> Connection:

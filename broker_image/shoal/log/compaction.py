@@ -101,7 +101,25 @@ def cleanable(log: Log, now_ms: int, high_watermark: int) -> Cleanable:
     return Cleanable(dirty, max(dirty, end), clean_bytes, dirty_bytes, overdue)
 
 
-def begin(log: Log, now_ms: int, high_watermark: int, memory_bytes: int) -> Iterator[Step] | None:
+class Compaction:
+    """The steps of one round, and the bytes that they have read and written so far."""
+
+    def __init__(self, round_: _Round) -> None:
+        self._round = round_
+        self._steps = round_.run()
+
+    @property
+    def io_bytes(self) -> int:
+        return self._round.io_bytes
+
+    def __iter__(self) -> Compaction:
+        return self
+
+    def __next__(self) -> Step:
+        return next(self._steps)
+
+
+def begin(log: Log, now_ms: int, high_watermark: int, memory_bytes: int) -> Compaction | None:
     """A round of compaction, None when there is nothing to do (or the log is being compacted, is
     not compacted at all, or was found corrupt)."""
     if not log.config.compact or log.compacting or log.offline or log.uncleanable:
@@ -110,7 +128,7 @@ def begin(log: Log, now_ms: int, high_watermark: int, memory_bytes: int) -> Iter
     due = part.dirty_bytes and (part.ratio > log.config.min_cleanable_dirty_ratio or part.overdue)
     if not due and not (log.next_horizon_ms is not None and now_ms >= log.next_horizon_ms):
         return None
-    return _Round(log, part, now_ms, max(1, memory_bytes // ENTRY_BYTES)).run()
+    return Compaction(_Round(log, part, now_ms, max(1, memory_bytes // ENTRY_BYTES)))
 
 
 class _Aborted(Exception):
@@ -181,6 +199,8 @@ class _Round:
         self.mapped_to = part.dirty_offset - 1
         self.next_horizon_ms: int | None = None
         self.steps = 0
+        #: Bytes read from the log and written to new segments.
+        self.io_bytes = 0
         #: From here on only a restart undoes what was begun.
         self.swapping = False
         self.last_of_producers = {p.producer_id: (p.last_offset, p.epoch) for p in log.producers}
@@ -222,6 +242,7 @@ class _Round:
         transactions = _Transactions()
         transactions.add(log.aborted_transactions(start, end))
         for _, header, data in log.batches(start, end):
+            self.io_bytes += header.size
             if not check_crc(data, 0, header):
                 raise CorruptBatch(f"the CRC of the batch at offset {header.base_offset}")
             if header.is_control:
@@ -288,9 +309,11 @@ class _Round:
             for segment in group:
                 transactions.add(segment.aborted())
                 for _, header, data in segment.batches():
+                    self.io_bytes += header.size
                     kept = yield from self._filter(header, data, transactions, cleaned.txn_index)
                     if kept is not None:
                         out, max_timestamp = kept
+                        self.io_bytes += len(out)
                         cleaned.append([out], header.last_offset, max_timestamp, interval)
                     if self._pause(1, header.size):
                         yield None

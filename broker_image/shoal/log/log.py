@@ -233,8 +233,9 @@ class Log:
         old = self.segments[-1]
         old.seal_times()
         old.flush()
+        old.trim()
         self.snapshots.write(base_offset, self.producers, self.bases)
-        new = Segment(self.storage, self.directory, base_offset, now_ms=now_ms, fresh=True)
+        new = rolling.fresh_segment(self, base_offset, now_ms)
         self.segments.append(new)
         self.bases.append(base_offset)
         self.names_changed = True
@@ -353,7 +354,7 @@ class Log:
 
     def compaction(
         self, now_ms: int, *, high_watermark: int, memory_bytes: int
-    ) -> Iterator[compaction.Step] | None:
+    ) -> compaction.Compaction | None:
         """A round of compaction, to be advanced step by step, or None when none is due. A `Sync`
         that it yields may be run elsewhere before it goes on. Steps raise `OSError`."""
         return compaction.begin(self, now_ms, high_watermark, memory_bytes)
@@ -427,6 +428,7 @@ class Log:
             raise LogOffline(self.directory)
         self.generation += 1
         self._repair()
+        self.active.trim()
         untouched = self.recovery_point == self.snapshots.offset == self.log_end_offset
         if untouched and not self.names_changed:
             return

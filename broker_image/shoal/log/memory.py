@@ -95,6 +95,9 @@ class MemoryFile:
         self._storage.fault("truncate", self.path)
         self._node.change((size, None))
 
+    def reserve(self, size: int) -> None:
+        """Memory has nothing to reserve."""
+
     def sync(self) -> None:
         self._storage.fault("sync", self.path)
         self._node.sync()

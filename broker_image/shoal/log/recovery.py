@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
+from shoal.log import rolling
 from shoal.log.segment import (
     CLEANED,
     DELETED,
@@ -111,9 +112,11 @@ def _open_segments(log: Log, now_ms: int, log_start_offset: int) -> None:
         elif dot + kind in FILES and stem + LOG not in present:
             storage.remove(f"{directory}/{name}")
     if not log.segments:
-        fresh = Segment(storage, directory, log_start_offset, now_ms=now_ms, fresh=True)
+        fresh = rolling.fresh_segment(log, log_start_offset, now_ms)
         log.segments.append(fresh)
         log.bases.append(log_start_offset)
+    # A crash may have left space reserved behind it.
+    log.segments[-1].preallocated = log.config.preallocate
     for segment in log.segments:
         stem = f"{segment.base_offset:020d}"
         if segment.size and not {stem + INDEX, stem + TIME_INDEX} <= present:

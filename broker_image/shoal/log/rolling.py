@@ -11,6 +11,15 @@ if TYPE_CHECKING:
     from shoal.log.log import Log
 
 
+def fresh_segment(log: Log, base_offset: int, now_ms: int) -> Segment:
+    """An empty segment, with its space on disk reserved if the log is to preallocate."""
+    found = Segment(log.storage, log.directory, base_offset, now_ms=now_ms, fresh=True)
+    if log.config.preallocate:
+        found.file.reserve(log.config.segment_bytes)
+        found.preallocated = True
+    return found
+
+
 def due_for(log: Log, *, size: int, last_offset: int, max_timestamp: int, now_ms: int) -> bool:
     """Whether a batch must go to a new segment; the active one is not empty.
 

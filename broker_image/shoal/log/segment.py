@@ -57,6 +57,7 @@ class Segment:
         "largest_at",
         "largest_timestamp",
         "offset_index",
+        "preallocated",
         "size",
         "storage",
         "suffix",
@@ -93,6 +94,8 @@ class Segment:
         self.largest_timestamp: int | None = -1 if fresh else None
         self.largest_at = base_offset
         self._since_entry = 0
+        #: Whether space behind the records is reserved; not known of one that a crash left.
+        self.preallocated = False
 
     def path(self, kind: str) -> str:
         return f"{self.directory}/{file_name(self.base_offset, kind)}{self.suffix}"
@@ -248,6 +251,12 @@ class Segment:
     def seal_times(self) -> None:
         """Give the time index its last entry, as on a roll and a close."""
         self.time_index.append(*self.max_timestamp())
+
+    def trim(self) -> None:
+        """Give back reserved space: nothing more is written here. Raises `OSError`."""
+        if self.preallocated:
+            self.file.truncate(self.size)
+            self.preallocated = False
 
     def aborted(self) -> list[AbortedTransaction]:
         """The aborted transactions whose markers are here."""

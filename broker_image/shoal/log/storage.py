@@ -11,12 +11,17 @@ while a sync of it still runs elsewhere. `shoal.log.memory` is the same door to 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 from collections.abc import Sequence
 from typing import Protocol
 
 from shoal.record.batch import Buffer
+
+#: Linux's fallocate, which Python offers without flags; None elsewhere.
+_fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
+_KEEP_SIZE = 1
 
 
 class File(Protocol):
@@ -34,7 +39,12 @@ class File(Protocol):
     def write(self, at: int, buffers: Sequence[Buffer]) -> int:
         """Write the buffers one behind the other from `at`; the bytes written are all of them."""
 
-    def truncate(self, size: int) -> None: ...
+    def truncate(self, size: int) -> None:
+        """Cut or extend the file to `size` bytes; space reserved behind them is given back."""
+
+    def reserve(self, size: int) -> None:
+        """Reserve space on the disk for `size` bytes from the start, if it can be had. The size of
+        the file stays."""
 
     def sync(self) -> None:
         """Make data and size durable. Safe to call from another thread."""
@@ -129,6 +139,11 @@ class DiskFile:
 
     def truncate(self, size: int) -> None:
         os.ftruncate(self._fd, size)
+
+    def reserve(self, size: int) -> None:
+        if _fallocate is not None:
+            # It fails on file systems without it, and for lack of space: then nothing is reserved.
+            _fallocate(self._fd, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size))
 
     def sync(self) -> None:
         os.fdatasync(self._fd)

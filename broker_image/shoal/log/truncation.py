@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.log import recovery
+from shoal.log import recovery, rolling
 from shoal.log.segment import Segment
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def fully(log: Log, offset: int) -> None:
     log.snapshots.drop_past(-1)
     log.producers.clear()
     log.epochs.clear()
-    fresh = Segment(log.storage, log.directory, offset, now_ms=now_ms, fresh=True)
+    fresh = rolling.fresh_segment(log, offset, now_ms)
     log.segments.append(fresh)
     log.bases.append(offset)
     log.log_start_offset = log.log_end_offset = offset

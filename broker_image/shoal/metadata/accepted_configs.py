@@ -10,16 +10,7 @@ from shoal.metadata.config_keys import table
 
 ACCEPTED = table(
     """
-# accepted: Connections: limits that this broker sets by itself
-queued.max.request.bytes long -1 -
-    Bytes of requests that may wait for an answer before reading pauses; -1 for no limit.
-queued.max.requests int 500 1..
-    Requests that may wait for an answer before reading from the network pauses.
-socket.receive.buffer.bytes int 102400 -
-    Bytes of a connection's receive buffer (SO_RCVBUF); -1 leaves it to the system.
 # accepted: Threads and buffers: one event loop does the work
-log.cleaner.io.max.bytes.per.second double double-max - cluster-wide
-    Bytes a second that compaction may read and write; here it yields to requests.
 log.flush.start.offset.checkpoint.interval.ms int 60000 0..
     Milliseconds between two writes of the log start offsets; here they are written with the
     recovery points.
@@ -46,6 +37,9 @@ log.cleaner.io.buffer.size int 524288 0.. cluster-wide
     Bytes of compaction's read and write buffers; here it is sized by the segment.
 log.cleaner.io.buffer.load.factor double 0.9 - cluster-wide
     How full compaction's key map may get; here the map grows in its memory bound.
+group.consumer.regex.refresh.interval.ms int 600000 10000.. internal
+    Milliseconds between two evaluations of a subscribed pattern; here it is evaluated whenever
+    topics change.
 group.coordinator.threads int 4 1..
     Threads that work on groups; here one event loop does.
 group.coordinator.background.threads int 2 1..
@@ -74,14 +68,6 @@ delete.records.purgatory.purge.interval.requests int 1 -
     DeleteRecords after which finished waits are swept; here they leave at once.
 share.fetch.purgatory.purge.interval.requests int 1000 -
     Share fetches after which finished waits are swept; here they leave at once.
-offsets.topic.compression.codec int 0 -
-    Codec number of __consumer_offsets; here it is not compressed.
-share.coordinator.state.topic.compression.codec int 0 -
-    Codec number of __share_group_state; here it is not compressed.
-socket.connection.setup.timeout.ms long 10000 -
-    Milliseconds that a connection to another broker may take to open, at first.
-socket.connection.setup.timeout.max.ms long 30000 -
-    Milliseconds that a connection to another broker may take to open, at most.
 server.max.startup.time.ms long long-max 0.. internal
     Milliseconds that start-up may take.
 group.share.persister.class.name string - - internal
@@ -105,8 +91,6 @@ unstable.api.versions.enable boolean false - internal
 unstable.feature.versions.enable boolean false - internal
     Whether unreleased feature versions can be used; here none can.
 # accepted: Replication and the metadata quorum
-num.replica.fetchers int 1 1.. cluster-wide
-    Fetch loops for each broker that is followed.
 num.replica.alter.log.dirs.threads int - -
     Threads that move replicas between directories; here a broker has one directory.
 replica.socket.receive.buffer.bytes int 65536 -
@@ -129,10 +113,6 @@ metadata.log.segment.ms long 604800000 -
     Milliseconds after which a segment of the metadata log is closed.
 metadata.max.idle.interval.ms int 500 0..
     Milliseconds between the empty records that an idle controller writes.
-metadata.max.retention.bytes long 104857600 -
-    Bytes of metadata log and snapshots that are kept.
-metadata.max.retention.ms long 604800000 -
-    Milliseconds that metadata log and snapshots are kept.
 internal.metadata.delete.delay.millis long 60000 - internal
     Milliseconds before files of the metadata log are deleted.
 internal.metadata.log.segment.bytes int - - internal

@@ -44,10 +44,24 @@ connections.max.idle.ms long 600000 -
     Milliseconds after which a connection without requests is closed.
 socket.request.max.bytes int 104857600 1..
     Bytes that one request may have; a longer one closes its connection.
+queued.max.requests int 500 1..
+    Produce requests over all connections that were received and are not yet appended. At this
+    number the broker reads no further ones. Requests that wait for replicas do not count.
+queued.max.request.bytes long -1 -
+    Bytes over all connections of large requests that are arriving, and of produce requests that
+    are not yet appended. At this sum the broker reads no further ones; -1 for no limit.
+socket.receive.buffer.bytes int 102400 -
+    Bytes of a connection's receive buffer (SO_RCVBUF) if set; otherwise, and at -1, the system
+    chooses.
 socket.send.buffer.bytes int 102400 -
     Bytes of a connection's send buffer (SO_SNDBUF); -1 leaves it to the system.
 socket.listen.backlog.size int 50 1..
     Connections that may wait to be accepted.
+socket.connection.setup.timeout.ms long 1000 1..
+    Milliseconds that a connection to another broker may take to open, TCP and ApiVersions
+    included. The limit doubles with each failure in a row. Kafka's default is 10000.
+socket.connection.setup.timeout.max.ms long 30000 1..
+    Milliseconds that the doubled limit of socket.connection.setup.timeout.ms reaches at most.
 request.timeout.ms int 30000 -
     Milliseconds that this broker waits for the answer of another one.
 max.request.partition.size.limit int 2000 1..
@@ -124,14 +138,14 @@ log.index.size.max.bytes int 10485760 4.. cluster-wide
 log.index.interval.bytes int 4096 0.. cluster-wide
     Bytes of log between two entries of the offset index.
 log.preallocate boolean false - cluster-wide
-    Whether a new segment's file gets its full size at once.
+    Whether disk space for a whole segment is reserved when the segment is created.
 log.flush.interval.messages long long-max 1.. cluster-wide
     Records of a partition after which it is synced to disk.
 log.flush.interval.ms long - - cluster-wide
     Milliseconds after which records are synced to disk; log.flush.scheduler.interval.ms when
     unset.
 log.flush.scheduler.interval.ms long long-max -
-    Milliseconds between two searches for logs that are due to be synced.
+    Milliseconds after which records are synced to disk, where log.flush.interval.ms is unset.
 shoal.log.flush.group.commit boolean false - cluster-wide
     Whether an acknowledged record is on disk: answers wait for a sync that many requests share.
 log.flush.offset.checkpoint.interval.ms int 60000 0..
@@ -148,6 +162,8 @@ log.cleaner.backoff.ms long 15000 0.. cluster-wide
     Milliseconds to rest when no log needs compaction.
 log.cleaner.dedupe.buffer.size long 134217728 - cluster-wide
     Bytes of memory for the keys that compaction keeps track of.
+log.cleaner.io.max.bytes.per.second double double-max 1.. cluster-wide
+    Bytes per second that compaction reads and writes at most, in sum.
 log.cleaner.min.cleanable.ratio double 0.5 0..1 cluster-wide
     Share of a log that has to be uncompacted before compaction takes it.
 log.cleaner.min.compaction.lag.ms long 0 0.. cluster-wide
@@ -168,6 +184,8 @@ offsets.topic.replication.factor short 3 1..
     Replicas of __consumer_offsets, as far as there are brokers.
 offsets.topic.segment.bytes int 104857600 1..
     Bytes of a segment of __consumer_offsets.
+offsets.topic.compression.codec int 0 0..4
+    Codec of the batches in __consumer_offsets: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd.
 offsets.retention.minutes int 10080 1..
     Minutes that the offsets of a group without members are kept.
 offsets.retention.check.interval.ms long 600000 1..
@@ -227,8 +245,6 @@ group.consumer.min.assignment.interval.ms int 0 0..
     Least value of a group's consumer.assignment.interval.ms.
 group.consumer.max.assignment.interval.ms int 15000 0..
     Greatest value of a group's consumer.assignment.interval.ms.
-group.consumer.regex.refresh.interval.ms int 600000 10000.. internal
-    Milliseconds between two evaluations of a subscribed pattern.
 # applied: Share groups (KIP-932)
 group.share.max.size int 200 1..10000
     Members that a share group may have.
@@ -288,6 +304,8 @@ share.coordinator.state.topic.replication.factor short 3 1..
     Replicas of __share_group_state, as far as there are brokers.
 share.coordinator.state.topic.segment.bytes int 104857600 1..
     Bytes of a segment of __share_group_state.
+share.coordinator.state.topic.compression.codec int 0 0..4
+    Codec of the batches in __share_group_state: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd.
 share.coordinator.state.topic.prune.interval.ms int 300000 1.. internal
     Milliseconds between two removals of what newer snapshots replace.
 share.coordinator.snapshot.update.records.per.snapshot int 500 0..500

@@ -42,6 +42,12 @@ metadata.log.max.record.bytes.between.snapshots long 20971520 1..
     Bytes of metadata records after which a snapshot is written.
 metadata.log.max.snapshot.interval.ms long 3600000 0..
     Milliseconds after which a metadata snapshot is written.
+metadata.max.retention.bytes long 104857600 -
+    Bytes of metadata log and snapshots above which the oldest snapshot is deleted, with the log
+    before the next one. The newest snapshot always stays; a negative value sets no limit.
+metadata.max.retention.ms long 604800000 -
+    Milliseconds after which a metadata snapshot is deleted, with the log before the next one. The
+    newest snapshot always stays; a negative value sets no limit.
 broker.heartbeat.interval.ms int 2000 -
     Milliseconds between a broker's heartbeats to the controller.
 broker.session.timeout.ms int 9000 -
@@ -57,6 +63,8 @@ leader.imbalance.check.interval.seconds long 300 1..
 unclean.leader.election.enable boolean false - cluster-wide
     Whether a replica out of sync may become leader, losing records, when no other is left.
 # applied: Replication
+num.replica.fetchers int 1 1.. cluster-wide
+    Fetch loops for each broker that leads partitions followed here. Each partition belongs to one.
 replica.fetch.backoff.ms int 1000 0..
     Milliseconds that a follower waits after a failed fetch.
 replica.fetch.max.bytes int 1048576 0..

@@ -5,25 +5,44 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from shoal.metadata.client_metrics import SUBSCRIPTION
-from shoal.metadata.config_keys import ConfigKey, Scope, Standing, text_of
+from shoal.metadata.config_keys import ConfigKey, Scope, Standing, Type, text_of
 from shoal.metadata.configs import BROKER, GROUP, TOPIC
 
 _INTRODUCTION = """\
 # Configs
 
-Every config of Apache Kafka 4.3.1 for brokers, topics, groups and client metrics, under its name
-there, and Shoal's own, which begin with `shoal.`. This page is made of the tables in
+This page lists every config of Apache Kafka 4.3.1 for brokers, topics, groups and client metrics
+under Kafka's name, and Shoal's own, which begin with `shoal.`. It is generated from the tables in
 `broker_image/shoal/metadata`.
 
-Broker configs come from flags, environment and file; those marked *cluster-wide* or *per-broker*
-can be altered while the broker runs. Topics and groups take what they do not set from the broker
-config named as *broker default*. A config that a section calls *accepted* is taken and shown and
-changes nothing here; one that it calls *refused* can be set to its default only.
+Each entry has the type, the unit, the default and the allowed values. A config has an effect unless
+its entry says *no effect*. An entry that says *default only* can be set to nothing but its default.
+For each config with an effect a test observes it (`tests/config_effects.py`). `shoal server` names
+the settings without effect that it was given.
+
+Broker configs come from flags, environment and file. Those marked *cluster-wide* or *per-broker*
+can be altered while the broker runs. A topic or group that does not set a config gets the value of
+the broker config named as *broker default*.
 """
 _SENSES = {
     Standing.APPLIED: "",
-    Standing.ACCEPTED: " (accepted, without effect)",
-    Standing.REFUSED: " (refused, unless default)",
+    Standing.ACCEPTED: " (no effect)",
+    Standing.REFUSED: " (default only)",
+}
+_EFFECTS = {Standing.ACCEPTED: "no effect", Standing.REFUSED: "default only"}
+_NUMBERS = {Type.INT, Type.SHORT, Type.LONG, Type.DOUBLE}
+#: Units by the end of a config's name, the longest first.
+_UNITS = {
+    ".bytes.per.second": "bytes per second",
+    ".throttled.rate": "bytes per second",
+    ".creation.rate": "per second",
+    ".bytes": "bytes",
+    ".hours": "hours",
+    ".minutes": "minutes",
+    ".seconds": "seconds",
+    ".secs": "seconds",
+    ".millis": "milliseconds",
+    ".ms": "milliseconds",
 }
 
 
@@ -56,6 +75,9 @@ def _sections(table: Mapping[str, ConfigKey]) -> Iterator[str]:
 def _entry(key: ConfigKey) -> str:
     default = text_of(key.default)
     facts = [key.type.name.lower()]
+    unit = _unit(key)
+    if unit:
+        facts.append(unit)
     facts.append(
         "no default" if default is None else f"default `{default}`" if default else "empty"
     )
@@ -68,7 +90,18 @@ def _entry(key: ConfigKey) -> str:
     bounds = [f"`{name}`" for name in key.bounds if name]
     if bounds:
         facts.append("bounded by " + ", ".join(bounds))
+    if key.standing in _EFFECTS:
+        facts.append(_EFFECTS[key.standing])
     return f"* `{key.name}`: {key.doc} ({'; '.join(facts)})"
+
+
+def _unit(key: ConfigKey) -> str:
+    """The unit of a number, as its name or the first word of its doc gives it; else empty."""
+    if key.type not in _NUMBERS:
+        return ""
+    found = next((unit for end, unit in _UNITS.items() if key.name.endswith(end)), "")
+    first = key.doc.split(" ", 1)[0].lower()
+    return found or (first if first in _UNITS.values() else "")
 
 
 def _check(key: ConfigKey) -> str:

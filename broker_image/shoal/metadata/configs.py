@@ -12,7 +12,7 @@ lists are tuples. Others read them through `MetadataImage.topic_config`, `.group
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -42,6 +42,7 @@ __all__ = [
     "UnknownConfig",
     "parse",
     "text_of",
+    "without_effect",
 ]
 
 Table = Mapping[str, ConfigKey]
@@ -101,6 +102,12 @@ def parse(table: Table, given: Mapping[str, str | None]) -> dict[str, Any]:
             raise UnknownConfig(TABLE_NAMES[id(table)], name)
         values[name] = key.parse(given[name])
     return values
+
+
+def without_effect(table: Table, given: Iterable[str]) -> list[str]:
+    """The names among `given` that this broker accepts and does not use, sorted."""
+    found = (table[name] for name in given if name in table)
+    return sorted({key.name for key in found if key.standing is Standing.ACCEPTED})
 
 
 def broker_values(layers: Layers) -> dict[str, Any]:

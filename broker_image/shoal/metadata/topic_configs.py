@@ -49,7 +49,7 @@ index.interval.bytes int 4096 0..
     Bytes of log between two entries of the offset index.
 preallocate boolean false -
     < log.preallocate
-    Whether a new segment's file gets its full size at once.
+    Whether disk space for a whole segment is reserved when the segment is created.
 flush.messages long long-max 1..
     < log.flush.interval.messages
     Records of a partition after which it is synced to disk.
@@ -93,7 +93,6 @@ min.insync.replicas int 1 1..
 unclean.leader.election.enable boolean false -
     < unclean.leader.election.enable
     Whether a replica out of sync may become leader, losing records, when no other is left.
-# accepted: Several replicas
 leader.replication.throttled.replicas list "" @throttled
     Replicas throttled at their leader, as partition:broker, or * for all.
 follower.replication.throttled.replicas list "" @throttled

@@ -151,7 +151,7 @@ def _answer(raft: Raft, parked: Parked) -> None:
 def on_fetch_snapshot(raft: Raft, message: Message, request: FetchSnapshotRequest) -> None:
     error = _refusal(raft, request.current_leader_epoch)
     index, wanted = raft.index, request.snapshot_id
-    if error is ErrorCode.none and wanted not in (index.snapshot, index.base):
+    if error is ErrorCode.none and wanted not in (*index.snapshots, index.base):
         error = ErrorCode.snapshot_not_found
     if raft.book is None or error is not ErrorCode.none:
         refused = FetchSnapshotResponse(raft.epoch, raft.known_leader, wanted, error=error)

@@ -31,7 +31,7 @@ class Verdict(Enum):
 
 
 class LogIndex:
-    """Owns the picture of one log. `snapshot` is the newest one on disk."""
+    """Owns the picture of one log, and of its snapshots: `snapshots`, on disk, the oldest first."""
 
     def __init__(
         self,
@@ -39,12 +39,17 @@ class LogIndex:
         base: OffsetAndEpoch = OffsetAndEpoch(0, 0),
         end_offset: int = 0,
         epochs: Iterable[tuple[int, int]] = (),
-        snapshot: OffsetAndEpoch | None = None,
+        snapshots: Iterable[OffsetAndEpoch] = (),
     ) -> None:
         self.base = base
         self.end_offset = max(end_offset, base.offset)
         self.epochs = [(e, max(at, base.offset)) for e, at in epochs if at < self.end_offset]
-        self.snapshot = snapshot
+        self.snapshots = list(snapshots)
+
+    @property
+    def snapshot(self) -> OffsetAndEpoch | None:
+        """The newest snapshot."""
+        return self.snapshots[-1] if self.snapshots else None
 
     @property
     def start_offset(self) -> int:
@@ -118,9 +123,11 @@ class LogIndex:
         if base.offset < self.end_offset:
             kept.insert(0, (self.epoch_at(base.offset + 1), base.offset))
         self.epochs, self.base = kept, base
+        self.snapshots = [one for one in self.snapshots if one.offset >= base.offset]
 
     def restart(self, snapshot: OffsetAndEpoch) -> None:
         """A snapshot has taken the place of the whole log."""
-        self.base = self.snapshot = snapshot
+        self.base = snapshot
+        self.snapshots = [snapshot]
         self.end_offset = snapshot.offset
         self.epochs = []

@@ -54,6 +54,7 @@ from shoal.quorum.ready import (
     SnapshotTaken,
     Synced,
     Tick,
+    Trim,
     Unanswered,
 )
 from shoal.quorum.states import Role, check_move
@@ -237,6 +238,8 @@ class Raft:
                     self.resign()
             case SnapshotTaken(snapshot_id):
                 self._snapshot_taken(snapshot_id)
+            case Trim(base):
+                self._trim(base)
             case SnapshotInstalled(snapshot_id, voters):
                 following.installed(self, snapshot_id, voters)
         self._drive()
@@ -484,15 +487,19 @@ class Raft:
             leading.advance(self, self.book)
 
     def _snapshot_taken(self, snapshot_id: OffsetAndEpoch) -> None:
-        """Keep the log from the snapshot before this one on, for followers a little behind."""
+        """The log before the snapshot stays until `Trim`, for followers that are behind."""
         index, before = self.index, self.index.snapshot
         assert (before or index.base).offset < snapshot_id.offset <= self.high_watermark
         assert index.epoch_at(snapshot_id.offset) == snapshot_id.epoch, snapshot_id
-        index.snapshot = snapshot_id
-        if before is not None and before.offset > index.start_offset:
-            index.trim(before)
-            self.voters.trim(before.offset)
-            self.trim_to = before
+        index.snapshots.append(snapshot_id)
+
+    def _trim(self, base: OffsetAndEpoch) -> None:
+        """Begin the log at a snapshot; an installed one may have replaced it meanwhile."""
+        index = self.index
+        if base in index.snapshots and base.offset > index.start_offset:
+            index.trim(base)
+            self.voters.trim(base.offset)
+            self.trim_to = base
 
 
 _REQUESTS: dict[type, Callable[[Raft, Message, Any], None]] = {

@@ -74,6 +74,13 @@ class SnapshotTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class Trim:
+    """Retention keeps nothing before the snapshot `base`: not the log, and no older snapshot."""
+
+    base: OffsetAndEpoch
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotInstalled:
     """`Ready.install` was done; `voters` are those in the snapshot, None if it has none."""
 
@@ -90,6 +97,7 @@ Event = (
     | Propose
     | Resign
     | SnapshotTaken
+    | Trim
     | SnapshotInstalled
 )
 

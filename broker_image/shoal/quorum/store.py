@@ -3,14 +3,17 @@
 Opened, it has what `Raft` begins with: `state`, `index` and `voters`, all durable. The log and the
 index stand for the same thing, which is checked after every `Ready`.
 
-All files are in the log's directory, as Kafka has them. Of snapshots the two newest stay: the log
-begins at the older one, so a follower that is a little behind does not need the newer.
+All files are in the log's directory, as Kafka has them. The log begins at the oldest snapshot, or
+at 0. `expired` names the snapshot at which it may begin by `metadata.max.retention.bytes` and
+`.ms`: as in Kafka, snapshots go one by one from the oldest, and the newest always stays. So a
+follower that is behind fetches from the log, and needs no snapshot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 
 from shoal.log.errors import CorruptLog
 from shoal.log.log import Log
@@ -48,17 +51,18 @@ class QuorumStore:
         if newest is not None and not _leads_through(log, newest):
             log.truncate_fully_and_start_at(newest.offset)
             base = newest
-        elif len(found) > 1:
-            base = found[-2]
-        elif newest is not None and log.log_start_offset > 0:
-            base = newest
+        elif log.log_start_offset > 0:
+            base = next((one for one in found if one.offset >= log.log_start_offset), _EMPTY)
         log.advance_log_start(base.offset)
         # The disk may have refused the first record of an epoch when the log had begun it.
         log.epochs.truncate_from_end(log.log_end_offset)
         self._remove_snapshots_before(base)
         log.sync()
         self.index = LogIndex(
-            base=base, end_offset=log.log_end_offset, epochs=log.epochs.entries, snapshot=newest
+            base=base,
+            end_offset=log.log_end_offset,
+            epochs=log.epochs.entries,
+            snapshots=self._snapshots(),
         )
         # Kafka's formatting tool leaves the first voters in a snapshot at offset 0.
         first = self.read_snapshot(base)[0] if base in found else None
@@ -171,6 +175,44 @@ class QuorumStore:
         self.log.truncate_fully_and_start_at(snapshot_id.offset)
         self._remove_snapshots_before(snapshot_id)
         return voters
+
+    def expired(self, now_ms: int, *, bytes_max: int, age_max_ms: int) -> OffsetAndEpoch | None:
+        """The snapshot at which the log should begin by these limits, each negative for none: the
+        one behind the last that is over a limit. None when all may stay.
+
+        A snapshot is `age_max_ms` old that long after its file was written.
+        """
+        kept = self.index.snapshots
+        if len(kept) < 2:
+            return None
+        sizes = {one: self._size_of(one) for one in kept}
+        total = self.log.size_bytes + sum(sizes.values())
+        base = None
+        for oldest, following in pairwise(kept):
+            age_ms = now_ms - self._storage.modified_ms(self._path(oldest))
+            is_old = 0 <= age_max_ms < age_ms
+            if not is_old and not 0 <= bytes_max < total:
+                break
+            before = self._bytes_before(oldest) if base is not None else 0
+            total -= sizes[oldest] + self._bytes_before(following) - before
+            base = following
+        return base
+
+    def _size_of(self, snapshot_id: OffsetAndEpoch) -> int:
+        file = self._storage.open(self._path(snapshot_id))
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    def _bytes_before(self, snapshot_id: OffsetAndEpoch) -> int:
+        """Bytes of the segments that go when the log begins at that snapshot."""
+        segments = self.log.segments
+        return sum(
+            segment.size
+            for segment, following in pairwise(segments)
+            if following.base_offset <= snapshot_id.offset
+        )
 
     def _write_chunk(self, chunk: SnapshotChunk) -> None:
         file = self._storage.open(self._path(chunk.snapshot_id) + snapshots.PART, create=True)

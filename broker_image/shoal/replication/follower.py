@@ -158,6 +158,31 @@ class Fetcher:
             self.stir(partition)
             partition.follows = None
 
+    def hand_over(self, partition: Partition, to: Fetcher) -> None:
+        """Let another fetcher of the same leader fetch this partition from now on.
+
+        A partition that waits for its disk goes on waiting there. One whose leader is being asked
+        for its offsets fetches, and finds out again that it has to ask.
+        """
+        followed = self._followed.get(partition.key)
+        if followed is None or followed.partition is not partition:
+            return
+        self._drop(partition.key)
+        self.stir(partition)
+        followed.told = None
+        if followed.step is Step.ASKING:
+            followed.step = Step.FETCHING
+        to._take_over(followed)
+
+    def _take_over(self, followed: _Followed) -> None:
+        partition = followed.partition
+        self._drop(partition.key)
+        self._followed[partition.key] = followed
+        if followed.step is Step.SYNCING:
+            self._syncing[partition.key] = None
+        partition.follows = self
+        self.stir(partition)
+
     def _drop(self, key: Key) -> None:
         for held in (self._followed, self._syncing, self._pausing):
             held.pop(key, None)

@@ -22,6 +22,7 @@ from shoal.log.errors import AppendRefused, LogOffline, OffsetOutOfRange
 from shoal.log.log import Appended, Log, Origin, Read
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import Buffer, CorruptBatch
+from shoal.record.compression import Compression
 from shoal.record.records import build_batch
 from shoal.replication.leadership import (
     LAG_TIME_MAX_MS,
@@ -316,15 +317,18 @@ class Partition:
         *,
         now_ms: int,
         producer: tuple[int, int] | None = None,
+        codec: Compression = Compression.NONE,
     ) -> Appended:
         """Append records of an internal topic as one batch of the broker's own, or as part of the
         open transaction of `producer` (id, epoch)."""
-        if producer is not None:
+        if producer is not None or codec:
+            producer_id, producer_epoch = producer or (-1, -1)
             batch = build_batch(
                 ((now_ms, key, value, ()) for key, value in records),
-                producer_id=producer[0],
-                producer_epoch=producer[1],
-                transactional=True,
+                compression=codec.name.lower(),
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                transactional=producer is not None,
             )
             return self.append(batch, now_ms=now_ms, origin=Origin.COORDINATOR)
         appended = self.log.append_records(records, now_ms=now_ms, leader_epoch=self.leader_epoch)

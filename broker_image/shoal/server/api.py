@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.frames import RequestHeader
+from shoal.protocol.produce import ProduceRequest
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -74,7 +75,7 @@ class Request:
 
     `size` is that of its frame in bytes. `busy_ns` is the time that the broker has spent on it,
     measured where there are quotas. `id` is that of a request which may be tried again: the same
-    16 bytes each time.
+    16 bytes each time. `on_freed` is called once when its records are not needed any more.
     """
 
     header: RequestHeader
@@ -84,10 +85,24 @@ class Request:
     size: int = 0
     busy_ns: int = 0
     id: bytes = b""
+    on_freed: Callable[[], None] | None = None
 
     @property
     def version(self) -> int:
         return self.header.api_version
+
+    @property
+    def holds_records(self) -> bool:
+        """Whether it is a produce whose records are still in memory."""
+        return isinstance(self.body, ProduceRequest) and bool(self.body.topics)
+
+    def free(self) -> None:
+        """Drop the records of a produce: they are appended, or nobody waits for them."""
+        if self.holds_records:
+            self.body = self.body._replace(topics=[])
+        on_freed, self.on_freed = self.on_freed, None
+        if on_freed is not None:
+            on_freed()
 
 
 Handler = Callable[["Broker", Request], Answer]

@@ -7,13 +7,12 @@ for the disk goes to its worker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from shoal.log.compaction import Compaction
 from shoal.log.errors import LogOffline
 from shoal.log.retention import DeletedSegment
-from shoal.log.syncs import Sync
 
 if TYPE_CHECKING:
     from shoal.replication.partition import Partition
@@ -28,7 +27,11 @@ class Background:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._compaction: tuple[Partition, Iterator[Sync | None]] | None = None
+        self._compaction: tuple[Partition, Compaction] | None = None
+        #: Of the bytes that the compaction under way has read and written, those accounted for.
+        self._io_bytes_counted = 0
+        #: When compaction may go on, on the loop's clock.
+        self._compact_at = 0.0
         self.compactions_total = self.segments_deleted_total = 0
 
     def start(self) -> None:
@@ -113,7 +116,7 @@ class Background:
                 self._failed(partition, "compaction", error)
                 continue
             if steps is not None:
-                self._compaction = (partition, steps)
+                self._compaction, self._io_bytes_counted = (partition, steps), 0
                 broker.loop.call_soon(self._compact_step)
                 return
 
@@ -133,11 +136,23 @@ class Background:
             self._failed(partition, "compaction", error)
         else:
             if sync is None:
-                self._broker.loop.call_soon(self._compact_step)
+                loop, at_s = self._broker.loop, self._next_step_s(steps)
+                if at_s <= loop.time():
+                    loop.call_soon(self._compact_step)
+                else:
+                    loop.call_at(at_s, self._compact_step)
             else:
                 # The round runs it again by itself where this fails, and so meets the error.
                 work = self._broker.disk.run(sync.run_once)
                 work.add_done_callback(self._compact_synced)
+
+    def _next_step_s(self, steps: Compaction) -> float:
+        """When the next step may begin by log.cleaner.io.max.bytes.per.second."""
+        size = steps.io_bytes - self._io_bytes_counted
+        self._io_bytes_counted = steps.io_bytes
+        rate = self._broker.image.broker_config["log.cleaner.io.max.bytes.per.second"]
+        self._compact_at = max(self._compact_at, self._broker.loop.time()) + size / rate
+        return self._compact_at
 
     def _compact_synced(self, work: asyncio.Future[None]) -> None:
         work.exception()

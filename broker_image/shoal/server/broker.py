@@ -27,7 +27,7 @@ from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.quorum.voters import Endpoint as QuorumEndpoint
 from shoal.quorum.voters import ReplicaKey, Voter, VoterSet
 from shoal.replication.partition import Partition
-from shoal.server import broker_metrics, coordinator_metrics, logs
+from shoal.server import broker_metrics, coordinator_metrics, idle_settings, logs
 from shoal.server.admission import Admission
 from shoal.server.api import Api
 from shoal.server.background import Background
@@ -43,6 +43,7 @@ from shoal.server.groups import GroupService
 from shoal.server.handlers import AMONG_NODES, EARLY, HANDLERS, OF_CONTROLLERS
 from shoal.server.health import HealthListener
 from shoal.server.lifecycle import CannotJoin, Lifecycle
+from shoal.server.links import SetupTimeouts
 from shoal.server.listener import Listener
 from shoal.server.metadata_log import Metadata, random_id
 from shoal.server.metrics import Metrics
@@ -54,6 +55,7 @@ from shoal.server.quorum import Quorum
 from shoal.server.quotas import Quotas
 from shoal.server.replicas import Replicas
 from shoal.server.replication_quotas import FOLLOWER, LEADER, ReplicationQuota
+from shoal.server.request_room import RequestRoom
 from shoal.server.share import ShareService
 from shoal.server.suspects import Suspects
 from shoal.server.timers import Clock, Timers
@@ -114,6 +116,9 @@ class Broker:
         self.quotas = Quotas(self)
         self.throttles = {side: ReplicationQuota(self, side) for side in (LEADER, FOLLOWER)}
         self.admission = Admission(self)
+        self.room = RequestRoom(
+            loop, config["queued.max.requests"], config["queued.max.request.bytes"]
+        )
         self.table: Mapping[int, Api] = HANDLERS
         self.dispatch = Dispatcher(self, self.table)
         self.listeners: list[Listener] = []
@@ -127,6 +132,10 @@ class Broker:
             clock=self.clock,
         )
         self.partitions.on_removed.append(lambda p: self.metrics.forget_topic(p.topic))
+        self.setup_timeouts = SetupTimeouts(
+            config["socket.connection.setup.timeout.ms"],
+            config["socket.connection.setup.timeout.max.ms"],
+        )
         self.peers = BrokerPeers(self)
         self.suspects = Suspects(self)
         self.replicas = Replicas(self)
@@ -195,6 +204,7 @@ class Broker:
         self.quorum.on_step.append(self._check_voters)
         self.channel.start()
         self.timers.every(SNAPSHOT_CHECK_MS, self._save_metadata)
+        self.timers.every(SNAPSHOT_CHECK_MS, self._clean_metadata)
         self.controller.start()
         self.quorum.start()
         if not self.cluster.is_broker:
@@ -341,6 +351,12 @@ class Broker:
         if work is not None:
             work.add_done_callback(self._metadata_saved)
 
+    def _clean_metadata(self) -> None:
+        self.quorum.clean(
+            bytes_max=self.config["metadata.max.retention.bytes"],
+            age_max_ms=self.config["metadata.max.retention.ms"],
+        )
+
     def _metadata_saved(self, work: asyncio.Future[None]) -> None:
         error = None if work.cancelled() else work.exception()
         if error is not None:
@@ -443,6 +459,7 @@ class Broker:
             self.cluster.settings,
             cluster_id=self.directory.cluster_id,
             endpoints=self.quorum_endpoints(),
+            timeouts=self.setup_timeouts,
         )
         peers.on_refused = lambda id, _, error: self.peer_refused(id, error)
         for voter in self.cluster.voters or ():
@@ -506,10 +523,13 @@ class Broker:
 
     def _metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
         self.partitions.apply(image, delta)
+        idle_settings.log_altered(self, delta)
         if delta.client_quotas:
             self.quotas.changed()
         if delta.configs or delta.broker_config_changed:
             self._throttle()
+        if delta.broker_config_changed:
+            self.replicas.configured()
         for coordinator in self.coordinators:
             coordinator.metadata_changed(image, delta)
 

@@ -7,7 +7,8 @@ That buffer grows with what has arrived, so a size that is announced costs nothi
 
 Requests are handled as they arrive, also while earlier ones wait. Reading stops, and goes on when
 there is room, at a number of unanswered requests, at a sum of their sizes, while the client does
-not take its answers, and while it is over a quota. Bytes that are no frame close the connection:
+not take its answers, while it is over a quota, and while the broker has no room for a large request
+or a produce (`server/request_room.py`). Bytes that are no frame close the connection:
 `WireError` ends here.
 """
 
@@ -22,6 +23,7 @@ from shoal.log.slices import FileSlice
 from shoal.protocol.errors import WireError
 from shoal.server.api import Buffer, Peer
 from shoal.server.outflow import Outflow
+from shoal.server.request_room import BULK_SIZE, is_bulk
 
 if TYPE_CHECKING:
     from shoal.server.dispatch import Dispatcher, Pending
@@ -65,6 +67,8 @@ class Connection(asyncio.BufferedProtocol):
         "_paused",
         "_pending",
         "_pending_bytes",
+        "_queued",
+        "_room",
         "_size",
         "_transport",
         "_write_paused",
@@ -89,6 +93,9 @@ class Connection(asyncio.BufferedProtocol):
         self._pending_bytes = 0
         self._held = 0
         self._paused = self._write_paused = False
+        self._room = listener.room
+        #: It waits for room.
+        self._queued = False
         self._muted: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self.active_at = 0.0
@@ -104,6 +111,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._release()
+        self._room.leave(self)
         if self._muted is not None:
             self._muted.cancel()
         self._transport = None
@@ -153,6 +161,7 @@ class Connection(asyncio.BufferedProtocol):
             self._frame = None
             self._frame_view = _scratch_view
             self._handle(frame)
+            self._room.arrived(self)
         else:
             self._start_frame(frame)
 
@@ -178,8 +187,17 @@ class Connection(asyncio.BufferedProtocol):
                     f" {self._frame_size_max}"
                 )
             begin = at + 4
+            if self._room.is_full:
+                if end - begin < min(2, size):
+                    break
+                if is_bulk(size, data[begin : begin + 2]):
+                    self._queued = True
+                    self._room.wait(self)
+                    self._pause()
+                    break
             if size > end - begin:
-                if size > SCRATCH_SIZE // 4:
+                if size > BULK_SIZE:
+                    self._room.arriving(self, size)
                     self._size = size
                     self._start_frame(data[begin:])
                     return
@@ -201,6 +219,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._out += answer
                 return
             answer = self._dispatch.done(answer)
+        if answer.request is not None and answer.request.holds_records:
+            self._room.hold(answer.request)
         answer.size = len(frame)
         self._pending.append(answer)
         self._pending_bytes += len(frame)
@@ -314,7 +334,7 @@ class Connection(asyncio.BufferedProtocol):
     def _resume(self) -> None:
         if not self._paused or self._write_paused or self._transport is None:
             return
-        if self._muted is not None:
+        if self._muted is not None or self._queued:
             return
         if len(self._pending) >= PENDING_MAX // 2 or self._pending_bytes >= PENDING_BYTES_MAX // 2:
             return
@@ -327,6 +347,16 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
         if not self._paused and self._transport is not None:
             self._transport.resume_reading()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the broker has stopped reading."""
+        return self._paused
+
+    def room_free(self) -> None:
+        """There is room again for what this connection stopped at."""
+        self._queued = False
+        self._resume()
 
     def fail(self, reason: str) -> None:
         """Close at once: what the client sent, or did not send, ends its connection."""

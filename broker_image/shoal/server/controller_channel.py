@@ -151,6 +151,7 @@ class ControllerChannel:
                 address,
                 client_id=f"broker-{self._broker.node_id}",
                 request_timeout_ms=self._broker.config["request.timeout.ms"],
+                timeouts=self._broker.setup_timeouts,
             )
         return self._link
 

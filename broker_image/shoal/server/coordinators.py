@@ -22,6 +22,7 @@ from shoal.coordinator.runtime import AppendFailed, Decide, Phase, Runtime
 from shoal.log.errors import AppendRefused, LogOffline
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.record.batch import CorruptBatch, headers
+from shoal.record.compression import Compression
 from shoal.record.control import ControlType, read_marker
 from shoal.record.records import read_records
 from shoal.replication.partition import Partition
@@ -103,9 +104,12 @@ class CoordinatorService(Generic[S]):
         new_shard: Callable[[int], S],
         *,
         write_timeout_ms: int = 5_000,
+        codec: int = Compression.NONE,
     ) -> None:
+        """`codec` compresses the batches that the coordinator writes."""
         self._broker = broker
         self.topic = topic
+        self._codec = Compression(codec)
         self.runtime: Runtime[S] = Runtime(
             self, new_shard, batch_bytes_max=BATCH_BYTES_MAX, write_timeout_ms=write_timeout_ms
         )
@@ -386,7 +390,7 @@ class CoordinatorService(Generic[S]):
         now_ms = self._broker.clock.now_ms()
         try:
             appended = self._watched[partition].append_records(
-                records, now_ms=now_ms, producer=producer
+                records, now_ms=now_ms, producer=producer, codec=self._codec
             )
         except AppendRefused as refused:
             raise AppendFailed(refused.code, refused.message) from None

@@ -49,6 +49,10 @@ class Pending:
         self.size = 0
 
     @property
+    def request(self) -> Request | None:
+        return self._request
+
+    @property
     def ready(self) -> bool:
         return self._future is None or self._future.done()
 
@@ -62,10 +66,13 @@ class Pending:
             assert self._done is not None
             return self._done
         assert self._request is not None
+        self._request.free()
         return self._dispatcher.finished(self._request, self._future)
 
     def cancel(self) -> None:
         """The connection is gone: whoever would answer may stop."""
+        if self._request is not None:
+            self._request.free()
         if self._future is not None:
             self._future.cancel()
 

@@ -50,6 +50,7 @@ class GroupService(CoordinatorService[GroupShard]):
             topic,
             lambda partition: GroupShard(settings, broker.image),
             write_timeout_ms=settings.offsets_commit_timeout_ms,
+            codec=config["offsets.topic.compression.codec"],
         )
         #: By type of group: deletes what is kept for a group elsewhere, before the group itself.
         self.before_delete: dict[GroupType, Callable[[str], Awaitable[object]]] = {}

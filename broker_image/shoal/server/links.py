@@ -3,6 +3,10 @@
 A `Link` is one connection to one address that is made when it is needed and made anew when it was
 lost. Requests on it are answered in their order, so a request that may wait at its peer has a link
 of its own.
+
+A connection that does not open fails after `socket.connection.setup.timeout.ms`. The limit doubles
+with each failure in a row at that address, up to `socket.connection.setup.timeout.max.ms`: a peer
+that is slow, and not gone, is reached in the end. All links of a node share one `SetupTimeouts`.
 """
 
 from __future__ import annotations
@@ -12,25 +16,47 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.client.connection import Connection, connect, joined
-from shoal.client.errors import ClientError, ConnectionLost
+from shoal.client.errors import ClientError, ConnectionLost, Unreachable
 from shoal.client.settings import Address, Settings
 from shoal.protocol.api import ApiKey
 
-#: What a node on the same network needs for a TCP connection and ApiVersions.
-CONNECT_TIMEOUT_MS = 1_000
+
+class SetupTimeouts:
+    """How long a connection may take to open, by address, in milliseconds."""
+
+    def __init__(self, initial_ms: int, max_ms: int) -> None:
+        self._initial_ms, self._max_ms = initial_ms, max_ms
+        #: Failures in a row, of addresses whose last attempt failed.
+        self._failures: dict[Address, int] = {}
+
+    def of(self, address: Address) -> int:
+        """The limit of the next attempt."""
+        # A shift by more than the bits of any limit only costs memory.
+        grown = self._initial_ms << min(self._failures.get(address, 0), 63)
+        return min(grown, max(self._initial_ms, self._max_ms))
+
+    def failed(self, address: Address) -> None:
+        self._failures[address] = self._failures.get(address, 0) + 1
+
+    def opened(self, address: Address) -> None:
+        self._failures.pop(address, None)
 
 
 class Link:
     """Owns the connection to one address."""
 
-    def __init__(self, address: Address, *, client_id: str, request_timeout_ms: int) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        client_id: str,
+        request_timeout_ms: int,
+        timeouts: SetupTimeouts,
+    ) -> None:
         self.address = address
-        self._settings = Settings(
-            (address,),
-            client_id=client_id,
-            request_timeout_ms=request_timeout_ms,
-            connect_timeout_ms=CONNECT_TIMEOUT_MS,
-        )
+        self._client_id = client_id
+        self._request_timeout_ms = request_timeout_ms
+        self._timeouts = timeouts
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         #: Called when an open connection is lost, unless `close` ended it.
@@ -42,7 +68,7 @@ class Link:
         """kio's entity of the response. Raises `ClientError`."""
         connection = self._connection
         if connection is None or connection.closed:
-            connection = await self._connect()
+            connection = await self._connect(timeout_ms or self._request_timeout_ms)
         try:
             return await connection.request(api_key, fields, timeout_ms=timeout_ms)
         except ConnectionLost:
@@ -50,14 +76,31 @@ class Link:
                 self.on_lost()
             raise
 
-    async def _connect(self) -> Connection:
-        """Whoever asks while a connection is being made waits for the same one."""
+    async def _connect(self, patience_ms: int) -> Connection:
+        """Whoever asks while a connection is being made waits for the same one, for as long as the
+        request may take. Raises `ClientError`."""
         if self._connecting is None:
-            self._connecting = asyncio.ensure_future(connect(self._settings, self.address))
+            settings = Settings(
+                (self.address,),
+                client_id=self._client_id,
+                request_timeout_ms=self._request_timeout_ms,
+                connect_timeout_ms=self._timeouts.of(self.address),
+            )
+            self._connecting = asyncio.ensure_future(connect(settings, self.address))
             self._connecting.add_done_callback(self._connected)
-        return await joined(self._connecting, self.address)
+        try:
+            async with asyncio.timeout(patience_ms / 1000):
+                return await joined(self._connecting, self.address)
+        except TimeoutError:
+            host, port = self.address
+            raise Unreachable(f"no connection to {host}:{port} within {patience_ms} ms") from None
 
     def _connected(self, done: asyncio.Task[Connection]) -> None:
+        if not done.cancelled():
+            if done.exception() is None:
+                self._timeouts.opened(self.address)
+            else:
+                self._timeouts.failed(self.address)
         if done is not self._connecting:
             if not done.cancelled() and done.exception() is None:
                 done.result().close()

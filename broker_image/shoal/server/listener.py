@@ -43,6 +43,7 @@ class Listener:
         #: Bytes of answers that clients are slow to take.
         self.bytes_held = 0
         self.bytes_in = self.bytes_out = self.opened_total = self.refused_total = 0
+        self.room = broker.room
         self._broker = broker
         self._dispatch = dispatch
         self._connections: dict[Connection, None] = {}
@@ -54,6 +55,8 @@ class Listener:
         given = "socket.listen.backlog.size" in config.given
         self._backlog: int = config["socket.listen.backlog.size"] if given else BACKLOG
         self._idle_max_ms: int = config["connections.max.idle.ms"]
+        given = "socket.receive.buffer.bytes" in config.given
+        self._receive_buffer_bytes: int = config["socket.receive.buffer.bytes"] if given else -1
         #: Large answers go in small steps, so that client and broker work side by side: with the
         #: megabytes that Linux would take a consumer of 1 KB records is half as fast (`bench`).
         self._send_buffer_bytes: int = config["socket.send.buffer.bytes"]
@@ -66,6 +69,8 @@ class Listener:
     def bind(self, host: str, port: int) -> None:
         """Take the address; port 0 takes a free one. Raises `ListenError`."""
         self._socket = bound_socket(host, port, self._backlog)
+        if self._receive_buffer_bytes > 0:  # Accepted connections inherit it.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer_bytes)
         self.host, self.port = host, self._socket.getsockname()[1]
 
     async def accept(self) -> None:

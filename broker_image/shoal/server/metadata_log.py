@@ -245,7 +245,9 @@ class Metadata:
         if self._unsaved_bytes < bytes_max and not late:
             return None
         self._saving = True
-        self._unsaved_bytes, self._saved_ms = 0, now_ms
+        # What is proposed and not committed yet is not in this snapshot: it makes the next one due.
+        self._unsaved_bytes = int(self.applied < self.quorum.end_offset)
+        self._saved_ms = now_ms
         self._save_task = asyncio.ensure_future(self._save(self.image, self.applied, now_ms))
         self._save_task.add_done_callback(self._saved)
         return self._save_task

@@ -41,7 +41,12 @@ class Peers:
     def link(self, address: Address, request_timeout_ms: int = REQUEST_TIMEOUT_MS) -> Link:
         """A new link of this broker; whoever asks for it closes it."""
         client_id = f"broker-{self._broker.node_id}"
-        return Link(address, client_id=client_id, request_timeout_ms=request_timeout_ms)
+        return Link(
+            address,
+            client_id=client_id,
+            request_timeout_ms=request_timeout_ms,
+            timeouts=self._broker.setup_timeouts,
+        )
 
     async def request(
         self,

@@ -40,6 +40,7 @@ from shoal.quorum.ready import (
     SnapshotTaken,
     Synced,
     Tick,
+    Trim,
 )
 from shoal.quorum.states import Role
 from shoal.quorum.store import QuorumStore
@@ -421,6 +422,14 @@ class Quorum:
 
         work.add_done_callback(done)
         return work
+
+    def clean(self, *, bytes_max: int, age_max_ms: int) -> None:
+        """Delete the snapshots, and the log before them, that are over these limits."""
+        if not self._works:
+            return
+        base = self.store.expired(self._clock.now_ms(), bytes_max=bytes_max, age_max_ms=age_max_ms)
+        if base is not None:
+            self.step(Trim(base))
 
     # The log.
 

@@ -18,7 +18,7 @@ from shoal.quorum.messages import FetchRequest, FetchSnapshotRequest, Message, R
 from shoal.quorum.raft import QuorumSettings
 from shoal.quorum.ready import Event, Gone, Received, Unanswered
 from shoal.quorum.voters import Endpoint
-from shoal.server.links import Link
+from shoal.server.links import Link, SetupTimeouts
 
 if TYPE_CHECKING:
     from shoal.client.settings import Address
@@ -34,11 +34,13 @@ class Peers:
         *,
         cluster_id: str,
         endpoints: tuple[Endpoint, ...],
+        timeouts: SetupTimeouts,
     ) -> None:
         self._node_id = node_id
         self._settings = settings
         self._cluster_id = cluster_id
         self._endpoints = endpoints
+        self._timeouts = timeouts
         self._addresses: dict[int, Address] = {}
         #: By node, and whether it is the one for fetches.
         self._links: dict[tuple[int, bool], Link] = {}
@@ -126,6 +128,7 @@ class Peers:
                 address,
                 client_id=f"quorum-{self._node_id}",
                 request_timeout_ms=self._settings.request_timeout_ms,
+                timeouts=self._timeouts,
             )
         return link
 

@@ -203,8 +203,14 @@ class _ReplicaFetch:
         return list(session.lively.values())
 
     def _quieten(self, session: Session, cursor: Cursor, known: _AtEnd) -> None:
+        stirs = known.partition.stirs
+        other = stirs.pop(self._replica_id, None)
+        if other is not None:
+            # A partition that moves between a follower's fetch loops is in two sessions for a
+            # while. The one that stays must not be left out.
+            other()
         session.quieten(cursor)
-        known.partition.stirs[self._replica_id] = partial(
+        stirs[self._replica_id] = partial(
             _stirred, session, cursor, known.leadership, self._replica_id
         )
 

@@ -1,5 +1,8 @@
-"""Replication on this broker: a fetch loop for each broker that leads what is followed here, and
+"""Replication on this broker: fetch loops for each broker that leads what is followed here, and
 the changes of ISRs that this broker asks the controller for.
+
+A leader has up to `num.replica.fetchers` loops, and each partition belongs to one of them. When the
+setting is altered, partitions move between loops without being fetched by two.
 
 The rules are in `replication`; here are the sockets, the clock and the disk. `registered` is called
 for each partition whose registration has moved.
@@ -14,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
+from zlib import crc32
 
 from shoal.client.errors import ClientError
 from shoal.protocol.api import ApiKey
@@ -37,6 +41,7 @@ ALTER_TIMEOUT_MS = 3_000
 #: Pauses of a loop whose leader cannot be reached.
 _RECONNECT_MS, _RECONNECT_MAX_MS = 20, 500
 EARLIEST, LATEST = -2, -1
+_Way = tuple[int, int]
 
 
 class Replicas:
@@ -44,8 +49,9 @@ class Replicas:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._loops: dict[int, _FetchLoop] = {}
-        self._followed: dict[Key, int] = {}
+        #: By leader, and the number of the loop among those to it.
+        self._loops: dict[_Way, _FetchLoop] = {}
+        self._followed: dict[Key, _Way] = {}
         self._altering: dict[Partition, AlterPartition] = {}
         self._alter: asyncio.Task[None] | None = None
         #: By broker: partitions led here that it has not fetched in their epoch, and until when
@@ -84,11 +90,12 @@ class Replicas:
         """Follow the leader that the partition has now, or lead."""
         before = self._followed.get(partition.key)
         leader_id = partition.leader_id if not partition.is_leader else -1
-        if before is not None and before != leader_id:
+        if before is not None and before[0] != leader_id:
             self._forget(partition)
         if leader_id >= 0:
-            self._followed[partition.key] = leader_id
-            self._loop_to(leader_id).follow(partition)
+            way = self._way_to(leader_id, partition)
+            self._followed[partition.key] = way
+            self._loop_of(way).follow(partition)
         elif partition.leadership is not None:
             self._await_followers(partition)
 
@@ -98,15 +105,38 @@ class Replicas:
         self._altering.pop(partition, None)
 
     def _forget(self, partition: Partition) -> None:
-        leader_id = self._followed.pop(partition.key, None)
-        if leader_id is not None:
-            self._loops[leader_id].fetcher.forget(partition)
+        way = self._followed.pop(partition.key, None)
+        if way is not None:
+            self._loops[way].fetcher.forget(partition)
 
-    def _loop_to(self, leader_id: int) -> _FetchLoop:
-        loop = self._loops.get(leader_id)
+    def _way_to(self, leader_id: int, partition: Partition) -> _Way:
+        """The loop that a partition belongs to while nothing is altered."""
+        count: int = self._broker.image.broker_config["num.replica.fetchers"]
+        topic_id, index = partition.key
+        return leader_id, (crc32(topic_id.bytes) + index) % count
+
+    def _loop_of(self, way: _Way) -> _FetchLoop:
+        loop = self._loops.get(way)
         if loop is None:
-            loop = self._loops[leader_id] = _FetchLoop(self._broker, leader_id)
+            loop = self._loops[way] = _FetchLoop(self._broker, way[0])
         return loop
+
+    def configured(self) -> None:
+        """num.replica.fetchers may have changed: move partitions to the loops they belong to now,
+        and end the loops that have none left."""
+        for partition in list(self._broker.partitions):
+            before = self._followed.get(partition.key)
+            if before is None:
+                continue
+            way = self._way_to(before[0], partition)
+            if way != before:
+                loop = self._loop_of(way)
+                self._loops[before].fetcher.hand_over(partition, loop.fetcher)
+                self._followed[partition.key] = way
+                loop.nudge()
+        for way in self._loops.keys() - set(self._followed.values()):
+            if way[1]:
+                self._loops.pop(way).stop()
 
     # Followers that come no more
 
@@ -237,7 +267,7 @@ class Replicas:
 
 
 class _FetchLoop:
-    """Fetches from one leader, one request at a time."""
+    """Fetches some partitions from their leader, one request at a time."""
 
     def __init__(self, broker: Broker, leader_id: int) -> None:
         self._broker = broker
@@ -261,6 +291,10 @@ class _FetchLoop:
             # It began anew. A machine that had lost its power knows nothing of the connection, and
             # a fetch that waits on it would do so until replica.socket.timeout.ms.
             self._drop_link()
+        self._moved.set()
+
+    def nudge(self) -> None:
+        """Look again at what is to be fetched."""
         self._moved.set()
 
     def _leader_epoch(self) -> int:

@@ -54,6 +54,7 @@ class ShareStates(CoordinatorService[ShareStateShard]):
             topic,
             lambda partition: ShareStateShard(settings, self._partition_count),
             write_timeout_ms=config["share.coordinator.write.timeout.ms"],
+            codec=config[f"{name}compression.codec"],
         )
         #: By broker: the newest connection by which its share partitions were read or written.
         self._newest: dict[int, int] = {}

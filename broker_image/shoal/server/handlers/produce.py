@@ -82,6 +82,8 @@ def append(broker: Broker, request: Request, refused: Refused) -> Answer:
             response["node_endpoints"] = leader_endpoints(broker, request, moved)
     if not waiting:
         return [produce.write_taken(request.version, topics)] if failed is None else response
+    # What waits for its replicas does not keep its records in memory.
+    request.free()
     return broker.purgatory.park(
         keys=[written.partition.key for written, _ in waiting],
         attempt=lambda: _acknowledged(broker, response, waiting),

@@ -1,0 +1,378 @@
+"""Which test observes the effect of each config that `docs/configs.md` calls applied.
+
+`tests/unit/test_config_effects.py` holds the tables and this registry to each other. A row of
+`PROOFS` is a config and the test that sets it and observes what it does, and perhaps the word by
+which the test names the config, where that is neither its name nor its name with `_` for `.`.
+Broker configs in `INHERITED` and `BOUNDS` need no row: `test_config_defaults` observes that topics
+and groups get their values, and the topic's or group's own config has a proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from shoal.metadata.client_metrics import SUBSCRIPTION
+from shoal.metadata.config_keys import ConfigKey, OneOf, Range, Standing, Type
+from shoal.metadata.configs import BROKER, GROUP, TOPIC
+
+TABLES: dict[str, Mapping[str, ConfigKey]] = {
+    "broker": BROKER,
+    "topic": TOPIC,
+    "group": GROUP,
+    "client-metrics": SUBSCRIPTION,
+}
+
+
+def _inherited() -> dict[str, tuple[str, str, int]]:
+    """Broker configs that are a default: the kind of the heir, its name there, and the factor."""
+    return {
+        synonym.name: (kind, key.name, synonym.factor)
+        for kind, table in (("topic", TOPIC), ("group", GROUP))
+        for key in table.values()
+        for synonym in key.synonyms
+        if key.standing is Standing.APPLIED
+    }
+
+
+def _bounds() -> dict[str, tuple[str, bool]]:
+    """Broker configs that bound a group's value: the group config, and whether from below."""
+    return {
+        name: (key.name, at == 0)
+        for key in GROUP.values()
+        for at, name in enumerate(key.bounds)
+        if name and key.standing is Standing.APPLIED
+    }
+
+
+INHERITED = _inherited()
+BOUNDS = _bounds()
+
+
+def another(key: ConfigKey) -> Any:
+    """A value that the config takes and that is not its default."""
+    if key.type is Type.BOOLEAN:
+        return not key.default
+    if isinstance(key.check, OneOf):
+        values = [v for v in key.check.values if v != key.default]
+        if key.type is Type.LIST:
+            return next((v,) for v in values if (v,) != key.default)
+        return values[0]
+    if key.type in (Type.STRING, Type.CLASS):
+        return "other"
+    if key.type is Type.LIST:
+        return ("0:1",)
+    low = key.check.low if isinstance(key.check, Range) else 1
+    high = key.check.high if isinstance(key.check, Range) else None
+    default = 0 if key.default is None else key.default
+    if key.type is Type.DOUBLE:
+        return low + 0.25 if low + 0.25 != default else low + 0.5
+    value = int(low) + 3 if default != int(low) + 3 else int(low) + 4
+    return value if high is None or value <= high else int(high) - 1
+
+
+class Proof(NamedTuple):
+    """A test, as path and name, and the words by which it may name the config."""
+
+    path: str
+    test: str
+    words: tuple[str, ...]
+
+
+def _proofs(text: str) -> dict[str, list[Proof]]:
+    """Rows `test config…`, under a line with their file's path; a row may go on in the next line.
+    A config may have `=word`."""
+    found: dict[str, list[Proof]] = {}
+    path = test = ""
+    for line in filter(None, map(str.strip, text.splitlines())):
+        if line.endswith(".py"):
+            path = line
+            continue
+        first, *names = line.split()
+        if first.lower().startswith("test"):
+            test = first
+        else:
+            names.insert(0, first)
+        for name in names:
+            config, _, word = name.partition("=")
+            words = (config, config.replace(".", "_"), *([word] if word else []))
+            found.setdefault(config, []).append(Proof(path, test, words))
+    return found
+
+
+PROOFS = {
+    "broker": _proofs("""
+wire/test_config_effects.py
+test_who_a_broker_is node.id broker.id broker.rack advertised.listeners
+test_new_topics num.partitions default.replication.factor
+test_internal_topics offsets.topic.num.partitions offsets.topic.replication.factor
+test_internal_topics offsets.topic.segment.bytes transaction.state.log.num.partitions
+test_internal_topics transaction.state.log.replication.factor transaction.state.log.segment.bytes
+test_internal_topics share.coordinator.state.topic.num.partitions
+test_internal_topics share.coordinator.state.topic.replication.factor
+test_internal_topics share.coordinator.state.topic.segment.bytes
+test_session_timeouts_of_classic_members group.min.session.timeout.ms group.max.session.timeout.ms
+test_classic_groups_have_a_size group.max.size
+test_consumer_groups group.consumer.max.size
+test_metadata_of_offsets offset.metadata.max.bytes
+test_partitions_in_a_description max.request.partition.size.limit
+test_fetches fetch.max.bytes max.incremental.fetch.session.cache.slots
+test_recovery_points_are_written log.flush.offset.checkpoint.interval.ms
+test_metadata_snapshots_are_written metadata.log.max.snapshot.interval.ms
+test_producers_are_forgotten producer.id.expiration.ms producer.id.expiration.check.interval.ms
+test_transactional_ids transaction.max.timeout.ms transactional.id.expiration.ms
+test_transactional_ids transaction.remove.expired.transaction.cleanup.interval.ms
+test_pushed_metrics telemetry.max.bytes
+test_the_backlog socket.listen.backlog.size
+test_samples_of_the_controllers_quota controller.quota.window.num
+test_samples_of_the_controllers_quota controller.quota.window.size.seconds
+test_share_state_is_compressed share.coordinator.state.topic.compression.codec
+test_transactions_without_verification transaction.partition.verification.enable
+
+wire/test_settings.py
+test_the_time_for_opening_a_connection_grows socket.connection.setup.timeout.ms
+test_the_time_for_opening_a_connection_grows socket.connection.setup.timeout.max.ms
+test_metadata_snapshots_are_deleted_when_they_are_old metadata.max.retention.ms
+test_metadata_snapshots_are_deleted_when_they_are_old metadata.max.retention.bytes
+test_metadata_snapshots_are_deleted_when_they_are_old
+    metadata.log.max.record.bytes.between.snapshots
+test_socket_buffers socket.receive.buffer.bytes socket.send.buffer.bytes
+test_a_broker_that_is_not_let_in_gives_up initial.broker.registration.timeout.ms
+
+compat/test_settings.py
+test_large_requests_wait_for_room_over_all_connections queued.max.request.bytes
+test_batches_of_offsets_are_compressed offsets.topic.compression.codec
+test_compaction_keeps_to_its_rate log.cleaner.io.max.bytes.per.second
+
+sim/test_settings_scenes.py
+test_produces_that_wait_for_a_coordinator_are_bounded queued.max.requests
+test_partitions_are_spread_over_fetch_loops_and_move_between_them num.replica.fetchers
+test_how_a_follower_fetches replica.fetch.max.bytes replica.fetch.response.max.bytes
+test_how_a_follower_fetches replica.fetch.min.bytes replica.fetch.wait.max.ms
+test_leaders_go_back_to_preferred_replicas auto.leader.rebalance.enable
+test_leaders_go_back_to_preferred_replicas leader.imbalance.check.interval.seconds
+test_a_broker_that_stops_hands_over controlled.shutdown.enable
+test_a_follower_that_lags_leaves_the_isr replica.lag.time.max.ms
+test_unclean_elections_are_looked_for unclean.leader.election.interval.ms
+test_brokers_send_heartbeats broker.heartbeat.interval.ms
+test_logs_are_compacted log.cleaner.enable log.cleaner.backoff.ms
+test_writes_of_coordinators_are_given_up offsets.commit.timeout.ms
+test_writes_of_coordinators_are_given_up share.coordinator.write.timeout.ms
+test_a_produce_waits_for_the_end_of_the_last_transaction
+    add.partitions.to.txn.retry.backoff.max.ms
+test_requests_to_the_controller_are_given_up request.timeout.ms
+
+sim/test_scenes.py
+test_a_leader_that_is_cut_off_says_so_when_its_session_is_over broker.session.timeout.ms
+
+sim/test_cluster_sim.py
+test_followers_hear_of_a_leader_that_came_back_from_a_loss_of_power replica.socket.timeout.ms
+
+unit/test_config_defaults.py
+test_listeners_among_nodes listeners listener.security.protocol.map inter.broker.listener.name
+test_listeners_among_nodes controller.listener.names controller.quorum.bootstrap.servers
+test_listeners_among_nodes process.roles
+test_the_directory_of_logs log.dir log.dirs
+test_back_off_of_followers replica.fetch.backoff.ms
+test_samples_of_throttled_replication replication.quota.window.num
+test_samples_of_throttled_replication replication.quota.window.size.seconds
+test_samples_of_throttled_replication follower.replication.throttled.rate
+test_an_initialization_without_an_answer_is_asked_for_again
+    group.share.initialize.retry.interval.ms
+test_expiry_of_offsets_is_looked_for offsets.retention.check.interval.ms
+test_when_a_quorum_acts controller.quorum.election.timeout.ms
+test_when_a_quorum_acts controller.quorum.election.backoff.max.ms
+test_when_a_quorum_acts controller.quorum.fetch.timeout.ms
+test_when_a_quorum_acts controller.quorum.request.timeout.ms
+test_when_a_quorum_acts controller.quorum.retry.backoff.ms
+test_how_much_metadata_a_follower_asks_for controller.quorum.fetch.max.bytes
+test_settings_of_the_quorum controller.quorum.fetch.snapshot.max.bytes
+
+unit/test_seats.py
+test_what_is_given_is_the_first_ones shoal.brokers.per.host
+
+unit/test_offsets.py
+test_an_offset_in_a_transaction_counts_from_its_marker_on offsets.retention.minutes
+
+unit/test_internal_topics.py
+test_how_many_have_to_be_in_sync_grows_too share.coordinator.state.topic.min.isr
+test_how_many_have_to_be_in_sync_grows_too transaction.state.log.min.isr
+
+unit/test_group_migration.py
+test_a_policy_may_forbid_the_upgrade group.consumer.migration.policy
+
+unit/test_share_membership.py
+test_a_group_takes_no_more_members_than_it_may group.share.max.size
+test_a_lost_connection_ends_a_membership_after_the_grace
+    shoal.group.share.connection.lost.grace.ms
+test_the_takeover_interval_can_be_switched_off shoal.group.share.takeover.heartbeat.interval.ms
+
+sim/test_settings_scenes.py
+test_cold_share_partitions_get_snapshots
+    share.coordinator.cold.partition.snapshot.interval.ms
+
+unit/test_log_compaction.py
+test_memory_bounds_a_round_and_rounds_go_on log.cleaner.dedupe.buffer.size=memory_bytes
+
+wire/test_client_quotas.py
+test_connections_of_an_address quota.window.num quota.window.size.seconds
+test_connections_wait_for_their_turn max.connection.creation.rate
+test_connections_at_a_time max.connections.per.ip max.connections.per.ip.overrides
+
+wire/test_frames.py
+test_bytes_that_are_no_request_cost_their_connection socket.request.max.bytes
+
+wire/test_hostile_requests.py
+test_connections_that_trickle connections.max.idle.ms
+
+compat/test_background_work.py
+test_limits_on_connections max.connections
+test_retention_by_size_and_time log.retention.check.interval.ms
+
+compat/test_admin_confluent.py
+test_deletion_can_be_forbidden auto.create.topics.enable delete.topic.enable
+
+compat/test_server_command.py
+test_health_and_metrics shoal.metrics.listener=metrics_url
+
+compat/test_share_protocol.py
+test_the_number_of_sessions_is_limited group.share.max.share.sessions
+test_the_state_log_is_cut_and_state_is_rebuilt_from_what_is_left
+    share.coordinator.snapshot.update.records.per.snapshot
+test_the_state_log_is_cut_and_state_is_rebuilt_from_what_is_left
+    share.coordinator.state.topic.prune.interval.ms
+
+compat/test_queue_semantics.py
+test_a_dead_letter_topic_is_created_where_the_broker_allows_it
+    errors.deadletterqueue.auto.create.topics.enable=auto.create.topics.enable
+test_a_dead_letter_topic_is_created_where_the_broker_allows_it
+    errors.deadletterqueue.topic.name.prefix=dlq.
+
+compat/test_consumer_protocol_group.py
+test_members_come_and_go group.consumer.assignors=assignor
+
+compat/test_kill9_groups.py
+test_confirmed_offsets_survive group.initial.rebalance.delay.ms
+
+cluster/test_closest_replica.py
+test_a_consumer_reads_in_its_rack replica.selector.class
+
+cluster/test_throttles.py
+test_a_reassignment_takes_its_time_and_writes_do_not
+    leader.replication.throttled.rate=_replication_throttled_rate
+
+cluster/test_voters.py
+test_a_controller_joins_by_itself controller.quorum.auto.join.enable
+
+cluster/test_bad_input.py
+test_who_does_not_fit_a_running_cluster controller.quorum.voters=--quorum
+test_a_node_that_was_given_another_clusters_id shoal.cluster.id=--cluster-id
+"""),
+    "topic": _proofs("""
+compat/test_background_work.py
+test_compaction_leaves_the_last_value_of_each_key cleanup.policy
+test_retention_by_size_and_time retention.ms retention.bytes file.delete.delay.ms segment.bytes
+
+compat/test_librdkafka_produce_consume.py
+test_a_record_too_large_is_refused max.message.bytes
+
+compat/test_queue_semantics.py
+test_dead_letters_keep_the_record_and_tell_why errors.deadletterqueue.group.enable
+
+unit/test_log_compaction.py
+test_the_dirty_ratio_decides_and_the_largest_lag_overrules_it min.cleanable.dirty.ratio
+test_the_dirty_ratio_decides_and_the_largest_lag_overrules_it max.compaction.lag.ms
+test_min_compaction_lag_keeps_the_young min.compaction.lag.ms
+test_a_tombstone_stays_for_its_delay_and_goes_by_itself delete.retention.ms
+
+unit/test_log_segments.py
+test_a_segment_rolls_by_its_records_time segment.ms
+test_jitter_rolls_earlier_and_the_same_in_every_run segment.jitter.ms
+test_a_full_index_rolls segment.index.bytes index.interval.bytes
+test_flush_messages_and_flush_ms flush.messages flush.ms
+
+unit/test_log_append.py
+test_log_append_time message.timestamp.type
+test_timestamps_too_far_ahead_and_behind message.timestamp.before.max.ms
+test_timestamps_too_far_ahead_and_behind message.timestamp.after.max.ms
+test_compression_type_of_the_topic compression.type
+
+unit/test_config_defaults.py
+test_levels_of_compression compression.gzip.level compression.lz4.level compression.zstd.level
+
+wire/test_settings.py
+test_new_segments_have_their_space_reserved preallocate
+
+wire/test_group_commit.py
+test_the_topic_decides_over_the_broker shoal.flush.group.commit
+
+cluster/test_replication.py
+test_with_too_few_in_sync_acks_all_is_refused min.insync.replicas
+
+cluster/test_throttles.py
+test_a_reassignment_takes_its_time_and_writes_do_not
+    leader.replication.throttled.replicas=_replication_throttled_replicas
+test_a_reassignment_takes_its_time_and_writes_do_not
+    follower.replication.throttled.replicas=_replication_throttled_replicas
+
+sim/test_settings_scenes.py
+test_unclean_elections_are_looked_for unclean.leader.election.enable
+"""),
+    "group": _proofs("""
+sim/test_settings_scenes.py
+test_a_member_that_is_silent_is_out consumer.session.timeout.ms share.session.timeout.ms
+test_assignments_are_spaced consumer.assignment.interval.ms share.assignment.interval.ms
+
+wire/test_config_effects.py
+test_consumer_groups consumer.heartbeat.interval.ms=group.consumer.heartbeat.interval.ms
+test_share_groups share.heartbeat.interval.ms=group.share.heartbeat.interval.ms
+
+compat/test_share_consumer.py
+test_a_group_starts_at_the_end_by_default share.auto.offset.reset
+test_a_record_is_delivered_no_more_often_than_the_limit share.delivery.count.limit
+test_no_more_records_are_in_flight_than_the_cap share.partition.max.record.locks
+
+compat/test_transactions_java.py
+test_a_share_group_over_transactions share.isolation.level
+
+compat/test_share_protocol.py
+test_renewal_can_be_forbidden_and_fetches_nothing share.renew.acknowledge.enable
+test_configs_hold_from_the_next_request_on share.record.lock.duration.ms
+
+compat/test_queue_semantics.py
+test_a_paused_group_gets_nothing_until_it_is_resumed share.delivery.paused
+test_dead_letters_keep_the_record_and_tell_why errors.deadletterqueue.topic.name=topic.name
+    errors.deadletterqueue.copy.record.enable=copy.record.enable
+test_a_group_may_drop_what_cannot_be_dead_lettered
+    shoal.errors.deadletterqueue.drop.after.ms=drop.after.ms
+test_a_flood_of_dead_letters_holds_delivery_until_the_limit_allows_it
+    shoal.errors.deadletterqueue.flood.per.minute=flood.per.minute
+
+compat/test_key_order.py
+test_a_released_record_holds_its_key_also_in_back_off share.redelivery.backoff.ms
+test_up_to_a_batch_of_one_key_goes_to_a_member_at_once share.ordering.key.batch
+test_delayed_records_hold_their_key_and_stall_nobody share.delay.max.ms
+test_a_hot_key_neither_blocks_others_nor_fills_the_window share.ordering
+test_the_most_urgent_record_goes_first share.priority.header
+
+compat/test_held_keys.py
+test_a_group_that_holds_no_longer_frees_its_keys share.ordering.key.dead.letter
+test_as_many_as_may_be_held_stop_delivery_with_a_reason share.ordering.key.dead.letter.max.held
+
+unit/test_share_backoff.py
+test_waits_double_up_to_the_maximum share.redelivery.backoff.max.ms=Backoff
+    share.redelivery.backoff.multiplier=Backoff
+test_jitter_makes_waits_shorter_and_longer_but_never_longer_than_the_maximum
+    share.redelivery.backoff.jitter=jitter
+
+model/test_share_selection_model.py
+TestShareSelection share.ordering.key.lookahead=lookahead
+    share.priority.lookahead=priority_lookahead
+TestShareSelection share.priority.ageing.ms=priority_ageing_ms share.delay.max.records=delayed_max
+"""),
+    "client-metrics": _proofs("""
+wire/test_admin_requests.py
+test_a_subscription_reaches_the_clients_that_match match metrics
+test_a_subscription_says_how_often interval.ms
+"""),
+}

@@ -1,0 +1,408 @@
+"""Settings whose effect shows among brokers, in simulated time."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+from shoal.log.uuids import uuid_text
+from shoal.protocol import codec
+from shoal.protocol.api import ApiKey
+from shoal.server import replica_fetch
+from shoal.server.dispatch import Dispatcher
+from sim.scenes import ErrorCode, Scene, scene
+from sim.test_scenes import GROUP, INIT, SHARE, SOON_S, TRANSACTION, WRITE_TIMEOUT_S
+
+
+def test_produces_that_wait_for_a_coordinator_are_bounded() -> None:
+    """queued.max.requests: a produce waits to be appended while its coordinator cannot commit. No
+    further one is read meanwhile, whatever its topic; other requests are."""
+    configs = {"queued.max.requests": "1", "replica.lag.time.max.ms": "60000"}
+    with scene(configs=configs) as cluster:
+        id = cluster.coordinator("t", TRANSACTION)
+        producer = cluster.asked(id, ApiKey.INIT_PRODUCER_ID, INIT, version=4)
+        topic_id = cluster.make_topic("own", [id], partitions=2)
+        plain = cluster.make_topic("plain", [id])
+        for other in cluster.others(cluster.cluster.brokers[id]):
+            other.process.pause()
+        who = {"transactional_id": "t", "producer_id": producer.producer_id,
+               "producer_epoch": producer.producer_epoch}  # fmt: skip
+        held = cluster.produce(id, topic_id, transaction=who)
+        broker = cluster.cluster.brokers[id].broker
+        assert broker is not None
+        cluster.until(lambda: broker.room.requests == 1, "a produce that waits")
+        late = cluster.produce(id, plain, acks=1)
+        metadata = cluster.ask(id, ApiKey.METADATA, {"topics": None})
+        metadata.result()
+        assert metadata.after_s < SOON_S and not late.done and broker.room.waiting == 1
+        held.result()
+        assert held.after_s < WRITE_TIMEOUT_S + SOON_S
+        assert not late.result().responses[0].partition_responses[0].error_code
+        assert late.after_s > WRITE_TIMEOUT_S - SOON_S
+        assert (broker.room.requests, broker.room.bytes) == (0, 0)
+
+
+def test_a_produce_that_waits_for_replicas_takes_no_room() -> None:
+    """As in Kafka: else followers that are slow would stop all producers. Its records are not kept
+    in memory either."""
+    configs = {"queued.max.requests": "1", "replica.lag.time.max.ms": "60000"}
+    with scene(configs=configs) as cluster:
+        topic_id = cluster.make_topic("work", [1, 2, 3], partitions=1)
+        for other in cluster.others(cluster.cluster.brokers[1]):
+            other.process.pause()
+        waiting = [cluster.produce(1, topic_id, timeout_ms=3_000) for _ in range(3)]
+        broker = cluster.cluster.brokers[1].broker
+        assert broker is not None
+        cluster.until(lambda: broker.purgatory.size >= 3, "produces that wait")
+        assert (broker.room.requests, broker.room.bytes) == (0, 0)
+        for asked in waiting:
+            row = asked.result().responses[0].partition_responses[0]
+            assert row.error_code == ErrorCode.request_timed_out
+
+
+def test_partitions_are_spread_over_fetch_loops_and_move_between_them() -> None:
+    """num.replica.fetchers: a leader has that many sessions with each follower, and every write is
+    committed before, while and after the number is altered."""
+    with scene(configs={"num.replica.fetchers": "3"}) as cluster:
+        topic_id = cluster.make_topic("spread", [1, 2, 3], partitions=9)
+        for index in range(9):
+            cluster.produce(1, topic_id, index).result()
+        loops = lambda: [  # noqa: E731
+            len([way for way in one.broker.replicas._loops if way[0] == 1])
+            for one in cluster.cluster.brokers.values() if one.broker is not None
+        ]  # fmt: skip
+        cluster.until(lambda: loops()[1:] == [3, 3], "three loops for each follower")
+        for count in ("1", "4", "2"):
+            entry = {"name": "num.replica.fetchers", "config_operation": 0, "value": count}
+            resource = {"resource_type": 4, "resource_name": "", "configs": [entry]}
+            fields = {"resources": [resource], "validate_only": False}
+            asked = cluster.ask(1, ApiKey.INCREMENTAL_ALTER_CONFIGS, fields)
+            written = [cluster.produce(1, topic_id, index) for index in range(9)]
+            for one in (asked, *written):
+                one.result()
+            cluster.until(lambda c=int(count): loops()[1:] == [c, c], f"{count} loops")
+            again = [cluster.produce(1, topic_id, index) for index in range(9)]
+            for one in again:
+                one.result()
+                assert one.after_s < SOON_S
+        for index in range(9):
+            cluster.until(
+                lambda i=index: (
+                    cluster.partition("spread", i, 2).log.log_end_offset
+                    == cluster.partition("spread", i, 3).log.log_end_offset
+                    == 7
+                ),
+                "all replicas have all",
+            )
+            owners = [
+                way
+                for way, loop in cluster.cluster.brokers[2].broker.replicas._loops.items()  # type: ignore[union-attr]
+                if any(p.index == index and p.topic == "spread" for p in loop.fetcher)
+            ]
+            assert len(owners) == 1, owners
+
+
+def test_how_a_follower_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """replica.fetch.max.bytes, replica.fetch.response.max.bytes, replica.fetch.min.bytes and
+    replica.fetch.wait.max.ms are in what a leader is asked."""
+    asked: list[Any] = []
+    handle = replica_fetch.handle
+
+    def spied(broker: Any, request: Any, replica_id: int) -> Any:
+        asked.append(request.body)
+        return handle(broker, request, replica_id)
+
+    monkeypatch.setattr(replica_fetch, "handle", spied)
+    configs = {
+        "replica.fetch.max.bytes": "5000",
+        "replica.fetch.response.max.bytes": "70000",
+        "replica.fetch.min.bytes": "2",
+        "replica.fetch.wait.max.ms": "321",
+    }
+    with scene(configs=configs) as cluster:
+        cluster.make_topic("work", [1, 2, 3])
+        cluster.passes(1)
+    assert {(b.max_bytes, b.min_bytes, codec.ms(b.max_wait)) for b in asked} == {(70_000, 2, 321)}
+    found = {p.partition_max_bytes for b in asked for t in b.topics for p in t.partitions}
+    assert found == {5_000}
+
+
+@pytest.mark.parametrize("enabled", ["true", "false"])
+def test_leaders_go_back_to_preferred_replicas(enabled: str) -> None:
+    """auto.leader.rebalance.enable, leader.imbalance.check.interval.seconds"""
+    configs = {
+        "auto.leader.rebalance.enable": enabled,
+        "leader.imbalance.check.interval.seconds": "2",
+    }
+    with scene(configs=configs) as cluster:
+        cluster.make_topic("work", [1, 2, 3])
+        machine = cluster.cluster.brokers[1]
+        machine.stop()
+        cluster.until(lambda: cluster.leader("work", 0, 2) != 1, "another leader")
+        cluster.until(lambda: machine.process is None, "its end")
+        machine.start()
+        cluster.until(cluster.cluster.fully_replicated, "all is well")
+        cluster.passes(3)
+        assert (cluster.leader("work", 0, 2) == 1) == (enabled == "true")
+
+
+@pytest.mark.parametrize("enabled", ["true", "false"])
+def test_a_broker_that_stops_hands_over(enabled: str) -> None:
+    """controlled.shutdown.enable; without it broker.session.timeout.ms has to pass first."""
+    with scene(configs={"controlled.shutdown.enable": enabled}) as cluster:
+        cluster.make_topic("work", [1, 2, 3])
+        machine = cluster.cluster.brokers[1]
+        machine.stop()
+        begun = cluster.kernel.now
+        other = 2 if cluster.leader("work", 0, 2) else 3
+        cluster.until(lambda: machine.process is None, "its end")
+        ended = cluster.kernel.now
+        handed_over = cluster.leader("work", 0, other) != 1
+        assert handed_over == (enabled == "true"), ended - begun
+        cluster.until(lambda: cluster.leader("work", 0, other) != 1, "another leader")
+
+
+def test_a_follower_that_lags_leaves_the_isr() -> None:
+    """replica.lag.time.max.ms"""
+    with scene(configs={"replica.lag.time.max.ms": "1500"}) as cluster:
+        topic_id = cluster.make_topic("work", [1, 2, 3])
+        cluster.cut(cluster.cluster.brokers[1], cluster.cluster.brokers[3])
+        written = cluster.produce(1, topic_id)
+        written.result()
+        # Half of the limit later at most, when the leader looks.
+        assert 1.0 < written.after_s < 2.25 + SOON_S
+
+
+@pytest.mark.parametrize(("interval_ms", "elected"), [("1000", True), ("300000", False)])
+def test_unclean_elections_are_looked_for(interval_ms: str, elected: bool) -> None:
+    """unclean.leader.election.interval.ms, and unclean.leader.election.enable"""
+    configs = {"unclean.leader.election.interval.ms": interval_ms, "min.insync.replicas": "1"}
+    with scene(configs=configs, brokers=4) as cluster:
+        controller = cluster.controller()
+        first, second, _ = cluster.others(controller)
+        cluster.make_topic("work", [first.id, second.id])
+        second.stop()
+        cluster.until(
+            lambda: cluster.partition("work", 0, first.id).isr == (first.id,), "a single one"
+        )
+        cluster.until(lambda: second.process is None, "its end")
+        first.crash()
+        first.wanted = False
+        second.start()
+        cluster.until(lambda: second.ready, "the other one")
+        cluster.until(lambda: cluster.leader("work", 0, controller.id) == -1, "no leader")
+        entry = {"name": "unclean.leader.election.enable", "config_operation": 0, "value": "true"}
+        resource = {"resource_type": 2, "resource_name": "work", "configs": [entry]}
+        fields = {"resources": [resource], "validate_only": False}
+        cluster.asked(controller.id, ApiKey.INCREMENTAL_ALTER_CONFIGS, fields)
+        cluster.passes(2)
+        assert (cluster.leader("work", 0, controller.id) == second.id) == elected
+
+
+@pytest.mark.parametrize("interval_ms", [500, 2_000])
+def test_brokers_send_heartbeats(monkeypatch: pytest.MonkeyPatch, interval_ms: int) -> None:
+    """broker.heartbeat.interval.ms"""
+    count = 0
+    embedded = Dispatcher.embedded
+
+    async def spied(self: Any, frame: bytes, *words: Any) -> bytes:
+        nonlocal count
+        count += frame[0] << 8 | frame[1] == ApiKey.BROKER_HEARTBEAT
+        return await embedded(self, frame, *words)
+
+    monkeypatch.setattr(Dispatcher, "embedded", spied)
+    configs = {"broker.heartbeat.interval.ms": str(interval_ms),
+               "broker.session.timeout.ms": "9000"}  # fmt: skip
+    with scene(configs=configs) as cluster:
+        cluster.passes(1)
+        count = 0
+        cluster.passes(20)
+        expected = 3 * 20_000 / interval_ms
+        assert 0.8 * expected < count < 1.2 * expected
+
+
+@pytest.mark.parametrize("enabled", ["true", "false"])
+def test_logs_are_compacted(enabled: str) -> None:
+    """log.cleaner.enable, log.cleaner.backoff.ms"""
+    configs = {"log.cleaner.enable": enabled, "log.cleaner.backoff.ms": "500",
+               "log.cleanup.policy": "compact", "log.roll.ms": "1000",
+               "log.cleaner.min.cleanable.ratio": "0.01", "log.flush.interval.messages": "1",
+               "log.retention.check.interval.ms": "500"}  # fmt: skip
+    with scene(configs=configs) as cluster:
+        id = cluster.coordinator("g", GROUP)
+        cluster.make_topic("t", [id])
+        row = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
+        body = {"group_id": "g", "generation_id_or_member_epoch": -1, "member_id": "",
+                "topics": [{"name": "t", "partitions": [row]}]}  # fmt: skip
+        for _ in range(4):
+            answer = cluster.asked(id, ApiKey.OFFSET_COMMIT, body, version=9)
+            assert not answer.topics[0].partitions[0].error_code
+            cluster.passes(3)
+        broker = cluster.cluster.brokers[id].broker
+        assert broker is not None
+        assert (broker.background.compactions_total > 0) == (enabled == "true")
+
+
+@pytest.mark.parametrize(
+    ("config", "key_type"),
+    [("offsets.commit.timeout.ms", GROUP), ("share.coordinator.write.timeout.ms", SHARE)],
+)
+def test_writes_of_coordinators_are_given_up(config: str, key_type: int) -> None:
+    configs = {config: "2000", "replica.lag.time.max.ms": "60000"}
+    with scene(configs=configs) as cluster:
+        topic_id = cluster.make_topic("t", [1])
+        key = f"g:{uuid_text(topic_id)}:0" if key_type == SHARE else "g"
+        id = cluster.coordinator(key, key_type)
+        for other in cluster.others(cluster.cluster.brokers[id]):
+            other.process.pause()
+        if key_type == GROUP:
+            row: dict[str, Any] = {"partition_index": 0, "committed_offset": 1,
+                                   "committed_metadata": ""}  # fmt: skip
+            body: dict[str, Any] = {
+                "group_id": "g", "generation_id_or_member_epoch": -1, "member_id": "",
+                "topics": [{"name": "t", "partitions": [row]}],
+            }  # fmt: skip
+            asked = cluster.ask(id, ApiKey.OFFSET_COMMIT, body, version=9)
+        else:
+            row = {"partition": 0, "state_epoch": 0, "start_offset": 0}
+            body = {"group_id": "g", "topics": [{"topic_id": topic_id, "partitions": [row]}]}
+            asked = cluster.ask(id, ApiKey.INITIALIZE_SHARE_GROUP_STATE, body)
+        asked.result()
+        assert 2 <= asked.after_s < 2 + SOON_S
+
+
+def test_a_produce_waits_for_the_end_of_the_last_transaction() -> None:
+    """add.partitions.to.txn.retry.backoff.max.ms: how long, where a marker cannot be written."""
+    configs = {"add.partitions.to.txn.retry.backoff.max.ms": "1700",
+               "replica.lag.time.max.ms": "60000"}  # fmt: skip
+    with scene(configs=configs) as cluster:
+        id = cluster.coordinator("t", TRANSACTION)
+        producer = cluster.asked(id, ApiKey.INIT_PRODUCER_ID, INIT, version=4)
+        far = cluster.others(cluster.cluster.brokers[id])[0]
+        away = cluster.make_topic("away", [far.id])
+        own = cluster.make_topic("own", [id])
+        who = {"transactional_id": "t", "producer_id": producer.producer_id,
+               "producer_epoch": producer.producer_epoch}  # fmt: skip
+        cluster.produce(far.id, away, transaction=who).result()
+        cluster.cut(cluster.cluster.brokers[id], far)
+        ended = cluster.asked(id, ApiKey.END_TXN, {**who, "committed": True}, version=5)
+        assert ended.error_code is ErrorCode.none
+        who["producer_epoch"] = ended.producer_epoch
+        asked = cluster.produce(id, own, transaction=who)
+        row = asked.result().responses[0].partition_responses[0]
+        assert row.error_code is ErrorCode.concurrent_transactions
+        assert 1.7 <= asked.after_s < 1.7 + SOON_S
+
+
+def group_config(cluster: Scene, id: int, **values: str) -> None:
+    entries = [
+        {"name": name.replace("_", "."), "config_operation": 0, "value": value}
+        for name, value in values.items()
+    ]
+    resource = {"resource_type": 32, "resource_name": "g", "configs": entries}
+    fields = {"resources": [resource], "validate_only": False}
+    (row,) = cluster.asked(id, ApiKey.INCREMENTAL_ALTER_CONFIGS, fields).responses
+    assert not row.error_code, row
+
+
+#: Each request of a scene has a connection of its own.
+GRACE = {"shoal.group.share.connection.lost.grace.ms": "100000"}
+KINDS = {
+    "consumer": (ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.CONSUMER_GROUP_DESCRIBE),
+    "share": (ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_DESCRIBE),
+}
+
+
+def beats(cluster: Scene, id: int, kind: str, member: UUID, epoch: int = 0) -> Any:
+    """A heartbeat that joins at epoch 0, and else tells nothing new."""
+    joins = epoch == 0
+    fields: dict[str, Any] = {
+        "group_id": "g", "member_id": uuid_text(member), "member_epoch": epoch,
+        "subscribed_topic_names": ["work"] if joins else None,
+    }  # fmt: skip
+    if kind == "consumer":
+        fields |= {"rebalance_timeout_ms": 5_000 if joins else -1,
+                   "topic_partitions": [] if joins else None}  # fmt: skip
+    answer = cluster.asked(id, KINDS[kind][0], fields)
+    assert not answer.error_code, answer
+    return answer
+
+
+def described(cluster: Scene, id: int, kind: str) -> Any:
+    return cluster.asked(id, KINDS[kind][1], {"group_ids": ["g"]}).groups[0]
+
+
+@pytest.mark.parametrize("kind", ["consumer", "share"])
+def test_a_member_that_is_silent_is_out(kind: str) -> None:
+    """consumer.session.timeout.ms, share.session.timeout.ms"""
+    with scene(configs=GRACE) as cluster:
+        id = cluster.coordinator("g", GROUP)
+        cluster.make_topic("work", [id])
+        group_config(cluster, id, **{f"{kind}_session_timeout_ms": "7000"})
+        beats(cluster, id, kind, UUID(int=1))
+        cluster.passes(6)
+        assert len(described(cluster, id, kind).members) == 1
+        cluster.passes(2)
+        assert len(described(cluster, id, kind).members) == 0
+
+
+@pytest.mark.parametrize("kind", ["consumer", "share"])
+def test_assignments_are_spaced(kind: str) -> None:
+    """consumer.assignment.interval.ms, share.assignment.interval.ms: the partitions of the first
+    member are not taken from it for the second one before that."""
+    with scene(configs=GRACE) as cluster:
+        id = cluster.coordinator("g", GROUP)
+        cluster.make_topic("work", [id], partitions=2)
+        group_config(cluster, id, **{f"{kind}_assignment_interval_ms": "8000"})
+        first = beats(cluster, id, kind, UUID(int=1))
+        begun = cluster.kernel.now
+        taken_s = 0.0
+        while not taken_s:
+            cluster.passes(0.5)
+            beats(cluster, id, kind, UUID(int=2))
+            first = beats(cluster, id, kind, UUID(int=1), first.member_epoch)
+            if first.assignment is not None:
+                count = sum(len(t.partitions) for t in first.assignment.topic_partitions)
+                if count == 1:
+                    taken_s = cluster.kernel.now - begun
+        assert 7.5 < taken_s < 10
+
+
+def test_requests_to_the_controller_are_given_up() -> None:
+    """request.timeout.ms: how long a broker tries to reach the controller."""
+    with scene(configs={"request.timeout.ms": "1700"}) as cluster:
+        cut = cluster.others(cluster.controller())[0]
+        cluster.cut_off(cut)
+        new = {"name": "t", "num_partitions": 1, "replication_factor": 1, "assignments": (),
+               "configs": ()}  # fmt: skip
+        fields = {"topics": [new], "timeout_ms": 60_000, "validate_only": False}
+        asked = cluster.ask(cut.id, ApiKey.CREATE_TOPICS, fields)
+        (row,) = asked.result().topics
+        assert row.error_code is ErrorCode.request_timed_out
+        assert 1.7 <= asked.after_s < 1.7 + SOON_S
+
+
+@pytest.mark.parametrize("interval_ms", ["2000", "300000"])
+def test_cold_share_partitions_get_snapshots(interval_ms: str) -> None:
+    """share.coordinator.cold.partition.snapshot.interval.ms"""
+    configs = {
+        "share.coordinator.cold.partition.snapshot.interval.ms": interval_ms,
+        "share.coordinator.state.topic.num.partitions": "1",
+    }
+    with scene(configs=configs) as cluster:
+        topic_id = cluster.make_topic("t", [1], partitions=2)
+        id = cluster.coordinator(f"g:{uuid_text(topic_id)}:0", SHARE)
+        rows = [{"partition": p, "state_epoch": 0, "start_offset": 0} for p in (0, 1)]
+        body: dict[str, Any] = {"group_id": "g",
+                                "topics": [{"topic_id": topic_id, "partitions": rows}]}  # fmt: skip
+        cluster.asked(id, ApiKey.INITIALIZE_SHARE_GROUP_STATE, body)
+        for offset in range(25):
+            row = {"partition": 1, "state_epoch": 0, "leader_epoch": 0, "start_offset": offset,
+                   "state_batches": []}  # fmt: skip
+            body = {"group_id": "g", "topics": [{"topic_id": topic_id, "partitions": [row]}]}
+            cluster.asked(id, ApiKey.WRITE_SHARE_GROUP_STATE, body)
+        log = cluster.partition("__share_group_state", 0, id).log
+        before = log.log_end_offset
+        cluster.passes(10)
+        assert (log.log_end_offset > before) == (interval_ms == "2000")

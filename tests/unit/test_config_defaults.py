@@ -1,0 +1,287 @@
+"""Broker configs that give topics and groups their defaults, and groups their bounds.
+
+What a topic or group config does is proven elsewhere; here each broker config is seen to be what a
+topic or group has in force. `tests/config_effects.py` combines the two.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+from config_effects import BOUNDS, INHERITED, another
+from coordinator_sim import Simulation
+from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, TopicCommit
+from shoal.coordinator.group.settings import PROPERTIES, GroupSettings
+from shoal.coordinator.group.shard import GroupShard
+from shoal.log.config import LogConfig
+from shoal.log.log import Log
+from shoal.log.memory import MemoryStorage
+from shoal.metadata.config_keys import text_of
+from shoal.metadata.configs import BROKER, GROUP, TOPIC
+from shoal.metadata.image import MetadataImage, ResourceType, Scope
+from shoal.quorum import wire
+from shoal.quorum.log_index import LogIndex
+from shoal.quorum.messages import FetchRequest, Message, VoteRequest, VoteResponse
+from shoal.quorum.quorum_state import QuorumState
+from shoal.quorum.raft import QuorumSettings, Raft
+from shoal.quorum.ready import Event, Received, Tick, Unanswered
+from shoal.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet
+from shoal.record.records import build_batch
+from shoal.replication.follower import Fetcher
+from shoal.server import share_policies
+from shoal.server.cluster_config import cluster_config
+from shoal.server.config import resolve
+from shoal.server.replication_quotas import FOLLOWER, ReplicationQuota
+from unit.test_share_membership import Share
+
+
+def image(static: dict[str, str], **own: dict[str, str]) -> MetadataImage:
+    kinds = {"topic": (ResourceType.TOPIC, "t"), "group": (ResourceType.GROUP, "g")}
+    return MetadataImage(
+        scope=Scope(1, static), configs={kinds[kind]: texts for kind, texts in own.items()}
+    )
+
+
+@pytest.mark.parametrize(("name", "of"), sorted(INHERITED.items()), ids=sorted(INHERITED))
+def test_defaults_come_from_the_broker(name: str, of: tuple[str, str, int]) -> None:
+    kind, heir, factor = of
+    # One more is within the bounds that a group's value has by default.
+    value = another(BROKER[name]) if kind == "topic" else BROKER[name].default + 1
+    found = image({name: text_of(value) or ""})
+    if kind == "topic":
+        expected = value * factor if factor != 1 else value
+        assert TOPIC[heir].default != expected
+        assert found.topic_config("t")[heir] == expected
+        field = heir.replace(".", "_")
+        if field in {f.name for f in dataclasses.fields(LogConfig)}:
+            assert getattr(LogConfig.of(found.topic_config("t")), field) == expected
+        # What the topic sets itself is stronger.
+        own = text_of(TOPIC[heir].default) or ""
+        assert image({name: text_of(value) or ""}, topic={heir: own}).topic_config("t")[heir] == (
+            TOPIC[heir].default
+        )
+    else:
+        assert found.group_config("g")[heir] == value != GROUP[heir].default
+
+
+@pytest.mark.parametrize(("name", "of"), sorted(BOUNDS.items()), ids=sorted(BOUNDS))
+def test_groups_are_held_between_bounds(name: str, of: tuple[str, bool]) -> None:
+    """KIP-1240: a value that was set under wider bounds is held at the bound."""
+    heir, lower = of
+    low, high = GROUP[heir].bounds
+    default = BROKER[name].default
+    bound = default + 1 if lower else default - 1
+    outside = bound - 1 if lower else bound + 1
+    found = image({name: str(bound)}, group={heir: str(outside)})
+    assert found.group_config("g")[heir] == bound, (low, high)
+
+
+@pytest.mark.parametrize("field", sorted(PROPERTIES))
+def test_settings_of_the_group_coordinator(field: str) -> None:
+    """Each is read from the config of its name."""
+    key = BROKER[PROPERTIES[field]]
+    value = another(key)
+    found = getattr(GroupSettings.of(image({key.name: text_of(value) or ""}).broker_config), field)
+    assert found == value != getattr(GroupSettings(), field)
+
+
+QUORUM = {
+    "controller.quorum.election.timeout.ms": "election_timeout_ms",
+    "controller.quorum.election.backoff.max.ms": "election_backoff_max_ms",
+    "controller.quorum.fetch.timeout.ms": "fetch_timeout_ms",
+    "controller.quorum.request.timeout.ms": "request_timeout_ms",
+    "controller.quorum.retry.backoff.ms": "retry_backoff_ms",
+    "controller.quorum.fetch.max.bytes": "fetch_max_bytes",
+    "controller.quorum.fetch.snapshot.max.bytes": "fetch_snapshot_max_bytes",
+}
+
+
+@pytest.mark.parametrize("name", sorted(QUORUM))
+def test_settings_of_the_quorum(name: str) -> None:
+    """`quorum.raft` and its simulation act on them."""
+    settings = cluster_config(resolve({name: "4321"}, {})).settings
+    assert getattr(settings, QUORUM[name]) == 4321
+
+
+def test_how_much_metadata_a_follower_asks_for() -> None:
+    """controller.quorum.fetch.max.bytes"""
+    request = FetchRequest(ReplicaKey(1), 1, 0, 0, 0, 500)
+    fields = wire.request_fields(request, cluster_id="c", endpoints=(), max_bytes=4321)
+    assert fields["max_bytes"] == 4321
+
+
+def test_listeners_among_nodes() -> None:
+    """listeners, listener.security.protocol.map, inter.broker.listener.name,
+    controller.listener.names, controller.quorum.bootstrap.servers, process.roles, node.id"""
+    found = cluster_config(
+        resolve(
+            {
+                "node.id": "4",
+                "process.roles": "broker",
+                "listeners": "A://127.0.0.1:1,B://127.0.0.1:2",
+                "listener.security.protocol.map": "A:PLAINTEXT,B:PLAINTEXT,C:PLAINTEXT",
+                "inter.broker.listener.name": "B",
+                "controller.listener.names": "C",
+                "controller.quorum.bootstrap.servers": "10.0.0.1:9093,10.0.0.2:9093",
+            },
+            {},
+        )
+    )
+    assert (found.inter_broker, found.listener, found.roles) == ("B", "C", {"broker"})
+    assert found.voters is not None
+    addresses = {(v.endpoints[0].host, v.endpoints[0].port) for v in found.voters}
+    assert addresses == {("10.0.0.1", 9093), ("10.0.0.2", 9093)}
+
+
+def test_the_directory_of_logs() -> None:
+    """log.dir, where log.dirs is unset"""
+    assert resolve({"log.dir": "/here"}, {}).data_dir == "/here"
+    assert resolve({"log.dir": "/here", "log.dirs": "/there"}, {}).data_dir == "/there"
+
+
+def test_back_off_of_followers() -> None:
+    """replica.fetch.backoff.ms: pauses double up to it."""
+    fetcher = Fetcher(1, backoff_max_ms=70)
+    followed = SimpleNamespace(not_before_ms=0, backoff_ms=20)
+    pauses = []
+    for _ in range(4):
+        fetcher._pause(followed, 1_000)  # type: ignore[arg-type]
+        pauses.append(followed.not_before_ms - 1_000)
+    assert pauses == [20, 40, 70, 70]
+
+
+def test_samples_of_throttled_replication() -> None:
+    """replication.quota.window.size.seconds: that many seconds' worth may be taken at once.
+    replication.quota.window.num: that many times as much may be owed."""
+    waits = {}
+    for size, num in (("1", "11"), ("3", "11"), ("1", "2")):
+        static = {
+            "replication.quota.window.size.seconds": size,
+            "replication.quota.window.num": num,
+            "follower.replication.throttled.rate": "1000",
+        }
+        found = image(static, topic={"follower.replication.throttled.replicas": "*"})
+        broker = SimpleNamespace(
+            image=found, node_id=1, metrics=SimpleNamespace(add=lambda *_: None)
+        )
+        quota = ReplicationQuota(broker, FOLLOWER)  # type: ignore[arg-type]
+        quota.changed(found)
+        room = quota.room(1_000_000)
+        quota.took(1_000_000, 1_000_000)
+        ms = 0
+        while not quota.room(1_000_000 + ms):
+            ms += 100
+        waits[size, num] = (room, ms)
+    assert waits["1", "11"][0] == 1_000 and waits["3", "11"][0] == 3_000
+    assert waits["1", "2"][1] < waits["1", "11"][1]
+
+
+POLICIES = sorted(
+    name
+    for name in GROUP
+    if name.startswith(("share.ordering", "share.delay.", "share.priority", "share.redelivery"))
+)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_policies_of_share_groups(name: str) -> None:
+    """Each is part of the policies that selection and back-off follow."""
+    on = {
+        "share.ordering": "key",
+        "share.delay.max.ms": "1000",
+        "share.priority.header": "p",
+        "share.redelivery.backoff.ms": "10",
+    }
+    before = image({}, group=on).group_config("g")
+    value = "none" if name == "share.ordering" else text_of(another(GROUP[name])) or ""
+    after = image({}, group={**on, name: value}).group_config("g")
+    found = [(share_policies.selection(config), share_policies.backoff(config))
+             for config in (before, after)]  # fmt: skip
+    assert found[0] != found[1]
+
+
+@pytest.mark.parametrize(
+    ("codec", "low", "high"), [("gzip", 1, 9), ("lz4", 1, 17), ("zstd", 1, 22)]
+)
+def test_levels_of_compression(codec: str, low: int, high: int) -> None:
+    """compression.gzip.level, compression.lz4.level, compression.zstd.level"""
+    words = [b"%d" % (n * 7919 % 1009) for n in range(20_000)]
+    batch = build_batch([(1, None, b" ".join(words), ())])
+    sizes = []
+    for level in (low, high):
+        settings = {"compression.type": codec, f"compression.{codec}.level": level}
+        log = Log.open(MemoryStorage(), "t-0", LogConfig.of(settings), now_ms=1, clean=False)
+        log.append(batch, now_ms=1, leader_epoch=0)
+        sizes.append(log.size_bytes)
+    assert sizes[1] < sizes[0]
+
+
+def test_an_initialization_without_an_answer_is_asked_for_again() -> None:
+    """group.share.initialize.retry.interval.ms"""
+    for retry_ms, asked in ((500, 2), (60_000, 1)):
+        share = Share(group_share_initialize_retry_interval_ms=retry_ms)
+        share.heartbeat("a")
+        share.sim.advance(1_000)
+        share.heartbeat("b")
+        assert len(share.sim.performed) == asked
+
+
+def test_expiry_of_offsets_is_looked_for() -> None:
+    """offsets.retention.check.interval.ms"""
+    for interval_ms in (5_000, 70_000):
+        settings = GroupSettings(offsets_retention_check_interval_ms=interval_ms)
+        sim = Simulation(lambda settings=settings: GroupShard(settings))
+        rows = [PartitionCommit(0, 1, -1, None)]
+        request = CommitRequest("g", "", None, -1, [TopicCommit("t", None, rows)], 9)
+        sim.submit(object(), lambda s, now, t, r=request: s.offsets.commit(r, now, t))
+        (_, shard), *_ = sim.runtime.active()
+        assert shard.next_deadline_ms == sim.now_ms + interval_ms
+
+
+def asks(settings: QuorumSettings, *, answers: bool) -> list[tuple[int, str]]:
+    """What a follower sends in ten seconds, and when. Its leader is gone; where the others answer,
+    they let it stand for election and then refuse their votes."""
+    raft = Raft(
+        ReplicaKey(1),
+        settings,
+        state=QuorumState(leader_id=2, leader_epoch=1),
+        index=LogIndex(),
+        voters=VoterHistory(VoterSet.of(Voter(ReplicaKey(id)) for id in (1, 2, 3))),
+        choose=lambda n: n // 2,
+        now_ms=0,
+    )
+    now_ms, sent = 0, []
+    events: list[Event] = [Tick()]
+    while now_ms < 10_000:
+        for message in raft.step(events.pop(0), now_ms).messages:
+            sent.append((now_ms, type(message.body).__name__))
+            if answers and isinstance(message.body, VoteRequest):
+                response = VoteResponse(raft.epoch, None, message.body.pre_vote)
+                answer = Message(message.to, 1, message.correlation, response)
+                events.append(Received(answer))
+            elif answers:
+                events.append(Unanswered(message.to, message.correlation))
+        if not events:
+            assert raft.next_deadline_ms is not None
+            now_ms = max(now_ms + 1, raft.next_deadline_ms)
+            events.append(Tick())
+    return sent
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted(set(QUORUM) - {"controller.quorum.fetch.max.bytes",
+                          "controller.quorum.fetch.snapshot.max.bytes"}),
+)  # fmt: skip
+def test_when_a_quorum_acts(name: str) -> None:
+    """controller.quorum.election.timeout.ms, controller.quorum.election.backoff.max.ms,
+    controller.quorum.fetch.timeout.ms, controller.quorum.request.timeout.ms,
+    controller.quorum.retry.backoff.ms: each changes when a follower without a leader asks."""
+    changed = QuorumSettings()._replace(**{QUORUM[name]: 300})
+    before, after = (
+        [asks(settings, answers=answers) for answers in (False, True)]
+        for settings in (QuorumSettings(), changed)
+    )
+    assert before != after

@@ -1,0 +1,94 @@
+"""Every config that `docs/configs.md` calls applied has a test that observes its effect.
+
+Checked here: the registry names a proof for each, the test is there, and it names the config, in
+itself or in what it uses of its file. Whether it observes the effect is for its reviewer.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import pytest
+from config_effects import BOUNDS, INHERITED, PROOFS, TABLES, Proof
+from shoal.metadata.config_keys import Standing
+
+TESTS = Path(__file__).parents[1]
+ALL = [
+    pytest.param(kind, config, proof, id=f"{kind}-{config}")
+    for kind, rows in PROOFS.items()
+    for config, proofs in rows.items()
+    for proof in proofs
+]
+
+
+@functools.cache
+def definitions(path: str) -> dict[str, tuple[str, set[str]]]:
+    """What a test file defines at its top level: source, and the names that it uses."""
+    text = (TESTS / path).read_text()
+    lines = text.splitlines()
+    found = {}
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names = [node.name]
+            start = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+        elif isinstance(node, ast.Assign):
+            names = [t.id for t in node.targets if isinstance(t, ast.Name)]
+            start = node.lineno
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names, start = [node.target.id], node.lineno
+        else:
+            continue
+        used = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+        used |= {n.arg for n in ast.walk(node) if isinstance(n, ast.arg)}
+        if "shared_broker" in used:
+            used.add("BROKER_CONFIG")
+        for name in names:
+            found[name] = ("\n".join(lines[start - 1 : node.end_lineno]), used)
+    return found
+
+
+def source_of(proof: Proof) -> str:
+    """The test with all that it uses of its file."""
+    known = definitions(proof.path)
+    assert proof.test in known, f"there is no {proof.test} in tests/{proof.path}"
+    seen: set[str] = set()
+    todo = [proof.test]
+    while todo:
+        name = todo.pop()
+        if name in known and name not in seen:
+            seen.add(name)
+            todo += known[name][1]
+    return "\n".join(known[name][0] for name in sorted(seen))
+
+
+@pytest.mark.parametrize(("kind", "config", "proof"), ALL)
+def test_a_proof_is_there_and_names_its_config(kind: str, config: str, proof: Proof) -> None:
+    key = TABLES[kind].get(config)
+    assert key is not None and key.standing is Standing.APPLIED, f"{config} needs no proof"
+    source = source_of(proof)
+    named = [w for w in proof.words if re.search(rf"(?<![\w.]){re.escape(w)}", source)]
+    named += [w for w in proof.words[2:] if w in source]
+    assert named, f"tests/{proof.path}::{proof.test} does not mention {config}"
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_what_is_called_applied_has_a_proof(kind: str) -> None:
+    through = {*INHERITED, *BOUNDS} if kind == "broker" else set()
+    missing = [
+        name
+        for name, key in TABLES[kind].items()
+        if key.standing is Standing.APPLIED and name not in PROOFS[kind] and name not in through
+    ]
+    assert not missing, f"observe their effect in a test, or call them accepted: {missing}"
+
+
+def test_heirs_are_applied_themselves() -> None:
+    """A broker config whose heir is not applied has no effect through it."""
+    for kind, heir, _ in INHERITED.values():
+        assert TABLES[kind][heir].standing is Standing.APPLIED
+        assert heir in PROOFS[kind], heir
+    for heir, _ in BOUNDS.values():
+        assert heir in PROOFS["group"], heir

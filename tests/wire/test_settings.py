@@ -1,0 +1,140 @@
+"""Settings of a broker whose effect its sockets, files and peers show."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from conditions import eventually, slowness
+from ports import free_ports
+from servers import ShoalProcess
+from shoal.protocol.api import ApiKey
+from wireclient import WireClient
+
+
+def test_the_time_for_opening_a_connection_grows(tmp_path: Path) -> None:
+    """socket.connection.setup.timeout.ms and .max.ms: a controller asks the other voter for its
+    vote. The test is that voter, takes connections and never says a word."""
+    (port,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        other = silent.getsockname()[1]
+        broker = ShoalProcess(
+            tmp_path,
+            configs={
+                "process.roles": "broker,controller",
+                "controller.quorum.voters": f"1@127.0.0.1:{port},2@127.0.0.1:{other}",
+                "node.id": "1",
+                "shoal.cluster.id": "test",
+                "controller.quorum.election.timeout.ms": "1500",
+                "controller.quorum.election.backoff.max.ms": "20",
+                "socket.connection.setup.timeout.ms": "150",
+                "socket.connection.setup.timeout.max.ms": "600",
+            },
+        )
+        broker.bootstrap = f"127.0.0.1:{port}"
+        broker.launch()
+        try:
+            silent.settimeout(60)
+            lasted = []
+            for _ in range(4):
+                connection, _ = silent.accept()
+                with connection:
+                    connection.settimeout(60)
+                    begun = time.monotonic()
+                    while connection.recv(4096):
+                        pass
+                    lasted.append(time.monotonic() - begun)
+        finally:
+            broker.kill9()
+    # An attempt that is under way when the next election begins is given up earlier.
+    for took, limit in zip(lasted, (0.15, 0.3, 0.6, 0.6), strict=True):
+        assert took < limit + 0.15 * slowness(), lasted
+    assert lasted[0] > 0.1 and max(lasted) > 0.5, lasted
+
+
+def test_metadata_snapshots_are_deleted_when_they_are_old(
+    start_broker: Callable[..., ShoalProcess],
+) -> None:
+    """metadata.max.retention.ms: only the newest snapshot stays, and the log begins there. By
+    default all stay for a week."""
+    often = {"metadata.log.max.record.bytes.between.snapshots": "1"}
+    kept = start_broker("kept", configs=often)
+    short = start_broker("short", configs={**often, "metadata.max.retention.ms": "1"})
+    small = start_broker("small", configs={**often, "metadata.max.retention.bytes": "1"})
+
+    def snapshots(broker: ShoalProcess) -> list[str]:
+        folder = broker.data_dir / "__cluster_metadata-0"
+        return sorted(path.name for path in folder.glob("*.checkpoint"))
+
+    for number in range(3):
+        for broker in (kept, short, small):
+            before = snapshots(broker)
+            with WireClient(broker.bootstrap) as client:
+                client.create_topic(f"t{number}")
+            eventually(lambda b=broker, was=before: snapshots(b) != was)
+    eventually(lambda: len(snapshots(kept)) >= 3)
+    for broker in (short, small):
+        eventually(lambda b=broker: len(snapshots(b)) == 1)
+    # The state is whole after a restart from that one snapshot.
+    newest = snapshots(short)
+    short.kill9()
+    short.start()
+    assert snapshots(short)[-1] >= newest[-1]
+    with WireClient(short.bootstrap) as client:
+        names = {t.name for t in client.call(ApiKey.METADATA, 12, {"topics": None}).topics}
+        assert {"t0", "t1", "t2"} <= names
+
+
+def test_new_segments_have_their_space_reserved(broker: ShoalProcess) -> None:
+    """preallocate: the active segment has its blocks; a closed one gives the rest back."""
+    with WireClient(broker.bootstrap) as client:
+        client.create_topic("reserved", preallocate="true", segment_bytes="4194304")
+        client.create_topic("plain", segment_bytes="4194304")
+
+        def reserved(topic: str) -> list[int]:
+            files = sorted((broker.data_dir / f"{topic}-0").glob("*.log"))
+            return [os.stat(file).st_blocks * 512 for file in files]
+
+        assert reserved("reserved") == [4 << 20] and reserved("plain") == [0]
+        for _ in range(5):
+            client.produce("reserved", bytes(1_000_000))
+        first, second = reserved("reserved")
+        assert first < 4.1e6 and second == 4 << 20
+    assert broker.stop() == 0
+    assert reserved("reserved")[1] < 1.1e6
+
+
+def test_socket_buffers(start_broker: Callable[..., ShoalProcess]) -> None:
+    """socket.receive.buffer.bytes and socket.send.buffer.bytes, as ss -m shows them. Linux doubles
+    what it is asked for."""
+    configs = {"socket.receive.buffer.bytes": "50000", "socket.send.buffer.bytes": "40000"}
+    broker = start_broker(configs=configs)
+    with WireClient(broker.bootstrap) as client:
+        client.fetch("none", 0)
+        port = broker.bootstrap.rpartition(":")[2]
+        said = subprocess.run(
+            ["ss", "-tmnH", "state", "established", f"sport = :{port}"],
+            capture_output=True, text=True, check=True,
+        ).stdout  # fmt: skip
+    assert ",rb100000," in said and ",tb80000," in said, said
+
+
+def test_a_broker_that_is_not_let_in_gives_up(tmp_path: Path) -> None:
+    """initial.broker.registration.timeout.ms: there is no controller."""
+    here, nowhere = free_ports(2)
+    broker = ShoalProcess(
+        tmp_path,
+        configs={
+            "node.id": "1",
+            "process.roles": "broker",
+            "shoal.cluster.id": "test",
+            "controller.quorum.voters": f"2@127.0.0.1:{nowhere}",
+            "initial.broker.registration.timeout.ms": "700",
+        },
+    )
+    broker.bootstrap = f"127.0.0.1:{here}"
+    assert "No controller has let broker 1 in within 700 ms" in broker.refusal()
