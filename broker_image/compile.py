@@ -28,7 +28,9 @@ class Extension(NamedTuple):
 
 
 EXTENSIONS = (
-    Extension("Loops of key order", "shoal/coordinator/share/native", "shoal/coordinator/share/_bulk"),
+    Extension(
+        "Loops of key order", "shoal/coordinator/share/native", "shoal/coordinator/share/_bulk"
+    ),
     Extension("Validation of records", "shoal/record/native", "shoal/record/_walk"),
 )
 FLAGS = ["-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter"]

@@ -7,9 +7,10 @@ carry a valid CRC unless a case says otherwise.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
+import cramjam
 from shoal.record.batch import BatchHeader, seal, sign
 from shoal.record.compression import Compression, compress
 
@@ -43,16 +44,22 @@ TOPICS: dict[str, dict[str, str]] = {
     "zstd-stamped": {"compression.type": "zstd", "message.timestamp.type": "LogAppendTime"},
     "uncompressed": {"compression.type": "uncompressed"},
     "small": {"max.message.bytes": "1000"},
+    "small-uncompressed": {"compression.type": "uncompressed", "max.message.bytes": "1000"},
 }
 
 
 class Case(NamedTuple):
-    """A batch and the topic it goes to; `version` is that of the Produce request."""
+    """A batch and the topic it goes to; `version` is that of the Produce request.
+
+    A case that is `alone` has a request of its own: Kafka refuses a whole request for a header that
+    it cannot read, or for one transactional batch.
+    """
 
     name: str
     topic: str
     data: bytes
     version: int = 12
+    alone: bool = False
 
 
 def varint(value: int) -> bytes:
@@ -154,9 +161,11 @@ def records(count: int, **options: object) -> list[bytes]:
 
 def cases() -> list[Case]:
     """The whole table."""
-    found = [*_headers(), *_compressed_lies(), *_keys(), *_times(), *_settings(), *_versions()]
+    found = [case._replace(alone=True) for case in _headers()]
+    found += [*_compressed_lies(), *_keys(), *_settings(), *_versions()]
     for codec in CODECS:
         found += _structure(codec)
+        found += _times(codec)
         found += _bytes_of_records(codec)
     names = [case.name for case in found]
     assert len(names) == len(set(names)), sorted(n for n in names if names.count(n) > 1)
@@ -327,22 +336,26 @@ def _compressed_lies() -> Iterator[Case]:
         yield Case(f"{codec.name} expands to 8 MiB", "plain", batch(*bomb, codec=codec))
         wrong = batch(*bomb, codec=codec, count=3)
         yield Case(f"{codec.name} expands to 8 MiB, wrong count", "plain", wrong)
+        keyless = [record(0, key=None, value=bytes(8 << 20)), record(1)]
+        yield Case(
+            f"{codec.name} expands to 8 MiB, no key", "compacted", batch(*keyless, codec=codec)
+        )
         zeros = batch(codec=codec, count=1, raw=bytes(compress(codec, bytes(8 << 20))))
         yield Case(f"{codec.name} expands to 8 MiB of zeros", "plain", zeros)
-        yield Case(f"{codec.name} twice", "plain",
-                   batch(*records(3), codec=codec, tail=bytes(compress(codec, record(3)))))  # fmt: skip
+        twice = batch(*records(3), codec=codec, tail=bytes(compress(codec, record(3))))
+        yield Case(f"{codec.name} twice", "plain", twice)
         parts = bytes(compress(codec, record(0))) + bytes(compress(codec, record(1)))
         yield Case(f"{codec.name} in two frames", "plain", batch(codec=codec, count=2, raw=parts))
     block = _raw_snappy(b"".join(records(3)))
     yield Case("SNAPPY raw block", "plain", batch(codec=2, count=3, raw=block))
     yield Case("too large", "small", batch(record(value=bytes(2000))))
     yield Case("too large, wrong CRC", "small", batch(record(value=bytes(2000)))[:-1] + b"!")
-    yield Case("too large once expanded", "small", batch(record(value=bytes(2000)), codec=4))
+    large = batch(record(value=bytes(2000)), codec=4)
+    yield Case("too large once expanded", "small", large)
+    yield Case("too large once expanded and stored so", "small-uncompressed", large)
 
 
 def _raw_snappy(data: bytes) -> bytes:
-    import cramjam
-
     return bytes(cramjam.snappy.compress_raw(data))
 
 
@@ -357,43 +370,45 @@ def _keys() -> Iterator[Case]:
         yield Case(f"{codec.name} no key, and a fault behind it", "compacted", faulty)
         wrong = batch(*records(3, key=None), codec=codec, count=4)
         yield Case(f"{codec.name} no key, and a wrong count", "compacted", wrong)
-        yield Case(f"{codec.name} no key, recompressed", "zstd-compacted", batch(*mixed, codec=codec))
+        yield Case(
+            f"{codec.name} no key, recompressed", "zstd-compacted", batch(*mixed, codec=codec)
+        )
         yield Case(f"{codec.name} no key, stamped", "stamped-compacted", batch(*mixed, codec=codec))
     yield Case("all but one without a key", "compacted", batch(record(0), *(
         record(i, key=None) for i in range(1, 50))))  # fmt: skip
 
 
-def _times() -> Iterator[Case]:
+def _times(codec: Compression) -> Iterator[Case]:
     old, new = -2 * HOUR_MS, 2 * HOUR_MS
-    for codec in CODECS:
 
-        def case(name: str, *deltas: int, topic: str = "timed", **options: object) -> Case:
-            rows = [record(i, timestamp_delta=delta) for i, delta in enumerate(deltas)]
-            latest = NOW_MS + max(deltas)
-            options.setdefault("max_timestamp", latest)
-            data = batch(*rows, codec=codec, **options)  # type: ignore[arg-type]
-            return Case(f"{codec.name} times: {name}", topic, data)
+    def case(
+        name: str, *deltas: int, topic: str = "timed", max_timestamp: int | None = None
+    ) -> Case:
+        rows = [record(i, timestamp_delta=delta) for i, delta in enumerate(deltas)]
+        latest = NOW_MS + max(deltas) if max_timestamp is None else max_timestamp
+        data = batch(*rows, codec=codec, max_timestamp=latest)
+        return Case(f"{codec.name} times: {name}", topic, data)
 
-        yield case("all within", 0, 1, 2)
-        yield case("one too old", 0, old, 2)
-        yield case("two too new", new, 1, new)
-        yield case("old and new", old, 0, new)
-        yield case("all too old", old, old)
-        yield case("hidden by max_timestamp", 0, new, 2, max_timestamp=NOW_MS)
-        yield case("max_timestamp alone too new", 0, 1, max_timestamp=NOW_MS + new)
-        yield case("default topic, one too new", 0, new, 2, topic="plain")
-        yield case("default topic, hidden", 0, new, 2, topic="plain", max_timestamp=NOW_MS)
-        yield case("default topic, max alone", 0, 1, topic="plain", max_timestamp=NOW_MS + new)
-        yield case("default topic, very old", 0, -NOW_MS + 5, topic="plain")
-        yield case("stamped topic, old and new", old, 0, new, topic="stamped-timed")
-        yield case("negative", -NOW_MS - 5, 0, topic="plain")
-        yield case("minus one", -NOW_MS - 1, 0, topic="timed")
-        none = batch(*records(2), codec=codec, base_timestamp=-1)
-        yield Case(f"{codec.name} times: none", "timed", none)
-        both = batch(
-            record(0, key=None), record(1, timestamp_delta=old),
-            record(2, key=None, timestamp_delta=old), codec=codec)  # fmt: skip
-        yield Case(f"{codec.name} times: no key and too old", "compacted-timed", both)
+    yield case("all within", 0, 1, 2)
+    yield case("one too old", 0, old, 2)
+    yield case("two too new", new, 1, new)
+    yield case("old and new", old, 0, new)
+    yield case("all too old", old, old)
+    yield case("hidden by max_timestamp", 0, new, 2, max_timestamp=NOW_MS)
+    yield case("max_timestamp alone too new", 0, 1, max_timestamp=NOW_MS + new)
+    yield case("default topic, one too new", 0, new, 2, topic="plain")
+    yield case("default topic, hidden", 0, new, 2, topic="plain", max_timestamp=NOW_MS)
+    yield case("default topic, max alone", 0, 1, topic="plain", max_timestamp=NOW_MS + new)
+    yield case("default topic, very old", 0, -NOW_MS + 5, topic="plain")
+    yield case("stamped topic, old and new", old, 0, new, topic="stamped-timed")
+    yield case("negative", -NOW_MS - 5, 0, topic="plain")
+    yield case("minus one", -NOW_MS - 1, 0, topic="timed")
+    none = batch(*records(2), codec=codec, base_timestamp=-1)
+    yield Case(f"{codec.name} times: none", "timed", none)
+    both = batch(
+        record(0, key=None), record(1, timestamp_delta=old),
+        record(2, key=None, timestamp_delta=old), codec=codec)  # fmt: skip
+    yield Case(f"{codec.name} times: no key and too old", "compacted-timed", both)
 
 
 def _settings() -> Iterator[Case]:

@@ -40,7 +40,7 @@ with (
     from shoal.coordinator.share import records as share_records
     from shoal.log.config import LogConfig
     from shoal.log.errors import AppendRefused
-    from shoal.log.validation import client_batch, stored
+    from shoal.log.validation import examine
     from shoal.metadata import records as metadata_records
     from shoal.protocol import codec, frames
     from shoal.protocol.api import ApiKey
@@ -96,7 +96,7 @@ def batches(data: bytes) -> None:
                     read_marker(batch, at)
         for config in _CONFIGS:
             with contextlib.suppress(AppendRefused):
-                stored(batch, client_batch(batch, config, 0), config)
+                examine(batch, config, 0)
 
 
 def _signed(data: bytes) -> bytes:

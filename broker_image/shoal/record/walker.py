@@ -63,14 +63,14 @@ MEANINGS = {
 class Walk(NamedTuple):
     """What a walk found.
 
-    `index` and `place` name the faulty record and its first byte; without a fault they are the
+    `record` and `place` are the faulty record's index and first byte; without a fault they are the
     number of records and of bytes. `flags` holds (index, None) for a record without a key where keys
     are needed, and (index, timestamp) for a timestamp outside the bounds, at most as many as asked
     for; `flagged` counts all of them. `max_timestamp` is -1 where no record has a timestamp.
     """
 
     fault: int
-    index: int
+    record: int
     place: int
     max_timestamp: int
     flags: list[tuple[int, int | None]]
@@ -94,13 +94,6 @@ def walk(
     """
     run = in_python if native is None else native.walk
     return Walk(*run(body, count, base_timestamp, oldest, newest, keyed, flags_max))
-
-
-def described() -> str:
-    """Which of the two runs, for the broker's log."""
-    if native is None:
-        return "in Python (with a C compiler, make compiled makes it faster)"
-    return "compiled"
 
 
 class _Torn(Exception):

@@ -18,6 +18,7 @@ import uvloop
 from shoal import __version__
 from shoal.log.errors import CorruptLog, DirectoryInUse
 from shoal.protocol.errors import ApiError
+from shoal.record import walker
 from shoal.server.broker import Broker
 from shoal.server.config import BrokerConfig, InvalidConfig, address
 from shoal.server.lifecycle import CannotJoin
@@ -75,6 +76,8 @@ async def _serve(config: BrokerConfig, started: float, say: Callable[[str], None
     if broker.health is not None:
         where = address(broker.health.host, broker.health.port)
         say(f"Metrics are at http://{where}/metrics.")
+    if walker.native is None:
+        say("Records are validated in Python, which is slower: there is no compiled module.")
     say(f"Ready after {time.perf_counter() - started:.2f} s. Ctrl-C or SIGTERM stops it.")
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((stopping, broker.failed), return_when=asyncio.FIRST_COMPLETED)
