@@ -22,7 +22,8 @@ except ImportError:
 if os.environ.get("PURE_PYTHON"):
     native = None
 
-#: Bytes of the smallest record behind its length: attributes, two deltas, two lengths, header count.
+#: Bytes of the smallest record behind its length: attributes, two deltas, two lengths and a header
+#: count.
 _RECORD_SIZE_MIN = 6
 _LONG_MIN, _LONG_MAX = -(2**63), 2**63 - 1
 
@@ -64,9 +65,9 @@ class Walk(NamedTuple):
     """What a walk found.
 
     `record` and `place` are the faulty record's index and first byte; without a fault they are the
-    number of records and of bytes. `flags` holds (index, None) for a record without a key where keys
-    are needed, and (index, timestamp) for a timestamp outside the bounds, at most as many as asked
-    for; `flagged` counts all of them. `max_timestamp` is -1 where no record has a timestamp.
+    number of records and of bytes. `flags` holds (index, None) for a record without a key where
+    keys are needed, and (index, timestamp) for a timestamp outside the bounds, up to `flags_max` of
+    them; `flagged` counts all. `max_timestamp` is -1 where no record has a timestamp.
     """
 
     fault: int

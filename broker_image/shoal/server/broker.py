@@ -37,8 +37,8 @@ from shoal.server.controller import Controller
 from shoal.server.controller_channel import ControllerChannel
 from shoal.server.coordinators import CoordinatorService, InternalTopic
 from shoal.server.disk import Disk
-from shoal.server.examiner import Examiner
 from shoal.server.dispatch import Dispatcher
+from shoal.server.examiner import Examiner
 from shoal.server.fetch_sessions import FetchSessions
 from shoal.server.groups import GroupService
 from shoal.server.handlers import AMONG_NODES, EARLY, HANDLERS, OF_CONTROLLERS

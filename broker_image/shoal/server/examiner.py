@@ -26,7 +26,6 @@ from shoal.record.compression import OutputFull
 
 if TYPE_CHECKING:
     from shoal.log.config import LogConfig
-    from shoal.replication.partition import Partition
     from shoal.server.partitions import Partitions
 
 #: Batches up to here, in expanded bytes, are examined on the event loop; that takes a millisecond.

@@ -1,9 +1,10 @@
 """Produce: append batches to the partitions they name, and answer when they are safe.
 
 The batches are views of the request's frame: the log checks them, sets offset and epoch in place
-and writes them from there. Compressed batches are examined before (`server.examiner`). acks=1 is answered when the log has them, acks=all when they are below
-the high watermark; where an acknowledged write must be on disk, both wait for that. acks=0 has no
-answer: a refusal closes the connection, so that the client looks for the leader anew.
+and writes them from there. Compressed batches are examined before (`server.examiner`). acks=1 is
+answered when the log has them, acks=all when they are below the high watermark; where an
+acknowledged write must be on disk, both wait for that. acks=0 has no answer: a refusal closes the
+connection, so that the client looks for the leader again.
 
 A producer's transaction has to know the partitions first: `handlers.transactional_produce`.
 """
