@@ -77,7 +77,7 @@ Kafka stores these batches, and readers fail on them. Shoal answers `INVALID_REC
 
 For a batch that cannot be decompressed Kafka answers `UNKNOWN_SERVER_ERROR`, Shoal
 `INVALID_RECORD`; for an unknown codec Shoal answers `UNSUPPORTED_COMPRESSION_TYPE`. Shoal gives an
-error message where Kafka gives none. An answer lists at most {RECORD_ERRORS_MAX:,} records to blame.
+error message where Kafka gives none. An answer lists at most {RECORD_ERRORS_MAX:,} records.
 """
 
 
