@@ -6,7 +6,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -163,3 +163,18 @@ def test_a_client_that_leaves_has_its_batch_appended(
         leaving.send(ApiKey.PRODUCE, 9, produce(topic, bomb, acks=0))
     eventually(lambda: stored(client, topic), what="the batch is in the log")
     assert [h.record_count for h in stored(client, topic)] == [2]
+
+
+def test_without_compiled_modules_the_broker_says_so_and_validates(
+    start_broker: Callable[..., ShoalProcess],
+) -> None:
+    process = start_broker(environment={"PURE_PYTHON": "1"})
+    assert any("Records are validated in Python" in line for line in process.log)
+    with WireClient(process.bootstrap) as client:
+        client.create_topic("pure")
+        many = batch(*records(5000), codec=1)
+        assert client.produce("pure", records=many).base_offset == 0
+        wrong = batch(*records(5000), record(7), codec=1)
+        found = client.produce("pure", records=wrong)
+        assert found.error_code is ErrorCode.invalid_record
+        assert "record 5000 of 5001" in found.error_message
