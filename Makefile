@@ -22,7 +22,7 @@ $(VENV)/.stamp: requirements.lock pyproject.toml
 	@$(BIN)/python broker_image/compile.py
 	@touch $@
 
-compiled: venv   ## the loops of key order compiled anew, where a C compiler is
+compiled: venv   ## compile the extension modules again, if there is a C compiler
 	@$(BIN)/python broker_image/compile.py
 
 lint: venv       ## style and formatting
@@ -96,4 +96,4 @@ lock: venv       ## pin all dependencies anew
 	$(BIN)/python -m pip install -q uv
 	$(BIN)/uv pip compile -q --all-extras --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate pyproject.toml lock-extra.in -o requirements.lock
 clean:           ## remove what the targets made in the tree
-	rm -rf broker_image/shoal/coordinator/share/_bulk*.so $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/compat/lib bench/lib
+	rm -rf broker_image/shoal/coordinator/share/_bulk*.so broker_image/shoal/record/_walk*.so $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis tests/compat/lib bench/lib

@@ -1,10 +1,10 @@
-"""Compiles the loops of groups with key order where there is a C compiler: `make venv` does, and
-the broker's image. Without a compiler, or Python's headers, everything works in Python alone, and
-key order costs more (docs/adr/0042-loops-that-are-compiled.md, 0046).
+"""Compiles the extension modules where there is a C compiler: `make venv` does, and the broker's
+image. Without a compiler, or Python's headers, everything works in Python alone, and costs more
+(docs/adr/0042-loops-that-are-compiled.md, 0046, 0051).
 
-`python broker_image/compile.py [FOLDER]` compiles for the Python that runs it and says what came of
-it; FOLDER holds the package `shoal`, and is that of this file unless it is given. It ends with 0
-either way.
+`python broker_image/compile.py [FOLDER]` compiles for the Python that runs it and prints one line
+for each module; FOLDER holds the package `shoal`, and is that of this file unless it is given. The
+exit status is 0 either way.
 """
 
 from __future__ import annotations
@@ -16,23 +16,37 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import NamedTuple
 
-SOURCES = "shoal/coordinator/share/native"
-MODULE = "shoal/coordinator/share/_bulk"
+
+class Extension(NamedTuple):
+    """A folder of C sources and the module that they make."""
+
+    name: str
+    sources: str
+    module: str
+
+
+EXTENSIONS = (
+    Extension(
+        "Loops of key order", "shoal/coordinator/share/native", "shoal/coordinator/share/_bulk"
+    ),
+    Extension("Validation of records", "shoal/record/native", "shoal/record/_walk"),
+)
 FLAGS = ["-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter"]
 
 
-def build(folder: Path) -> str | None:
-    """Compile in place: None if that was done, else why not."""
+def build(folder: Path, extension: Extension) -> str | None:
+    """Compile in place: None on success, else the reason of the failure."""
     command = shlex.split(os.environ.get("CC", "cc"))
     if not shutil.which(command[0]):
         return f"there is no C compiler ({command[0]})"
     include = Path(sysconfig.get_path("include"))
     if not (include / "Python.h").exists():
         return f"there is no Python.h in {include}"
-    made = folder / f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
+    made = folder / f"{extension.module}{sysconfig.get_config_var('EXT_SUFFIX')}"
     part = made.with_name(f"{made.name}.part{os.getpid()}")
-    sources = sorted(map(str, (folder / SOURCES).glob("*.c")))
+    sources = sorted(map(str, (folder / extension.sources).glob("*.c")))
     done = subprocess.run(
         [*command, *FLAGS, f"-I{include}", "-o", str(part), *sources],
         capture_output=True, text=True, check=False,
@@ -45,9 +59,11 @@ def build(folder: Path) -> str | None:
 
 
 def main() -> None:
-    refused = build(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
-    told = "compiled" if refused is None else f"left in Python: {refused}"
-    print(f"Loops of key order: {told}.", file=sys.stderr)
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
+    for extension in EXTENSIONS:
+        refused = build(folder, extension)
+        outcome = "compiled" if refused is None else f"left in Python: {refused}"
+        print(f"{extension.name}: {outcome}.", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
 from shoal.client.configs import AlterOperation, ConfigChange, Resource, ResourceType
 from shoal.client.consumer import ConsumedRecord, GroupConsumer, Reset
-from shoal.client.errors import KafkaError, expect
+from shoal.client.errors import InvalidBatch, KafkaError, expect
 from shoal.client.groups import CONSUMER, SHARE
 from shoal.client.share import (
     Acknowledgement,
@@ -171,6 +171,21 @@ async def a_record_that_is_too_large(client: Client) -> None:
         large.result()
     assert caught.value.code == ErrorCode.message_too_large
     assert small.result().offset == 0
+
+
+async def records_without_a_key_are_blamed(client: Client) -> None:
+    """KIP-467: the others of their batch get another error."""
+    topic = await new_topic(client, configs={"cleanup.policy": "compact"})
+    async with client.producer(linger_ms=1000) as producer:
+        sent = [await producer.send(topic, b"v", key=None if i == 3 else b"k") for i in range(5)]
+        await producer.flush()
+        again = await producer.send(topic, b"v", key=b"k")
+    errors = [future.exception() for future in sent]
+    blamed = errors.pop(3)
+    assert isinstance(blamed, KafkaError) and blamed.code is ErrorCode.invalid_record
+    assert "key" in str(blamed)
+    assert all(isinstance(error, InvalidBatch) for error in errors), errors
+    assert again.result().offset == 0
 
 
 async def ranges_are_exact(client: Client) -> None:
@@ -466,6 +481,7 @@ ALL = [
     configs_of_topics_and_groups,
     produced_records_come_back,
     a_record_that_is_too_large,
+    records_without_a_key_are_blamed,
     ranges_are_exact,
     offsets_by_name_and_time,
     share_records_are_settled_each_in_its_way,

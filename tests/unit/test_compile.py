@@ -14,11 +14,13 @@ from machine import lacking
 
 BROKER = Path(__file__).resolve().parents[2] / "broker_image"
 NATIVE = "shoal/coordinator/share/native"
+WALK = "shoal/record/native"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    shutil.copytree(BROKER / NATIVE, tmp_path / NATIVE)
+    for sources in (NATIVE, WALK):
+        shutil.copytree(BROKER / sources, tmp_path / sources)
     return tmp_path
 
 
@@ -28,22 +30,25 @@ def compiled(folder: Path, **env: str) -> tuple[str, list[str]]:
     done = subprocess.run(
         words, env={**os.environ, **env}, capture_output=True, text=True, check=True
     )
-    return done.stderr, sorted(x.name for x in (folder / NATIVE).parent.iterdir())
+    made = (x for sources in (NATIVE, WALK) for x in (folder / sources).parent.iterdir())
+    return done.stderr, sorted(x.name for x in made)
 
 
 def test_without_a_compiler_everything_is_left_in_python(folder: Path) -> None:
     said, names = compiled(folder, CC="no-such-compiler")
     assert said == (
         "Loops of key order: left in Python: there is no C compiler (no-such-compiler).\n"
+        "Validation of records: left in Python: there is no C compiler (no-such-compiler).\n"
     )
-    assert names == ["native"]
+    assert names == ["native", "native"]
 
 
 def test_a_compiler_that_fails_leaves_nothing_behind(folder: Path) -> None:
     (folder / NATIVE / "module.c").write_text("no C")
+    (folder / WALK / "walk.c").write_text("no C")
     said, names = compiled(folder, CC=os.environ.get("CC", "cc"))
-    assert "left in Python" in said
-    assert names == ["native"]
+    assert said.count("left in Python") == 2
+    assert names == ["native", "native"]
 
 
 def test_with_a_compiler_there_is_a_module(folder: Path) -> None:
@@ -52,5 +57,6 @@ def test_with_a_compiler_there_is_a_module(folder: Path) -> None:
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
         lacking("there is no Python.h")
     said, names = compiled(folder)
-    assert said == "Loops of key order: compiled.\n"
-    assert names == [f"_bulk{sysconfig.get_config_var('EXT_SUFFIX')}", "native"]
+    assert said == "Loops of key order: compiled.\nValidation of records: compiled.\n"
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    assert names == [f"_bulk{suffix}", f"_walk{suffix}", "native", "native"]

@@ -6,6 +6,8 @@ import errno
 
 import pytest
 from log_material import NOW_MS, batch, fill, keyed, open_log, records
+from pytest import MonkeyPatch
+from shoal.log import validation
 from shoal.log.config import LogConfig
 from shoal.log.errors import AppendRefused, LogOffline
 from shoal.log.log import Log, Origin
@@ -81,12 +83,13 @@ def test_refusals_of_broken_batches() -> None:
     flipped = bytearray(good)
     flipped[-3] ^= 1
     assert refusal(log, flipped) is ErrorCode.corrupt_message
-    assert refusal(log, good[:-1]) is ErrorCode.corrupt_message
-    assert refusal(log, good[:40]) is ErrorCode.corrupt_message
+    assert refusal(log, good[:-1]) is ErrorCode.invalid_record
+    assert refusal(log, good[:40]) is ErrorCode.invalid_record
     assert refusal(log, b"") is ErrorCode.invalid_record
     assert refusal(log, good + good) is ErrorCode.invalid_record
-    for magic in (0, 1, 3):
+    for magic in (0, 1):
         assert refusal(log, changed(good, 16, bytes([magic]))) is ErrorCode.invalid_record
+    assert refusal(log, changed(good, 16, bytes([3]))) is ErrorCode.corrupt_message
 
 
 def test_refusals_of_what_a_client_may_not_say() -> None:
@@ -94,7 +97,6 @@ def test_refusals_of_what_a_client_may_not_say() -> None:
     assert refusal(log, changed(good, 57, (3).to_bytes(4, "big"))) is ErrorCode.invalid_record
     assert refusal(log, changed(good, 57, bytes(4))) is ErrorCode.invalid_record
     assert refusal(log, changed(good, 21, b"\0\x20")) is ErrorCode.invalid_record  # control
-    assert refusal(log, changed(good, 21, b"\0\x08")) is ErrorCode.invalid_timestamp
     assert refusal(log, changed(good, 21, b"\0\x10")) is ErrorCode.invalid_record  # no producer
     assert refusal(log, changed(good, 21, b"\0\x05")) is ErrorCode.unsupported_compression_type
     assert refusal(log, batch(b"a", producer=(5, 0, -1))) is ErrorCode.invalid_record
@@ -118,6 +120,31 @@ def test_timestamps_too_far_ahead_and_behind() -> None:
     rows = [(NOW_MS, None, b"a", ()), (NOW_MS - 1001, None, b"b", ())]
     assert refusal(log, build_batch(rows)) is ErrorCode.invalid_timestamp
     fill(log, [batch(b"a", timestamp_ms=NOW_MS - 1000), batch(b"a", timestamp_ms=-1)])
+
+
+def test_the_header_of_a_stored_batch_has_the_records_largest_timestamp() -> None:
+    log = log_of()
+    good = batch(b"a", b"b")
+    log.append(changed(good, 35, (NOW_MS + 9).to_bytes(8, "big")), now_ms=NOW_MS, leader_epoch=0)
+    log.append(changed(good, 21, b"\0\x08"), now_ms=NOW_MS, leader_epoch=0)
+    data = log.read(0, 1 << 20).data
+    assert [(h.max_timestamp, h.attributes) for _, h in headers(data)] == [(NOW_MS, 0)] * 2
+    assert all(check_crc(data, at, h) for at, h in headers(data))
+
+
+def test_a_recompressed_batch_is_held_to_the_size_limit() -> None:
+    log = log_of(max_message_bytes=500, compression_type="uncompressed")
+    assert refusal(log, batch(b"x" * 600, compression="zstd")) is ErrorCode.message_too_large
+
+
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_what_expands_past_the_bound_is_refused(codec: str, monkeypatch: MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "EXPANDED_BYTES_MAX", 4096)
+    log, data = log_of(), batch(bytes(5000), compression=codec)
+    if codec == "none":
+        log.append(data, now_ms=NOW_MS, leader_epoch=0)
+    else:
+        assert refusal(log, data) is ErrorCode.invalid_record
 
 
 @pytest.mark.parametrize("codec", ["none", "gzip"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from faulty_batches import batch
 from shoal.coordinator.share.acquisition import Acquired, Wanted, acquire
 from shoal.coordinator.share.batches import AbortedTransaction, scan
 from shoal.coordinator.share.locks import Lock, Locks
@@ -150,6 +151,26 @@ def test_record_limit_splits_batches_and_the_rest_is_free() -> None:
     window = Window(log(10))
     assert window.fetch("a", max_records=3, strict=True).records == [(0, 2, 1)]
     assert window.fetch("b", max_records=3).records == [(3, 9, 1)]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_batch_that_claims_two_billion_offsets_is_cut_at_the_cap(strict: bool) -> None:
+    """KIP-932: share.partition.max.record.locks, whatever a log contains."""
+    absurd = batch(codec=1, count=2**31 - 1, raw=b"no gzip")
+    window = Window(absurd, max_record_locks=200)
+    assert window.fetch("a", max_records=150, strict=strict).records == [(0, 149, 1)]
+    assert window.fetch("b", max_records=150, strict=strict).records == [(150, 199, 1)]
+    assert window.fetch("c", strict=strict).total == 0
+    assert window.acknowledge(0, 149, ACCEPT, "a") is ErrorCode.none
+    assert window.fetch("c", max_records=2**31 - 1, strict=strict).records == [(200, 349, 1)]
+    assert window.acknowledge(200, 349, RELEASE, "c") is ErrorCode.none
+    assert window.fetch("a", max_records=10, strict=strict).records == [(200, 209, 2)]
+    assert window.share.in_flight == 200
+
+
+def test_a_large_batch_of_a_client_goes_whole_past_the_cap() -> None:
+    window = Window(log(10_000), max_record_locks=200)
+    assert window.fetch("a").total == 10_000
 
 
 def test_an_ended_lock_cannot_be_settled_even_before_its_timer_fires() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import faulty_batches
 import pytest
+from faulty_batches import record
 from shoal.coordinator.share.backoff import UNTIL_FREED
 from shoal.coordinator.share.batches import scan
 from shoal.coordinator.share.record_facts import HeaderReader
 from shoal.coordinator.share.selection import Selection, open_lock
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.share_partition import ARCHIVED, ARCHIVING, AVAILABLE, SharePartition
+from shoal.record.compression import Compression, compress
 from shoal.record.records import build_batch
 
 NOW_MS = 1000
@@ -115,6 +118,22 @@ def test_a_record_that_was_put_back_and_delivered_waits_anew_when_it_comes_back(
     known.changed(released.changes, NOW_MS + 200)
     assert known.choose(1, settings, NOW_MS + 200)[0] == [1]
     assert known.choose(1, settings, NOW_MS + 200)[0] == [0]
+
+
+@pytest.mark.parametrize("raw", [b"no gzip", bytes(compress(Compression.GZIP, record()))])
+def test_a_batch_that_claims_two_billion_offsets_is_passed_by(raw: bytes) -> None:
+    """share.partition.max.record.locks holds whatever a log contains, and no letter is written."""
+    absurd = scan(faulty_batches.batch(codec=1, count=2**31 - 1, raw=raw), 0)
+    share = SharePartition(0)
+    known = Selection(share, SelectionPolicy(key_order=True))
+    settings = ShareSettings(dead_letters=True)
+    known.look(NOW_MS, 100, settings, absurd)
+    while known.is_open:
+        known.look(NOW_MS, 100, settings, None)
+    offsets, *_ = known.choose(500, settings, NOW_MS)
+    assert offsets == ([0] if raw != b"no gzip" else [])
+    assert (share.end_offset, share.in_flight) == (2**31 - 1, len(offsets))
+    assert not share.doomed
 
 
 def held_after_a_restart(*offsets: int) -> tuple[SharePartition, Selection]:

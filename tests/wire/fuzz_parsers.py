@@ -42,11 +42,12 @@ with (
     from shoal.coordinator.share import records as share_records
     from shoal.log.config import LogConfig
     from shoal.log.errors import AppendRefused
-    from shoal.log.validation import client_batch, stored
+    from shoal.log.validation import examine
     from shoal.metadata import records as metadata_records
     from shoal.protocol import codec, frames
     from shoal.protocol.api import ApiKey
     from shoal.protocol.errors import WireError
+    from shoal.record import walker
     from shoal.record.batch import CorruptBatch, check_crc, headers, sign
     from shoal.record.compression import Compression, decompress
     from shoal.record.control import build_marker, read_marker
@@ -98,7 +99,7 @@ def batches(data: bytes) -> None:
                     read_marker(batch, at)
         for config in _CONFIGS:
             with contextlib.suppress(AppendRefused):
-                stored(batch, client_batch(batch, config, 0), config)
+                examine(batch, config, 0)
 
 
 def _signed(data: bytes) -> bytes:
@@ -116,6 +117,14 @@ def compressions(data: bytes) -> None:
             decompress(data[0] % (len(Compression) + 1), data[1:], _EXPANDED_MAX)
 
 
+def walks(data: bytes) -> None:
+    """Records as the log walks them, compiled and in Python."""
+    if len(data) >= 4:
+        words = (data[4:], data[0], int.from_bytes(data[1:4], "big"), 50, 1 << 20, True, 4)
+        found = walker.in_python(*words)
+        assert walker.native is None or walker.native.walk(*words) == found
+
+
 def state(data: bytes) -> None:
     """Records of internal topics, as a coordinator finds them on disk."""
     cut = data[0] if data else 0
@@ -131,7 +140,7 @@ def state(data: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (requests, responses, batches, compressions, state)
+    target.__name__: target for target in (requests, responses, batches, walks, compressions, state)
 }
 
 
@@ -143,6 +152,9 @@ def seeds(target: str) -> Iterator[bytes]:
         for row in HANDLERS.values():
             for version in row.versions:
                 yield author.request(ApiKey(row.key), version, 1)[4:]
+    elif target == "walks":
+        rows = [(i, b"k", b"v" * i, (("h", b"x"),)) for i in range(4)]
+        yield bytes((4, 0, 0, 9)) + bytes(build_batch(rows))[61:]
     elif target in ("batches", "compressions"):
         for codec_ in Compression:
             rows = [(i, b"k", b"v" * i, (("h", b"x"),)) for i in range(4)]

@@ -73,24 +73,24 @@ def test_mutated_batches(codec: str, flips: list, signed: bool, config: LogConfi
 
 
 def test_a_bomb_is_refused_at_the_cost_of_its_bound() -> None:
-    """Only topics that look into batches decompress: compacted ones, and those with a codec."""
+    """Whatever the topic's settings are. Expanded data is not in Python's own memory."""
     rows = build_batch([(NOW_MS, b"k", b"v", ())])
     bomb = rows[:61] + bytes(compress(Compression.ZSTD, bytes(400 << 20)))
     bomb[8:12] = (len(bomb) - 12).to_bytes(4, "big")
     bomb[21:23] = Compression.ZSTD.to_bytes(2, "big")
     sign(bomb)
     assert len(bomb) < 64_000
-    for config in (CONFIGS[1], CONFIGS[3], CONFIGS[4]):
+    for config in (CONFIGS[0], CONFIGS[2]):
         log = open_log(MemoryStorage(), config)
         tracemalloc.start()
         try:
             log.append(bomb, now_ms=NOW_MS, leader_epoch=0)
         except AppendRefused as refused:
-            assert "expands past" in refused.message
+            assert "expand past" in refused.message
         else:
             raise AssertionError("a bomb was taken")
         finally:
             _, peak = tracemalloc.get_traced_memory()
             tracemalloc.stop()
-        assert peak < 200 << 20
+        assert peak < 1 << 20
     assert list(read_records(rows))

@@ -64,6 +64,28 @@ class KafkaError(ClientError):
         return self.code.retriable
 
 
+class RecordsRefused(KafkaError):
+    """A broker refused a batch because of some of its records (KIP-467). `record_errors` has the
+    messages of these records by their index in the batch."""
+
+    def __init__(
+        self, code: ErrorCode | int, message: str | None, record_errors: dict[int, str | None]
+    ) -> None:
+        super().__init__(code, message)
+        self.record_errors = record_errors
+
+    def of(self, index: int) -> ClientError:
+        """The error of one record of the batch."""
+        if index in self.record_errors:
+            return KafkaError(self.code, self.record_errors[index] or self.message)
+        return InvalidBatch(f"The record is valid, but others of its batch are not: {self}")
+
+
+class InvalidBatch(ClientError):
+    """A valid record was not stored because other records of its batch are invalid. Send it
+    again."""
+
+
 #: A partition moved, or a topic is younger than the metadata at hand: read metadata again.
 STALE_METADATA = frozenset({
     ErrorCode.unknown_topic_or_partition, ErrorCode.leader_not_available,

@@ -18,7 +18,14 @@ from typing import Any, NamedTuple
 
 from shoal.client import rows
 from shoal.client.cluster import Backoff, Cluster, TopicPartition
-from shoal.client.errors import STALE_METADATA, ClientError, KafkaError, RequestTimeout, transient
+from shoal.client.errors import (
+    STALE_METADATA,
+    ClientError,
+    KafkaError,
+    RecordsRefused,
+    RequestTimeout,
+    transient,
+)
 from shoal.client.partitioner import partition_of
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
@@ -100,7 +107,8 @@ class Producer:
         """Queue one record; await the future to know that it is stored.
 
         Raises `KafkaError` for a topic or partition that does not exist. The future fails with
-        `KafkaError`, or with what the network last said when the delivery time is over.
+        `KafkaError`, with `InvalidBatch` where only other records of its batch are to blame, or
+        with what the network last said when the delivery time is over.
         """
         found = await self.cluster.topic(topic)
         count = len(found.partitions)
@@ -208,7 +216,10 @@ class Producer:
             if pending.future.done():
                 continue
             if error is not None:
-                pending.future.set_exception(error)
+                if isinstance(error, RecordsRefused):
+                    pending.future.set_exception(error.of(position))
+                else:
+                    pending.future.set_exception(error)
                 continue
             at = append_time_ms if append_time_ms >= 0 else pending.record[0]
             stored = -1 if offset < 0 else offset + position
@@ -278,5 +289,8 @@ class Producer:
             if row.error_code in STALE_METADATA:
                 self.cluster.forget_topic(where.topic)
             message = getattr(row, "error_message", None) or f"producing to {where}"
+            if found := getattr(row, "record_errors", ()):
+                errors = {e.batch_index: e.batch_index_error_message for e in found}
+                raise RecordsRefused(row.error_code, message, errors)
             raise KafkaError(row.error_code, message)
         return row.base_offset, rows.timestamp(row.log_append_time)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.log.errors import AppendRefused
 from shoal.log.producers import WrittenBatch
-from shoal.log.validation import client_batch, follower_batch, stored
+from shoal.log.validation import Examined, examine, follower_batch, recompressed
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import (
     CONTROL_BIT,
@@ -57,9 +57,11 @@ class Appended(NamedTuple):
     size: int = 0
 
 
-def of_client(log: Log, data: Buffer, now_ms: int, leader_epoch: int) -> Appended:
-    """A producer's one batch; where it stood already if it was sent again."""
-    header = client_batch(data, log.config, now_ms)
+def of_client(log: Log, batch: Buffer | Examined, now_ms: int, leader_epoch: int) -> Appended:
+    """A producer's one batch, examined before or here; its earlier place if it was sent again."""
+    if not isinstance(batch, Examined):
+        batch = examine(batch, log.config, now_ms)
+    header, data = batch
     if header.producer_id != NO_PRODUCER_ID:
         duplicate = log.producers.check(header, client=True)
         if duplicate is not None:
@@ -81,7 +83,7 @@ def of_coordinator(log: Log, data: Buffer, now_ms: int, leader_epoch: int) -> Ap
     for at, header in batches:
         if header.producer_id != NO_PRODUCER_ID and not header.is_control:
             log.producers.check(header, client=False)
-        one = view[at : at + header.size]
+        one, header = recompressed(view[at : at + header.size], header, log.config)
         last = _place(log, one, header, now_ms, leader_epoch)
     return last._replace(base_offset=base_offset, size=len(data))
 
@@ -151,8 +153,6 @@ def _place(log: Log, data: Buffer, header: BatchHeader, now_ms: int, leader_epoc
     config = log.config
     base_offset = log.log_end_offset
     append_time = -1
-    if config.compression_type != "producer":
-        data, header = stored(data, header, config)
     if config.message_timestamp_type == "LogAppendTime":
         append_time = now_ms
         data = bytearray(data)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shoal.protocol.errors import ErrorCode
 
 
 class AppendRefused(Exception):
-    """Nothing was appended; `code` is Kafka's, `message` a sentence for the producer."""
+    """Nothing was appended; `code` is Kafka's, `message` a sentence for the producer.
 
-    def __init__(self, code: ErrorCode, message: str) -> None:
+    `record_errors` holds (index in the batch, message) of the records to blame (KIP-467).
+    """
+
+    def __init__(
+        self, code: ErrorCode, message: str, record_errors: Sequence[tuple[int, str]] = ()
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.record_errors = record_errors
 
 
 class OffsetOutOfRange(Exception):

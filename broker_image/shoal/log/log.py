@@ -39,6 +39,7 @@ from shoal.log.segment import Segment
 from shoal.log.snapshots import ProducerSnapshots
 from shoal.log.storage import Storage
 from shoal.log.syncs import Sync as Sync
+from shoal.log.validation import Examined
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import BatchHeader, Buffer
 
@@ -132,20 +133,21 @@ class Log:
 
     def append(
         self,
-        data: Buffer,
+        data: Buffer | Examined,
         *,
         now_ms: int,
         leader_epoch: int,
         origin: Origin = Origin.CLIENT,
     ) -> Appended:
         """Validate, place and write what a producer or coordinator sent: one batch from a client,
-        one or more from a coordinator. `data` is left as it is.
+        examined before or not, one or more from a coordinator. `data` is left as it is.
 
         Raises `AppendRefused`, and then nothing was appended.
         """
         self._ready()
         if origin is Origin.CLIENT:
             return appends.of_client(self, data, now_ms, leader_epoch)
+        assert not isinstance(data, Examined)
         return appends.of_coordinator(self, data, now_ms, leader_epoch)
 
     def append_records(

@@ -1,67 +1,140 @@
 """What a producer's batch must be before it may stand in a log.
 
-The header tells nearly all, and the CRC that the header is what was sent, so records are walked
-only where Kafka's rules ask for something that no header holds: a key in every record of a
-compacted topic, and the oldest timestamp when message.timestamp.before.max.ms is set.
+`examine` checks the header, the CRC and every record, and returns the batch as the log stores it.
+It decompresses into a buffer of its caller's, or into memory that it frees at once; a batch that
+expands past `EXPANDED_BYTES_MAX` is refused. Where a record is to blame the refusal lists it
+(KIP-467). Batches of coordinators and of leaders are not examined
+(docs/adr/0051-validate-records-on-produce.md).
 """
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
 from shoal.log.config import LogConfig
 from shoal.log.errors import AppendRefused
 from shoal.protocol.errors import ErrorCode
+from shoal.record import walker
 from shoal.record.batch import (
     COMPRESSION_MASK,
     CONTROL_BIT,
+    HEADER,
     HEADER_SIZE,
     LOG_APPEND_TIME_BIT,
-    NO_TIMESTAMP,
+    MAGIC,
+    MAGIC_AT,
+    OVERHEAD,
     BatchHeader,
     Buffer,
     CorruptBatch,
     TimestampType,
-    UnsupportedMagic,
     check_crc,
     read_header,
     seal,
+    sign,
 )
-from shoal.record.compression import Compression, compress
-from shoal.record.records import records_body, spans
+from shoal.record.compression import (
+    EXPANDED_BYTES_MAX,
+    Compression,
+    OutputFull,
+    compress,
+    decompress_into,
+)
+from shoal.record.records import records_body
 
-_LONG_MAX = 2**63 - 1
-#: Bytes of the smallest record: its length, attributes, two deltas, two lengths, header count.
-_RECORD_SIZE_MIN = 7
+_LONG_MIN, _LONG_MAX = -(2**63), 2**63 - 1
+#: Record errors in one answer. librdkafka puts at most 10,000 messages in a batch by default.
+RECORD_ERRORS_MAX = 10_000
+#: Records that Python walks in about a millisecond.
+_PYTHON_RECORDS_MAX = 1_000
+_NO_KEY = "This record has no key, and the topic is compacted."
 
 
-def client_batch(data: Buffer, config: LogConfig, now_ms: int) -> BatchHeader:
-    """The header of the one batch that a produce request may hold for a partition.
+class Examined(NamedTuple):
+    """A sound batch as it is stored; `data` are the bytes that came where nothing had to change."""
 
-    Raises `AppendRefused`. The batch keeps its bytes, see `stored`.
+    header: BatchHeader
+    data: Buffer
+
+
+def is_large(data: Buffer, inline_bytes_max: int) -> bool:
+    """Whether an uncompressed batch takes too long to walk on an event loop."""
+    if len(data) > inline_bytes_max:
+        return True
+    if walker.native is not None or len(data) < HEADER_SIZE:
+        return False
+    return int.from_bytes(data[HEADER_SIZE - 4 : HEADER_SIZE], "big") > _PYTHON_RECORDS_MAX
+
+
+def examine(
+    data: Buffer, config: LogConfig, now_ms: int, out: memoryview | None = None
+) -> Examined:
+    """Check the one batch that a produce request may hold for a partition.
+
+    Compressed records are expanded into `out`, which raises `OutputFull` where it is too small;
+    without one, into as much as `EXPANDED_BYTES_MAX` of memory. Raises `AppendRefused`.
     """
+    header = _read_header(data, config)
+    _check_header(header)
+    raw = memoryview(data)[HEADER_SIZE:]
+    codec = header.attributes & COMPRESSION_MASK
+    if codec == Compression.NONE:
+        found = _walk(raw, header, config, now_ms)
+        return _stored(data, header, raw, found, config)
+    with _buffer(out) as space:
+        try:
+            size = decompress_into(codec, raw, space)
+        except CorruptBatch as error:
+            raise _invalid(f"the records cannot be decompressed: {error}") from None
+        except OutputFull:
+            if out is not None:
+                raise
+            raise _invalid(f"the records expand past {EXPANDED_BYTES_MAX} bytes") from None
+        with space[:size] as body:
+            found = _walk(body, header, config, now_ms)
+            return _stored(data, header, body, found, config)
+
+
+@contextmanager
+def _buffer(out: memoryview | None) -> Iterator[memoryview]:
+    """`out`, or fresh memory that costs only what is written to it."""
+    if out is not None:
+        yield out
+        return
+    # Unlike a bytearray it is not zeroed, and closing it releases the GIL.
+    with mmap.mmap(-1, EXPANDED_BYTES_MAX) as fresh, memoryview(fresh) as space:
+        yield space
+
+
+def _read_header(data: Buffer, config: LogConfig) -> BatchHeader:
+    """The header of a whole batch of magic 2 within the size limits and with the right CRC."""
     if not len(data):
         raise _invalid("a produce request holds one record batch for each partition, this has none")
-    try:
-        header = read_header(data)
-    except UnsupportedMagic as error:
-        raise _invalid(f"only batches of magic 2 are taken: {error}") from None
-    except CorruptBatch as error:
-        raise AppendRefused(ErrorCode.corrupt_message, f"no record batch: {error}") from None
-    size = header.batch_length + 12
-    if size != len(data):
-        if size > len(data):
-            raise AppendRefused(
-                ErrorCode.corrupt_message, f"a batch of {size} bytes in {len(data)}"
-            )
+    if len(data) > MAGIC_AT and (magic := data[MAGIC_AT]) != MAGIC:
+        code = ErrorCode.invalid_record if magic < MAGIC else ErrorCode.corrupt_message
+        raise AppendRefused(code, f"only batches of magic 2 are taken, this has magic {magic}")
+    if len(data) < HEADER_SIZE:
+        raise _invalid(f"{len(data)} bytes are less than a batch header")
+    header = BatchHeader._make(HEADER.unpack_from(data))
+    size = header.batch_length + OVERHEAD
+    if size < HEADER_SIZE:
+        raise AppendRefused(
+            ErrorCode.corrupt_message, f"a batch length of {header.batch_length} bytes"
+        )
+    if size > len(data):
+        raise _invalid(f"a batch of {size} bytes in {len(data)}")
+    if size < len(data):
         raise _invalid("a produce request holds exactly one record batch for each partition")
+    if header.base_offset:
+        raise _invalid(f"a producer's batch begins at offset 0, this at {header.base_offset}")
     _check_sizes(size, config)
     if not check_crc(data, 0, header):
         raise AppendRefused(
             ErrorCode.corrupt_message, f"the batch's CRC is not {header.crc:#x} as its header says"
         )
-    _check_header(header)
-    _check_times(header, config, now_ms)
-    if config.compact or config.message_timestamp_before_max_ms != _LONG_MAX:
-        _check_records(data, header, config, now_ms)
     return header
 
 
@@ -93,56 +166,88 @@ def _check_header(header: BatchHeader) -> None:
         raise AppendRefused(
             ErrorCode.unsupported_compression_type, f"no codec has the number {codec}"
         )
-    if codec == 0 and count * _RECORD_SIZE_MIN > header.size - HEADER_SIZE:
-        raise _invalid(f"{count} records in {header.size - HEADER_SIZE} bytes")
 
 
-def _check_times(header: BatchHeader, config: LogConfig, now_ms: int) -> None:
-    if header.attributes & LOG_APPEND_TIME_BIT:
-        raise AppendRefused(
-            ErrorCode.invalid_timestamp, "producers may not set the timestamp type LogAppendTime"
-        )
-    latest = header.max_timestamp
-    if (
-        latest - now_ms > config.message_timestamp_after_max_ms
-        and config.timestamp_type is TimestampType.CREATE_TIME
-    ):
-        raise _out_of_time(latest, config, now_ms)
-
-
-def _check_records(data: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> None:
-    keyed = config.compact
-    timed = config.timestamp_type is TimestampType.CREATE_TIME
-    oldest = now_ms - config.message_timestamp_before_max_ms
-    try:
-        body = records_body(data, 0, header)
-        for span in spans(body, header.record_count):
-            if keyed and span.key_size < 0:
-                raise _invalid("a record without a key, and the topic is compacted")
-            timestamp = header.base_timestamp + span.timestamp_delta
-            if timed and timestamp < oldest and timestamp != NO_TIMESTAMP:
-                raise _out_of_time(timestamp, config, now_ms)
-    except CorruptBatch as error:
-        raise AppendRefused(ErrorCode.corrupt_message, str(error)) from None
-
-
-def _out_of_time(timestamp: int, config: LogConfig, now_ms: int) -> AppendRefused:
-    earliest = now_ms - config.message_timestamp_before_max_ms
-    return AppendRefused(
-        ErrorCode.invalid_timestamp,
-        f"timestamp {timestamp} is not within {max(0, earliest)} and "
-        f"{now_ms + config.message_timestamp_after_max_ms}, which message.timestamp.before.max.ms "
-        "and message.timestamp.after.max.ms allow",
+def _walk(body: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> walker.Walk:
+    """Walk the records. Raises `AppendRefused` for a fault, and where records are to blame."""
+    oldest, newest = _LONG_MIN, _LONG_MAX
+    if config.timestamp_type is TimestampType.CREATE_TIME:
+        oldest = max(_LONG_MIN, now_ms - config.message_timestamp_before_max_ms)
+        newest = min(_LONG_MAX, now_ms + config.message_timestamp_after_max_ms)
+    found = walker.walk(
+        body,
+        header.record_count,
+        base_timestamp=header.base_timestamp,
+        oldest=oldest,
+        newest=newest,
+        keyed=config.compact,
+        flags_max=RECORD_ERRORS_MAX,
     )
+    if found.fault:
+        meaning = walker.MEANINGS[walker.Fault(found.fault)]
+        raise _invalid(
+            f"record {found.record} of {header.record_count}, at byte {found.place}, {meaning}"
+        )
+    if found.flagged:
+        raise _blamed(found, header.record_count, oldest, newest)
+    return found
+
+
+def _blamed(found: walker.Walk, count: int, oldest: int, newest: int) -> AppendRefused:
+    """The refusal that lists records without a key and timestamps out of bounds."""
+    errors, late = [], False
+    for index, timestamp in found.flags:
+        if timestamp is None:
+            errors.append((index, _NO_KEY))
+            continue
+        late = True
+        message = f"Timestamp {timestamp} is not within {max(0, oldest)} and {newest}."
+        errors.append((index, message))
+    message = f"{found.flagged} of {count} records were refused, so none was appended."
+    if late:
+        message += " message.timestamp.before.max.ms and message.timestamp.after.max.ms bound the"
+        message += " timestamps."
+    if found.flagged > len(errors):
+        message += f" The first {len(errors)} are listed."
+    code = ErrorCode.invalid_timestamp if late else ErrorCode.invalid_record
+    return AppendRefused(code, message, errors)
 
 
 def _invalid(message: str) -> AppendRefused:
     return AppendRefused(ErrorCode.invalid_record, message)
 
 
-def stored(data: Buffer, header: BatchHeader, config: LogConfig) -> tuple[Buffer, BatchHeader]:
-    """The batch in the topic's compression.type: the very bytes where the codec is right or
-    "producer", else compressed anew. Raises `AppendRefused`."""
+def _stored(
+    data: Buffer, header: BatchHeader, body: Buffer, found: walker.Walk, config: LogConfig
+) -> Examined:
+    """The batch as it is stored: in the topic's compression.type, and under create time with the
+    records' largest timestamp in its header. Its bytes stay where they fit. Raises
+    `AppendRefused`."""
+    attributes, latest = header.attributes, header.max_timestamp
+    codec = target = attributes & COMPRESSION_MASK
+    if config.compression_type != "producer":
+        target = Compression.of(config.compression_type)
+    if config.timestamp_type is TimestampType.CREATE_TIME:
+        attributes &= ~LOG_APPEND_TIME_BIT
+        latest = found.max_timestamp
+    if target == codec and attributes == header.attributes and latest == header.max_timestamp:
+        return Examined(header, data)
+    attributes = attributes & ~COMPRESSION_MASK | target
+    header = header._replace(attributes=attributes, max_timestamp=latest)
+    if target == codec:
+        out = bytearray(data)
+        HEADER.pack_into(out, 0, *header)
+        sign(out)
+    else:
+        out = seal(header, compress(target, body, config.compression_level))
+        _check_sizes(len(out), config)
+    return Examined(read_header(out), out)
+
+
+def recompressed(
+    data: Buffer, header: BatchHeader, config: LogConfig
+) -> tuple[Buffer, BatchHeader]:
+    """A coordinator's batch in the topic's compression.type. Raises `AppendRefused`."""
     target = config.compression_type
     if target == "producer" or header.attributes & CONTROL_BIT:
         return data, header

@@ -129,6 +129,11 @@ class BatchHeader(NamedTuple):
         return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
 
+def low_attributes(data: Buffer) -> int:
+    """The byte with all known attributes of the batch at the start of `data`; 0 where it is cut."""
+    return data[_ATTRIBUTES_AT + 1] if len(data) > _ATTRIBUTES_AT + 1 else 0
+
+
 def advance_sequence(sequence: int, by: int) -> int:
     """The sequence `by` records on, with Kafka's wrap from 2^31 - 1 to 0."""
     moved = sequence + by

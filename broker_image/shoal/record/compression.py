@@ -2,6 +2,7 @@
 
 What expands past the bound is refused as corrupt, however small it came in: the output buffer
 starts small and doubles up to the bound, so the cost follows what is really inside.
+`decompress_into` leaves the buffer to the caller, and releases the GIL while it works.
 
 * gzip: RFC 1952. zstd: RFC 8878, with or without a content size.
 * snappy: written in the framing of xerial's SnappyOutputStream, as Kafka's Java clients do, and
@@ -12,6 +13,7 @@ starts small and doubles up to the bound, so the cost follows what is really ins
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 
 import cramjam
@@ -27,8 +29,14 @@ _XERIAL_HEAD = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 #: SnappyOutputStream's default block size.
 _XERIAL_BLOCK = 32 * 1024
 _SIZE = struct.Struct(">i")
-#: What cramjam says when the output buffer was too small, for every one of its codecs.
-_OUTPUT_FULL = "failed to write whole buffer"
+#: What cramjam says when the output buffer was too small: all codecs but snappy, and snappy.
+_OUTPUT_FULL = ("failed to write whole buffer", "is smaller than required")
+_LZ4_MAGIC = 0x184D2204
+_UINT = struct.Struct("<I")
+
+
+class OutputFull(Exception):
+    """The data expands past the end of the output buffer."""
 
 
 class Compression(IntEnum):
@@ -82,20 +90,71 @@ def decompress(codec: int, data: Buffer, limit: int = EXPANDED_BYTES_MAX) -> Buf
     raise CorruptBatch(f"no codec has the number {codec}")
 
 
-def _expand(decompress_into: object, name: str, data: Buffer, limit: int) -> Buffer:
+def decompress_into(codec: int, data: Buffer, out: memoryview) -> int:
+    """Decompress to the start of `out`; the number of bytes written.
+
+    Raises `OutputFull` where they are more than `out` holds, and `CorruptBatch`, also for bytes
+    behind the compressed data.
+    """
+    match codec:
+        case Compression.GZIP:
+            return _into(cramjam.gzip.decompress_into, "gzip", data, out)
+        case Compression.SNAPPY if data[:8] == _XERIAL_MAGIC:
+            at = 0
+            for block in _xerial_blocks(data):
+                with out[at:] as rest:
+                    at += _into(cramjam.snappy.decompress_raw_into, "snappy", block, rest)
+            return at
+        case Compression.SNAPPY:
+            return _into(cramjam.snappy.decompress_raw_into, "snappy", data, out)
+        case Compression.LZ4:
+            _check_single_lz4_frame(memoryview(data))
+            return _into(cramjam.lz4.decompress_into, "lz4", data, out)
+        case Compression.ZSTD:
+            return _into(cramjam.zstd.decompress_into, "zstd", data, out)
+    raise CorruptBatch(f"no codec has the number {codec}")
+
+
+def _into(
+    call: Callable[[Buffer, Buffer], int], name: str, data: Buffer, out: bytearray | memoryview
+) -> int:
+    try:
+        return call(data, out)
+    except cramjam.DecompressionError as error:
+        said = str(error)
+        if any(words in said for words in _OUTPUT_FULL):
+            raise OutputFull from None
+        raise CorruptBatch(f"{name}: {said}") from None
+
+
+def _expand(call: Callable[[Buffer, Buffer], int], name: str, data: Buffer, limit: int) -> Buffer:
     size = min(limit, max(4 * len(data), 4096))
     while True:
         out = bytearray(size)
         try:
-            count = decompress_into(data, out)  # type: ignore[operator]
-        except cramjam.DecompressionError as error:
-            if _OUTPUT_FULL not in str(error):
-                raise CorruptBatch(f"{name}: {error}") from None
+            count = _into(call, name, data, out)
+        except OutputFull:
             if size >= limit:
                 raise CorruptBatch(f"{name}: expands past {limit} bytes") from None
             size = min(limit, size * 4)
         else:
             return memoryview(out)[:count]
+
+
+def _check_single_lz4_frame(data: memoryview) -> None:
+    """Raise `CorruptBatch` unless `data` is one whole frame: Java clients read no further."""
+    try:
+        (magic,) = _UINT.unpack_from(data)
+        flags = data[4]
+        # Magic, flags, block size, content size, dictionary, header checksum.
+        at = 7 + 8 * (flags >> 3 & 1) + 4 * (flags & 1)
+        while magic == _LZ4_MAGIC and (size := _UINT.unpack_from(data, at)[0] & 0x7FFFFFFF):
+            at += 4 + size + 4 * (flags >> 4 & 1)
+    except (struct.error, IndexError):
+        raise CorruptBatch("lz4: a torn frame") from None
+    at += 4 + 4 * (flags >> 2 & 1)
+    if magic != _LZ4_MAGIC or at != len(data):
+        raise CorruptBatch(f"lz4: {len(data)} bytes are not one frame")
 
 
 def _decompress_snappy(data: Buffer, limit: int, before: int) -> Buffer:
@@ -113,17 +172,29 @@ def _decompress_snappy(data: Buffer, limit: int, before: int) -> Buffer:
 
 
 def _decompress_xerial(data: Buffer, limit: int) -> Buffer:
-    view, at, out = memoryview(data), len(_XERIAL_HEAD), bytearray()
+    out = bytearray()
+    for block in _xerial_blocks(data):
+        out += _decompress_snappy(block, limit, len(out))
+    return out
+
+
+def _xerial_blocks(data: Buffer) -> Iterator[memoryview]:
+    """The blocks of one stream or of several in a row. Raises `CorruptBatch`."""
+    view, at = memoryview(data), 0
     while at < len(view):
+        if view[at : at + 8] == _XERIAL_MAGIC:
+            at += len(_XERIAL_HEAD)
+            if at > len(view):
+                raise CorruptBatch("snappy: a torn stream header")
+            continue
         if at + 4 > len(view):
             raise CorruptBatch("snappy: a torn block size")
         (size,) = _SIZE.unpack_from(view, at)
         at += 4
         if size < 0 or at + size > len(view):
             raise CorruptBatch(f"snappy: a block of {size} bytes where {len(view) - at} are left")
-        out += _decompress_snappy(view[at : at + size], limit, len(out))
+        yield view[at : at + size]
         at += size
-    return out
 
 
 def _compress_xerial(data: Buffer) -> Buffer:

@@ -4,7 +4,8 @@ A handler is `handle(broker, request)`. It returns at once, with one of:
 
 * a mapping: the response body, written by the codec of the request's version;
 * a list of buffers: the response body already encoded (the hot path);
-* an `asyncio.Future` or `Prompt` of either, for what waits (purgatories, commits, rebalances);
+* an `asyncio.Future` or `Prompt` of either, for what waits (purgatories, commits, rebalances), and
+  of None for a request that waits and has no response;
 * None: no response is sent (Produce with acks=0).
 
 Whole-request refusals are raised as `ApiError`; dispatch maps them to the API's error response.
@@ -37,7 +38,7 @@ class Awaited(Protocol):
     def done(self) -> bool: ...
     def cancelled(self) -> bool: ...
     def exception(self) -> BaseException | None: ...
-    def result(self) -> Body: ...
+    def result(self) -> Body | None: ...
 
 
 Answer = Body | Awaited | None

@@ -38,6 +38,7 @@ from shoal.server.controller_channel import ControllerChannel
 from shoal.server.coordinators import CoordinatorService, InternalTopic
 from shoal.server.disk import Disk
 from shoal.server.dispatch import Dispatcher
+from shoal.server.examiner import Examiner
 from shoal.server.fetch_sessions import FetchSessions
 from shoal.server.groups import GroupService
 from shoal.server.handlers import AMONG_NODES, EARLY, HANDLERS, OF_CONTROLLERS
@@ -108,6 +109,7 @@ class Broker:
         self.purgatory = Purgatory(loop, self.timers)
         self.metrics = Metrics()
         self.disk = Disk(loop, self._sync_failed)
+        self.examiner = Examiner(loop)
         self.fetch_sessions = FetchSessions(
             config["max.incremental.fetch.session.cache.slots"],
             FETCH_SESSION_EVICTION_MS,
@@ -262,6 +264,7 @@ class Broker:
             await self.quorum.resign()
         for listener in self.listeners:
             await listener.close()
+        self.examiner.close()
         if self.health is not None:
             self.health.close()
         self.timers.stop()

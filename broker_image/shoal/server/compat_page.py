@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from shoal.log.validation import RECORD_ERRORS_MAX
 from shoal.metadata.controller import SUPPORTED_FEATURES
 from shoal.protocol.api import ApiKey
+from shoal.record.compression import EXPANDED_BYTES_MAX
 from shoal.server.api import Api
 from shoal.server.handlers import AMONG_NODES, HANDLERS, api_versions
 
@@ -62,6 +64,23 @@ at its start: "The cluster does not support the STREAMS group protocol".
 """
 
 
+_RECORDS = f"""\
+## Batches that only Shoal refuses
+
+Kafka stores these batches, and readers fail on them. Shoal answers `INVALID_RECORD`:
+
+* records of an uncompressed batch whose offset deltas are not 0, 1, 2 and so on;
+* records of a compressed batch whose lengths do not match their fields;
+* a key, value or header value with a length below -1, and varints of more than 32 or 64 bits;
+* bytes behind the compressed data, or behind the batch;
+* batches that expand past {EXPANDED_BYTES_MAX >> 20} MiB.
+
+For a batch that cannot be decompressed Kafka answers `UNKNOWN_SERVER_ERROR`, Shoal
+`INVALID_RECORD`; for an unknown codec Shoal answers `UNSUPPORTED_COMPRESSION_TYPE`. Shoal gives an
+error message where Kafka gives none. An answer lists at most {RECORD_ERRORS_MAX:,} records.
+"""
+
+
 def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
     """The whole page."""
     served = {
@@ -93,7 +112,8 @@ def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
         for key, span in KAFKA.items()
         if key not in served
     ]
-    lines += ["", "## Features\n", "| feature | Shoal | Kafka |", "|---|---|---|"]
+    lines += ["", _RECORDS]
+    lines += ["## Features\n", "| feature | Shoal | Kafka |", "|---|---|---|"]
     lines += [
         f"| {feature} | {_span(SUPPORTED_FEATURES.get(feature))} | {_span(span)} |"
         for feature, span in KAFKA_FEATURES.items()

@@ -126,9 +126,7 @@ class Dispatcher:
         if self._quotas.enabled:
             request.busy_ns = time.perf_counter_ns() - received_ns
         if answer is None:
-            if self._quotas.enabled and (pause_ms := self._quotas.charge(request, 0)):
-                peer.pause(pause_ms)
-            self._observe(request)
+            self._unanswered(request)
             return None
         if isinstance(answer, (Prompt, asyncio.Future)):
             if not answer.done():
@@ -190,7 +188,15 @@ class Dispatcher:
             raise error
         if error is not None:
             return self._refused(request, error)
-        return self._respond(request, future.result())
+        result = future.result()
+        return self._unanswered(request) if result is None else self._respond(request, result)
+
+    def _unanswered(self, request: Request) -> Buffers:
+        """Note a request that has no response; no buffers."""
+        if self._quotas.enabled and (pause_ms := self._quotas.charge(request, 0)):
+            request.peer.pause(pause_ms)
+        self._observe(request)
+        return []
 
     def _respond(self, request: Request, body: Body) -> Buffers:
         try:

@@ -18,6 +18,7 @@ import uvloop
 from shoal import __version__
 from shoal.log.errors import CorruptLog, DirectoryInUse
 from shoal.protocol.errors import ApiError
+from shoal.record import walker
 from shoal.server import idle_settings
 from shoal.server.broker import Broker
 from shoal.server.config import BrokerConfig, InvalidConfig, address
@@ -80,6 +81,8 @@ async def _serve(config: BrokerConfig, started: float, say: Callable[[str], None
     if idle:
         broker.log.warning("settings without effect", type="broker", settings=idle)
         say(idle_settings.sentence(idle))
+    if walker.native is None:
+        say("Records are validated in Python, which is slower: there is no compiled module.")
     say(f"Ready after {time.perf_counter() - started:.2f} s. Ctrl-C or SIGTERM stops it.")
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((stopping, broker.failed), return_when=asyncio.FIRST_COMPLETED)

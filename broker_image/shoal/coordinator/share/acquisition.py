@@ -5,8 +5,9 @@ far as its cap allows. Policies that hold records back (their key is held, their
 belong here, beside the window: they say which of the available offsets may be taken.
 
 Rules:
-* `batch_optimized` takes a record batch whole, past the number of records asked for if need be;
-  `record_limit` never takes more than asked for (KIP-1206).
+* `batch_optimized` takes a record batch whole, past the number of records asked for if need be,
+  unless the batch has more offsets than any group may hold; `record_limit` never takes more than
+  asked for (KIP-1206).
 * Near the delivery count limit a record is delivered in ever smaller company, so that one that
   kills its consumers does not take its batch along (KAFKA-17541): from half of the limit on in
   halves of its last piece, and alone at its last attempt. Such a piece is all that its fetch gets.
@@ -148,7 +149,7 @@ def _take_in(
             return
         if first > share.end_offset:
             before = share.end_offset
-            share.extend(min(batches.last_of(before + missing - 1), first - 1))
+            share.extend(min(batches.end_of_take(before + missing - 1), first - 1))
             missing -= share.end_offset - before
         if share.end_offset < first or last < first:
             return
@@ -169,7 +170,7 @@ def _end_of_take(first: int, last: int, wanted: Wanted, held: int, batches: Batc
     cut = first + wanted.max_records - held - 1
     if last <= cut:
         return last
-    return cut if wanted.strict else min(last, batches.last_of(cut))
+    return cut if wanted.strict else min(last, batches.end_of_take(cut))
 
 
 def _piece_size(piece: int, count: int, settings: ShareSettings) -> int:

@@ -28,6 +28,12 @@ _TRANSACTIONAL = 0x10
 _CONTROL = 0x20
 
 
+#: A batch of at most this many offsets is acquired whole even where that passes the group's limit,
+#: as in Kafka. It is the largest value of share.partition.max.record.locks, and librdkafka's
+#: default batch.num.messages.
+WHOLE_BATCH_OFFSETS_MAX = 10_000
+
+
 class AbortedTransaction(NamedTuple):
     """An aborted transaction: its producer, and the offsets from its first record to its marker."""
 
@@ -61,6 +67,15 @@ class Batches:
         if at == len(self.lasts) or self.bases[at] > offset:
             return offset
         return self.lasts[at]
+
+    def end_of_take(self, offset: int) -> int:
+        """Where a take that reaches `offset` ends: with the batch that holds it. A batch of more
+        than `WHOLE_BATCH_OFFSETS_MAX` offsets, which may claim two billion, is cut there."""
+        at = bisect_left(self.lasts, offset)
+        if at == len(self.lasts) or self.bases[at] > offset:
+            return offset
+        last = self.lasts[at]
+        return last if last - self.bases[at] < WHOLE_BATCH_OFFSETS_MAX else offset
 
     def spans(self, acquired: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
         """Byte ranges of the batches that hold acquired ranges (first, last, count), in order.

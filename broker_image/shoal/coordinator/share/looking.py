@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Protocol
 
 from shoal.coordinator.share import compiled
-from shoal.coordinator.share.batches import Batches
+from shoal.coordinator.share.batches import WHOLE_BATCH_OFFSETS_MAX, Batches
 from shoal.coordinator.share.fate import Cause
 from shoal.coordinator.share.record_facts import Fact, HeaderReader, facts, key_hashes
 from shoal.coordinator.share.settings import ShareSettings
@@ -170,7 +170,9 @@ class Looking:
             if looked == budget:
                 return looked
         except CorruptBatch:
-            cause = Cause.CORRUPT if settings.dead_letters else None
+            # A batch that claims two billion offsets gets no letter for each.
+            if settings.dead_letters and self._open_last - self.cursor < WHOLE_BATCH_OFFSETS_MAX:
+                cause = Cause.CORRUPT
         self._open = None
         if self.cursor <= self._open_last:
             self._pass_by(self.cursor, self._open_last, changes, cause)

@@ -6,8 +6,8 @@ offset is in a state of `states`; runs of offsets that share one are one row (`r
 
 Invariants: the start offset never goes back but by a reset, and never passes a record that is not
 terminal; a record is acquired under one lock, of one member; no more offsets are in flight than
-`max_record_locks` allows when new ones are taken, the last batch taken being taken whole; a
-delivery count only rises, but where a delivery provably never left the broker.
+`max_record_locks` allows when new ones are taken, but a last batch of up to 10,000 offsets is
+taken whole; a delivery count only rises, but where a delivery provably never left the broker.
 
 A change is made at once and its state batches are returned, to be persisted by the caller, who
 holds the reply back until they are written. Nothing is rolled back: where writing fails the share

@@ -1,29 +1,35 @@
 """Produce: append batches to the partitions they name, and answer when they are safe.
 
 The batches are views of the request's frame: the log checks them, sets offset and epoch in place
-and writes them from there. acks=1 is answered when the log has them, acks=all when they are below
-the high watermark; where an acknowledged write must be on disk, both wait for that. acks=0 has no
-answer: a refusal closes the connection, so that the client looks for the leader anew.
+and writes them from there. Compressed batches are examined before (`server.examiner`). acks=1 is
+answered when the log has them, acks=all when they are below the high watermark; where an
+acknowledged write must be on disk, both wait for that. acks=0 has no answer: a refusal closes the
+connection, so that the client looks for the leader again.
 
 A producer's transaction has to know the partitions first: `handlers.transactional_produce`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from shoal.log.errors import AppendRefused
+from shoal.log.validation import Examined
 from shoal.protocol import produce
 from shoal.protocol.errors import ErrorCode, WireError
 from shoal.protocol.produce import TOPIC_IDS_FROM, ProduceRequest
-from shoal.record.batch import TRANSACTIONAL_BIT
+from shoal.record.batch import COMPRESSION_MASK, TRANSACTIONAL_BIT, low_attributes
+from shoal.record.compression import Compression
 from shoal.replication.partition import Partition
 from shoal.replication.written import Written
 from shoal.server.answers import leader_endpoints
 from shoal.server.api import Answer, Body, Request
+from shoal.server.examiner import Outcomes
 from shoal.server.handlers import transactional_produce
+from shoal.server.handlers.transactional_produce import pass_on
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -37,27 +43,66 @@ _Waiting = tuple[Written, _Entry]
 #: By topic and partition: why a transaction's batch is not taken.
 Refused = Mapping[tuple[str, int], tuple[ErrorCode, str | None]]
 _NOTHING_REFUSED: Refused = {}
-#: Where a batch's header has the low byte of its attributes.
-_ATTRIBUTES = 22
+#: The first version of Produce that may carry zstd (KIP-110).
+_ZSTD_FROM = 7
 
 
 def handle(broker: Broker, request: Request) -> Answer:
+    """Handle the request now, or once its batches, and those before them, are examined."""
+    later: list[asyncio.Future[Any]] = []
+    body = request.body
+
+    def then(outcomes: Outcomes | BaseException) -> None:
+        # A lost connection frees the records, but the request counts as received.
+        request.body = body
+        _resolve(later[0], lambda: _handle(broker, request, outcomes))
+
+    outcomes = broker.examiner.examine(
+        request.body.topics, broker.partitions, broker.clock.now_ms(), then
+    )
+    if outcomes is not None:
+        return _handle(broker, request, outcomes)
+    later.append(broker.loop.create_future())
+    return later[0]
+
+
+def _handle(broker: Broker, request: Request, outcomes: Outcomes | BaseException) -> Answer:
+    if isinstance(outcomes, BaseException):
+        raise outcomes
     if request.body.transactional_id is None:
-        return append(broker, request, _NOTHING_REFUSED)
-    return transactional_produce.enlisted(broker, request, append)
+        return append(broker, request, _NOTHING_REFUSED, outcomes)
+    return transactional_produce.enlisted(
+        broker, request, lambda broker, request, refused: append(broker, request, refused, outcomes)
+    )
 
 
-def append(broker: Broker, request: Request, refused: Refused) -> Answer:
+def _resolve(future: asyncio.Future[Any], handle: Callable[[], Answer]) -> None:
+    """Answer a request that waited. It is handled even if its connection is gone."""
+    try:
+        answer = handle()
+    except asyncio.CancelledError:
+        future.cancel()
+    except Exception as error:
+        if not future.done():
+            future.set_exception(error)
+    else:
+        pass_on(answer, future)
+
+
+def append(broker: Broker, request: Request, refused: Refused, outcomes: Outcomes) -> Answer:
     """Append to every partition but those that are `refused`, and answer."""
     body: ProduceRequest = request.body
     waiting: list[_Waiting] = []
     by_id = request.version >= TOPIC_IDS_FROM
     topics: list[_Entry] = []
     failed = None
-    for name, topic_id, partitions in body.topics:
+    for at, (name, topic_id, partitions) in enumerate(body.topics):
         entries: list[_Entry] = []
-        for index, data in partitions:
-            entry = _append(broker, request, (name, topic_id, index), data, waiting, refused)
+        for row, (index, data) in enumerate(partitions):
+            outcome = outcomes.get((at, row)) if outcomes else None
+            entry = _append(
+                broker, request, (name, topic_id, index), data, outcome, waiting, refused
+            )
             entry["index"] = index
             entries.append(entry)
             if entry["error_code"]:
@@ -97,6 +142,7 @@ def _append(
     request: Request,
     where: tuple[str, UUID | None, int],
     data: memoryview | None,
+    outcome: Examined | AppendRefused | None,
     waiting: list[_Waiting],
     refused: Refused,
 ) -> _Entry:
@@ -113,8 +159,13 @@ def _append(
     meter = broker.metrics.topic(partition.topic)
     meter.produces += 1
     refusal = _refused_before(broker, partition, acks, data)
-    if data is not None and len(data) > _ATTRIBUTES and data[_ATTRIBUTES] & TRANSACTIONAL_BIT:
+    if data is not None and low_attributes(data) & TRANSACTIONAL_BIT:
         refusal = refusal or _refused_in_transaction(request, partition, refused)
+    if data is not None and _is_unknown_codec(request.version, low_attributes(data)):
+        refusal = refusal or _refusal(
+            ErrorCode.unsupported_compression_type,
+            f"Produce version {request.version} has no zstd. Use version {_ZSTD_FROM} or newer.",
+        )
     if broker.is_internal(partition.topic) and request.header.client_id != ADMIN_CLIENT_ID:
         refusal = _refusal(
             ErrorCode.invalid_topic_exception, f"{partition.topic} is written by brokers alone."
@@ -122,9 +173,11 @@ def _append(
     if refusal is None:
         assert data is not None
         try:
-            appended = partition.append(data, now_ms=broker.clock.now_ms())
+            if isinstance(outcome, AppendRefused):
+                raise outcome
+            appended = partition.append(outcome or data, now_ms=broker.clock.now_ms())
         except AppendRefused as error:
-            refusal = _refusal(error.code, error.message)
+            refusal = _refusal(error.code, error.message, error.record_errors)
     if refusal is not None:
         meter.failed_produces += 1
         refusal["log_start_offset"] = partition.log.log_start_offset
@@ -140,6 +193,10 @@ def _append(
     if acks and not partition.acknowledged(appended.last_offset + 1):
         waiting.append((Written.by(partition, appended.last_offset + 1), entry))
     return entry
+
+
+def _is_unknown_codec(version: int, attributes: int) -> bool:
+    return version < _ZSTD_FROM and attributes & COMPRESSION_MASK == Compression.ZSTD
 
 
 def _refused_before(
@@ -185,10 +242,16 @@ def _refused_in_transaction(
     return None if found is None else _refusal(*found)
 
 
-def _refusal(code: ErrorCode, message: str | None) -> _Entry:
+def _refusal(
+    code: ErrorCode, message: str | None, record_errors: Sequence[tuple[int, str]] = ()
+) -> _Entry:
     return {
         "error_code": code,
         "error_message": message,
+        "record_errors": [
+            {"batch_index": index, "batch_index_error_message": text}
+            for index, text in record_errors
+        ],
         "base_offset": -1,
         "log_append_time_ms": -1,
         "log_start_offset": -1,

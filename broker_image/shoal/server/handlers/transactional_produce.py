@@ -42,12 +42,12 @@ def enlisted(broker: Broker, request: Request, append: Append) -> Answer:
     _, first = batches[0]
     writer = Writer(request.body.transactional_id, first.producer_id, first.producer_epoch)
     answers: list[Answer] = []
-    later: list[asyncio.Future[Body]] = []
+    later: list[asyncio.Future[Any]] = []
 
     def then(errors: Errors) -> None:
         answer = append(broker, request, _refused(request, batches, errors))
         if later:
-            _pass_on(answer, later[0])
+            pass_on(answer, later[0])
         else:
             answers.append(answer)
 
@@ -114,13 +114,13 @@ def _begins_amid(request: Request, partition: Partition, header: BatchHeader) ->
     return unknown and header.base_sequence != 0 and _implicit(request)
 
 
-def _pass_on(answer: Answer, to: asyncio.Future[Body]) -> None:
+def pass_on(answer: Answer, to: asyncio.Future[Body | None]) -> None:
     """Finish the answer that was promised."""
     if to.done():
         return
     if not isinstance(answer, asyncio.Future):
         # A produce answers at once or with a future; only acknowledgements have a shorter way.
-        assert isinstance(answer, Mapping | Sequence)
+        assert answer is None or isinstance(answer, Mapping | Sequence)
         to.set_result(answer)
         return
 

@@ -1,0 +1,245 @@
+/* The module `_walk`: one pass over the encoded records of a batch. `walker.in_python` is its twin,
+ * and tests/unit/test_record_walk.py compares them. Every read is bounded by the record's end or by
+ * the end of the data, sums of timestamps wrap in unsigned arithmetic, and no size is added to a
+ * pointer before it was compared with the bytes that are left. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+
+/* As in `walker.Fault`. */
+enum fault {
+    SOUND, TOO_FEW, TRAILING, SIZE, VARINT, OFFSET, KEY, VALUE, HEADERS, HEADER_KEY, HEADER_VALUE,
+    END
+};
+
+#define NO_TIMESTAMP (-1)
+/* Bytes of the smallest record behind its length. */
+#define RECORD_SIZE_MIN 6
+/* The GIL is released for data above this size, in bytes. */
+#define RELEASE_ABOVE (1 << 20)
+
+typedef struct {
+    int32_t index;
+    int keyless;
+    int64_t timestamp;
+} Flag;
+
+typedef struct {
+    const uint8_t *data, *end;
+    int64_t count, base_timestamp, oldest, newest;
+    int keyed;
+    Flag *flags;
+    Py_ssize_t flags_max, flags_room, flags_size;
+    /* What is found. */
+    int64_t index, flagged, max_timestamp;
+    const uint8_t *place;
+    int no_memory;
+} Walk;
+
+/* The unsigned varint of at most `bits` bits at *at; 0 if it does not end before `end` or is wider. */
+static inline int uvarint(const uint8_t **at, const uint8_t *end, int bits, uint64_t *found)
+{
+    const uint8_t *next = *at;
+    uint64_t value = 0;
+    for (int shift = 0; shift < bits && next < end; shift += 7) {
+        uint64_t part = *next & 0x7F;
+        if (shift + 7 > bits && part >> (bits - shift))
+            return 0;
+        value |= part << shift;
+        if (*next++ < 0x80) {
+            *at = next;
+            *found = value;
+            return 1;
+        }
+    }
+    return 0;
+}
+
+static inline int varint32(const uint8_t **at, const uint8_t *end, int32_t *found)
+{
+    uint64_t value;
+    if (*at < end && **at < 0x80)
+        value = *(*at)++;
+    else if (!uvarint(at, end, 32, &value))
+        return 0;
+    *found = (int32_t)((int64_t)(value >> 1) ^ -(int64_t)(value & 1));
+    return 1;
+}
+
+static inline int varint64(const uint8_t **at, const uint8_t *end, uint64_t *found)
+{
+    uint64_t value;
+    if (!uvarint(at, end, 64, &value))
+        return 0;
+    *found = (value >> 1) ^ (0 - (value & 1));
+    return 1;
+}
+
+/* The wrapped sum of two signed numbers, as Java computes it. */
+static inline int64_t wrapped(int64_t a, uint64_t b)
+{
+    uint64_t sum = (uint64_t)a + b;
+    return sum <= INT64_MAX ? (int64_t)sum : -(int64_t)(UINT64_MAX - sum) - 1;
+}
+
+static int flag(Walk *walk, int keyless, int64_t timestamp)
+{
+    walk->flagged++;
+    if (walk->flags_size >= walk->flags_max)
+        return 1;
+    if (walk->flags_size == walk->flags_room) {
+        Py_ssize_t room = walk->flags_room ? 2 * walk->flags_room : 64;
+        Flag *flags = PyMem_RawRealloc(walk->flags, (size_t)room * sizeof(Flag));
+        if (flags == NULL) {
+            walk->no_memory = 1;
+            return 0;
+        }
+        walk->flags = flags;
+        walk->flags_room = room;
+    }
+    walk->flags[walk->flags_size++] = (Flag){(int32_t)walk->index, keyless, timestamp};
+    return 1;
+}
+
+/* Skip a field of `size` bytes, where -1 is null and takes none; 0 if it does not fit. */
+static inline int skip(const uint8_t **at, const uint8_t *end, int32_t size)
+{
+    if (size < -1 || size > end - *at)
+        return 0;
+    *at += size > 0 ? size : 0;
+    return 1;
+}
+
+static enum fault skip_headers(const uint8_t *at, const uint8_t *end)
+{
+    int32_t count, size;
+    if (!varint32(&at, end, &count))
+        return VARINT;
+    if (count < 0 || count > end - at)
+        return HEADERS;
+    for (int32_t i = 0; i < count; i++) {
+        if (!varint32(&at, end, &size))
+            return VARINT;
+        if (size < 0 || !skip(&at, end, size))
+            return HEADER_KEY;
+        if (!varint32(&at, end, &size))
+            return VARINT;
+        if (!skip(&at, end, size))
+            return HEADER_VALUE;
+    }
+    return at == end ? SOUND : END;
+}
+
+static enum fault walk_records(Walk *walk)
+{
+    const uint8_t *at = walk->data;
+    int32_t size, offset;
+    for (walk->index = 0; walk->index < walk->count; walk->index++) {
+        uint64_t delta;
+        walk->place = at;
+        if (at == walk->end)
+            return TOO_FEW;
+        if (!varint32(&at, walk->end, &size))
+            return VARINT;
+        if (size < RECORD_SIZE_MIN || size > walk->end - at)
+            return SIZE;
+        const uint8_t *end = at + size;
+        at++; /* The attributes, which have no meaning yet. */
+        if (!varint64(&at, end, &delta) || !varint32(&at, end, &offset))
+            return VARINT;
+        if (offset != walk->index)
+            return OFFSET;
+        if (!varint32(&at, end, &size))
+            return VARINT;
+        if (!skip(&at, end, size))
+            return KEY;
+        int keyless = size < 0;
+        if (!varint32(&at, end, &size))
+            return VARINT;
+        if (!skip(&at, end, size))
+            return VALUE;
+        if (at + 1 != end || *at != 0) { /* Else there are no headers. */
+            enum fault fault = skip_headers(at, end);
+            if (fault != SOUND)
+                return fault;
+        }
+        int64_t timestamp = wrapped(walk->base_timestamp, delta);
+        if (timestamp > walk->max_timestamp)
+            walk->max_timestamp = timestamp;
+        int late = (timestamp < walk->oldest || timestamp > walk->newest) &&
+                   timestamp != NO_TIMESTAMP;
+        if (((keyless && walk->keyed) || late) && !flag(walk, keyless && walk->keyed, timestamp))
+            return SOUND;
+        at = end;
+    }
+    walk->place = at;
+    return at == walk->end ? SOUND : TRAILING;
+}
+
+static PyObject *flags_of(const Walk *walk)
+{
+    PyObject *found = PyList_New(walk->flags_size);
+    for (Py_ssize_t i = 0; found != NULL && i < walk->flags_size; i++) {
+        const Flag *one = walk->flags + i;
+        PyObject *pair = one->keyless
+                             ? Py_BuildValue("(iO)", (int)one->index, Py_None)
+                             : Py_BuildValue("(iL)", (int)one->index, (long long)one->timestamp);
+        if (pair == NULL)
+            Py_CLEAR(found);
+        else
+            PyList_SET_ITEM(found, i, pair);
+    }
+    return found;
+}
+
+/* walk(body, count, base_timestamp, oldest, newest, keyed, flags_max)
+ * -> (fault, index, place, max_timestamp, flags, flagged) */
+static PyObject *walk_walk(PyObject *self, PyObject *args)
+{
+    Py_buffer body;
+    long long count, base_timestamp, oldest, newest;
+    int keyed;
+    Py_ssize_t flags_max;
+    if (!PyArg_ParseTuple(args, "y*LLLLpn", &body, &count, &base_timestamp, &oldest, &newest,
+                          &keyed, &flags_max))
+        return NULL;
+    const uint8_t *data = body.len ? body.buf : (const uint8_t *)"";
+    Walk walk = {
+        .data = data, .end = data + body.len, .count = count, .base_timestamp = base_timestamp,
+        .oldest = oldest, .newest = newest, .keyed = keyed, .flags_max = flags_max,
+        .max_timestamp = NO_TIMESTAMP, .place = data,
+    };
+    enum fault fault = SOUND;
+    if (count < 0 || count > INT32_MAX) {
+        PyErr_Format(PyExc_ValueError, "%lld records", count);
+    } else if (body.len > RELEASE_ABOVE) {
+        Py_BEGIN_ALLOW_THREADS
+        fault = walk_records(&walk);
+        Py_END_ALLOW_THREADS
+    } else {
+        fault = walk_records(&walk);
+    }
+    PyObject *found = NULL;
+    if (walk.no_memory)
+        PyErr_NoMemory();
+    if (!PyErr_Occurred())
+        found = Py_BuildValue("(iLnLNL)", (int)fault, (long long)walk.index,
+                              (Py_ssize_t)(walk.place - walk.data),
+                              (long long)walk.max_timestamp, flags_of(&walk),
+                              (long long)walk.flagged);
+    PyMem_RawFree(walk.flags);
+    PyBuffer_Release(&body);
+    return found;
+}
+
+static PyMethodDef methods[] = {
+    {"walk", walk_walk, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_walk", NULL, 0, methods, 0, 0, 0, 0};
+
+PyMODINIT_FUNC PyInit__walk(void)
+{
+    return PyModule_Create(&module);
+}

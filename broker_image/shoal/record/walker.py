@@ -1,0 +1,195 @@
+"""One pass over the encoded records of a batch, which checks what no batch header shows.
+
+`walk` runs in C where `native/walk.c` is compiled, and as `in_python` elsewhere; both give the same
+answer for any input. `PURE_PYTHON=1` in the environment selects Python. The log calls this for each
+batch that a client produces (docs/adr/0051-validate-records-on-produce.md).
+"""
+
+from __future__ import annotations
+
+import os
+from enum import IntEnum
+from types import ModuleType
+from typing import NamedTuple
+
+from shoal.record.batch import NO_TIMESTAMP, Buffer
+
+native: ModuleType | None
+try:
+    from shoal.record import _walk as native  # type: ignore[attr-defined,no-redef]
+except ImportError:
+    native = None
+if os.environ.get("PURE_PYTHON"):
+    native = None
+
+#: Bytes of the smallest record behind its length: attributes, two deltas, two lengths and a header
+#: count.
+_RECORD_SIZE_MIN = 6
+_LONG_MIN, _LONG_MAX = -(2**63), 2**63 - 1
+
+
+class Fault(IntEnum):
+    """The first rule that the records break; the numbers are those of `native/walk.c`."""
+
+    SOUND = 0
+    TOO_FEW = 1
+    TRAILING = 2
+    SIZE = 3
+    VARINT = 4
+    OFFSET = 5
+    KEY = 6
+    VALUE = 7
+    HEADERS = 8
+    HEADER_KEY = 9
+    HEADER_VALUE = 10
+    END = 11
+
+
+#: What each fault means, behind "record 3 at byte 120 ".
+MEANINGS = {
+    Fault.TOO_FEW: "is missing: the data ends before it",
+    Fault.TRAILING: "is not announced: there is data behind the last record",
+    Fault.SIZE: "has a length that is too small or exceeds the data",
+    Fault.VARINT: "has a varint that is too wide or not complete",
+    Fault.OFFSET: "has an offset delta that is not its position in the batch",
+    Fault.KEY: "has a key length that is negative or exceeds the record",
+    Fault.VALUE: "has a value length that is negative or exceeds the record",
+    Fault.HEADERS: "has a header count that is negative or exceeds the record",
+    Fault.HEADER_KEY: "has a header key that is null or exceeds the record",
+    Fault.HEADER_VALUE: "has a header value whose length is negative or exceeds the record",
+    Fault.END: "has fields that do not end where its length says",
+}
+
+
+class Walk(NamedTuple):
+    """What a walk found.
+
+    `record` and `place` are the faulty record's index and first byte; without a fault they are the
+    number of records and of bytes. `flags` holds (index, None) for a record without a key where
+    keys are needed, and (index, timestamp) for a timestamp outside the bounds, up to `flags_max` of
+    them; `flagged` counts all. `max_timestamp` is -1 where no record has a timestamp.
+    """
+
+    fault: int
+    record: int
+    place: int
+    max_timestamp: int
+    flags: list[tuple[int, int | None]]
+    flagged: int
+
+
+def walk(
+    body: Buffer,
+    count: int,
+    *,
+    base_timestamp: int,
+    oldest: int = _LONG_MIN,
+    newest: int = _LONG_MAX,
+    keyed: bool = False,
+    flags_max: int = 0,
+) -> Walk:
+    """Check that exactly `count` well-formed records fill `body`, with offset deltas from 0.
+
+    `oldest` and `newest` bound the timestamps in milliseconds, and -1 (no timestamp) always passes;
+    `keyed` flags records without a key. All numbers are signed and of 64 bits.
+    """
+    run = in_python if native is None else native.walk
+    return Walk(*run(body, count, base_timestamp, oldest, newest, keyed, flags_max))
+
+
+class _Torn(Exception):
+    """A varint that is too wide or ends behind its record."""
+
+
+class _Broken(Exception):
+    """A field's length does not fit; the argument is the fault."""
+
+
+def in_python(
+    body: Buffer,
+    count: int,
+    base_timestamp: int,
+    oldest: int,
+    newest: int,
+    keyed: bool,
+    flags_max: int,
+) -> tuple[int, int, int, int, list[tuple[int, int | None]], int]:
+    """`walk` without C; the answer is that of `Walk`."""
+    flags: list[tuple[int, int | None]] = []
+    at, total, flagged, latest = 0, len(body), 0, NO_TIMESTAMP
+    for index in range(count):
+        place = at
+        if at == total:
+            return Fault.TOO_FEW, index, place, latest, flags, flagged
+        try:
+            at, delta, keyless = _record(body, at, total, index)
+        except _Torn:
+            return Fault.VARINT, index, place, latest, flags, flagged
+        except _Broken as error:
+            return error.args[0], index, place, latest, flags, flagged
+        timestamp = base_timestamp + delta
+        if not _LONG_MIN <= timestamp <= _LONG_MAX:
+            timestamp = (timestamp + 2**63) % 2**64 - 2**63
+        if timestamp > latest:
+            latest = timestamp
+        late = not oldest <= timestamp <= newest and timestamp != NO_TIMESTAMP
+        if late or (keyless and keyed):
+            flagged += 1
+            if len(flags) < flags_max:
+                flags.append((index, None if keyless and keyed else timestamp))
+    fault = Fault.SOUND if at == total else Fault.TRAILING
+    return fault, count, at, latest, flags, flagged
+
+
+def _record(body: Buffer, at: int, total: int, index: int) -> tuple[int, int, bool]:
+    """The end, timestamp delta and lack of a key of the record at `at`."""
+    size, at = _varint(body, at, total, 32)
+    if size < _RECORD_SIZE_MIN or size > total - at:
+        raise _Broken(Fault.SIZE)
+    end = at + size
+    delta, at = _varint(body, at + 1, end, 64)
+    offset, at = _varint(body, at, end, 32)
+    if offset != index:
+        raise _Broken(Fault.OFFSET)
+    key_size, at = _varint(body, at, end, 32)
+    at = _skipped(at, end, key_size, Fault.KEY)
+    size, at = _varint(body, at, end, 32)
+    at = _skipped(at, end, size, Fault.VALUE)
+    if at + 1 != end or body[at]:
+        _skip_headers(body, at, end)
+    return end, delta, key_size < 0
+
+
+def _skip_headers(body: Buffer, at: int, end: int) -> None:
+    count, at = _varint(body, at, end, 32)
+    if not 0 <= count <= end - at:
+        raise _Broken(Fault.HEADERS)
+    for _ in range(count):
+        size, at = _varint(body, at, end, 32)
+        at = _skipped(at, end, size if size >= 0 else -2, Fault.HEADER_KEY)
+        size, at = _varint(body, at, end, 32)
+        at = _skipped(at, end, size, Fault.HEADER_VALUE)
+    if at != end:
+        raise _Broken(Fault.END)
+
+
+def _skipped(at: int, end: int, size: int, fault: Fault) -> int:
+    """The place behind a field of `size` bytes, where -1 is null."""
+    if size < -1 or size > end - at:
+        raise _Broken(fault)
+    return at + size if size > 0 else at
+
+
+def _varint(body: Buffer, at: int, end: int, bits: int) -> tuple[int, int]:
+    """The zigzag varint at `at`, which is of at most `bits` bits, and the place behind it."""
+    value = shift = 0
+    while shift < bits and at < end:
+        byte = body[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value >> bits:
+                break
+            return (value >> 1) ^ -(value & 1), at
+        shift += 7
+    raise _Torn
