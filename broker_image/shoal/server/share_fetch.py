@@ -8,7 +8,7 @@ is gone before the answer could leave.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -19,7 +19,8 @@ from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.features import HEADERS_ONLY, OWN_CLIENT
 from shoal.protocol.share import PartitionRecords, ShareFetchRequest, write_fetch
 from shoal.record.batch import HEADER_SIZE, headers
-from shoal.server.api import Answer, Body, Request
+from shoal.server.answers import leader_endpoints
+from shoal.server.api import Answer, Body, Peer, Request
 from shoal.server.prompt import Prompt
 from shoal.server.share_acks import Acks
 from shoal.server.share_leader import Phase, ShareLeader
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
 RECORD_LIMIT = 1
+#: What an answer has where it names no leader, as by Kafka.
+NO_LEADER = (0, 0)
 #: Topic id and partition index.
 _Key = tuple[UUID, int]
 
@@ -47,6 +50,7 @@ class ShareFetch:
         "_keys",
         "_locks",
         "_parked",
+        "_peer",
         "_request",
         "_room",
         "_session",
@@ -57,6 +61,7 @@ class ShareFetch:
         body: ShareFetchRequest = request.body
         self._broker = broker
         self._request = body
+        self._peer = request.peer
         self._room = broker.quotas.room(request)
         self._session = session
         self._acks = acks
@@ -237,11 +242,7 @@ class ShareFetch:
         return limit if self._room is None else min(limit, self._room)
 
     def _refusal(self, key: _Key, failure: Failure) -> PartitionRecords:
-        leader = (0, 0)
-        partition = self._broker.partitions.get(*key)
-        moved = failure.code is ErrorCode.not_leader_or_follower
-        if moved and partition is not None and not partition.is_leader:
-            leader = (partition.leader_id, partition.leader_epoch)
+        leader = current_leader(self._broker, key, failure.code)
         return PartitionRecords(key[1], failure.code, failure.message, current_leader=leader)
 
     # The response.
@@ -269,8 +270,31 @@ class ShareFetch:
                 topics.setdefault(key[0], []).append(
                     _with_result(PartitionRecords(key[1]), failures.get(key))
                 )
-        settings = self._broker.share.settings(self._session.group_id)
-        return write_fetch(topics, acquisition_lock_timeout_ms=settings.lock_duration_ms)
+        broker = self._broker
+        lock_ms = broker.share.settings(self._session.group_id).lock_duration_ms
+        moved = [e.current_leader for e in entries.values() if e.current_leader is not NO_LEADER]
+        endpoints = endpoints_of(broker, self._peer, moved) if moved else ()
+        return write_fetch(topics, acquisition_lock_timeout_ms=lock_ms, endpoints=endpoints)
+
+
+def current_leader(broker: Broker, key: _Key, code: int) -> tuple[int, int]:
+    """Id and epoch of the leader that a refusal names (KIP-951); `NO_LEADER` if it names none."""
+    if code not in (ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch):
+        return NO_LEADER
+    topic = broker.image.topics_by_id.get(key[0])
+    if topic is None or not 0 <= key[1] < len(topic.partitions):
+        return NO_LEADER
+    found = topic.partitions[key[1]]
+    # This broker refuses although it leads: it is cut off, or reads the state again.
+    return NO_LEADER if found.leader == broker.node_id else (found.leader, found.leader_epoch)
+
+
+def endpoints_of(
+    broker: Broker, peer: Peer, leaders: Iterable[tuple[int, int]]
+) -> list[tuple[int, str, int, str | None]]:
+    """Node id, host, port and rack of each of these leaders, on the listener of the client."""
+    found = leader_endpoints(broker, peer.listener, (leader_id for leader_id, _ in leaders))
+    return [(row["node_id"], row["host"], row["port"], row["rack"]) for row in found]
 
 
 def check_acquire_mode(request: Request) -> None:
