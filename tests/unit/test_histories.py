@@ -95,7 +95,7 @@ OVERLAPS: list[tuple[str, dict[str, float], dict[str, float], bool]] = [
     ("over the outage", {}, {}, False),
     ("long after the outage", {}, {"sent": 9.0, "answered": 9.1}, False),
     ("answered late by the lost leader", {"answered": 2.25}, {}, False),
-    ("by the same leader after its restart", {}, {"sent": 8.1, "answered": 8.2, "leader": 1}, False),
+    ("by the same leader, restarted", {}, {"sent": 8.1, "answered": 8.2, "leader": 1}, False),
     ("before the outage", {}, {"sent": 2.12, "answered": 2.18, "leader": 1}, True),
     ("between the outage and the next answer", {}, {"answered": 2.45, "leader": 1}, True),
     ("just after the next leader's first answer", {"sent": 2.51, "answered": 2.52, "leader": 2},

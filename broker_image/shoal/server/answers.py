@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.api import Answer, Body, Request
+from shoal.server.api import Answer, Body
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
