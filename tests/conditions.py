@@ -57,6 +57,19 @@ def slowness() -> float:
     return max(1.0, (time.monotonic() - begun) / 0.1)
 
 
+#: An assertion on time grants at most this multiple of its limit to a slow machine.
+SLOWNESS_MAX = 3.0
+
+
+def allowed_s(limit_s: float, stood_still_s: float = 0.0) -> float:
+    """The ceiling for something that takes `limit_s` at most on a quiet machine, in seconds.
+
+    A busy machine gets more: in proportion to its load now, and the time in which nothing ran. The
+    ceiling is never above `SLOWNESS_MAX` times the limit, so a broken promise fails on any machine.
+    """
+    return min(limit_s * slowness() + stood_still_s, limit_s * SLOWNESS_MAX)
+
+
 @contextlib.contextmanager
 def standstills() -> Iterator[Callable[[], float]]:
     """Gives the seconds in which nothing ran here, as far as the block has come: those that a

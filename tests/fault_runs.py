@@ -36,6 +36,8 @@ class Fault(NamedTuple):
 class Run:
     """A cluster, its clients, and what is done to its brokers."""
 
+    share_group = ShareMember.GROUP
+
     def __init__(
         self, cluster: ShoalCluster, *, replicas: int = 3, transactions: bool = True
     ) -> None:
@@ -58,7 +60,7 @@ class Run:
         async def configure() -> None:
             async with Client(self.cluster.bootstrap) as client:
                 changes = [ConfigChange(name, value) for name, value in SHARE.items()]
-                group = Resource(ResourceType.GROUP, ShareMember.GROUP)
+                group = Resource(ResourceType.GROUP, self.share_group)
                 expect(await client.admin.configs.alter({group: changes}))
 
         asyncio.run(configure())
