@@ -259,6 +259,16 @@ class ShareStateShard:
             ]
         )
 
+    def refresh(self, below: int, now_ms: int) -> Result:
+        """Write new snapshots of share partitions whose last one lies below an offset."""
+        return Result(
+            [
+                self._snapshot(state, now_ms)
+                for state in self._states.values()
+                if state.snapshot_offset < below and len(state.batches) <= _SNAPSHOT_BATCHES_MAX
+            ]
+        )
+
     def replay(self, record: Record, at: Replayed) -> None:
         """Move state by one record."""
         self._last_offset = at.offset
