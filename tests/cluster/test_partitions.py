@@ -21,7 +21,7 @@ import networks
 import pytest
 from cluster.test_replication import CONFIGS
 from clusters import ShoalCluster, running
-from conditions import eventually, slowness
+from conditions import ceiling, eventually
 from fault_clients import GroupMember
 from fault_runs import TOPIC, Run
 from histories import Outage
@@ -170,7 +170,7 @@ class Cut:
         back_s = time.monotonic() - healed
         self.run.recover()
         print(f"{what} (broker {id}): {healed - began:.1f} s and {back_s:.1f} s", flush=True)
-        assert back_s < BACK_S * slowness()
+        assert back_s < ceiling(BACK_S)
 
     def asked(self, id: int, api_key: ApiKey, fields: dict[str, Any]) -> Any:
         """The broker's answer, None when it gives none."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cluster.test_replication import CONFIGS
 from clusters import ShoalCluster, running
-from conditions import allowed_s, standstills
+from conditions import ceiling, standstills
 from fault_runs import PARTITIONS, TOPIC, Fault, Run
 from java_clients import SHARE_GROUP, JavaProcess, JavaReader, JavaSharer, JavaWriter, gap_s
 
@@ -54,7 +54,7 @@ class JavaRun(Run):
             self.suffer(fault)
             silent = {"group": gap_s(self.group, began), "share group": gap_s(self.share, began)}
             print("  silent for", {who: f"{s:.2f} s" for who, s in silent.items()}, flush=True)
-            limit_s = allowed_s(SILENCE_S[fault.how], stood_still_s())
+            limit_s = ceiling(SILENCE_S[fault.how], stood_still_s())
         assert max(silent.values()) < limit_s, (fault, silent, limit_s)
 
 
