@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
 RECORD_LIMIT = 1
-#: What an answer has where it names no leader, as by Kafka.
-NO_LEADER = (0, 0)
 #: Topic id and partition index.
 _Key = tuple[UUID, int]
 
@@ -48,6 +46,7 @@ class ShareFetch:
         "_headers_only",
         "_is_first",
         "_keys",
+        "_leaders",
         "_locks",
         "_parked",
         "_peer",
@@ -79,6 +78,8 @@ class ShareFetch:
         #: What has been collected for the answer; None while the fetch waits.
         self._entries: dict[_Key, PartitionRecords] | None = None
         self._locks: list[tuple[ShareLeader, int]] = []
+        #: Leaders elsewhere that the answer names.
+        self._leaders: dict[_Key, tuple[int, int]] = {}
         self._answer: Prompt | None = None
         self._parked: Prompt | None = None
 
@@ -242,8 +243,12 @@ class ShareFetch:
         return limit if self._room is None else min(limit, self._room)
 
     def _refusal(self, key: _Key, failure: Failure) -> PartitionRecords:
+        entry = PartitionRecords(key[1], failure.code, failure.message)
         leader = current_leader(self._broker, key, failure.code)
-        return PartitionRecords(key[1], failure.code, failure.message, current_leader=leader)
+        if leader is None:
+            return entry
+        self._leaders[key] = leader
+        return entry._replace(current_leader=leader)
 
     # The response.
 
@@ -272,21 +277,21 @@ class ShareFetch:
                 )
         broker = self._broker
         lock_ms = broker.share.settings(self._session.group_id).lock_duration_ms
-        moved = [e.current_leader for e in entries.values() if e.current_leader is not NO_LEADER]
-        endpoints = endpoints_of(broker, self._peer, moved) if moved else ()
+        leaders = self._leaders.values()
+        endpoints = endpoints_of(broker, self._peer, leaders) if leaders else ()
         return write_fetch(topics, acquisition_lock_timeout_ms=lock_ms, endpoints=endpoints)
 
 
-def current_leader(broker: Broker, key: _Key, code: int) -> tuple[int, int]:
-    """Id and epoch of the leader that a refusal names (KIP-951); `NO_LEADER` if it names none."""
+def current_leader(broker: Broker, key: _Key, code: int) -> tuple[int, int] | None:
+    """Id and epoch of the leader that a refusal names (KIP-951); None if it names none."""
     if code not in (ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch):
-        return NO_LEADER
+        return None
     topic = broker.image.topics_by_id.get(key[0])
     if topic is None or not 0 <= key[1] < len(topic.partitions):
-        return NO_LEADER
+        return None
     found = topic.partitions[key[1]]
     # This broker refuses although it leads: it is cut off, or reads the state again.
-    return NO_LEADER if found.leader == broker.node_id else (found.leader, found.leader_epoch)
+    return None if found.leader == broker.node_id else (found.leader, found.leader_epoch)
 
 
 def endpoints_of(

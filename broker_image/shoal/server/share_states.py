@@ -195,7 +195,8 @@ class ShareStates(CoordinatorService[ShareStateShard]):
             if log.log_end_offset - log.log_start_offset <= most:
                 continue
             now_ms, below = self._broker.clock.now_ms(), log.log_end_offset - most // 2
-            self.runtime.apply(index, lambda s, at_ms, b=below: s.refresh(b, at_ms), now_ms)  # type: ignore[misc]
+            for result in shard.refresh(below, now_ms):
+                self.runtime.apply(index, lambda *_, new=result: new, now_ms)
             self._prune(index)
 
 

@@ -18,7 +18,7 @@ from shoal.server.api import Answer, Body, Request
 from shoal.server.handlers.share_fetch import checked_ids
 from shoal.server.prompt import Prompt
 from shoal.server.share_acks import Acks, misuse
-from shoal.server.share_fetch import NO_LEADER, current_leader, endpoints_of
+from shoal.server.share_fetch import current_leader, endpoints_of
 from shoal.server.share_leader import Phase
 from shoal.server.share_writes import Failure
 
@@ -111,10 +111,12 @@ def _answer(broker: Broker, request: Request, failures: Mapping[tuple[UUID, int]
             if failure is None:
                 entries.append(PartitionError(index))
                 continue
+            entry = PartitionError(index, failure.code, failure.message)
             leader = current_leader(broker, (topic_id, index), failure.code)
-            if leader is not NO_LEADER:
+            if leader is not None:
                 moved.append(leader)
-            entries.append(PartitionError(index, failure.code, failure.message, leader))
+                entry = entry._replace(current_leader=leader)
+            entries.append(entry)
         topics.append((topic_id, entries))
     return write_acknowledge(
         request.version, topics, acquisition_lock_timeout_ms=lock_ms,
