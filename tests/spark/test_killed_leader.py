@@ -21,7 +21,8 @@ RECORDS, BATCH, PARTITIONS = 1_500, 100, 2
 #: Locks of a lost leader end with it; those of a member that lost its broker run out.
 CLUSTER = CONFIGS | {"group.share.min.record.lock.duration.ms": "1000"}
 LOCK_MS = 5_000
-RUN_TIMEOUT_S = 120
+#: These end a hang and judge no speed: the first batch waits for Python workers to start.
+BATCHES_TIMEOUT_S, RUN_TIMEOUT_S = 180, 180
 
 
 @pytest.fixture
@@ -58,11 +59,15 @@ def test_every_record_reaches_the_sink_once(
             },
         )
         try:
-            eventually(lambda: len(batches()) >= 2, what="two batches")
+            eventually(lambda: len(batches()) >= 2, timeout_s=BATCHES_TIMEOUT_S, what="two batches")
             victim = cluster.topic(1, queue.topic)[0].leader_id
             cluster.nodes[victim].kill9()
             before = len(batches())
-            eventually(lambda: len(batches()) >= before + 2, what="batches after the kill")
+            eventually(
+                lambda: len(batches()) >= before + 2,
+                timeout_s=BATCHES_TIMEOUT_S,
+                what="batches after the kill",
+            )
             assert query.isActive, "the query drained the queue before the kill had an effect"
             cluster.nodes[victim].start()
             assert query.awaitTermination(RUN_TIMEOUT_S)
