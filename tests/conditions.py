@@ -44,23 +44,35 @@ async def eventually_async(probe: Callable[[], T], *, timeout_s: float = 60.0, w
     return found
 
 
-def slowness() -> float:
-    """How many times longer than it needs a busy thread takes here now; 1 on a quiet machine.
+#: A ceiling on time grants a slow machine at most this multiple of what it grants a quiet one.
+#: Limits are at most three times what `docs/performance.md` claims, so ceilings are at most twelve.
+SLOWNESS_MAX = 4.0
 
-    A promise in seconds is one of a machine that has time for it: `took < PROMISE_S * slowness()`,
-    taken after what was measured. On a quiet machine that is the promise itself. A standstill that
-    is over by then it does not see: `standstills` and `stopwatch` do.
+
+def slowness() -> float:
+    """How many times longer than it needs a busy thread takes here now: 1 to `SLOWNESS_MAX`.
+
+    It sees no standstill that is over by now: `standstills` and `stopwatch` do.
     """
     begun, used = time.monotonic(), time.thread_time()
     while time.thread_time() - used < 0.1:
         pass
-    return max(1.0, (time.monotonic() - begun) / 0.1)
+    return min(SLOWNESS_MAX, max(1.0, (time.monotonic() - begun) / 0.1))
+
+
+def ceiling(limit: float, stood_still: float = 0.0) -> float:
+    """The ceiling for a time that is `limit` at most on a quiet machine, in the unit of `limit`.
+
+    Call it after the measured work. A busy machine gets more, in proportion to its load now, and
+    the time of `standstills` on top. The sum is never above `limit * SLOWNESS_MAX`.
+    """
+    return min(limit * slowness() + stood_still, limit * SLOWNESS_MAX)
 
 
 @contextlib.contextmanager
 def standstills() -> Iterator[Callable[[], float]]:
     """Gives the seconds in which nothing ran here, as far as the block has come: those that a
-    thread which only sleeps woke up too late. `took < PROMISE_S * slowness() + stood_still_s()`."""
+    thread which only sleeps woke up too late. `took < ceiling(PROMISE_S, stood_still_s())`."""
     total_s, over = 0.0, threading.Event()
 
     def tick() -> None:

@@ -282,12 +282,12 @@ class ShareMember(Worker):
         found = await session.acquire(max_records=100, max_wait_ms=300)
         answered, lock_s = time.monotonic(), found.lock_timeout_ms / 1000
         settles: dict[tuple[int, int], Settle] = {}
-        for record in (r for one in found for r in one.records()):
+        for record, leader in ((r, one.leader_id) for one in found for r in one.records()):
             place = (record.partition, record.offset)
             self.history.acquires.append(
                 Acquire(
                     self._name, *place, record.value or b"", record.delivery_count, sent,
-                    answered, lock_s,
+                    answered, lock_s, leader,
                 )
             )  # fmt: skip
             settles[place] = Settle(

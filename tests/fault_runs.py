@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from clusters import ShoalCluster
@@ -12,7 +12,7 @@ from conditions import eventually
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from fault_clients import GroupMember, ShareMember, TransactionalWriter, Worker, Writer
-from histories import History, Log, check, counts
+from histories import History, Log, Outage, check, counts
 from shoal.client.client import Client
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import expect
@@ -36,6 +36,8 @@ class Fault(NamedTuple):
 class Run:
     """A cluster, its clients, and what is done to its brokers."""
 
+    share_group = ShareMember.GROUP
+
     def __init__(
         self, cluster: ShoalCluster, *, replicas: int = 3, transactions: bool = True
     ) -> None:
@@ -58,7 +60,7 @@ class Run:
         async def configure() -> None:
             async with Client(self.cluster.bootstrap) as client:
                 changes = [ConfigChange(name, value) for name, value in SHARE.items()]
-                group = Resource(ResourceType.GROUP, ShareMember.GROUP)
+                group = Resource(ResourceType.GROUP, self.share_group)
                 expect(await client.admin.configs.alter({group: changes}))
 
         asyncio.run(configure())
@@ -116,7 +118,9 @@ class Run:
         all replicas are in sync."""
         cluster, victims, began = self.cluster, self.victims(faults), time.monotonic()
         frozen = [id for id, one in zip(victims, faults, strict=True) if one.how == "freeze"]
+        since: dict[int, float] = {}
         for id, (how, _) in zip(victims, faults, strict=True):
+            since[id] = time.monotonic()
             if how == "freeze":
                 cluster.freeze(id)
             elif how == "kill":
@@ -124,26 +128,34 @@ class Run:
         try:
             for id, (how, _) in zip(victims, faults, strict=True):
                 if how == "restart":
-                    cluster.nodes[id].restart()
+                    since[id] = time.monotonic()
+                    cluster.nodes[id].stop()
+                    self.back(id, since)
+                    cluster.nodes[id].start()
             if any(one.how != "restart" for one in faults):
                 self.all_get_on()
         finally:
             for id in frozen:
+                self.back(id, since)
                 cluster.thaw(id)
         for id, (how, _) in zip(victims, faults, strict=True):
             if how == "kill":
+                self.back(id, since)
                 cluster.nodes[id].start()
-        self.recover(began)
+        self.recover()
         named = ", ".join(
             f"{how} {whom} (broker {id})" for id, (how, whom) in zip(victims, faults, strict=True)
         )
         print(f"{named}: {time.monotonic() - began:.1f} s", flush=True)
 
-    def recover(self, began: float) -> None:
+    def back(self, id: int, since: Mapping[int, float]) -> None:
+        """Note that the broker is started or thawed now."""
+        self.history.outages.append(Outage(id, since[id], time.monotonic()))
+
+    def recover(self) -> None:
         """Nothing is broken any more: all replicas get in sync, and all get on."""
         eventually(self.in_sync, timeout_s=90, what="not all replicas are in sync")
         self.all_get_on()
-        self.history.faults.append((began, time.monotonic()))
 
     def in_sync(self) -> bool:
         """Whether every broker says so."""

@@ -67,9 +67,20 @@ class Assigned:
     asked: float
 
 
+class Outage(NamedTuple):
+    """A broker that was killed, stopped, frozen or cut off from `began` on.
+
+    `back` is when it was started again, thawed or reconnected.
+    """
+
+    broker: int
+    began: float
+    back: float
+
+
 @dataclass(slots=True)
 class Acquire:
-    """A record that a share group's member was given: the fetch was sent and answered then."""
+    """A record that broker `leader` delivered to a member: the fetch was sent and answered then."""
 
     member: str
     partition: int
@@ -79,6 +90,7 @@ class Acquire:
     sent: float
     answered: float
     lock_s: float
+    leader: int
 
 
 @dataclass(slots=True)
@@ -105,8 +117,7 @@ class History:
     assigned: list[Assigned] = field(default_factory=list)
     acquires: list[Acquire] = field(default_factory=list)
     settles: list[Settle] = field(default_factory=list)
-    #: When something was done to a broker, and until when: locks do not outlive their leader.
-    faults: list[tuple[float, float]] = field(default_factory=list)
+    outages: list[Outage] = field(default_factory=list)
 
     def settled(self) -> set[Place]:
         """The records that a share group is done with, as far as its members know."""
@@ -227,8 +238,9 @@ def shared(history: History, log: Log) -> Iterator[Anomaly]:
     for settle in history.settles:
         settles[settle.partition, settle.offset].append(settle)
     aborted = {s.value for s in history.sends if (s.producer, s.transaction) in history.aborted}
+    losses = Losses(history)
     for place, found in sorted(acquires.items()):
-        yield from _of_one_record(place, found, settles[place], history.faults)
+        yield from _of_one_record(place, found, settles[place], losses)
         for acquire in found:
             if log.get(place, acquire.value) != acquire.value:
                 yield Anomaly("inconsistent-offsets", f"{acquire.value!r} acquired at {place}")
@@ -242,11 +254,49 @@ def shared(history: History, log: Log) -> Iterator[Anomaly]:
             yield Anomaly("share-unseen", f"{send.value!r} was never accepted or rejected")
 
 
+class Losses:
+    """Locks that an outage ended: those of the lost leader, until the next leader's first answer.
+
+    Locks are in the memory of the partition's leader. Those of other brokers, and those that the
+    next leader grants, stay in force.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._outages = history.outages
+        self._answers: dict[int, list[Acquire]] = defaultdict(list)
+        for one in sorted(history.acquires, key=lambda a: a.answered):
+            self._answers[one.partition].append(one)
+        self._ends: dict[tuple[Outage, int], float] = {}
+
+    def between(self, first: Acquire, second: Acquire) -> bool:
+        """Whether the first delivery's lock was lost before the second delivery."""
+        return any(
+            outage.broker == first.leader
+            and first.sent <= self._end(outage, first.partition) <= second.answered
+            for outage in self._outages
+        )
+
+    def _end(self, outage: Outage, partition: int) -> float:
+        """When the next leader of the partition answered first; infinity if none did."""
+        key = (outage, partition)
+        if key not in self._ends:
+            self._ends[key] = min(
+                (
+                    one.answered
+                    for one in self._answers[partition]
+                    if one.answered >= outage.began
+                    and (one.leader != outage.broker or one.sent >= outage.back)
+                ),
+                default=float("inf"),
+            )
+        return self._ends[key]
+
+
 def _of_one_record(
     place: Place,
     acquires: list[Acquire],
     settles: list[Settle],
-    faults: list[tuple[float, float]],
+    losses: Losses,
 ) -> Iterator[Anomaly]:
     final = [s for s in settles if s.type in ("accept", "reject") and s.ok]
     if len(final) > 1:
@@ -264,7 +314,6 @@ def _of_one_record(
             )
     for first, second in itertools.pairwise(sorted(acquires, key=lambda a: a.answered)):
         settled = [s for s in settles if s.member == first.member and s.sent >= first.answered]
-        until = min([first.answered + first.lock_s, *(s.sent for s in settled)])
-        disturbed = any(a <= second.answered and first.sent <= b for a, b in faults)
-        if second.sent < second.answered < until and not disturbed:
+        until = min([first.sent + first.lock_s, *(s.sent for s in settled)])
+        if second.answered < until and not losses.between(first, second):
             yield Anomaly("lock-overlap", f"{place} at {first.member} and {second.member}")

@@ -23,7 +23,7 @@ class Queue:
     """Made with names of its own; the group starts at the topic's beginning."""
 
     def __init__(
-        self, client: SyncClient, bootstrap: str, *, partitions: int = 1,
+        self, client: SyncClient, bootstrap: str, *, partitions: int = 1, replicas: int = 1,
         topic_configs: Mapping[str, str] | None = None, **group_configs: str,
     ) -> None:  # fmt: skip
         self.client = client
@@ -31,7 +31,7 @@ class Queue:
         self.topic = f"t-{uuid.uuid4().hex[:8]}"
         self.group = f"g-{uuid.uuid4().hex[:8]}"
         self.partitions = partitions
-        topic = NewTopic(self.topic, partitions, 1, configs=dict(topic_configs or {}))
+        topic = NewTopic(self.topic, partitions, replicas, configs=dict(topic_configs or {}))
         expect(client.run(client.admin.topics.create([topic])))
         self.configure(**{"share_auto_offset_reset": "earliest", **group_configs})
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from cluster.test_replication import CONFIGS, PARTITIONS
 from clusters import ShoalCluster, running
-from conditions import eventually_async
+from conditions import ceiling, eventually_async, standstills
 from shoal.client.client import Client
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import ClientError, expect
@@ -23,8 +23,13 @@ from shoal.client.share import AcknowledgeType
 from shoal.client.topics import NewTopic
 from shoal.server.suspects import PATIENCE_S
 
-#: Far more than a failover takes on a machine that does nothing else.
-LIMIT_S = 90.0
+#: Ends a hang and judges no speed.
+HANG_S = 90.0
+#: Three times what `docs/performance.md` claims: 0.7 s without writes, whoever is killed, and 0.5 s
+#: until a share group gets what was written after the kill.
+WRITES_S, DELIVERY_S = 2.1, 1.5
+#: A member that leaves gives up after `LEAVE_MS`.
+LEAVE_S = 1.5 * LEAVE_MS / 1000
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +82,7 @@ class Load:
             )
 
     async def until(self, holds: Callable[[], object], what: str) -> None:
-        await eventually_async(holds, timeout_s=LIMIT_S, what=what)
+        await eventually_async(holds, timeout_s=HANG_S, what=what)
 
     async def settle(self) -> None:
         """Write no more, and deliver what was acknowledged."""
@@ -150,9 +155,42 @@ def test_writes_and_a_share_group_go_on(cluster: ShoalCluster, whom: str) -> Non
             await loop.run_in_executor(None, cluster.nodes[victim].start)
             return pause, max(since.values()) - killed
 
-    pause_s, delivered_s = asyncio.run(main())
-    print(f"\n{whom}: {pause_s:.2f} s without writes; delivered again after {delivered_s:.2f} s")
-    assert pause_s < LIMIT_S and delivered_s < LIMIT_S
+    with standstills() as stood_still_s:
+        pause_s, delivered_s = asyncio.run(main())
+        print(f"\n{whom}: {pause_s:.2f} s without writes; delivered after {delivered_s:.2f} s")
+        assert pause_s < ceiling(WRITES_S, stood_still_s())
+        assert delivered_s < ceiling(DELIVERY_S, stood_still_s())
+
+
+def test_a_range_is_read_from_the_next_leader(cluster: ShoalCluster) -> None:
+    """Spark's executors read ranges with clients that live for many batches."""
+
+    async def read(client: Client, topic: str) -> list[bytes]:
+        found = []
+        async for piece in client.fetcher.range(topic, 0, 0, 0):
+            found += [bytes(record.value or b"") for record in piece.records()]
+        return found
+
+    async def main() -> float:
+        async with Client(cluster.bootstrap) as client:
+            topic, _ = await prepared(client)
+            async with client.producer() as producer:
+                await (await producer.send(topic, b"v", partition=0))
+            assert await read(client, topic) == [b"v"]
+            victim = await client.cluster.leader(topic, 0)
+            loop = asyncio.get_running_loop()
+            began = time.monotonic()
+            await loop.run_in_executor(None, cluster.nodes[victim].kill9)
+            try:
+                assert await read(client, topic) == [b"v"]
+                return time.monotonic() - began
+            finally:
+                await loop.run_in_executor(None, cluster.nodes[victim].start)
+
+    with standstills() as stood_still_s:
+        took_s = asyncio.run(main())
+        print(f"\nread again after {took_s:.2f} s")
+        assert took_s < ceiling(WRITES_S, stood_still_s())
 
 
 def test_who_leaves_while_its_coordinator_dies_is_no_member(cluster: ShoalCluster) -> None:
@@ -178,7 +216,7 @@ def test_who_leaves_while_its_coordinator_dies_is_no_member(cluster: ShoalCluste
 
     closed_s = asyncio.run(main())
     print(f"\nclosed in {closed_s:.2f} s")
-    assert closed_s < 10
+    assert closed_s < ceiling(LEAVE_S)
 
 
 def test_a_rolling_restart_delivers_nothing_twice(cluster: ShoalCluster) -> None:

@@ -21,9 +21,10 @@ import networks
 import pytest
 from cluster.test_replication import CONFIGS
 from clusters import ShoalCluster, running
-from conditions import eventually, slowness
+from conditions import ceiling, eventually
 from fault_clients import GroupMember
 from fault_runs import TOPIC, Run
+from histories import Outage
 from machine import lacking
 from networks import NAMESPACES, Network, inside, lacks
 from shoal.client.client import Client
@@ -163,12 +164,13 @@ class Cut:
         yield
         self.run.all_get_on()
         healed = time.monotonic()
+        self.run.history.outages.append(Outage(id, began, healed))
         self.network.heal()
         eventually(self.run.in_sync, timeout_s=90, what="not all replicas are in sync")
         back_s = time.monotonic() - healed
-        self.run.recover(began)
+        self.run.recover()
         print(f"{what} (broker {id}): {healed - began:.1f} s and {back_s:.1f} s", flush=True)
-        assert back_s < BACK_S * slowness()
+        assert back_s < ceiling(BACK_S)
 
     def asked(self, id: int, api_key: ApiKey, fields: dict[str, Any]) -> Any:
         """The broker's answer, None when it gives none."""

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from clusters import ShoalCluster, running
-from conditions import eventually
+from conditions import ceiling, eventually
 from shoal.protocol.api import ApiKey
 
 #: A new controller after kill -9 of the old one; Kafka's defaults need more than the 2 s of
 #: controller.quorum.fetch.timeout.ms.
-FAILOVER_MS_MAX = 20_000
+#: Three times the 0.7 s that `docs/performance.md` claims after kill -9 of the controller.
+FAILOVER_S = 2.1
 
 
 @pytest.fixture
@@ -53,17 +54,18 @@ def test_what_one_makes_all_have_and_a_dead_controller_is_replaced(cluster: Shoa
     began = time.monotonic()
     cluster.nodes[dead].kill9()
     found = cluster.controller(but=dead)
-    took_ms = (time.monotonic() - began) * 1000
-    print(f"a new controller after {took_ms:.0f} ms")
-    assert found in left and took_ms < FAILOVER_MS_MAX
+    took_s = time.monotonic() - began
+    print(f"a new controller after {took_s:.2f} s")
+    assert found in left and took_s < ceiling(FAILOVER_S)
 
     def led_by_the_living() -> bool:
         partitions = cluster.topic(left[0], "by-1")
         return all(p.leader_id in left and dead not in p.isr_nodes for p in partitions)
 
     eventually(led_by_the_living, timeout_s=60, what="the dead broker still leads")
-    took_ms = (time.monotonic() - began) * 1000
-    print(f"other leaders after {took_ms:.0f} ms")
+    took_s = time.monotonic() - began
+    print(f"other leaders after {took_s:.2f} s")
+    assert took_s < ceiling(FAILOVER_S)
 
     create(cluster, left[0], "while-one-is-gone", 2, 2)
     cluster.on_all("while-one-is-gone", left)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from clusters import ShoalCluster, running
-from conditions import eventually
+from conditions import ceiling, eventually
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from fault_clients import SHORT_FETCHES
@@ -29,6 +30,8 @@ CONFIGS = {
     "share.coordinator.state.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
 }
+#: A frozen broker is fenced after its session of 6 s.
+FROZEN_S = 9.0
 _names = (f"topic-{n}" for n in itertools.count())
 
 
@@ -173,9 +176,11 @@ def test_a_frozen_leader_is_replaced_and_comes_back_as_a_follower(
         writer.more(200)
         victim = cluster.topic(1, topic)[0].leader_id
         other = next(id for id in cluster.brokers if id != victim)
+        frozen_at = time.monotonic()
         cluster.freeze(victim)
         try:
             eventually(lambda: cluster.topic(other, topic)[0].leader_id != victim, timeout_s=60)
+            assert time.monotonic() - frozen_at < ceiling(FROZEN_S)
             writer.more(200)
         finally:
             cluster.thaw(victim)

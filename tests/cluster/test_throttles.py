@@ -10,7 +10,7 @@ import pytest
 from cluster.test_replication import CONFIGS
 from clusters import ShoalCluster, running
 from commands import Shoal
-from conditions import eventually, slowness
+from conditions import ceiling, eventually
 from confluent_kafka import Producer
 from confluent_kafka.admin import (
     AdminClient,
@@ -89,13 +89,13 @@ def test_a_reassignment_takes_its_time_and_writes_do_not(cluster: ShoalCluster, 
     begun = time.monotonic()
     reassign(cluster, topic, [1, 2])
     write(cluster, topic, 10)
-    assert time.monotonic() - begun < 2 * slowness(), "writes wait for who catches up"
+    assert time.monotonic() - begun < ceiling(2), "writes wait for who catches up"
     eventually(lambda: moved(cluster, topic, [1, 2]))
     took_s = time.monotonic() - begun
     size_bytes = RECORDS * len(VALUE) * OVERHEAD
     # One second's worth may come at once.
     least_s = (size_bytes - RATE_BYTES) / RATE_BYTES
-    assert least_s * 0.9 < took_s < least_s + 6 * slowness(), (
+    assert least_s * 0.9 < took_s < least_s + ceiling(6), (
         f"{size_bytes / took_s:.0f} bytes a second"
     )
     name = f"kafka_server_{side.capitalize()}Replication_throttled_byte_total"
@@ -103,7 +103,7 @@ def test_a_reassignment_takes_its_time_and_writes_do_not(cluster: ShoalCluster, 
     # In sync, it takes what comes.
     begun = time.monotonic()
     write(cluster, topic, RECORDS)
-    assert time.monotonic() - begun < least_s * 0.8 * slowness(), "who is in sync is throttled"
+    assert time.monotonic() - begun < ceiling(least_s * 0.8), "who is in sync is throttled"
     set_configs(admin, ResourceType.BROKER, held_by, **{rate: None})
 
 

@@ -7,7 +7,7 @@ until its session ends.
 from __future__ import annotations
 
 import pytest
-from conditions import eventually, slowness, standstills
+from conditions import ceiling, eventually, standstills
 from queues import Queue
 from servers import ShoalProcess
 from share_worker import Member
@@ -51,7 +51,7 @@ def test_what_killed_members_held(
 
                 eventually(lambda: set(again()) == held, timeout_s=120, what="all came again")
                 print("took", {key: round(took, 3) for key, took in again().items()})
-                assert max(again().values()) < TAKEOVER_S * slowness() + stood_still_s()
+                assert max(again().values()) < ceiling(TAKEOVER_S, stood_still_s())
         finally:
             for member in others:
                 member.kill9()
@@ -77,6 +77,6 @@ def test_what_the_last_member_held_goes_to_the_next_that_comes(
                 joined = next(e["t"] for e in next_.events if e["e"] == "joined")
                 took = [t - max(joined, last.died) for t in next_.got().values()]
                 print("took", [round(t, 3) for t in took])
-                assert min(took) < TAKEOVER_S * slowness() + stood_still_s()
+                assert min(took) < ceiling(TAKEOVER_S, stood_still_s())
             finally:
                 next_.kill9()

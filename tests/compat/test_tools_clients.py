@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from conditions import eventually, slowness
+from conditions import ceiling, eventually
 from kafka_tools import KafkaTools, command, events, objects
 from servers import ShoalProcess
 
@@ -156,7 +156,7 @@ def test_the_verifiable_share_consumer(tools: KafkaTools, topic: str) -> None:
             )
         (ready,) = events(worker.lines, "offset_reset_strategy_set")
         first = events(worker.lines, "records_consumed")[0]
-        assert first["timestamp"] - ready["timestamp"] < FIRST_RECORD_MS * slowness()
+        assert first["timestamp"] - ready["timestamp"] < ceiling(FIRST_RECORD_MS)
         assert all(e["success"] for e in events(list(worker.lines), "offsets_acknowledged"))
     finally:
         worker.interrupt()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from conditions import eventually, slowness, stopwatch
+from conditions import ceiling, eventually, stopwatch
 from e2e.cluster import images
 from e2e.cluster.backend import Cluster
 from e2e.cluster.layout import REPOSITORY
@@ -81,7 +81,7 @@ def test_a_cluster_is_ready_soon_and_restricted(resources: Resources) -> None:
         resources.apply(queue_cluster(), queue_topic(), share_group())
         resources.wait("queuecluster/main", "queuetopic/jobs", "sharegroup/workers")
         took = passed_s()
-    assert took < READY_SECONDS_MAX * slowness(), f"{took:.0f} s to Ready"
+    assert took < ceiling(READY_SECONDS_MAX), f"{took:.0f} s to Ready"
     status = resources.status("queuecluster/main")
     assert status["brokersReady"] == "1/1"
     assert status["bootstrapServers"] == f"main-bootstrap.{resources.namespace}.svc:9092"

@@ -6,7 +6,7 @@ import json
 import time
 
 import yaml
-from conditions import eventually, slowness
+from conditions import ceiling, eventually
 from e2e.release import NAMESPACE, Release
 from e2e.resources import Resources, queue_topic, share_group
 
@@ -74,7 +74,7 @@ def test_a_thousand_resources(queue: Resources, release: Release) -> None:
 
     eventually(is_steady, timeout_s=180)
     print(json.dumps(figures | {"steady_api_calls_per_minute": minutes}))
-    assert seconds < READY_SECONDS_MAX * slowness(), figures
+    assert seconds < ceiling(READY_SECONDS_MAX), figures
     assert figures["calls_per_object"] <= CALLS_PER_OBJECT_MAX, figures
     assert memory_bytes(release) < MEMORY_BYTES_MAX, figures
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from conditions import eventually, slowness, stopwatch
+from conditions import ceiling, eventually, stopwatch
 from e2e.conftest import new_namespace
 from e2e.producing import assert_taken_once, consuming, producing
 from e2e.release import Release
@@ -28,7 +28,7 @@ def three(release: Release) -> Iterator[Resources]:
         three.wait("queuecluster/main")
         took = passed_s()
     three.wait("queuetopic/jobs", "sharegroup/workers")
-    assert took < READY_SECONDS_MAX * slowness(), f"{took:.0f} s to Ready"
+    assert took < ceiling(READY_SECONDS_MAX), f"{took:.0f} s to Ready"
     yield three
     release.cluster.kubectl("delete", "namespace", three.namespace, "--wait=false")
 

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from copy import deepcopy
 
 import pytest
-from histories import Acquire, Assigned, Commit, History, Poll, Send, Settle, check
+from histories import Acquire, Assigned, Commit, History, Outage, Poll, Send, Settle, check
 
 Broken = Callable[[History, dict[tuple[int, int], bytes]], object]
+#: The brokers that lead the share partition, before and after an outage.
+LEADER, NEXT = 1, 2
 
 
 def good() -> tuple[History, dict[tuple[int, int], bytes]]:
@@ -25,7 +27,7 @@ def good() -> tuple[History, dict[tuple[int, int], bytes]]:
         at = float(offset)
         history.polls.append(Poll("g", 1, 0, offset, value))
         history.commits.append(Commit(0, offset + 1, at + 0.9))
-        history.acquires.append(Acquire("s", 0, offset, value, 1, at, at + 0.1, 30.0))
+        history.acquires.append(Acquire("s", 0, offset, value, 1, at, at + 0.1, 30.0, LEADER))
         history.settles.append(Settle("s", 0, offset, "accept", at + 0.2, at + 0.3, True))
     history.committed.add(("t", 0))
     history.aborted.add(("t", 1))
@@ -60,7 +62,7 @@ BREAKS: list[tuple[str, Broken]] = [
     ("lost-commit", lambda h, log: h.assigned.append(Assigned(0, 3, 8.0))),
     ("double-accept", lambda h, log: h.settles.append(h.settles[0])),
     ("terminal-redelivered", lambda h, log: again(h)),
-    ("share-G1a", lambda h, log: h.acquires.append(Acquire("s", 0, 5, b"v5", 1, 6.0, 6.1, 30.0))),
+    ("share-G1a", lambda h, log: h.acquires.append(Acquire("s", 0, 5, b"v5", 1, 6, 6.1, 30, 1))),
     ("share-unseen", lambda h, log: h.settles.pop()),
     ("share-unseen", lambda h, log: setattr(h.settles[2], "ok", False)),
     ("delivery-count-back", lambda h, log: (setattr(h.settles[0], "type", "release"), again(h))),
@@ -82,6 +84,42 @@ def test_what_is_allowed_is_silent() -> None:
     history.sends.append(Send("w", 0, b"never told"))
     log[0, 8] = b"never told"
     history.settles[0].ok = None
-    history.faults.append((0.0, 1.0))
-    again(history, member="s2", sent=0.1, answered=0.15)
+    history.outages.append(Outage(LEADER, began=0.12, back=4.0))
+    again(history, member="s2", sent=0.13, answered=0.15, leader=NEXT)
     assert check(history, log) == []
+
+
+#: Two deliveries of one record. Each case changes a delivery by `LEADER` from 2.0 to 2.1 and one by
+#: `NEXT` from 2.4 to 2.5. `LEADER` was lost at 2.2 and was back at 8.0.
+OVERLAPS: list[tuple[str, dict[str, float], dict[str, float], bool]] = [
+    ("over the outage", {}, {}, False),
+    ("long after the outage", {}, {"sent": 9.0, "answered": 9.1}, False),
+    ("answered late by the lost leader", {"answered": 2.25}, {}, False),
+    ("by the same leader, restarted", {}, {"sent": 8.1, "answered": 8.2, "leader": 1}, False),
+    ("before the outage", {}, {"sent": 2.12, "answered": 2.18, "leader": 1}, True),
+    ("between the outage and the next answer", {}, {"answered": 2.45, "leader": 1}, True),
+    ("just after the next leader's first answer", {"sent": 2.51, "answered": 2.52, "leader": 2},
+     {"sent": 2.55, "answered": 2.6}, True),
+    ("by a leader that was not lost", {"leader": 3}, {}, True),
+    ("by the lost leader, after the next leader's answer", {"sent": 2.51, "answered": 2.6},
+     {"sent": 2.65, "answered": 2.7}, True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "first", "second", "found"), OVERLAPS)
+def test_only_locks_of_a_lost_leader_are_exempt(
+    name: str, first: dict[str, float], second: dict[str, float], found: bool
+) -> None:
+    """`NEXT` delivers another record at 2.5 as well."""
+    history = History(outages=[Outage(LEADER, began=2.2, back=8.0)])
+    history.acquires.append(Acquire("s3", 0, 1, b"v1", 1, 2.45, 2.5, 30.0, NEXT))
+    for member, times, changes in (
+        ("s1", (2.0, 2.1, LEADER), first),
+        ("s2", (2.4, 2.5, NEXT), second),
+    ):
+        row = dict(zip(("sent", "answered", "leader"), times, strict=True)) | changes
+        history.acquires.append(
+            Acquire(member, 0, 0, b"v0", 1, row["sent"], row["answered"], 30.0, int(row["leader"]))
+        )
+    names = [one.name for one in check(history, {(0, 0): b"v0", (0, 1): b"v1"})]
+    assert names == ["lock-overlap"] * found

@@ -81,6 +81,8 @@ class Acquired:
     ranges: tuple[AcquiredRange, ...]
     data: bytes = field(repr=False)
     has_payload: bool = True
+    #: Id of the broker that holds the locks; -1 if unknown.
+    leader_id: int = -1
 
     @property
     def count(self) -> int:

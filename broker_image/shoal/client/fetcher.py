@@ -82,7 +82,7 @@ class Fetcher:
                     committed = isolation == Isolation.READ_COMMITTED
                     end = found.last_stable_offset if committed else found.high_watermark
                     code = ErrorCode.offset_not_available
-                    if end <= last:
+                    if end <= last and (committed or await self._ends_before(where, last)):
                         code = ErrorCode.offset_out_of_range
                     raise KafkaError(code, f"{where} ends at offset {end}, before {last}")
                 return found
@@ -95,6 +95,15 @@ class Fetcher:
                 raise await self._out_of_range(where, first, last, error) from None
             yield fetched
             offset = fetched.next_offset
+
+    async def _ends_before(self, where: TopicPartition, last: int) -> bool:
+        """Whether the log ends before offset `last`. A new leader returns an old high watermark in
+        its first fetches, and refuses to list its end until it has the right one (KIP-207)."""
+        spec = int(OffsetSpec.LATEST)
+        found = (await Topics(self.cluster).offsets({where: spec}))[where]
+        if isinstance(found, KafkaError):
+            raise found
+        return found.offset <= last
 
     async def _out_of_range(
         self, where: TopicPartition, first: int, last: int, error: KafkaError
@@ -116,7 +125,13 @@ class Fetcher:
         self, where: TopicPartition, offset: int, last: int, isolation: Isolation, size: int
     ) -> Fetched:
         node = await self.cluster.leader(*where)
-        found = await self._ask(node, {where: offset}, {where: last}, isolation, size, size, 0)
+        try:
+            found = await self._ask(node, {where: offset}, {where: last}, isolation, size, size, 0)
+        except ClientError as error:
+            if transient(error):
+                # Another broker may lead by now; a dead one cannot say so.
+                self.cluster.forget_topic(where.topic)
+            raise
         result = found[where]
         if isinstance(result, KafkaError):
             if result.code in STALE_METADATA:

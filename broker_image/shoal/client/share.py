@@ -297,7 +297,8 @@ class ShareSession:
                     link = await self.cluster.connection(node_id, self._lane)
             except TimeoutError:
                 raise ConnectionLost(f"broker {node_id} does not answer yet") from None
-            node = self._nodes[node_id] = NodeSession(self.cluster, self.membership, link)
+            node = NodeSession(self.cluster, self.membership, link, node_id)
+            self._nodes[node_id] = node
         return node
 
     def _heard(self, node_id: int, node: NodeSession) -> None:

@@ -47,12 +47,17 @@ class Limits(NamedTuple):
 class NodeSession:
     """Its epoch, 0 while there is none, and the partitions that the broker knows of."""
 
-    __slots__ = ("_cluster", "_membership", "epoch", "link", "lock_timeout_ms", "partitions")
+    __slots__ = (
+        "_cluster", "_membership", "epoch", "link", "lock_timeout_ms", "node_id", "partitions",
+    )  # fmt: skip
 
-    def __init__(self, cluster: Cluster, membership: Membership, link: Connection) -> None:
+    def __init__(
+        self, cluster: Cluster, membership: Membership, link: Connection, node_id: int
+    ) -> None:
         self._cluster = cluster
         self._membership = membership
         self.link = link
+        self.node_id = node_id
         self.epoch = 0
         self.partitions: Partitions = frozenset()
         #: As the broker said last; 0 until it has.
@@ -136,7 +141,9 @@ class NodeSession:
                     data = bytes(part.records or b"")
                     if strip:
                         data = b"".join(data[at : at + HEADER_SIZE] for at, _ in headers(data))
-                    found.append(Acquired(name, topic.topic_id, index, ranges, data, payload))
+                    found.append(
+                        Acquired(name, topic.topic_id, index, ranges, data, payload, self.node_id)
+                    )
         if refused is not None and not found:
             raise refused
         return found

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.api import Answer, Body, Request
+from shoal.server.api import Answer, Body
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -74,13 +74,13 @@ def old_epoch_error(error: ErrorCode, version: int, since: int) -> ErrorCode:
 
 
 def leader_endpoints(
-    broker: Broker, request: Request, leader_ids: Iterable[int]
+    broker: Broker, listener: str, leader_ids: Iterable[int]
 ) -> list[dict[str, Any]]:
     """Where leaders are that a refusal has named, so that its client need not ask (KIP-951)."""
     rows = []
     for leader_id in sorted(set(leader_ids)):
         found = broker.image.brokers.get(leader_id)
-        endpoint = None if found is None else found.endpoint(request.peer.listener)
+        endpoint = None if found is None else found.endpoint(listener)
         if found is not None and endpoint is not None:
             rows.append(
                 {

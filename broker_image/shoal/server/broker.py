@@ -229,6 +229,7 @@ class Broker:
         self._throttle()
         self._opened = True
         self.metadata.on_change.append(self._metadata_changed)
+        self.suspects.changed(self.image)
         self.groups = GroupService(self)
         self.coordinators.append(self.groups)
         self.transactions = TransactionService(self)
@@ -527,6 +528,8 @@ class Broker:
     def _metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
         self.partitions.apply(image, delta)
         idle_settings.log_altered(self, delta)
+        if delta.brokers:
+            self.suspects.changed(image)
         if delta.client_quotas:
             self.quotas.changed()
         if delta.configs or delta.broker_config_changed:

@@ -211,7 +211,8 @@ class ShareService:
             return Failure(ErrorCode.unknown_topic_id)
         partition = broker.partitions.get(topic_id, index)
         if partition is None:
-            return Failure(ErrorCode.unknown_topic_or_partition)
+            exists = 0 <= index < len(broker.image.topics_by_id[topic_id].partitions)
+            return _GONE if exists else Failure(ErrorCode.unknown_topic_or_partition)
         if not partition.is_leader:
             return _GONE
         if broker.replicas.is_cut_off(partition):

@@ -8,7 +8,7 @@ is gone before the answer could leave.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -19,7 +19,8 @@ from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.features import HEADERS_ONLY, OWN_CLIENT
 from shoal.protocol.share import PartitionRecords, ShareFetchRequest, write_fetch
 from shoal.record.batch import HEADER_SIZE, headers
-from shoal.server.api import Answer, Body, Request
+from shoal.server.answers import leader_endpoints
+from shoal.server.api import Answer, Body, Peer, Request
 from shoal.server.prompt import Prompt
 from shoal.server.share_acks import Acks
 from shoal.server.share_leader import Phase, ShareLeader
@@ -45,8 +46,10 @@ class ShareFetch:
         "_headers_only",
         "_is_first",
         "_keys",
+        "_leaders",
         "_locks",
         "_parked",
+        "_peer",
         "_request",
         "_room",
         "_session",
@@ -57,6 +60,7 @@ class ShareFetch:
         body: ShareFetchRequest = request.body
         self._broker = broker
         self._request = body
+        self._peer = request.peer
         self._room = broker.quotas.room(request)
         self._session = session
         self._acks = acks
@@ -74,6 +78,8 @@ class ShareFetch:
         #: What has been collected for the answer; None while the fetch waits.
         self._entries: dict[_Key, PartitionRecords] | None = None
         self._locks: list[tuple[ShareLeader, int]] = []
+        #: Leaders elsewhere that the answer names.
+        self._leaders: dict[_Key, tuple[int, int]] = {}
         self._answer: Prompt | None = None
         self._parked: Prompt | None = None
 
@@ -237,12 +243,12 @@ class ShareFetch:
         return limit if self._room is None else min(limit, self._room)
 
     def _refusal(self, key: _Key, failure: Failure) -> PartitionRecords:
-        leader = (0, 0)
-        partition = self._broker.partitions.get(*key)
-        moved = failure.code is ErrorCode.not_leader_or_follower
-        if moved and partition is not None and not partition.is_leader:
-            leader = (partition.leader_id, partition.leader_epoch)
-        return PartitionRecords(key[1], failure.code, failure.message, current_leader=leader)
+        entry = PartitionRecords(key[1], failure.code, failure.message)
+        leader = current_leader(self._broker, key, failure.code)
+        if leader is None:
+            return entry
+        self._leaders[key] = leader
+        return entry._replace(current_leader=leader)
 
     # The response.
 
@@ -269,8 +275,31 @@ class ShareFetch:
                 topics.setdefault(key[0], []).append(
                     _with_result(PartitionRecords(key[1]), failures.get(key))
                 )
-        settings = self._broker.share.settings(self._session.group_id)
-        return write_fetch(topics, acquisition_lock_timeout_ms=settings.lock_duration_ms)
+        broker = self._broker
+        lock_ms = broker.share.settings(self._session.group_id).lock_duration_ms
+        leaders = self._leaders.values()
+        endpoints = endpoints_of(broker, self._peer, leaders) if leaders else ()
+        return write_fetch(topics, acquisition_lock_timeout_ms=lock_ms, endpoints=endpoints)
+
+
+def current_leader(broker: Broker, key: _Key, code: int) -> tuple[int, int] | None:
+    """Id and epoch of the leader that a refusal names (KIP-951); None if it names none."""
+    if code not in (ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch):
+        return None
+    topic = broker.image.topics_by_id.get(key[0])
+    if topic is None or not 0 <= key[1] < len(topic.partitions):
+        return None
+    found = topic.partitions[key[1]]
+    # This broker refuses although it leads: it is cut off, or reads the state again.
+    return None if found.leader == broker.node_id else (found.leader, found.leader_epoch)
+
+
+def endpoints_of(
+    broker: Broker, peer: Peer, leaders: Iterable[tuple[int, int]]
+) -> list[tuple[int, str, int, str | None]]:
+    """Node id, host, port and rack of each of these leaders, on the listener of the client."""
+    found = leader_endpoints(broker, peer.listener, (leader_id for leader_id, _ in leaders))
+    return [(row["node_id"], row["host"], row["port"], row["rack"]) for row in found]
 
 
 def check_acquire_mode(request: Request) -> None:

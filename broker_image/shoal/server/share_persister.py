@@ -60,9 +60,12 @@ class Persister:
         self, key: ShareKey, decide: Decide, api_key: ApiKey, row: Mapping[str, Any]
     ) -> asyncio.Future[Any]:
         """Have `decide` decided here, or the RPC with that row of a partition answered."""
-        if self.is_here(key):
-            return self._states.decide(key, decide)
-        return asyncio.ensure_future(self._carried(key, decide, api_key, row))
+        if not self.is_here(key):
+            return asyncio.ensure_future(self._carried(key, decide, api_key, row))
+        reply = self._states.decide(key, decide)
+        if reply.done() and _is_retried(reply):
+            return asyncio.ensure_future(self._carried(key, decide, api_key, row))
+        return reply
 
     def _ask_patiently(
         self, key: ShareKey, decide: Decide, api_key: ApiKey, row: Mapping[str, Any]
@@ -180,6 +183,12 @@ class Persister:
             if (value := getattr(found, name, None)) is not None
         }
         return told | {"delays": delays_of(found)}
+
+
+def _is_retried(reply: asyncio.Future[Any]) -> bool:
+    """Whether the shard refused for a reason that passes."""
+    error = None if reply.cancelled() else reply.exception()
+    return isinstance(error, ApiError) and error.code in _RETRIED
 
 
 #: What answers have of a partition, over all of the RPCs.

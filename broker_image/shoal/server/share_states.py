@@ -2,14 +2,15 @@
 
 The leader of a share partition writes through `write`; the RPCs between brokers, and the admin
 requests that go through them, through `decide`. The log is cut off behind the oldest snapshot
-that is still needed, every `share.coordinator.state.topic.prune.interval.ms`.
+that is still needed, every `share.coordinator.state.topic.prune.interval.ms`. A log that grows fast
+is cut sooner: the next coordinator has to replay it before it serves.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from shoal.coordinator.contract import Reply, Result, Token
@@ -32,8 +33,22 @@ if TYPE_CHECKING:
 TOPIC = "__share_group_state"
 #: kio's None for Kafka's zero UUID, which no topic has.
 NO_TOPIC = UUID(int=0)
+#: A log of more records is cut before its interval is over. 5,000 take 0.1 s to replay.
+REPLAY_RECORDS_MAX = 5_000
+#: The log of many share partitions may have this many records for each. Refreshed snapshots are
+#: a fifth of all records then, at most.
+_RECORDS_PER_STATE = 10
+#: Time between two looks at the sizes of the logs.
+_LOOK_MS = 1_000
 #: Decides on one share partition: what is answered of it, and the records behind that.
 DecideOne = Callable[[ShareStateShard, int], tuple[Mapping[str, Any], Result]]
+
+
+class Prune(NamedTuple):
+    """The effect of a look at one state partition: the log below `offset` is not needed."""
+
+    partition: int
+    offset: int
 
 
 class ShareStates(CoordinatorService[ShareStateShard]):
@@ -61,6 +76,8 @@ class ShareStates(CoordinatorService[ShareStateShard]):
         #: By partition: how many connections each listener had taken when its shard was loaded.
         self._before: dict[int, dict[str, int]] = {}
         broker.timers.every(config[f"{name}prune.interval.ms"], self.prune)
+        broker.timers.every(_LOOK_MS, self._bound_replay)
+        self.performers[Prune] = self._cut
         broker.metrics.add(
             "kafka_server_share_coordinator_metrics_write_total",
             "counter",
@@ -146,15 +163,42 @@ class ShareStates(CoordinatorService[ShareStateShard]):
 
     def prune(self) -> None:
         """Cut off what no rebuild needs."""
+        for index, _ in self.shards():
+            self._prune(index)
+
+    def _prune(self, index: int) -> None:
+        """Cut one log once all that was decided so far is committed. A snapshot that is not could
+        be lost with this leader, and a rebuild would need the one before."""
+
+        def decide(shard: ShareStateShard, _: int) -> Result:
+            needed = shard.redundant_offset
+            return Result(effects=() if needed is None else (Prune(index, needed),))
+
+        self.runtime.apply(index, decide, self._broker.clock.now_ms())
+
+    def _cut(self, prune: Prune) -> None:
+        partition = self._watched[prune.partition]
+        if partition.log.log_start_offset >= prune.offset:
+            return
+        try:
+            partition.delete_records(prune.offset)
+        except (OSError, LogOffline) as error:
+            self._broker.log.error(
+                "share-group state was not pruned", partition=prune.partition, error=str(error)
+            )
+
+    def _bound_replay(self) -> None:
+        """Cut logs that would take long to replay; share partitions that are seldom written get new
+        snapshots for that."""
         for index, shard in self.shards():
-            partition, needed = self._watched[index], shard.redundant_offset
-            if needed is not None and partition.log.log_start_offset < needed:
-                try:
-                    partition.delete_records(min(needed, partition.high_watermark))
-                except (OSError, LogOffline) as error:
-                    self._broker.log.error(
-                        "share-group state was not pruned", partition=index, error=str(error)
-                    )
+            log = self._watched[index].log
+            most = max(REPLAY_RECORDS_MAX, _RECORDS_PER_STATE * len(shard))
+            if log.log_end_offset - log.log_start_offset <= most:
+                continue
+            now_ms, below = self._broker.clock.now_ms(), log.log_end_offset - most // 2
+            for result in shard.refresh(below, now_ms):
+                self.runtime.apply(index, lambda *_, new=result: new, now_ms)
+            self._prune(index)
 
 
 def keys_of(body: Any) -> Iterator[ShareKey]:

@@ -259,6 +259,15 @@ class ShareStateShard:
             ]
         )
 
+    def refresh(self, below: int, now_ms: int) -> list[Result]:
+        """New snapshots of share partitions whose last one lies below an offset, a decision each:
+        together they could be too large for one batch."""
+        return [
+            Result([self._snapshot(state, now_ms)])
+            for state in self._states.values()
+            if state.snapshot_offset < below and len(state.batches) <= _SNAPSHOT_BATCHES_MAX
+        ]
+
     def replay(self, record: Record, at: Replayed) -> None:
         """Move state by one record."""
         self._last_offset = at.offset

@@ -7,7 +7,7 @@ Topics are asked for by name, by id, or all of them. A name that is unknown make
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.metadata import names
@@ -53,6 +53,7 @@ def _now(broker: Broker, request: Request) -> Answer:
         request.version,
         request.peer.listener,
         broker.controller_id,
+        broker.suspects.named(),
         None
         if request.body.topics is None
         else tuple((t.name, getattr(t, "topic_id", None)) for t in request.body.topics),
@@ -166,7 +167,7 @@ def describe(image: MetadataImage, topic: TopicImage) -> Row:
 
 def _answer(broker: Broker, request: Request, topics: list[Row]) -> Row:
     body, image = request.body, broker.image
-    listed = brokers(image, request.peer.listener)
+    listed = brokers(image, request.peer.listener, broker.suspects.named())
     if broker.replicas.some_cut_off:
         _disclaim(broker, topics)
         listed = [row for row in listed if row["node_id"] != broker.node_id]
@@ -199,10 +200,11 @@ def _disclaim(broker: Broker, topics: list[Row]) -> None:
                 row["error_code"] = ErrorCode.leader_not_available
 
 
-def brokers(image: MetadataImage, listener: str) -> list[Row]:
-    """The running brokers, at the address of the listener that the client came by."""
+def brokers(image: MetadataImage, listener: str, fenced: Iterable[int]) -> list[Row]:
+    """The running brokers and those in `fenced`, at their addresses on the client's listener."""
     rows = []
-    for broker_id, broker in image.running.items():
+    listed = {**image.running, **{id: image.brokers[id] for id in fenced}}
+    for broker_id, broker in sorted(listed.items()):
         endpoint = broker.endpoint(listener)
         if endpoint is not None:
             rows.append(

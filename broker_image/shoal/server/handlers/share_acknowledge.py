@@ -18,6 +18,7 @@ from shoal.server.api import Answer, Body, Request
 from shoal.server.handlers.share_fetch import checked_ids
 from shoal.server.prompt import Prompt
 from shoal.server.share_acks import Acks, misuse
+from shoal.server.share_fetch import current_leader, endpoints_of
 from shoal.server.share_leader import Phase
 from shoal.server.share_writes import Failure
 
@@ -102,17 +103,25 @@ def _answer(broker: Broker, request: Request, failures: Mapping[tuple[UUID, int]
     lock_ms = broker.share.settings(request.body.group_id).lock_duration_ms
     if not failures:
         return write_acknowledged(request.version, request.body.topics, lock_ms)
-    topics = []
+    topics, moved = [], []
     for topic_id, partitions in request.body.topics:
         entries = []
         for index, _ in partitions:
             failure = failures.get((topic_id, index))
             if failure is None:
                 entries.append(PartitionError(index))
-            else:
-                entries.append(PartitionError(index, failure.code, failure.message))
+                continue
+            entry = PartitionError(index, failure.code, failure.message)
+            leader = current_leader(broker, (topic_id, index), failure.code)
+            if leader is not None:
+                moved.append(leader)
+                entry = entry._replace(current_leader=leader)
+            entries.append(entry)
         topics.append((topic_id, entries))
-    return write_acknowledge(request.version, topics, acquisition_lock_timeout_ms=lock_ms)
+    return write_acknowledge(
+        request.version, topics, acquisition_lock_timeout_ms=lock_ms,
+        endpoints=endpoints_of(broker, request.peer, moved) if moved else (),
+    )  # fmt: skip
 
 
 def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
