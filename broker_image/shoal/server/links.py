@@ -23,8 +23,17 @@ CONNECT_TIMEOUT_MS = 1_000
 class Link:
     """Owns the connection to one address."""
 
-    def __init__(self, address: Address, *, client_id: str, request_timeout_ms: int) -> None:
+    def __init__(
+        self,
+        address: Address,
+        *,
+        client_id: str,
+        request_timeout_ms: int,
+        needs: ApiKey | None = None,
+    ) -> None:
+        """The peer has to serve `needs`, or requests raise `Unsupported`."""
         self.address = address
+        self._needs = needs
         self._settings = Settings(
             (address,),
             client_id=client_id,
@@ -43,6 +52,8 @@ class Link:
         connection = self._connection
         if connection is None or connection.closed:
             connection = await self._connect()
+        if self._needs is not None:
+            connection.version(self._needs)
         try:
             return await connection.request(api_key, fields, timeout_ms=timeout_ms)
         except ConnectionLost:
