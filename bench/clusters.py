@@ -52,7 +52,7 @@ class ShoalNode(Broker):
     def __init__(self, directory: Path, id: int, ports: Mapping[int, int]) -> None:
         super().__init__(directory)
         self.id, self.port = id, ports[id]
-        self._voters = ",".join(f"{n}@127.0.0.1:{port}" for n, port in ports.items())
+        self._voters = ",".join(f"{n}@127.0.0.1:{ports[n + 10]}" for n in NODES)
 
     def command(self) -> list[str]:
         pairs = [f"--set={name}={value}" for name, value in SETTINGS.items()]
@@ -100,8 +100,6 @@ class Cluster:
 
     def __init__(self, kind: type[ShoalNode] | type[KafkaNode], folder: Path) -> None:
         ports = {id: free_port() for id in (*NODES, *(n + 10 for n in NODES))}
-        if kind is ShoalNode:
-            ports = {id: ports[id] for id in NODES}
         self.name = kind.name
         self.nodes = {id: kind(folder / str(id), id, ports) for id in NODES}
         self.start_s = 0.0

@@ -18,6 +18,8 @@ from shoal.client.connection import Connection, connect
 from shoal.client.errors import ClientError
 from shoal.client.settings import Settings
 from shoal.protocol.api import ApiKey
+from shoal.server.api import Listeners
+from shoal.server.handlers import HANDLERS
 
 #: A machine that does much else beside the test takes its time.
 START_TIMEOUT_S = 120.0
@@ -40,16 +42,23 @@ class ShoalCluster:
         racks: Sequence[str] = (),
         network: Network | None = None,
     ) -> None:
-        """In a `network` each node is on a host of its own, which its clients reach too."""
+        """In a `network` each node is on a host of its own, which its clients reach too. Voters
+        have a port for controllers, which `controllers` has by id."""
         self.network = network
         if network is None:
-            ports = free_ports(nodes)
-            self.addresses = {id: f"127.0.0.1:{port}" for id, port in enumerate(ports, 1)}
+            ports = [f"127.0.0.1:{port}" for port in free_ports(2 * nodes)]
+            self.addresses = dict(enumerate(ports[:nodes], 1))
+            self.controllers = dict(enumerate(ports[nodes:], 1))
         else:
             self.addresses = {id: f"{address}:9092" for id, address in network.addresses.items()}
+            self.controllers = {id: f"{host}:9093" for id, host in network.addresses.items()}
         self.roles = {id: (roles or {}).get(id, "broker,controller") for id in self.addresses}
         voters = [id for id, role in self.roles.items() if "controller" in role]
-        self.quorum = ",".join(f"{id}@{self.addresses[id]}" for id in voters)
+        # A node that is no broker has one listener, which its tests ask.
+        for id in voters:
+            if self.roles[id] == "controller":
+                self.controllers[id] = self.addresses[id]
+        self.quorum = ",".join(f"{id}@{self.controllers[id]}" for id in voters)
         self.nodes: dict[int, ShoalProcess] = {}
         for id in self.addresses:
             own = {"process.roles": self.roles[id]}
@@ -73,6 +82,16 @@ class ShoalCluster:
         )
         process.bootstrap = self.addresses.get(id, "127.0.0.1:0")
         return process
+
+    def joining(self, id: int) -> list[str]:
+        """Give the cluster one more address, and the flags of a node there that is to vote."""
+        ports = free_ports(2)
+        self.addresses[id], self.controllers[id] = (f"127.0.0.1:{port}" for port in ports)
+        self.roles[id] = "broker,controller"
+        return [
+            f"--listener=CONTROLLER://{self.controllers[id]}",
+            "--set=controller.listener.names=CONTROLLER",
+        ]
 
     def start(self, ids: Iterable[int] | None = None) -> ShoalCluster:
         """Start those nodes, all unless told, at once; returns when they are ready, and where
@@ -112,9 +131,11 @@ class ShoalCluster:
     # What the nodes say.
 
     def ask(self, id: int, api_key: ApiKey, fields: Mapping[str, Any]) -> Any:
-        """One node's answer. Raises `ClientError`, and `AssertionError` with what the node has said
-        where it has ended."""
-        host, _, port = self.addresses[id].rpartition(":")
+        """One node's answer, at its listener for controllers where only that serves the API. Raises
+        `ClientError`, and `AssertionError` with what the node has said where it has ended."""
+        of_controllers = HANDLERS[api_key].on is Listeners.CONTROLLER
+        addresses = self.controllers if of_controllers else self.addresses
+        host, _, port = addresses[id].rpartition(":")
 
         async def main() -> Any:
             settings = Settings(((host, int(port)),), request_timeout_ms=20_000)

@@ -61,8 +61,9 @@ def test_who_does_not_fit_a_running_cluster(tmp_path: Path) -> None:
         twin = cluster.node(1, tmp_path / "twin", quick)
         twin.bootstrap = "127.0.0.1:0"
         said = twin.refusal()
-        assert "node.id 1 is taken" in said
-        voters = f"--quorum=1@{cluster.addresses[1]},3@127.0.0.1:1"
+        assert f"Cannot listen on {cluster.controllers[1]}" in said
+        assert "whether another process has node.id 1" in said
+        voters = f"--quorum=1@{cluster.controllers[1]},3@127.0.0.1:1"
         said = cluster.node(2, tmp_path / "other", quick, voters).refusal()
         assert "names the voters 1, 3, and the cluster's are 1" in said
         assert {b.node_id for b in cluster.metadata(1).brokers} == {1}
@@ -72,6 +73,6 @@ def test_a_node_that_was_given_another_clusters_id(tmp_path: Path) -> None:
     """Nothing in its directory tells; the cluster does."""
     with running(ShoalCluster(tmp_path, 1)) as cluster:
         said = cluster.node(2, tmp_path / "stranger", {}, "--cluster-id=other").refusal()
-        where = f"Node 1 at {cluster.addresses[1]} is of another cluster than other"
+        where = f"Node 1 at {cluster.controllers[1]} is of another cluster than other"
         assert where in said and "give all nodes the same --cluster-id" in said
         assert {b.node_id for b in cluster.metadata(1).brokers} == {1}

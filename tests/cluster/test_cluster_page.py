@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 
 
 def test_the_page_says_what_happens(tmp_path: Path) -> None:
-    port = free_run(3)
+    port = free_run(6)
     page = PAGE.read_text().replace("cluster start ", f"cluster start --port {port} ")
     for number in range(3):
         page = page.replace(f"127.0.0.1:{9092 + number}", f"127.0.0.1:{port + number}")

@@ -39,7 +39,8 @@ class Hosts(ShoalCluster):
             first + n: f"127.0.0.1:{port + n}" for first, port in ports.items() for n in range(2)
         }
         self.roles = dict.fromkeys(self.addresses, "broker,controller")
-        self.quorum = ",".join(f"{id}@127.0.0.1:{port}" for id, port in ports.items())
+        self.controllers = {id: f"127.0.0.1:{free_run(1)}" for id in ports}
+        self.quorum = ",".join(f"{id}@{address}" for id, address in self.controllers.items())
         self.nodes = {}
         for first in ports:
             own = {"broker.rack": f"host-{first}", "min.insync.replicas": "1"}
@@ -87,7 +88,7 @@ def test_replicas_share_no_host_and_a_dead_broker_comes_back(hosts: Hosts) -> No
 
 def alone(folder: Path, *flags: str, metrics: str = "127.0.0.1:0") -> ShoalProcess:
     host = ShoalProcess(folder, flags=["--brokers-per-host=2", *flags], metrics=metrics)
-    host.bootstrap = f"127.0.0.1:{free_run(2)}"
+    host.bootstrap = f"127.0.0.1:{free_run(3)}"  # the last one is the controller's
     return host
 
 

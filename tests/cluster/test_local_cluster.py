@@ -32,7 +32,7 @@ class Local:
 @pytest.fixture
 def local(tmp_path: Path) -> Iterator[Local]:
     found = Local(tmp_path)
-    found.says("start", "--brokers", "3", "--port", str(free_run(3)))
+    found.says("start", "--brokers", "3", "--port", str(free_run(6)))
     yield found
     for row in found.status().values():
         if row["pid"] is not None:

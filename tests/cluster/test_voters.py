@@ -11,7 +11,6 @@ from cluster.test_failover import prepared
 from cluster.test_replication import CONFIGS
 from clusters import CLUSTER_ID, ShoalCluster, running
 from conditions import eventually
-from ports import free_ports
 from shoal.client.client import Client
 from shoal.protocol.api import ApiKey
 
@@ -42,12 +41,12 @@ def change(cluster: ShoalCluster, api_key: ApiKey, id: int, directory: Any, **mo
 def test_a_voter_takes_the_place_of_another(tmp_path: Path) -> None:
     """The fourth is added by hand, the first is removed, and then any of the three may go."""
     with running(ShoalCluster(tmp_path, configs=CONFIGS)) as cluster:
-        (port,) = free_ports(1)
-        cluster.addresses[4], cluster.roles[4] = f"127.0.0.1:{port}", "broker,controller"
-        cluster.nodes[4] = cluster.node(4, tmp_path / "4", CONFIGS).start()
+        flags = cluster.joining(4)
+        cluster.nodes[4] = cluster.node(4, tmp_path / "4", CONFIGS, *flags).start()
         eventually(lambda: all(directories(cluster).values()), what="all tell their directories")
         joined = eventually(lambda: caught_up(cluster, 4))
-        listener = {"name": "PLAINTEXT", "host": "127.0.0.1", "port": port}
+        host, _, port = cluster.controllers[4].rpartition(":")
+        listener = {"name": "CONTROLLER", "host": host, "port": int(port)}
         change(cluster, ApiKey.ADD_RAFT_VOTER, 4, joined.replica_directory_id,
                timeout_ms=30_000, listeners=[listener])  # fmt: skip
         assert sorted(rows(cluster, "current_voters")) == [1, 2, 3, 4]
@@ -71,10 +70,9 @@ def test_a_voter_takes_the_place_of_another(tmp_path: Path) -> None:
 
 def test_a_controller_joins_by_itself(tmp_path: Path) -> None:
     with running(ShoalCluster(tmp_path, 1)) as cluster:
-        (port,) = free_ports(1)
-        cluster.addresses[2], cluster.roles[2] = f"127.0.0.1:{port}", "broker,controller"
+        flags = cluster.joining(2)
         join = {"controller.quorum.auto.join.enable": "true"}
-        cluster.nodes[2] = cluster.node(2, tmp_path / "2", join).start()
+        cluster.nodes[2] = cluster.node(2, tmp_path / "2", join, *flags).start()
         eventually(lambda: sorted(rows(cluster, "current_voters")) == [1, 2])
 
 

@@ -1,5 +1,8 @@
 """What brokers tell clients of themselves, inside of Kubernetes and out of it."""
 
+from shoal.server.api import Listeners
+from shoal.server.cluster_config import cluster_config
+from shoal.server.config import resolve
 from shoal_operator.model import cluster, listeners
 
 INSIDE = {"name": "plain", "port": 9092, "type": "Internal"}
@@ -89,6 +92,19 @@ def test_more_brokers_change_no_setting_of_those_that_run() -> None:
     assert "process.roles=broker\n" in five["broker-4.properties"]
     joining = [n for n in range(5) if "auto.join" in five[f"broker-{n}.properties"]]
     assert joining == [0, 1, 2]
+
+
+def test_brokers_that_are_no_controllers_open_no_listener_for_them() -> None:
+    """They share a file of settings with those that are; a NetworkPolicy keeps clients off."""
+    five = files(cluster.manifests(queue_cluster(INSIDE, replicas=5), "i:1"))
+    opened = []
+    for number in range(5):
+        environment = {"POD_NAME": f"main-broker-{number}"}
+        text = five[f"broker-{number}.properties"]
+        config = resolve({"node.id": str(number)}, environment, text, "f")
+        opened.append(cluster_config(config).kinds)
+    of_voters = {"PLAIN": Listeners.BROKER, "CONTROLLER": Listeners.CONTROLLER}
+    assert opened == 3 * [of_voters] + 2 * [{"PLAIN": Listeners.BROKER}]
 
 
 def test_a_lone_broker_grows_into_a_cluster_of_three() -> None:

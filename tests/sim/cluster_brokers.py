@@ -17,7 +17,7 @@ from sim.cluster_kernel import Kernel, Process, Violation
 from sim.cluster_machine import Machine
 from sim.cluster_network import Network
 
-PORT = 9092
+PORT, CONTROLLER_PORT = 9092, 9093
 #: Timeouts are shorter than the defaults, so that a run of seconds has all that they cause.
 CONFIGS = {
     "log.dirs": "/data",
@@ -67,6 +67,8 @@ class BrokerMachine(Machine):
         super().__init__(kernel, network, f"b{id}", f"10.0.0.{id}")
         self.id = id
         own = {"node.id": str(id), "listeners": f"PLAINTEXT://10.0.0.{id}:{PORT}"}
+        if "controller.listener.names" in configs:
+            own["listeners"] += f",CONTROLLER://10.0.0.{id}:{CONTROLLER_PORT}"
         self.config: BrokerConfig = resolve({**configs, **own}, {})
         #: Whether it shall run; its supervisor sees to it.
         self.wanted = False
@@ -165,8 +167,9 @@ class SimCluster:
             **(configs or {}),
         }
         if count > 1:
+            shared["controller.listener.names"] = "CONTROLLER"
             shared["controller.quorum.voters"] = ",".join(
-                f"{id}@10.0.0.{id}:{PORT}" for id in voters or range(1, count + 1)
+                f"{id}@10.0.0.{id}:{CONTROLLER_PORT}" for id in voters or range(1, count + 1)
             )
         self.brokers = {}
         for id in range(1, count + 1):

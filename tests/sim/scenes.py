@@ -18,7 +18,9 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
 from shoal.replication.partition import Partition
-from sim.cluster_brokers import PORT, BrokerMachine, SimCluster
+from shoal.server.api import Listeners
+from shoal.server.handlers import HANDLERS
+from sim.cluster_brokers import CONTROLLER_PORT, PORT, BrokerMachine, SimCluster
 from sim.cluster_kernel import Kernel
 from sim.cluster_machine import doors
 
@@ -67,14 +69,16 @@ class Scene:
     def passes(self, seconds: float) -> None:
         self.kernel.run(self.kernel.now + seconds)
 
-    def settings(self, id: int, **options: Any) -> Settings:
+    def settings(self, id: int, port: int = PORT, **options: Any) -> Settings:
         return Settings(
-            ((f"10.0.0.{id}", PORT),), request_timeout_ms=int(LIMIT_S * 1000), **options
+            ((f"10.0.0.{id}", port),), request_timeout_ms=int(LIMIT_S * 1000), **options
         )
 
     def ask(self, id: int, api_key: ApiKey, fields: Mapping[str, Any], **options: Any) -> Asked:
-        """Send one request to that broker; the answer may be waited for later."""
-        settings = self.settings(id)
+        """Send one request to that broker, at its listener for controllers where only that serves
+        the API; the answer may be waited for later."""
+        of_controllers = HANDLERS[api_key].on is Listeners.CONTROLLER
+        settings = self.settings(id, CONTROLLER_PORT if of_controllers else PORT)
 
         async def work() -> Any:
             connection = await connect(settings, settings.bootstrap[0])

@@ -28,7 +28,7 @@ def answer_of(handler: Handler, data_dir: Path) -> Buffers | None:
         broker = Broker(resolve(flags, {}), asyncio.get_running_loop())
         await broker.start()
         table = {ApiKey.INIT_PRODUCER_ID: Api(ApiKey.INIT_PRODUCER_ID, range(6), handler)}
-        dispatcher = Dispatcher(broker, table)
+        dispatcher = Dispatcher(broker, table, {"PLAINTEXT": table})
         body = codec.write_request(ApiKey.INIT_PRODUCER_ID, VERSION, {})
         frame = frames.request_head(ApiKey.INIT_PRODUCER_ID, VERSION, 7, "t") + body
         peer = Peer("h", 1, "PLAINTEXT", "User:ANONYMOUS", "c", {})

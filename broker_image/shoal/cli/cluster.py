@@ -43,7 +43,13 @@ def start(
     brokers: Annotated[
         int | None, typer.Option(help="How many brokers a new cluster has, 3 if not given.")
     ] = None,
-    port: Annotated[int, typer.Option(help="Port of the first broker of a new one.")] = 9092,
+    port: Annotated[
+        int,
+        typer.Option(
+            help="Port of the first broker of a new one. The others have the next ports, and the"
+            " controllers those after them, all on 127.0.0.1."
+        ),
+    ] = 9092,
     dir: Folder = _FOLDER,
     set_: Annotated[
         list[str] | None,
@@ -61,6 +67,8 @@ def start(
                 f"the cluster in {dir} has {len(cluster.nodes)} brokers: leave --brokers out, or"
                 " give a new cluster another --dir"
             )
+        if cluster.number_controllers():
+            print(f"Controllers move to ports of their own: {cluster.quorum}")
         starting = [node for node in cluster.nodes if not cluster.runs(node)]
         for node in starting:
             cluster.launch(node)
@@ -136,6 +144,7 @@ def restart(id: Id, dir: Folder = _FOLDER) -> None:
         if cluster.runs(node):
             for sentence in cluster.stop([node]):
                 print(sentence)
+        cluster.number_controllers()
         cluster.launch(node)
         cluster.wait(node)
         print(f"Broker {id} runs.")

@@ -2,6 +2,8 @@
 
 All is in one folder: `cluster.json` (the cluster's id, the nodes' ports and process ids), and for
 each node N its data in `N/` and what it says in `N.log`. Nodes are each a voter and a broker.
+Brokers listen on the ports from `--port` on, controllers on the ports after those. A cluster of an
+earlier release gets ports for its controllers when it starts, and its voters move there (ADR 0052).
 """
 
 from __future__ import annotations
@@ -32,9 +34,12 @@ _LOOK_S = 0.05
 
 @dataclass
 class Node:
+    """`controller_port` is 0 until it has one."""
+
     id: int
     port: int
     pid: int = 0
+    controller_port: int = 0
 
 
 @dataclass
@@ -52,7 +57,7 @@ class LocalCluster:
 
     @property
     def quorum(self) -> str:
-        return ",".join(f"{node.id}@127.0.0.1:{node.port}" for node in self.nodes)
+        return ",".join(f"{node.id}@127.0.0.1:{node.controller_port}" for node in self.nodes)
 
     def node(self, id: int) -> Node:
         """Raises `Failed`."""
@@ -90,6 +95,18 @@ class LocalCluster:
             return not words.parent.exists() or str(self.data(node)) in words.read_text()
         except OSError:
             return False
+
+    def number_controllers(self) -> bool:
+        """Give controllers of an earlier release free ports behind the brokers. Return whether
+        there were any."""
+        lacking = [node for node in self.nodes if not node.controller_port]
+        port = max(node.port for node in self.nodes) + 1
+        for node in lacking:
+            while not _is_free(port):
+                port += 1
+            node.controller_port = port
+            port += 1
+        return bool(lacking)
 
     def launch(self, node: Node) -> None:
         words = [
@@ -201,13 +218,17 @@ def made(folder: Path, brokers: int, port: int, settings: dict[str, str]) -> Loc
     """A new cluster, on ports from `port` on. Raises `Failed`."""
     if not 1 <= brokers <= NODES_MAX:
         raise Failed(f"--brokers is 1 to {NODES_MAX}, not {brokers}")
-    nodes = [Node(id, port + id - 1) for id in range(1, brokers + 1)]
-    for node in nodes:
-        if not _is_free(node.port):
+    ports = range(port, port + 2 * brokers)
+    for one in ports:
+        if not _is_free(one):
             raise Failed(
-                f"another process listens on 127.0.0.1:{node.port}: stop it, or choose other ports"
-                " by --port"
+                f"another process listens on 127.0.0.1:{one}: stop it, or choose other ports by"
+                " --port"
             )
+    nodes = [
+        Node(id, ports[id - 1], controller_port=ports[brokers + id - 1])
+        for id in range(1, brokers + 1)
+    ]
     replicas = str(min(3, brokers))
     defaults = {
         "default.replication.factor": replicas,

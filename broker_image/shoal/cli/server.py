@@ -37,7 +37,9 @@ Quorum = Annotated[
     str | None,
     typer.Option(
         metavar="ID@HOST:PORT,…",
-        help="Voters of the metadata quorum, the same on all nodes (controller.quorum.voters).",
+        help="Voters of the metadata quorum, the same on all nodes (controller.quorum.voters)."
+        " A voter's port is for controllers, for instance that of its clients + 1: the node listens"
+        " there on the host of its first --listener.",
     ),
 ]
 BrokersPerHost = Annotated[
@@ -45,7 +47,8 @@ BrokersPerHost = Annotated[
     typer.Option(
         "--brokers-per-host",
         metavar="N",
-        help="Run so many brokers here, one a core; docs/cluster.md (shoal.brokers.per.host).",
+        help="Run so many brokers here, one a core; docs/cluster.md (shoal.brokers.per.host)."
+        " Without --quorum their controller listens on 127.0.0.1, on the port after the brokers'.",
     ),
 ]
 
@@ -93,6 +96,7 @@ def server(
     if not __debug__:
         _fail("shoal server does not run with python -O: its assertions guard the data.")
     from shoal.server import config as settings
+    from shoal.server.controller_listener import with_controller_listener
 
     named = {
         "node.id": None if node_id is None else str(node_id),
@@ -106,6 +110,7 @@ def server(
     file_text, file_name = _file(config)
     try:
         resolved = settings.resolve(flags, os.environ, file_text, file_name)
+        resolved = with_controller_listener(resolved)
     except settings.InvalidConfig as error:
         _fail(str(error))
     if log_level not in ("debug", "info", "warning", "error"):

@@ -13,12 +13,13 @@ shoal.cluster.id string - -
 process.roles list broker,controller broker|controller
     What this node is: broker, controller, or both.
 controller.listener.names list - -
-    Names of the listeners that controllers use among themselves; brokers reach them by the first.
-    If unset, the quorum uses the inter-broker listener.
+    Names of the listeners for controllers; the quorum uses the first that listeners has. If unset,
+    the listener CONTROLLER is added at this node's port in controller.quorum.voters.
 inter.broker.listener.name string - -
     Name of the listener that brokers use among themselves; the first of listeners if unset.
 controller.quorum.voters list "" -
-    First voters of the metadata quorum, as id@host:port, the same on all nodes.
+    First voters of the metadata quorum, as id@host:port, the same on all nodes. The port is that of
+    the controllers' listener, not that of clients.
 controller.quorum.bootstrap.servers list "" -
     Addresses at which the metadata quorum is found by a node that is not among its first voters.
 controller.quorum.auto.join.enable boolean false -

@@ -100,6 +100,8 @@ def advance(raft: Raft, book: Book) -> None:
 def on_fetch(raft: Raft, message: Message, request: FetchRequest) -> None:
     book = raft.book
     error = _refusal(raft, request.current_leader_epoch)
+    if min(request.fetch_offset, request.last_fetched_epoch, request.current_leader_epoch) < 0:
+        error = ErrorCode.invalid_request  # of a consumer, say
     if book is None or error is not ErrorCode.none:
         response = FetchResponse(raft.epoch, raft.known_leader, error=error)
         raft.reply(message.source, message.correlation, response)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Flag
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.protocol.api import ApiKey
@@ -109,9 +110,18 @@ class Request:
 Handler = Callable[["Broker", Request], Answer]
 
 
+class Listeners(Flag):
+    """Kinds of listeners: of brokers, which clients use, and of controllers. A listener is of both
+    kinds where the quorum uses the clients' port (ADR 0052)."""
+
+    BROKER = 1
+    CONTROLLER = 2
+    BOTH = 3
+
+
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One row of the table of handlers: the versions served, and by what."""
+    """One row of the table of handlers: the versions served, by what, and on which listeners."""
 
     key: ApiKey
     versions: range
@@ -125,3 +135,7 @@ class Api:
     by_controller: bool = False
     #: A feature that has to be on: at its level 0 requests get UNSUPPORTED_VERSION.
     feature: str = ""
+    #: The listeners that serve it, as in Kafka 4.3.1.
+    on: Listeners = Listeners.BROKER
+    #: The handler on listeners of controllers, where that is another one.
+    on_controllers: Handler | None = None

@@ -29,7 +29,7 @@ from shoal.quorum.voters import ReplicaKey, Voter, VoterSet
 from shoal.replication.partition import Partition
 from shoal.server import broker_metrics, coordinator_metrics, idle_settings, logs
 from shoal.server.admission import Admission
-from shoal.server.api import Api
+from shoal.server.api import Api, Listeners
 from shoal.server.background import Background
 from shoal.server.cluster_config import cluster_config
 from shoal.server.config import BrokerConfig
@@ -41,11 +41,11 @@ from shoal.server.dispatch import Dispatcher
 from shoal.server.examiner import Examiner
 from shoal.server.fetch_sessions import FetchSessions
 from shoal.server.groups import GroupService
-from shoal.server.handlers import AMONG_NODES, EARLY, HANDLERS, OF_CONTROLLERS
+from shoal.server.handlers import HANDLERS
 from shoal.server.health import HealthListener
 from shoal.server.lifecycle import CannotJoin, Lifecycle
 from shoal.server.links import SetupTimeouts
-from shoal.server.listener import Listener
+from shoal.server.listener import Listener, ListenError
 from shoal.server.metadata_log import Metadata, random_id
 from shoal.server.metrics import Metrics
 from shoal.server.partitions import Partitions
@@ -57,6 +57,7 @@ from shoal.server.quotas import Quotas
 from shoal.server.replicas import Replicas
 from shoal.server.replication_quotas import FOLLOWER, LEADER, ReplicationQuota
 from shoal.server.request_room import RequestRoom
+from shoal.server.served import Served
 from shoal.server.share import ShareService
 from shoal.server.suspects import Suspects
 from shoal.server.timers import Clock, Timers
@@ -64,6 +65,7 @@ from shoal.server.transactions import TransactionService
 from shoal.server.voter_update import VoterUpdate
 
 if TYPE_CHECKING:
+    from shoal.client.settings import Address
     from shoal.server.quorum_peers import Peers
 
 #: How long this broker waits for its image to have what the controller has made.
@@ -89,10 +91,6 @@ class Features(NamedTuple):
     supported: dict[str, tuple[int, int]]
     finalized: dict[str, int]
     epoch: int
-
-
-#: What a broker serves that is a cluster by itself.
-ALONE = {key: row for key, row in HANDLERS.items() if key not in AMONG_NODES}
 
 
 class Broker:
@@ -122,7 +120,8 @@ class Broker:
             loop, config["queued.max.requests"], config["queued.max.request.bytes"]
         )
         self.table: Mapping[int, Api] = HANDLERS
-        self.dispatch = Dispatcher(self, self.table)
+        self.served = Served(self)
+        self.dispatch = Dispatcher(self, self.table, self.served.now)
         self.listeners: list[Listener] = []
         self.health: HealthListener | None = None
         self.directory = LogDirectory(DiskStorage(), config.data_dir)
@@ -154,6 +153,7 @@ class Broker:
         #: Why this node cannot go on, once it cannot.
         self.failed: asyncio.Future[str] = loop.create_future()
         self._ready = self._opened = False
+        self._unserved: set[tuple[int, Address]] = set()
         broker_metrics.register(self)
 
     # Parts that the data directory has to be open for; `start` makes them.
@@ -185,25 +185,11 @@ class Broker:
     async def start(self) -> None:
         """Serve. Raises `ListenError`, `DirectoryInUse`, `CorruptLog`, `ApiError`, `OSError`,
         `CannotJoin`; then `stop` gives back what was taken."""
-        for endpoint in self.config.listeners:
-            listener = Listener(self, self.dispatch, endpoint.name)
-            listener.bind(endpoint.host, endpoint.port)
-            self.listeners.append(listener)
+        self._bind()
         self._check_address()
         self._open_directory()
         self.directory.started()
-        self.quorum = Quorum(
-            self.directory,
-            self.disk,
-            self.clock,
-            configured=self._first_voters(),
-            settings=self.cluster.settings,
-            make_peers=self._peers,
-        )
-        scope = Scope(self.node_id, self.config.given)
-        self.metadata = Metadata(self.quorum, self.clock, scope)
-        self._check_voters()
-        self.quorum.on_step.append(self._check_voters)
+        self._open_quorum()
         self.channel.start()
         self.timers.every(SNAPSHOT_CHECK_MS, self._save_metadata)
         self.timers.every(SNAPSHOT_CHECK_MS, self._clean_metadata)
@@ -214,16 +200,17 @@ class Broker:
             return
         alone = not self.cluster.clustered and self.quorum.alone
         if alone:
-            self._serve()
-            self.quorum.on_step.append(self._serve)
+            if self.cluster.has_controller_listener:
+                self.quorum.on_step.append(VoterUpdate(self).look)
             self.metadata.register(self.registration(), clean=self.directory.clean)
         else:
-            self.dispatch.served = {key: self.table[key] for key in EARLY}
+            self.served.begin(early=True)
             for listener in self.listeners:
                 await listener.accept()
             self.metadata.on_unreadable = self.fail
             await self.lifecycle.join()
             self.quorum.on_step.append(VoterUpdate(self).look)
+            self._check_auto_join()
         self.partitions.load(self.image)
         self.quotas.changed()
         self._throttle()
@@ -249,13 +236,45 @@ class Broker:
             for listener in self.listeners:
                 await listener.accept()
         else:
-            self.dispatch.served = self.table
+            self.served.begin(early=False)
             await self.lifecycle.enter()
         self._ready = True
 
-    def _serve(self) -> None:
-        """Serve what nodes ask each other once there is another voter, and not before."""
-        self.table = self.dispatch.served = ALONE if self.quorum.alone else HANDLERS
+    def _bind(self) -> None:
+        """Take the addresses. Raises `ListenError`."""
+        for endpoint in self.config.listeners:
+            if endpoint.name not in self.cluster.kinds:
+                continue
+            listener = Listener(self, self.dispatch, endpoint.name)
+            try:
+                listener.bind(endpoint.host, endpoint.port)
+            except ListenError as error:
+                if self.cluster.kinds[endpoint.name] is not Listeners.CONTROLLER:
+                    raise
+                raise ListenError(
+                    f"{error} This is the listener for controllers: see this node's port in"
+                    " controller.quorum.voters (--quorum), and whether another process has node.id"
+                    f" {self.node_id}."
+                ) from None
+            self.listeners.append(listener)
+
+    def _open_quorum(self) -> None:
+        """Open the metadata log, and see that it fits the settings. Raises what `start` raises."""
+        self.quorum = Quorum(
+            self.directory,
+            self.disk,
+            self.clock,
+            configured=self._first_voters(),
+            settings=self.cluster.settings,
+            make_peers=self._peers,
+        )
+        scope = Scope(self.node_id, self.config.given)
+        self.metadata = Metadata(self.quorum, self.clock, scope)
+        self._check_voters()
+        self.quorum.on_step.append(self._check_voters)
+        self._check_listener(formed=self.quorum.raft.voters.latest_offset >= 0)
+        self.served.look()
+        self.quorum.on_step.append(self.served.look)
 
     async def stop(self) -> None:
         """Close the connections, sync and close the logs, and mark the stop as a clean one."""
@@ -336,7 +355,6 @@ class Broker:
     async def _start_controller(self) -> None:
         """Serve as a controller that is no broker."""
         self._opened = True
-        self.dispatch.served = {key: self.table[key] for key in OF_CONTROLLERS}
         for listener in self.listeners:
             await listener.accept()
         self.quorum.on_step.append(VoterUpdate(self).look)
@@ -416,6 +434,7 @@ class Broker:
     def _open_directory(self) -> None:
         """Open the data directory, or format it. Raises `DirectoryInUse`, `CannotJoin`."""
         cluster_id, known = self.cluster.cluster_id, self.directory.identity()
+        self._check_listener(formed=known is not None)
         if cluster_id is None and known is None and self.cluster.clustered:
             raise CannotJoin(
                 "A node of a cluster needs the cluster's id for its new data directory: give all"
@@ -441,6 +460,32 @@ class Broker:
                     " process, or --listener has to name that port."
                 )
 
+    def _check_listener(self, *, formed: bool) -> None:
+        """A voter of a new quorum has a listener for controllers; one whose quorum is `formed` may
+        share its clients', as the log has it there. Raises `CannotJoin`."""
+        listed = self.cluster.voters and self.cluster.voters.voters.get(self.node_id)
+        if formed or not listed or self.cluster.has_controller_listener:
+            return
+        where = listed.endpoints[0]
+        raise CannotJoin(
+            f"controller.quorum.voters has node {self.node_id} at {where.host}:{where.port}, where"
+            " its clients connect; a new quorum needs a port of its own. Name another port for"
+            f" each voter, for instance {self.node_id}@{where.host}:{where.port + 1}. If the"
+            " others' quorum still uses the clients' port, set"
+            f" controller.listener.names={self.cluster.inter_broker} until it has moved"
+            " (docs/cluster.md)."
+        )
+
+    def _check_auto_join(self) -> None:
+        """Log why a node that is to join the voters cannot."""
+        joins = self.config["controller.quorum.auto.join.enable"] and self.cluster.is_controller
+        votes = self.quorum.raft.voters.latest.holds(self.quorum.local)
+        if joins and not votes and not self.cluster.has_controller_listener:
+            self.log.warning(
+                "this node cannot join the voters: it has no listener for controllers",
+                remedy="name one by controller.listener.names (docs/cluster.md)",
+            )
+
     def _first_voters(self) -> VoterSet | None:
         """The voters of a quorum that has none yet."""
         if self.cluster.voters is not None:
@@ -465,10 +510,26 @@ class Broker:
             endpoints=self.quorum_endpoints(),
             timeouts=self.setup_timeouts,
         )
+        peers.on_unserved = self._peer_unserved
         peers.on_refused = lambda id, _, error: self.peer_refused(id, error)
         for voter in self.cluster.voters or ():
-            peers.learn(voter.key.id, (voter.endpoints[0].host, voter.endpoints[0].port))
+            address = voter.endpoints[0].host, voter.endpoints[0].port
+            peers.learn(voter.key.id, address)
+            peers.configured[voter.key.id] = address
         return peers
+
+    def _peer_unserved(self, id: int, address: Address) -> None:
+        """Log once that the settings name an address that does not serve the quorum. An address
+        of the log's may be one that the voter has left."""
+        configured = self.quorum.peers.configured.get(id)
+        if address == configured and (id, address) not in self._unserved:
+            self._unserved.add((id, address))
+            self.log.warning(
+                "a node does not serve the quorum where it was asked",
+                node=id,
+                address=f"{address[0]}:{address[1]}",
+                remedy="controller.quorum.voters names ports for controllers, not for clients",
+            )
 
     def endpoints(self) -> list[Endpoint]:
         """Where this node is told to listen, by listener."""
@@ -485,9 +546,7 @@ class Broker:
 
     def registration(self) -> BrokerImage:
         """How this broker is known to its cluster and told to its clients."""
-        of_controllers = self.config["controller.listener.names"] or ()
-        endpoints = self.endpoints()
-        shown = [e for e in endpoints if e.name not in of_controllers] or endpoints
+        shown = [e for e in self.endpoints() if Listeners.BROKER in self.cluster.kinds[e.name]]
         return BrokerImage(
             self.node_id,
             self.lifecycle.incarnation_id,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from shoal.quorum.raft import QuorumSettings
 from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
+from shoal.server.api import Listeners
 from shoal.server.config import BrokerConfig, InvalidConfig
 
 _VOTER = re.compile(r"(\d+)@(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]@]+)):(\d+)")
@@ -16,13 +18,14 @@ BROKER, CONTROLLER = "broker", "controller"
 
 class ClusterConfig(NamedTuple):
     """`voters` is None for a broker of its own; `listener` is the quorum's, `inter_broker` the one
-    that brokers use among themselves."""
+    that brokers use among themselves. `kinds` has the listeners that this node opens, by name."""
 
     roles: frozenset[str]
     cluster_id: str | None
     voters: VoterSet | None
     listener: str
     inter_broker: str
+    kinds: Mapping[str, Listeners]
     settings: QuorumSettings
 
     @property
@@ -36,6 +39,10 @@ class ClusterConfig(NamedTuple):
     @property
     def is_controller(self) -> bool:
         return CONTROLLER in self.roles
+
+    @property
+    def has_controller_listener(self) -> bool:
+        return any(Listeners.CONTROLLER in kind for kind in self.kinds.values())
 
 
 def cluster_config(config: BrokerConfig) -> ClusterConfig:
@@ -51,6 +58,7 @@ def cluster_config(config: BrokerConfig) -> ClusterConfig:
             f" {', '.join(names)}."
         )
     roles = frozenset(config["process.roles"])
+    kinds = _kinds(roles, names, of_controllers, inter_broker)
     listener = listener or (of_controllers[0] if of_controllers else inter_broker)
     voters = _voters(config, listener)
     if voters is not None:
@@ -62,8 +70,35 @@ def cluster_config(config: BrokerConfig) -> ClusterConfig:
             " be its own controller (process.roles=broker,controller)."
         )
     return ClusterConfig(
-        roles, _cluster_id(config), voters, listener, inter_broker, _settings(config)
+        roles, _cluster_id(config), voters, listener, inter_broker, kinds, _settings(config)
     )
+
+
+def _kinds(
+    roles: frozenset[str], names: list[str], of_controllers: list[str], inter_broker: str
+) -> dict[str, Listeners]:
+    """What each listener is for. A node that is no controller opens none for controllers, and on
+    one that is no broker all are for controllers. Raises `InvalidConfig`."""
+    if CONTROLLER in roles and of_controllers and not set(of_controllers) & set(names):
+        raise InvalidConfig(
+            f"controller.listener.names is {','.join(of_controllers)}, which listeners has not: add"
+            f" {of_controllers[0]}://host:port to listeners."
+        )
+    if BROKER not in roles:
+        return dict.fromkeys(names, Listeners.CONTROLLER)
+    kinds = {}
+    for name in names:
+        if name not in of_controllers:
+            kinds[name] = Listeners.BROKER
+        elif CONTROLLER in roles:
+            # The same listener for both is no setting of Kafka's (ADR 0052).
+            kinds[name] = Listeners.BOTH if name == inter_broker else Listeners.CONTROLLER
+    if not kinds:
+        raise InvalidConfig(
+            "controller.listener.names has all the listeners, and process.roles has no controller:"
+            " leave one listener for clients and brokers."
+        )
+    return kinds
 
 
 def _first(names: list[str], of_controllers: list[str]) -> str:

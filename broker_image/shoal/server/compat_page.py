@@ -1,7 +1,8 @@
 """`docs/compat.md`, made of the table of handlers: `python -m shoal.server.compat_page`.
 
-`KAFKA` is what a broker of Apache Kafka 4.3.1 names on the listener of its clients. The page puts
-it beside what `HANDLERS` serves, so it cannot claim what the broker does not do.
+`KAFKA` is what a broker of Apache Kafka 4.3.1 names on the listener of its clients, and
+`KAFKA_CONTROLLERS` what a controller names on its own. The page puts them beside what `HANDLERS`
+serves, so it cannot claim what the broker does not do.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from shoal.log.validation import RECORD_ERRORS_MAX
 from shoal.metadata.controller import SUPPORTED_FEATURES
 from shoal.protocol.api import ApiKey
 from shoal.record.compression import EXPANDED_BYTES_MAX
-from shoal.server.api import Api
-from shoal.server.handlers import AMONG_NODES, HANDLERS, api_versions
+from shoal.server.api import Api, Listeners
+from shoal.server.handlers import HANDLERS, api_versions
 
 KAFKA_VERSION = "4.3.1"
 #: Lowest and highest version by API key.
@@ -33,6 +34,27 @@ KAFKA: dict[ApiKey, tuple[int, int]] = {
         88: (0, 0), 89: (0, 0), 90: (0, 1), 91: (0, 0), 92: (0, 0),
     }.items()
 }  # fmt: skip
+_ON_BOTH = (
+    1, 17, 18, 19, 20, 29, 30, 31, 32, 33, 36, 37, 38, 39, 40, 41, 43, 44, 45, 46, 49, 50, 51, 55,
+    57, 60, 64, 80, 81,
+)  # fmt: skip
+#: The same on the listener of a controller.
+KAFKA_CONTROLLERS: dict[ApiKey, tuple[int, int]] = {
+    **{ApiKey(key): KAFKA[ApiKey(key)] for key in _ON_BOTH},
+    ApiKey.VOTE: (0, 2),
+    ApiKey.BEGIN_QUORUM_EPOCH: (0, 1),
+    ApiKey.END_QUORUM_EPOCH: (0, 1),
+    ApiKey.ALTER_PARTITION: (2, 3),
+    ApiKey.ENVELOPE: (0, 0),
+    ApiKey.FETCH_SNAPSHOT: (0, 1),
+    ApiKey.BROKER_REGISTRATION: (0, 4),
+    ApiKey.BROKER_HEARTBEAT: (0, 2),
+    ApiKey.ALLOCATE_PRODUCER_IDS: (0, 0),
+    ApiKey.CONTROLLER_REGISTRATION: (0, 0),
+    ApiKey.ASSIGN_REPLICAS_TO_DIRS: (0, 0),
+    ApiKey.UPDATE_RAFT_VOTER: (0, 0),
+}
+_KAFKA_ALL = {**KAFKA_CONTROLLERS, **KAFKA}
 #: Feature levels that it supports.
 KAFKA_FEATURES = {
     "eligible.leader.replicas.version": (0, 1),
@@ -52,8 +74,9 @@ _INTRODUCTION = f"""\
 # Compatibility with Apache Kafka {KAFKA_VERSION}
 
 Clients find out what a broker serves by ApiVersions, and choose versions that both sides know. This
-page compares what Shoal answers with what a broker of Apache Kafka {KAFKA_VERSION} answers on the
-listener of its clients. It is made of the table of handlers, from which ApiVersions answers too.
+page compares what Shoal answers with what Apache Kafka {KAFKA_VERSION} answers, on listeners of
+brokers, which clients use, and on listeners of controllers (`controller.listener.names`). It is
+made of the table of handlers, from which ApiVersions answers too.
 
 `make compat` holds real clients against a real broker: librdkafka (confluent-kafka and kcat),
 kafka-python, aiokafka, the Java clients, Kafka Streams and Kafka's command-line tools.
@@ -87,15 +110,16 @@ def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
         ApiKey(row["api_key"]): (row["min_version"], row["max_version"])
         for row in api_versions.served(rows)
     }
+    on = {row.key: row.on for row in rows}
     lines = [
         _INTRODUCTION,
         "## APIs served\n",
-        "| key | API | Shoal | Kafka | |",
-        "|---:|---|---|---|---|",
+        "| key | API | Shoal | Kafka | listeners | |",
+        "|---:|---|---|---|---|---|",
     ]
     lines += [
-        f"| {key.value} | {name(key)} | {_span(span)} | {_span(KAFKA.get(key))} |"
-        f" {_remark(key, span)} |"
+        f"| {key.value} | {name(key)} | {_span(span)} | {_span(_KAFKA_ALL.get(key))} |"
+        f" {_listeners(on[key])} | {_remark(key, span, on[key])} |"
         for key, span in served.items()
     ]
     lines += [
@@ -103,13 +127,13 @@ def page(rows: Iterable[Api] = tuple(HANDLERS.values())) -> str:
         "## APIs of Kafka that are not served\n",
         "ApiVersions does not name them, so clients say that the broker does not support the call"
         " before they\nsend it. A client that sends one all the same loses its connection, as it"
-        " does with an API that\nKafka does not know.\n",
-        "| key | API | Kafka |",
-        "|---:|---|---|",
+        " does with an API that\nKafka does not know, or does not serve on that listener.\n",
+        "| key | API | Kafka | listeners |",
+        "|---:|---|---|---|",
     ]
     lines += [
-        f"| {key.value} | {name(key)} | {_span(span)} |"
-        for key, span in KAFKA.items()
+        f"| {key.value} | {name(key)} | {_span(span)} | {_listeners(kafka_listeners(key))} |"
+        for key, span in sorted(_KAFKA_ALL.items())
         if key not in served
     ]
     lines += ["", _RECORDS]
@@ -126,18 +150,30 @@ def name(key: ApiKey) -> str:
     return "".join(word.capitalize() for word in key.name.split("_"))
 
 
+def kafka_listeners(key: ApiKey) -> Listeners:
+    """The listeners on which Kafka names an API."""
+    found = Listeners(0)
+    if key in KAFKA:
+        found |= Listeners.BROKER
+    if key in KAFKA_CONTROLLERS:
+        found |= Listeners.CONTROLLER
+    return found
+
+
+def _listeners(on: Listeners) -> str:
+    return ", ".join(str(kind.name).lower() for kind in on)
+
+
 def _span(span: tuple[int, int] | None) -> str:
     if span is None:
         return "-"
     return f"{span[0]}-{span[1]}" if span[0] < span[1] else str(span[0])
 
 
-def _remark(key: ApiKey, span: tuple[int, int]) -> str:
-    if key in AMONG_NODES:
-        return "among the nodes of a cluster; Kafka names it to controllers"
-    if key not in KAFKA:
+def _remark(key: ApiKey, span: tuple[int, int], on: Listeners) -> str:
+    if key not in _KAFKA_ALL:
         return CONDITIONAL[key]
-    return "" if KAFKA[key] == span else "differs"
+    return "" if _KAFKA_ALL[key] == span and kafka_listeners(key) == on else "differs"
 
 
 if __name__ == "__main__":

@@ -214,6 +214,10 @@ def _check_whole(config: BrokerConfig) -> None:
         for pair in (config["listener.security.protocol.map"] or "").split(",")
         if ":" in pair
     )
+    if "listener.security.protocol.map" not in config.given:
+        # As in Kafka, the controllers' listeners are PLAINTEXT unless the map says otherwise.
+        for name in config["controller.listener.names"] or ():
+            protocols.setdefault(name.upper(), "PLAINTEXT")
     for name in names:
         protocol = protocols.get(name)
         if protocol is None:

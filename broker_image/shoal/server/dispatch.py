@@ -80,11 +80,13 @@ class Pending:
 class Dispatcher:
     """Owns nothing but the table; one serves all connections of a broker."""
 
-    def __init__(self, broker: Broker, table: Mapping[int, Api]) -> None:
+    def __init__(
+        self, broker: Broker, table: Mapping[int, Api], served: Mapping[str, Mapping[int, Api]]
+    ) -> None:
+        """`table` has every row, `served` those that each listener serves now, by its name."""
         self._broker = broker
         self._table = dict(table)
-        #: What is served now: less than the table while the broker starts.
-        self.served: Mapping[int, Api] = self._table
+        self._served = served
         self._metrics = broker.metrics
         self._quotas = broker.quotas
 
@@ -96,9 +98,9 @@ class Dispatcher:
         received_ns = time.perf_counter_ns()
         if len(frame) < 10:
             raise WireError(f"a request of {len(frame)} bytes has no header")
-        row = self.served.get(frame[0] << 8 | frame[1])
+        row = self._served[peer.listener].get(frame[0] << 8 | frame[1])
         if row is None:
-            raise WireError(f"API key {frame[0] << 8 | frame[1]} is not served")
+            raise WireError(f"API key {frame[0] << 8 | frame[1]} is not served on {peer.listener}")
         header = frames.read_request_header(frame, row.versions)
         version = header.api_version
         if version not in row.versions:

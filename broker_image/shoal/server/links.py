@@ -52,8 +52,11 @@ class Link:
         client_id: str,
         request_timeout_ms: int,
         timeouts: SetupTimeouts,
+        needs: ApiKey | None = None,
     ) -> None:
+        """The peer has to serve `needs`, or requests raise `Unsupported`."""
         self.address = address
+        self._needs = needs
         self._client_id = client_id
         self._request_timeout_ms = request_timeout_ms
         self._timeouts = timeouts
@@ -69,6 +72,8 @@ class Link:
         connection = self._connection
         if connection is None or connection.closed:
             connection = await self._connect(timeout_ms or self._request_timeout_ms)
+        if self._needs is not None:
+            connection.version(self._needs)
         try:
             return await connection.request(api_key, fields, timeout_ms=timeout_ms)
         except ConnectionLost:

@@ -1,9 +1,9 @@
 """A listening socket and the connections that came in by it.
 
-Bounds in number: `max.connections` over the broker's listeners, `max.connections.per.ip` with its
-exceptions; who comes above is refused at once. In time: `max.connection.creation.rate` and the
-connection quotas of addresses, in `server.admission`; and `connections.max.idle.ms`, checked by one
-sweep over all connections.
+Bounds in number: `max.connections` over the broker's listeners (those for controllers apart),
+`max.connections.per.ip` with its exceptions; who comes above is refused at once. In time:
+`max.connection.creation.rate` and the connection quotas of addresses, in `server.admission`; and
+`connections.max.idle.ms`, checked by one sweep over all connections.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from shoal.server.api import Peer
+from shoal.server.api import Listeners, Peer
 from shoal.server.config import address
 from shoal.server.connection import Connection
 
@@ -87,7 +87,7 @@ class Listener:
         self.opened_total += 1
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
         here = self._per_host.get(host, 0)
-        in_all = sum(listener.count for listener in self._broker.listeners)
+        in_all = self._count_of_kind()
         admission = self._broker.admission
         if not admission.has_room(host, in_all, here):
             self.refused_total += 1
@@ -109,6 +109,18 @@ class Listener:
                 reason = f"{host} is over its quota of new connections"
                 self.loop.call_later(turn.wait_ms / 1000, connection.fail, reason)
         return peer
+
+    def _count_of_kind(self) -> int:
+        """Connections of the listeners that this one shares `max.connections` with. As in Kafka,
+        listeners for controllers are counted apart: clients cannot take all connections of the
+        quorum."""
+        kinds = self._broker.cluster.kinds
+        apart = kinds[self.name] is Listeners.CONTROLLER
+        return sum(
+            listener.count
+            for listener in self._broker.listeners
+            if (kinds[listener.name] is Listeners.CONTROLLER) is apart
+        )
 
     def closed(self, connection: Connection, peer: Peer) -> None:
         """Its transport is gone."""

@@ -20,6 +20,7 @@ from shoal.log.errors import CorruptLog, DirectoryInUse
 from shoal.protocol.errors import ApiError
 from shoal.record import walker
 from shoal.server import idle_settings
+from shoal.server.api import Listeners
 from shoal.server.broker import Broker
 from shoal.server.config import BrokerConfig, InvalidConfig, address
 from shoal.server.lifecycle import CannotJoin
@@ -72,7 +73,10 @@ async def _serve(config: BrokerConfig, started: float, say: Callable[[str], None
     _tune_collector()
     for listener in broker.listeners:
         where = address(listener.host, listener.port)
-        say(f"Shoal {__version__}, broker {config.node_id}, listens on {where}.")
+        if broker.cluster.is_broker and broker.cluster.kinds[listener.name] is Listeners.CONTROLLER:
+            say(f"Controllers reach it at {where}.")
+        else:
+            say(f"Shoal {__version__}, broker {config.node_id}, listens on {where}.")
     say(f"Its data is in {Path(config.data_dir).resolve()}.")
     if broker.health is not None:
         where = address(broker.health.host, broker.health.port)

@@ -16,6 +16,8 @@ from shoal.server.cluster_config import cluster_config
 from shoal.server.config import BrokerConfig, Endpoint, InvalidConfig, bracketed
 
 SETTING = "shoal.brokers.per.host"
+#: What `controller_listener` may have set, and no flag has.
+_OF_CONTROLLERS = ("controller.listener.names", "listener.security.protocol.map")
 _PORT_MAX = 65_535
 
 
@@ -36,6 +38,7 @@ def seats(config: BrokerConfig, *, host: str, cluster_id: str) -> list[Seat]:
             " itself."
         )
     shared = {SETTING: "1"}
+    shared |= {name: config.given[name] for name in _OF_CONTROLLERS if name in config.given}
     if not config["broker.rack"]:
         shared["broker.rack"] = host
     if cluster.voters is None:

@@ -47,6 +47,7 @@ class VoterUpdate:
         return (
             broker.config["controller.quorum.auto.join.enable"]
             and broker.cluster.is_controller
+            and broker.cluster.has_controller_listener
             and quorum.leader_id is not None
             and not quorum.raft.voters.latest.holds(quorum.local)
             and 0 <= quorum.raft.voters.latest_offset < quorum.high_watermark

@@ -1,7 +1,9 @@
 """The one table of what is served. ApiVersions answers from it, and `docs/compat.md` is made of it.
 
-Rows stand in the order of their API keys. A version outside a row's range gets what Kafka gives it:
-the connection is closed, and ApiVersions alone is answered (`dispatch`).
+Rows stand in the order of their API keys. Each row states the listeners that serve it: those of
+brokers unless `on` says otherwise. `TABLES` has the rows of each kind of listener. A version
+outside a row's range, or an API that the listener does not serve, gets what Kafka gives it: the
+connection is closed, and ApiVersions alone is answered (`dispatch`).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from dataclasses import replace
 from shoal.protocol import produce as produce_request
 from shoal.protocol import share as share_messages
 from shoal.protocol.api import ApiKey
-from shoal.server.api import Api
+from shoal.server.api import Api, Listeners
 from shoal.server.handlers import (
     add_offsets_to_txn,
     add_partitions_to_txn,
@@ -41,6 +43,7 @@ from shoal.server.handlers import (
     elect_leaders,
     end_txn,
     envelope,
+    fetch,
     find_coordinator,
     heartbeat,
     init_producer_id,
@@ -109,23 +112,6 @@ EARLY = frozenset(
     }
 )
 
-#: What brokers and controllers ask each other, for which Kafka has listeners of their own. A broker
-#: that is alone does not serve it, and so no client can depose it.
-AMONG_NODES = frozenset(
-    {
-        ApiKey.VOTE,
-        ApiKey.BEGIN_QUORUM_EPOCH,
-        ApiKey.END_QUORUM_EPOCH,
-        ApiKey.ALTER_PARTITION,
-        ApiKey.ENVELOPE,
-        ApiKey.FETCH_SNAPSHOT,
-        ApiKey.BROKER_REGISTRATION,
-        ApiKey.BROKER_HEARTBEAT,
-        ApiKey.ALLOCATE_PRODUCER_IDS,
-        ApiKey.UPDATE_RAFT_VOTER,
-    }
-)
-
 #: What is off with a feature: share groups, and the consumer protocol (KIP-848).
 OF_FEATURES = {
     ApiKey.CONSUMER_GROUP_HEARTBEAT: "group.version",
@@ -139,8 +125,7 @@ OF_FEATURES = {
     ApiKey.DELETE_SHARE_GROUP_OFFSETS: "share.version",
 }
 
-#: What a controller serves that is no broker.
-OF_CONTROLLERS = EARLY | BY_CONTROLLER | {ApiKey.DESCRIBE_CLUSTER, ApiKey.DESCRIBE_CONFIGS}
+BROKER, CONTROLLER, BOTH = Listeners.BROKER, Listeners.CONTROLLER, Listeners.BOTH
 
 HANDLERS: dict[int, Api] = {
     row.key: replace(
@@ -148,7 +133,7 @@ HANDLERS: dict[int, Api] = {
     )
     for row in (
         Api(ApiKey.PRODUCE, range(3, 14), produce.handle, read=produce_request.read),
-        Api(ApiKey.FETCH, range(4, 19), quorum.fetch),
+        Api(ApiKey.FETCH, range(4, 19), fetch.handle, on=BOTH, on_controllers=quorum.fetch),
         Api(ApiKey.LIST_OFFSETS, range(1, 12), list_offsets.handle),
         Api(ApiKey.METADATA, range(14), metadata.handle, metadata.refuse),
         Api(ApiKey.OFFSET_COMMIT, range(2, 11), offset_commit.handle, offset_commit.refuse),
@@ -160,10 +145,10 @@ HANDLERS: dict[int, Api] = {
         Api(ApiKey.SYNC_GROUP, range(6), sync_group.handle),
         Api(ApiKey.DESCRIBE_GROUPS, range(7), describe_groups.handle),
         Api(ApiKey.LIST_GROUPS, range(6), list_groups.handle),
-        Api(ApiKey.SASL_HANDSHAKE, range(2), sasl_handshake.handle),
-        Api(ApiKey.API_VERSIONS, range(5), api_versions.handle),
-        Api(ApiKey.CREATE_TOPICS, range(2, 8), create_topics.handle, create_topics.refuse),
-        Api(ApiKey.DELETE_TOPICS, range(1, 7), delete_topics.handle, delete_topics.refuse),
+        Api(ApiKey.SASL_HANDSHAKE, range(2), sasl_handshake.handle, on=BOTH),
+        Api(ApiKey.API_VERSIONS, range(5), api_versions.handle, on=BOTH),
+        Api(ApiKey.CREATE_TOPICS, range(2, 8), create_topics.handle, create_topics.refuse, on=BOTH),
+        Api(ApiKey.DELETE_TOPICS, range(1, 7), delete_topics.handle, delete_topics.refuse, on=BOTH),
         Api(ApiKey.DELETE_RECORDS, range(3), delete_records.handle),
         Api(ApiKey.INIT_PRODUCER_ID, range(6), init_producer_id.handle, init_producer_id.refuse),
         Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, range(2, 5), offset_for_leader_epoch.handle),
@@ -187,54 +172,65 @@ HANDLERS: dict[int, Api] = {
             txn_offset_commit.handle,
             txn_offset_commit.refuse,
         ),
-        Api(ApiKey.DESCRIBE_CONFIGS, range(1, 5), describe_configs.handle, describe_configs.refuse),
-        Api(ApiKey.ALTER_CONFIGS, range(3), alter_configs.handle, alter_configs.refuse),
+        Api(
+            ApiKey.DESCRIBE_CONFIGS,
+            range(1, 5),
+            describe_configs.handle,
+            describe_configs.refuse,
+            on=BOTH,
+        ),
+        Api(ApiKey.ALTER_CONFIGS, range(3), alter_configs.handle, alter_configs.refuse, on=BOTH),
         Api(ApiKey.DESCRIBE_LOG_DIRS, range(1, 6), describe_log_dirs.handle),
         Api(
             ApiKey.CREATE_PARTITIONS,
             range(4),
             create_partitions.handle,
             create_partitions.refuse,
+            on=BOTH,
         ),
         Api(ApiKey.DELETE_GROUPS, range(3), delete_groups.handle),
-        Api(ApiKey.ELECT_LEADERS, range(3), elect_leaders.handle, elect_leaders.refuse),
+        Api(ApiKey.ELECT_LEADERS, range(3), elect_leaders.handle, elect_leaders.refuse, on=BOTH),
         Api(
             ApiKey.INCREMENTAL_ALTER_CONFIGS,
             range(2),
             alter_configs.handle_incremental,
             alter_configs.refuse,
+            on=BOTH,
         ),
         Api(
             ApiKey.ALTER_PARTITION_REASSIGNMENTS,
             range(2),
             reassignments.alter,
             reassignments.refuse,
+            on=BOTH,
         ),
-        Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, range(1), reassignments.list_),
+        Api(ApiKey.LIST_PARTITION_REASSIGNMENTS, range(1), reassignments.list_, on=BOTH),
         Api(ApiKey.OFFSET_DELETE, range(1), offset_delete.handle),
-        Api(ApiKey.VOTE, range(3), quorum.handle),
-        Api(ApiKey.BEGIN_QUORUM_EPOCH, range(2), quorum.handle),
-        Api(ApiKey.END_QUORUM_EPOCH, range(2), quorum.handle),
+        Api(ApiKey.VOTE, range(3), quorum.handle, on=CONTROLLER),
+        Api(ApiKey.BEGIN_QUORUM_EPOCH, range(2), quorum.handle, on=CONTROLLER),
+        Api(ApiKey.END_QUORUM_EPOCH, range(2), quorum.handle, on=CONTROLLER),
         Api(
             ApiKey.DESCRIBE_CLIENT_QUOTAS,
             range(2),
             client_quotas.describe,
             client_quotas.refuse_describe,
         ),
-        Api(ApiKey.ALTER_CLIENT_QUOTAS, range(2), client_quotas.alter, client_quotas.refuse),
-        Api(ApiKey.DESCRIBE_QUORUM, range(3), describe_quorum.handle),
-        Api(ApiKey.ALTER_PARTITION, range(2, 4), alter_partition.handle),
-        Api(ApiKey.UPDATE_FEATURES, range(3), update_features.handle),
-        Api(ApiKey.ENVELOPE, range(1), envelope.handle),
-        Api(ApiKey.FETCH_SNAPSHOT, range(2), quorum.handle),
-        Api(ApiKey.DESCRIBE_CLUSTER, range(3), describe_cluster.handle),
+        Api(
+            ApiKey.ALTER_CLIENT_QUOTAS, range(2), client_quotas.alter, client_quotas.refuse, on=BOTH
+        ),
+        Api(ApiKey.DESCRIBE_QUORUM, range(3), describe_quorum.handle, on=BOTH),
+        Api(ApiKey.ALTER_PARTITION, range(2, 4), alter_partition.handle, on=CONTROLLER),
+        Api(ApiKey.UPDATE_FEATURES, range(3), update_features.handle, on=BOTH),
+        Api(ApiKey.ENVELOPE, range(1), envelope.handle, on=CONTROLLER),
+        Api(ApiKey.FETCH_SNAPSHOT, range(2), quorum.handle, on=CONTROLLER),
+        Api(ApiKey.DESCRIBE_CLUSTER, range(3), describe_cluster.handle, on=BOTH),
         Api(ApiKey.DESCRIBE_PRODUCERS, range(1), describe_producers.handle),
-        Api(ApiKey.BROKER_REGISTRATION, range(5), broker_lifecycle.register),
-        Api(ApiKey.BROKER_HEARTBEAT, range(2), broker_lifecycle.heartbeat),
-        Api(ApiKey.UNREGISTER_BROKER, range(1), unregister_broker.handle),
+        Api(ApiKey.BROKER_REGISTRATION, range(5), broker_lifecycle.register, on=CONTROLLER),
+        Api(ApiKey.BROKER_HEARTBEAT, range(2), broker_lifecycle.heartbeat, on=CONTROLLER),
+        Api(ApiKey.UNREGISTER_BROKER, range(1), unregister_broker.handle, on=BOTH),
         Api(ApiKey.DESCRIBE_TRANSACTIONS, range(1), transactions.describe),
         Api(ApiKey.LIST_TRANSACTIONS, range(3), transactions.list_),
-        Api(ApiKey.ALLOCATE_PRODUCER_IDS, range(1), allocate_producer_ids.handle),
+        Api(ApiKey.ALLOCATE_PRODUCER_IDS, range(1), allocate_producer_ids.handle, on=CONTROLLER),
         Api(ApiKey.CONSUMER_GROUP_HEARTBEAT, range(2), consumer_group_heartbeat.handle),
         Api(
             ApiKey.CONSUMER_GROUP_DESCRIBE,
@@ -272,9 +268,9 @@ HANDLERS: dict[int, Api] = {
             share_acknowledge.refuse,
             share_messages.read_acknowledge,
         ),
-        Api(ApiKey.ADD_RAFT_VOTER, range(2), quorum.handle),
-        Api(ApiKey.REMOVE_RAFT_VOTER, range(1), quorum.handle),
-        Api(ApiKey.UPDATE_RAFT_VOTER, range(1), quorum.handle),
+        Api(ApiKey.ADD_RAFT_VOTER, range(2), quorum.handle, on=BOTH),
+        Api(ApiKey.REMOVE_RAFT_VOTER, range(1), quorum.handle, on=BOTH),
+        Api(ApiKey.UPDATE_RAFT_VOTER, range(1), quorum.handle, on=CONTROLLER),
         Api(ApiKey.INITIALIZE_SHARE_GROUP_STATE, range(1), share_group_state.initialize),
         Api(ApiKey.READ_SHARE_GROUP_STATE, range(1), share_group_state.read),
         Api(ApiKey.WRITE_SHARE_GROUP_STATE, range(2), share_group_state.write),
@@ -290,3 +286,16 @@ HANDLERS: dict[int, Api] = {
         Api(ApiKey.DELETE_SHARE_GROUP_OFFSETS, range(1), delete_share_group_offsets.handle),
     )
 }
+
+
+def _table(kind: Listeners) -> dict[int, Api]:
+    """The rows that a listener of that kind serves, each with the handler for it."""
+    return {
+        key: replace(row, handle=(CONTROLLER in kind and row.on_controllers) or row.handle)
+        for key, row in HANDLERS.items()
+        if row.on & kind
+    }
+
+
+#: What a listener serves, by its kind.
+TABLES = {kind: _table(kind) for kind in (BROKER, CONTROLLER, BOTH)}

@@ -35,7 +35,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         supported = {name: span for name, span in supported.items() if span[0] > 0}
     return {
         "error_code": ErrorCode.none,
-        "api_keys": served(broker.table.values()),
+        "api_keys": served(broker.served.named[request.peer.listener].values()),
         "supported_features": [
             {"name": name, "min_version": low, "max_version": high}
             for name, (low, high) in supported.items()

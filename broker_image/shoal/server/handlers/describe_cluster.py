@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server import operations
-from shoal.server.api import Answer, Request
+from shoal.server.api import Answer, Listeners, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -17,13 +17,12 @@ _BROKERS, _CONTROLLERS = 1, 2
 def handle(broker: Broker, request: Request) -> Answer:
     body, image = request.body, broker.image
     endpoint_type = getattr(body, "endpoint_type", _BROKERS)
-    of_controllers = not broker.cluster.is_broker or (
-        request.peer.listener in (broker.config["controller.listener.names"] or ())
-    )
+    of_controllers = broker.served.kind(request.peer.listener) is Listeners.CONTROLLER
     if (endpoint_type == _CONTROLLERS) != of_controllers:
         here, asked = ("controllers", "brokers") if of_controllers else ("brokers", "controllers")
         raise ApiError(
-            ErrorCode.mismatched_endpoint_type,
+            # Version 0 does not know the other code.
+            ErrorCode.mismatched_endpoint_type if request.version else ErrorCode.invalid_request,
             f"This is an endpoint of {here}, and the request is for one of {asked}",
         )
     fenced_too = getattr(body, "include_fenced_brokers", False)

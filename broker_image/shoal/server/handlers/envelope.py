@@ -7,7 +7,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol import frames
-from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.server.api import Answer, Peer, Request
 
 if TYPE_CHECKING:
@@ -33,7 +33,10 @@ async def _open(broker: Broker, request: Request) -> dict[str, Any]:
         sender.on_close,
     )
     request_id = getattr(body, "request_id", b"")
-    response = await broker.dispatch.embedded(frame, peer, request_id)
+    try:
+        response = await broker.dispatch.embedded(frame, peer, request_id)
+    except WireError:
+        return {"error_code": ErrorCode.invalid_request, "response_data": None}
     key, version = frame[0] << 8 | frame[1], frame[2] << 8 | frame[3]
     correlation_id = int.from_bytes(frame[4:8], "big", signed=True)
     head = frames.response_head(key, version, correlation_id)

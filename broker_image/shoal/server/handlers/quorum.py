@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.quorum import wire
-from shoal.quorum.messages import Response, VoteRequest
+from shoal.quorum.messages import AddRaftVoterRequest, Response, VoteRequest
 from shoal.server.answers import mapped
-from shoal.server.api import Answer, Request
+from shoal.server.api import Answer, Listeners, Request
+from shoal.server.fetch_sessions import TOPIC_IDS_FROM
 from shoal.server.handlers import fetch as partitions
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def handle(broker: Broker, request: Request) -> Answer:
                 ErrorCode.inconsistent_voter_set,
                 f"Node {source} is not among the voters that this node was given.",
             )
+    if isinstance(message, AddRaftVoterRequest):
+        _check_endpoints(broker, message)
     endpoint = wire.leader_endpoint(body)
     if endpoint is not None:
         quorum.learn(source, endpoint)
@@ -53,8 +56,23 @@ def handle(broker: Broker, request: Request) -> Answer:
     return mapped(quorum.receive(source, message), form)
 
 
+def _check_endpoints(broker: Broker, request: AddRaftVoterRequest) -> None:
+    """A new voter names where it listens for controllers, as Kafka demands. Raises `ApiError`."""
+    wanted, names = broker.cluster.listener, {e.name for e in request.voter.endpoints}
+    named = broker.config["controller.listener.names"]
+    if named and broker.served.kind(wanted) is Listeners.CONTROLLER and wanted not in names:
+        raise ApiError(
+            ErrorCode.invalid_request,
+            f"The new voter {request.voter.key.id} names no endpoint of the listener {wanted},"
+            " which controllers use: set controller.listener.names on it.",
+        )
+
+
 def fetch(broker: Broker, request: Request) -> Answer:
+    """Fetch on a listener of controllers: the metadata log, and partitions if brokers share it."""
     topics = request.body.topics
-    if len(topics) == 1 and wire.is_metadata(topics[0]):
+    if request.version >= TOPIC_IDS_FROM and len(topics) == 1 and wire.is_metadata(topics[0]):
         return handle(broker, request)
-    return partitions.handle(broker, request)
+    if Listeners.BROKER in broker.served.kind(request.peer.listener):
+        return partitions.handle(broker, request)
+    return {"error_code": ErrorCode.invalid_request, "responses": ()}
