@@ -23,7 +23,7 @@ class Shoal:
     """Commands against one broker."""
 
     def __init__(self, bootstrap: str) -> None:
-        self.environment = {**os.environ, "SHOAL_BOOTSTRAP": bootstrap}
+        self.environment = {**os.environ, "SHOAL_BOOTSTRAP_SERVERS": bootstrap}
 
     def run(
         self, *words: str, stdin: str = "", status: int = 0

@@ -57,7 +57,7 @@ class Console:
     def __init__(self, folder: Path, bootstrap: str) -> None:
         self._folder = folder
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self._environment = {**os.environ, "PATH": path, "SHOAL_BOOTSTRAP": bootstrap}
+        self._environment = {**os.environ, "PATH": path, "SHOAL_BOOTSTRAP_SERVERS": bootstrap}
         self._sessions: list[int] = []
 
     def __enter__(self) -> Console:

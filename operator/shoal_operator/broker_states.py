@@ -11,6 +11,7 @@ from shoal.client.errors import ClientError, KafkaError
 from shoal.client.topics import OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
+from shoal_operator.queues import QueueNumbers
 from shoal_operator.roller import Quorum
 from shoal_operator.troubles import Disk
 
@@ -61,6 +62,8 @@ class GroupState:
     `in_flight` are those locked to members now and `redelivered` those delivered more than once
     since their broker began; -1 where no broker said. `stuck`, which are part of the lag, are those
     that nobody gets until a dead letter is redriven or skipped: what is held and what is behind.
+    `numbers` are those of the brokers' metrics. `known` is false where a coordinator could not say
+    the lag of every partition.
     """
 
     group: str
@@ -72,11 +75,30 @@ class GroupState:
     redelivered: int = -1
     partitions: tuple[SharePartition, ...] = ()
     stuck: int = 0
+    numbers: QueueNumbers = field(default_factory=QueueNumbers)
+    known: bool = True
 
     @property
     def workable(self) -> int:
         """Of the lag, what can be worked on, or will be by itself: in flight and delayed too."""
         return max(0, self.lag - self.stuck)
+
+    @property
+    def available(self) -> int:
+        """Records that could be delivered now. Without metrics, all of `workable` count."""
+        ready = min(self.workable, self.lag - self.numbers.unavailable)
+        return max(0, ready - max(0, self.in_flight))
+
+    def due(self, within_s: float) -> int:
+        """Return how many of `workable` a consumer could get within `within_s` seconds, or holds.
+
+        Of a paused group these are the records in flight alone.
+        """
+        if self.numbers.delivery == "Paused":
+            return max(0, self.in_flight)
+        held = max(0, self.in_flight)
+        # A delayed record behind a dead letter is neither workable nor due: it counts once.
+        return max(held + self.available, self.workable - self.numbers.due_later(within_s))
 
 
 NO_QUORUM = Quorum(frozenset(), frozenset())
@@ -123,15 +145,16 @@ def group_state(
     about: Any,
     offsets: Any,
     counts: tuple[int, int] | None,
-    behind_dead_letters: int = 0,
+    numbers: QueueNumbers | None = None,
 ) -> GroupState:
     """A group out of answers to ShareGroupDescribe and DescribeShareGroupOffsets, and of metrics:
-    in flight and redelivered, and what waits behind records that are held."""
+    in flight and redelivered, and what is held back."""
+    numbers = numbers or QueueNumbers()
     in_flight, redelivered = counts or (-1, -1)
     if about is None or isinstance(about, KafkaError):
         if isinstance(about, KafkaError) and about.code not in NO_GROUP:
             raise about
-        return GroupState(name, in_flight=in_flight, redelivered=redelivered)
+        return GroupState(name, in_flight=in_flight, redelivered=redelivered, numbers=numbers)
     rows: tuple[SharePartition, ...] = ()
     if isinstance(offsets, Mapping):
         rows = tuple(
@@ -148,8 +171,20 @@ def group_state(
         in_flight,
         redelivered,
         rows,
-        sum(r.held for r in rows) + behind_dead_letters,
+        sum(r.held for r in rows) + numbers.behind_dead_letters,
+        numbers,
+        _is_known(offsets),
     )
+
+
+def _is_known(offsets: Any) -> bool:
+    """Whether an answer has the lag of each partition, or says for good that it has none."""
+    rows = offsets.values() if isinstance(offsets, Mapping) else [offsets]
+    return not any(isinstance(row, ClientError) and _passes(row) for row in rows)
+
+
+def _passes(error: ClientError) -> bool:
+    return not isinstance(error, KafkaError) or error.retriable
 
 
 def _records(ranges: Iterable[tuple[int, int]]) -> int:

@@ -21,7 +21,7 @@ from shoal.client.share import ShareMembership
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
-from shoal_operator import metrics
+from shoal_operator import clock, metrics
 from shoal_operator.broker_states import (
     NO_GROUP,
     ClusterState,
@@ -43,6 +43,8 @@ HTTP_TIMEOUT_SECONDS = 2.0
 REACH_SECONDS_MAX = 1.0
 #: A controller that was caught up so much later than another one does not keep up.
 CAUGHT_UP_MS = 10_000
+#: Numbers from the brokers' metrics are used for so long while a broker does not answer.
+NUMBERS_MS_MAX = 60_000
 MIN_ISR = "min.insync.replicas"
 ABSENT = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
 
@@ -62,8 +64,9 @@ class Brokers:
         self._addresses = (bootstrap_servers, dict(urls or {}))
         self._made: Client | None = None
         self._made_web: httpx2.AsyncClient | None = None
-        #: What the brokers' metrics said last, by group; empty where one did not answer.
+        #: What the brokers' metrics said last, by group, and when all of them did.
         self.queue_numbers: dict[str, QueueNumbers] = {}
+        self._counted_ms = 0
 
     async def readdress(self, bootstrap_servers: str, urls: Mapping[int, str]) -> None:
         """Use these addresses from now on."""
@@ -363,7 +366,7 @@ class Brokers:
                     about.get(name),
                     offsets.get(name),
                     None if counts is None else counts.get(name, (0, 0)),
-                    self.queue_numbers.get(name, QueueNumbers()).behind_dead_letters,
+                    self.queue_numbers.get(name),
                 )
         return states
 
@@ -374,9 +377,12 @@ class Brokers:
             try:
                 texts.append((await self._web.get(url + "metrics")).text)
             except httpx2.HTTPError:
-                self.queue_numbers = {}
+                # Of a broker that restarts the last numbers hold for a while: without them, all
+                # that is delayed would look like work.
+                if clock.now_ms() - self._counted_ms > NUMBERS_MS_MAX:
+                    self.queue_numbers = {}
                 return None
-        self.queue_numbers = numbers_of(texts)
+        self.queue_numbers, self._counted_ms = numbers_of(texts), clock.now_ms()
         return group_counts(texts)
 
     async def partitions_of(self, topics: Sequence[str]) -> dict[str, int]:

@@ -16,7 +16,7 @@ from shoal.client.errors import ClientError, KafkaError
 from shoal_operator import __version__, clock, pods, roller, troubles
 from shoal_operator.broker_states import ClusterState
 from shoal_operator.brokers import Brokers
-from shoal_operator.conditions import Verdict, is_ready
+from shoal_operator.conditions import Verdict, is_ready, is_seen
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.membership import Leaving, Membership
 from shoal_operator.model import broker_config, listeners, names, seats
@@ -69,6 +69,13 @@ def refusal(cluster: Manifest) -> Verdict | None:
             "spec.rack is set and spec.brokersPerPod is not 1: the rack of brokers that share a "
             "pod is the pod. Take spec.rack out.",
         )
+    if twice := broker_config.set_twice(spec):
+        variable, name = twice
+        return Verdict.refused(
+            "ConfigTwice",
+            f"spec.template.pod.env sets {variable} and spec.config sets {name}, which are the "
+            "same setting. Take one of them out.",
+        )
     for number, listener in enumerate(spec["listeners"]):
         for key in ("tls", "authentication"):
             if listener.get(key) is not None:
@@ -93,7 +100,9 @@ class Clusters:
         image: str,
         *,
         reached: Callable[[], None],
+        pull_policy: str = model.PULL_POLICY,
     ) -> None:
+        self._pull_policy = pull_policy
         self._kube, self._store, self._brokers = kube, store, brokers
         self._namespace, self._name, self._image = namespace, name, image
         self._reached, self._answered = reached, False
@@ -160,7 +169,7 @@ class Clusters:
         if late:
             text += f" for over {TAKEN_UP_SECONDS_MAX:.0f} s; look at kube-controller-manager."
             await self._say(cluster, Verdict.trouble("StatefulSetNotTakenUp", text))
-        elif "conditions" not in cluster.get("status", {}):
+        elif not is_seen(cluster):
             await self._say(cluster, Verdict.waiting("Starting", f"{text} yet."))
         return AGAIN_SECONDS
 
@@ -207,7 +216,7 @@ class Clusters:
         waits_for = listeners.pending(cluster, services)
         if waits_for:
             return waits_for
-        wanted = model.manifests(cluster, self._image, services)
+        wanted = model.manifests(cluster, self._image, services, self._pull_policy)
         for want in wanted:
             await self._apply(cluster, want)
         names_wanted = {(w["kind"], w["metadata"]["name"]) for w in wanted}

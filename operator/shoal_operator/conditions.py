@@ -3,6 +3,9 @@
 `Ready` is whether it does what its spec asks; `Progressing` whether the operator is still at work
 on it; `Degraded` whether it serves, but less well than asked; `Paused` whether the operator leaves
 it alone. All four are always there, so that a tool never has to guess from an absence.
+
+`Reconciling` and `Stalled` follow the convention of kstatus (sigs.k8s.io/cli-utils), which Flux
+reads: each is there only while it is true, and at most one of them is.
 """
 
 from __future__ import annotations
@@ -12,6 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 TYPES = ("Ready", "Progressing", "Degraded", "Paused")
+#: The `status.observedGeneration` of a resource that the operator has not seen. The schema's
+#: default, as in Flux.
+UNSEEN = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,11 @@ class Verdict:
         """Not ready, and it will not be before somebody changes something."""
         return cls(False, reason, message, degraded=True, alarm=True)
 
+    @property
+    def stalled(self) -> bool:
+        """Whether the resource stays not ready until a person changes something."""
+        return self.degraded and not self.ready and not self.progressing
+
     def warned(self, warning: tuple[str, str] | None) -> Verdict:
         """The same, with a reason and a sentence on what falls short of the spec."""
         return replace(self, warning=warning)
@@ -64,7 +75,7 @@ def is_ready(resource: Mapping[str, Any]) -> bool:
 def conditions(
     verdict: Verdict, generation: int, now: str, before: Sequence[Mapping[str, Any]] | None
 ) -> list[dict[str, Any]]:
-    """The list for `status.conditions`.
+    """Return the list for `status.conditions`: `TYPES`, then those of kstatus that hold.
 
     `now` is an RFC 3339 time; `before` is the list as it stands, whose transition times are kept
     where the status did not change.
@@ -78,9 +89,13 @@ def conditions(
         ("Progressing", verdict.progressing, verdict.reason, verdict.message),
         degraded,
         ("Paused", verdict.paused, verdict.reason, verdict.message),
+        ("Reconciling", verdict.progressing, verdict.reason, verdict.message),
+        ("Stalled", verdict.stalled, verdict.reason, verdict.message),
     )
     out = []
     for kind, holds, reason, message in rows:
+        if kind not in TYPES and not holds:
+            continue
         status = "True" if holds else "False"
         if kind != "Ready" and not holds:
             reason, message = f"Not{kind}", ""
@@ -97,6 +112,12 @@ def conditions(
             }
         )
     return out
+
+
+def is_seen(resource: Mapping[str, Any]) -> bool:
+    """Return whether the operator has written a status of the resource."""
+    seen: int = resource.get("status", {}).get("observedGeneration", UNSEEN)
+    return seen != UNSEEN
 
 
 def same(one: Any, other: Any) -> bool:

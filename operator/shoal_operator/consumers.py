@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal_operator import clock, metrics, scaling
 from shoal_operator.conditions import Verdict
-from shoal_operator.groups import Groups
+from shoal_operator.groups import Groups, due_time
 from shoal_operator.kube import Kube, KubeError, now
 from shoal_operator.model import cluster as cluster_model
 from shoal_operator.model import groups as group_model
@@ -27,6 +27,10 @@ from shoal_operator.workloads import Workload, Workloads
 KIND = "ShareConsumer"
 #: Lag and the like are written to a status that often while they move.
 STATUS_SECONDS = 5.0
+#: The time that a consumer takes to start, where `scaling.startupTime` does not say.
+STARTUP_TIME = "30s"
+#: Fields of the status, and of a scale signal, that are there only while the lag is known.
+OF_LAG = ("lag", "workable", "due", "inFlight", "partitions", "nextDueTime")
 #: What a ShareGroup says of itself that no consumer of it can work with.
 _OF_GROUP = ("TopicNotFound", "PositionsRefused", "OtherGroupType")
 
@@ -53,6 +57,12 @@ def policy(spec: Mapping[str, Any]) -> scaling.Policy:
         cooldown_ms=duration_ms(given.get("cooldown", "60s")),
         scale_to_zero_after_ms=duration_ms(given.get("scaleToZeroAfter", "5m")),
     )
+
+
+def startup_s(spec: Mapping[str, Any]) -> float:
+    """Return `scaling.startupTime` in seconds."""
+    given = spec.get("scaling", {}).get("startupTime", STARTUP_TIME)
+    return duration_ms(given) / 1000
 
 
 def is_scaled(spec: Mapping[str, Any]) -> bool:
@@ -97,7 +107,7 @@ def group_trouble(group: Mapping[str, Any]) -> Verdict | None:
     """
     meta = group["metadata"]
     for said in group.get("status", {}).get("conditions", []):
-        current = said["observedGeneration"] == meta.get("generation", 0)
+        current = said.get("observedGeneration") == meta.get("generation", 0)
         if said["type"] == "Ready" and said["reason"] in _OF_GROUP and current:
             text = f"ShareGroup {meta['name']!r}: {said['message']}"
             made = Verdict.refused if said["reason"] == "OtherGroupType" else Verdict.waiting
@@ -106,10 +116,7 @@ def group_trouble(group: Mapping[str, Any]) -> Verdict | None:
 
 
 class Consumers:
-    """The reconciler of all ShareConsumers whose group is of one cluster.
-
-    `signals` is what workloads scale by, by the ShareConsumer's name, as it is now.
-    """
+    """The reconciler of all ShareConsumers whose group is of one cluster."""
 
     def __init__(
         self,
@@ -125,7 +132,7 @@ class Consumers:
         self._statuses = Statuses(kube, store)
         self._workloads = Workloads(kube, store)
         self._histories: dict[str, scaling.History] = {}
-        self.signals: dict[str, dict[str, int]] = {}
+        self._signals: dict[str, dict[str, int]] = {}
 
     def everything(self) -> list[str]:
         return [name for name, _ in self.by_group()]
@@ -165,8 +172,22 @@ class Consumers:
         gone = self._histories.keys() - set(self.everything())
         for name in gone:
             del self._histories[name]
-            self.signals.pop(name, None)
+            self._signals.pop(name, None)
         return 2.0 if soon else None
+
+    def signal(self, name: str) -> dict[str, int]:
+        """Return what the workload of a ShareConsumer scales by now.
+
+        The numbers that follow from the lag are absent while it is not known.
+        """
+        consumer = self._store.get(KIND, self._namespace, name)
+        found = self._signals.get(name, {})
+        group = consumer and self._store.get(
+            "ShareGroup", self._namespace, consumer["spec"]["shareGroup"]
+        )
+        if group and self._groups.known(group_model.group_id(group)):
+            return found
+        return {k: v for k, v in found.items() if k not in OF_LAG}
 
     async def _bring(self, consumer: Manifest) -> bool:
         """Whether it is to be looked at again soon, since something is under way."""
@@ -185,6 +206,7 @@ class Consumers:
             self._settings.spark_image,
             self._settings.scale_url,
             self._settings.driver_role,
+            self._settings.spark_pull_policy,
         )
         decision = self._decide(consumer, group)
         workload = await self._workloads.bring(consumer, place, decision.replicas)
@@ -194,7 +216,7 @@ class Consumers:
     def _decide(self, consumer: Manifest, group: Manifest) -> scaling.Decision:
         spec, status = consumer["spec"], consumer.get("status", {})
         name = consumer["metadata"]["name"]
-        state = self._groups.states.get(group_model.group_id(group))
+        state = self._groups.known(group_model.group_id(group))
         top = status.get("ceiling", 0)
         if spec.get("paused"):
             return scaling.Decision(0, top, "spec.paused is true")
@@ -202,7 +224,7 @@ class Consumers:
             return scaling.Decision(spec.get("replicas", 1), top, "spec.replicas")
         current = status.get("desiredReplicas", spec.get("replicas", 0))
         if state is None:
-            return scaling.Decision(current, top, "lag is not known yet")
+            return scaling.Decision(current, top, "lag is not known now")
         now_ms = clock.now_ms()
         history = self._histories.get(name)
         if history is None:
@@ -214,19 +236,24 @@ class Consumers:
         starts = [p.start_offset for p in state.partitions]
         settled = sum(starts) if starts and min(starts) >= 0 else -1
         running = status.get("readyReplicas", 0)
-        load = scaling.Load(state.workable, partitions, locks, settled, running, state.stuck)
+        due = state.due(startup_s(spec))
+        later = state.workable - due
+        load = scaling.Load(due, partitions, locks, settled, running, state.stuck, later)
         return scaling.decide(policy(spec), load, current, history, now_ms)
 
     async def _say(
         self, consumer: Manifest, group: Manifest, decision: scaling.Decision, workload: Workload
     ) -> None:
         meta, before = consumer["metadata"], consumer.get("status", {})
-        state = self._groups.states.get(group_model.group_id(group))
-        measured: dict[str, Any] = {"decision": decision.why}
+        state = self._groups.known(group_model.group_id(group))
+        # A lag that is not known any more leaves the status: nothing may scale by it.
+        measured: dict[str, Any] = {**dict.fromkeys(OF_LAG), "decision": decision.why}
         if state:
             measured |= {
                 "lag": state.lag,
                 "workable": state.workable,
+                "due": state.due(startup_s(consumer["spec"])),
+                "nextDueTime": due_time(state),
                 "partitions": len(state.partitions),
             }
             if state.in_flight >= 0:
@@ -248,7 +275,7 @@ class Consumers:
             fields |= {"lastScaleTime": now(), **measured}
         metrics.WANTED.labels(meta["namespace"], meta["name"]).set(decision.replicas)
         numbers = {k: v for k, v in (fields | measured).items() if isinstance(v, int)}
-        self.signals[meta["name"]] = numbers
+        self._signals[meta["name"]] = numbers
         verdict = group_trouble(group) or workload.verdict
         if consumer["spec"].get("paused"):
             verdict = Verdict(True, "Paused", "spec.paused is true; none runs.", paused=True)

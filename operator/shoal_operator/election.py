@@ -38,6 +38,8 @@ class Election:
         self._kube, self._name, self._namespace = kube, name, namespace
         self._identity, self._on_change = identity, on_change
         self.leading = False
+        #: Whether another replica was seen to renew the Lease, and it has not expired.
+        self.another_leads = False
         self._seen: tuple[str, float] = ("", 0.0)
         #: The Lease as we wrote it last; while it is ours, one call renews it.
         self._held: Manifest | None = None
@@ -61,6 +63,7 @@ class Election:
                     async with asyncio.timeout(max(0.0, limit)):
                         held = await self._attempt()
                 except (KubeError, TimeoutError):
+                    self.another_leads = False
                     failed, held = True, self.leading and time.monotonic() < deadline
                 else:
                     if held:
@@ -81,11 +84,14 @@ class Election:
         spec = lease.get("spec", {})
         holder = spec.get("holderIdentity") or ""
         stamp = f"{holder} {spec.get('renewTime')}"
+        renewed = bool(self._seen[0]) and stamp != self._seen[0]
         if stamp != self._seen[0]:
             self._seen = (stamp, time.monotonic())
         expired = time.monotonic() - self._seen[1] > spec.get("leaseDurationSeconds", 0)
         if holder not in ("", self._identity) and not expired:
+            self.another_leads |= renewed
             return False
+        self.another_leads = False
         return await self._write(self._lease(lease))
 
     def _lease(self, before: Manifest | None) -> Manifest:

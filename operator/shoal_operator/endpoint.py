@@ -1,7 +1,9 @@
 """HTTP of the operator: its metrics, and scale signals in the form that KEDA's metrics API reads.
 
 GET /metrics                                     Prometheus text
-GET /scale/NAMESPACE/SHARECONSUMER               {"lag": …, "workable": …, "desiredReplicas": …}
+GET /scale/NAMESPACE/SHARECONSUMER               {"lag": …, "due": …, "desiredReplicas": …}
+
+A signal is answered with 503 while the group's lag is not known, so that KEDA uses its fallback.
 """
 
 from __future__ import annotations
@@ -27,6 +29,9 @@ async def serve(operator: Operator, port: int) -> web.AppRunner:
         if found is None:
             text = f"there is no ShareConsumer {namespace}/{name}"
             return web.json_response({"error": text}, status=404)
+        if "lag" not in found:
+            text = f"the lag of the group of ShareConsumer {namespace}/{name} is not known now"
+            return web.json_response({"error": text, **found}, status=503)
         return web.json_response(found)
 
     app = web.Application()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -21,13 +22,13 @@ from shoal.protocol.errors import ErrorCode
 from shoal_operator import clock, metrics
 from shoal_operator.broker_states import EARLIEST, LATEST, GroupState, Partition, StartSpec
 from shoal_operator.brokers import Brokers
-from shoal_operator.conditions import Verdict
+from shoal_operator.conditions import Verdict, is_seen
 from shoal_operator.kube import Kube, now
 from shoal_operator.model import groups as model
 from shoal_operator.model import names
 from shoal_operator.model.names import Manifest
 from shoal_operator.quantities import duration_ms
-from shoal_operator.queues import ENABLE, ORDERING, QueueNumbers, dead_letter_topic
+from shoal_operator.queues import ENABLE, ORDERING, dead_letter_topic
 from shoal_operator.redeliveries import Redeliveries
 from shoal_operator.statuses import Statuses
 from shoal_operator.store import Store, older
@@ -42,6 +43,10 @@ WATCH_GROUPS = 100
 #: A lag that moves is written to a status that often.
 STATUS_SECONDS = 5.0
 PARTITIONS_IN_STATUS_MAX = 100
+#: A lag that is older counts as not known; it is looked at every few seconds.
+KNOWN_MS_MAX = 20_000
+#: After this time a group's metrics go. Groups without a ShareConsumer are looked at less often.
+FORGET_MS = 300_000
 
 Outcome = tuple[Manifest, Verdict, dict[str, Any]]
 
@@ -130,6 +135,7 @@ class Groups:
         self._watched = 0
         self._redeliveries = Redeliveries()
         self.states: dict[str, GroupState] = {}
+        self._known_ms: dict[str, int] = {}
 
     def everything(self) -> list[str]:
         return [o["metadata"]["name"] for o in self._everyone()]
@@ -177,11 +183,16 @@ class Groups:
         }
         cluster = self._store.get("QueueCluster", self._namespace, self._cluster)
         if not chosen or cluster is None or cluster["spec"].get("paused"):
+            self._forget_unknown(winners)
             return None
-        await self._look(sorted(chosen))
-        self._moved([o["metadata"]["name"] for o in chosen.values()])
+        try:
+            await self._look(sorted(chosen))
+        finally:
+            self._forget_unknown(winners)
+            # Also after a failure: what is not known any more is not scaled by.
+            self._moved([o["metadata"]["name"] for o in chosen.values()])
         for group, resource in chosen.items():
-            if "observedGeneration" in resource.get("status", {}):
+            if is_seen(resource):
                 await self._statuses.update(
                     resource, self._fields(resource, self.states[group]), STATUS_SECONDS
                 )
@@ -192,7 +203,25 @@ class Groups:
         states = await self._brokers.share_groups(groups, of_any_type=of_any_type)
         for group, state in states.items():
             self._redeliveries.seen(group, state.redelivered, now_ms)
-        self.states |= states
+            if state.known or group not in self.states:
+                self.states[group] = state
+            if state.known:
+                self._known_ms[group] = now_ms
+
+    def _forget_unknown(self, groups: Mapping[str, Manifest]) -> None:
+        """Drop the metrics of groups whose lag is too old for an alert."""
+        for group, resource in groups.items():
+            if self._age_ms(group) >= FORGET_MS:
+                meta = resource["metadata"]
+                metrics.forget_group(meta["namespace"], meta["name"])
+
+    def known(self, group: str) -> GroupState | None:
+        """Return a group's state if its lag is at most `KNOWN_MS_MAX` old, else None."""
+        return self.states.get(group) if self._age_ms(group) < KNOWN_MS_MAX else None
+
+    def _age_ms(self, group: str) -> float:
+        """Return the age of the group's lag in milliseconds."""
+        return clock.now_ms() - self._known_ms.get(group, -math.inf)
 
     async def _bring(
         self, resources: list[Manifest], winners: dict[str, Manifest]
@@ -218,8 +247,7 @@ class Groups:
             _, verdict, fields = await self._outcome(
                 resource, failures.get(group), waiting.get(group)
             )
-            numbers = self._brokers.queue_numbers.get(group, QueueNumbers())
-            if warning := warnings.get(group) or numbers.warning():
+            if warning := warnings.get(group) or self.states[group].numbers.warning():
                 verdict = verdict.warned(warning)
             outcomes.append((resource, verdict, fields))
         return outcomes
@@ -397,7 +425,10 @@ class Groups:
 
     def _fields(self, resource: Manifest, state: GroupState) -> dict[str, Any]:
         meta = resource["metadata"]
-        metrics.LAG.labels(meta["namespace"], meta["name"]).set(state.lag)
+        of_group = (meta["namespace"], meta["name"])
+        metrics.LAG.labels(*of_group).set(state.lag)
+        metrics.AVAILABLE.labels(*of_group).set(state.available)
+        metrics.IN_FLIGHT.labels(*of_group).set(max(0, state.in_flight))
         fields: dict[str, Any] = {
             "state": state.state,
             "members": state.members,
@@ -414,10 +445,9 @@ class Groups:
         }
         if state.in_flight >= 0:
             fields["inFlight"] = state.in_flight
-            fields["available"] = max(0, state.workable - state.in_flight)
-        if state.in_flight >= 0:
-            numbers = self._brokers.queue_numbers.get(state.group, QueueNumbers())
-            fields |= numbers.status()
+            fields["available"] = state.available
+            fields |= state.numbers.status()
+            fields["nextDueTime"] = due_time(state)
         rate = self._redeliveries.per_minute(state.group, state.redelivered, clock.now_ms())
         if rate is not None:
             fields["redeliveriesPerMinute"] = rate
@@ -460,6 +490,15 @@ class Groups:
             kept = [f for f in finalizers if f != names.FINALIZER]
             if len(kept) != len(finalizers):
                 await self._kube.merge(resource, {"metadata": {"finalizers": kept}})
+
+
+def due_time(state: GroupState) -> str | None:
+    """Return when the next record that is held back by time is due (RFC 3339), None without."""
+    due_s = state.numbers.next_due_s
+    if not due_s:
+        return None
+    when = datetime.datetime.fromtimestamp(math.ceil(due_s), datetime.UTC)
+    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _place(reset: Mapping[str, Any]) -> int | StartSpec:

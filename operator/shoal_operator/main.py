@@ -50,6 +50,8 @@ def _settings() -> Settings:
         spark_image=given("SHOAL_SPARK_IMAGE", f"localhost/shoal/spark:{__version__}"),
         driver_role=given("SHOAL_DRIVER_ROLE", "shoal-spark-driver"),
         scale_url=given("SHOAL_SCALE_URL", f"http://{socket.gethostname()}:8080"),
+        broker_pull_policy=given("SHOAL_BROKER_PULL_POLICY", "IfNotPresent"),
+        spark_pull_policy=given("SHOAL_SPARK_PULL_POLICY", "IfNotPresent"),
     )
 
 
@@ -67,6 +69,7 @@ async def start(memo: Environment, settings: kopf.OperatorSettings, **_: Any) ->
     namespace = os.environ.get("SHOAL_OPERATOR_NAMESPACE", "default")
     identity = os.environ.get("POD_NAME", socket.gethostname())
     election = Election(kube, names.FIELD_MANAGER, namespace, identity, memo.operator.lead)
+    memo.operator.stands_by = lambda: election.another_leads
     campaign = asyncio.create_task(election.run(), name="election")
 
     async def close() -> None:

@@ -4,8 +4,9 @@ and back-off, what that means for its status, and the dead-letter topic that it 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shoal_operator.quantities import duration_ms
@@ -21,15 +22,19 @@ _COUNTS = {
     "shoal_share_partition_held_by_key_records": "held_by_key",
     "shoal_share_partition_keys_held_by_dead_letters": "keys_held",
     "shoal_share_partition_behind_dead_letters_records": "behind_dead_letters",
+    "shoal_share_partition_unavailable_records": "unavailable",
 }
+_NOT_DUE = "shoal_share_partition_not_due_records"
+_NEXT_DUE = "shoal_share_partition_next_due_timestamp_seconds"
 _OLDEST_LOCK = "shoal_share_partition_oldest_lock_age_seconds"
 _HELD = "shoal_share_group_held"
-_NAMES = "|".join([*_COUNTS, _HELD, _OLDEST_LOCK])
+_NAMES = "|".join([*_COUNTS, _HELD, _OLDEST_LOCK, _NOT_DUE, _NEXT_DUE])
 _SAMPLE = re.compile(
     rf'^({_NAMES}){{(.*?group="((?:[^"\\]|\\.)*)".*)}} (\S+)$',
     re.M,
 )
 _WHY = re.compile(r'why="([^"]*)"')
+_WITHIN = re.compile(r'within="(\d+)"')
 #: As much is in flight as may be, as it often is where there is work.
 _AT_WORK = "window-full"
 _ESCAPED = re.compile(r"\\(.)")
@@ -38,7 +43,11 @@ _ESCAPED = re.compile(r"\\(.)")
 @dataclass(slots=True)
 class QueueNumbers:
     """Of one group, over all brokers. Counters run since each broker's start; `held` are the
-    reasons why share partitions are not delivered, or their dead letters not written."""
+    reasons why share partitions are not delivered, or their dead letters not written.
+
+    `unavailable` records are in no member's hands and cannot be delivered now. `not_due` maps a
+    time in seconds to the number of records that are due later than that; `next_due_s` is when the
+    first of them is due, in Unix time, 0 without any."""
 
     dead_lettered: int = 0
     redriven: int = 0
@@ -49,7 +58,18 @@ class QueueNumbers:
     keys_held: int = 0
     behind_dead_letters: int = 0
     oldest_lock_s: int = 0
+    unavailable: int = 0
+    not_due: Counter[int] = field(default_factory=Counter)
+    next_due_s: float = 0.0
     held: frozenset[str] = frozenset()
+
+    def due_later(self, within_s: float) -> int:
+        """Return how many records a delay or a back-off holds back for longer than `within_s`.
+
+        Brokers count them for some times only: that of the shortest one not below `within_s`.
+        """
+        times = sorted(self.not_due)
+        return self.not_due[next((t for t in times if t >= within_s), times[-1])] if times else 0
 
     @property
     def delivery(self) -> str:
@@ -110,7 +130,12 @@ def numbers_of(texts: Iterable[str]) -> dict[str, QueueNumbers]:
         for metric, labels, escaped, value in _SAMPLE.findall(text):
             group = _ESCAPED.sub(lambda m: "\n" if m[1] == "n" else m[1], escaped)
             one = found.setdefault(group, QueueNumbers())
-            if metric == _OLDEST_LOCK:
+            if metric == _NEXT_DUE:
+                one.next_due_s = min(one.next_due_s or float(value), float(value))
+            elif metric == _NOT_DUE:
+                if within := _WITHIN.search(labels):
+                    one.not_due[int(within[1])] += int(float(value))
+            elif metric == _OLDEST_LOCK:
                 one.oldest_lock_s = max(one.oldest_lock_s, int(float(value)))
             elif metric != _HELD:
                 name = _COUNTS[metric]

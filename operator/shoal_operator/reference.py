@@ -19,7 +19,8 @@ _CONDITIONS = "conditions"
 _CONDITIONS_TEXT = (
     "`Ready` (it does what its spec asks), `Progressing` (the operator is at work), `Degraded` "
     "(less than the spec asks) and `Paused`, always all four, each with reason, message and "
-    "observedGeneration."
+    "observedGeneration. `Reconciling` and `Stalled` follow kstatus and are present only while "
+    "they are true. A new resource has `observedGeneration` -1 and `Ready` `Unknown`."
 )
 _BOUNDS = {
     "minimum": "at least {}", "maximum": "at most {}", "maxItems": "at most {} items",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,8 @@ SETTLE_SECONDS = 0.2
 #: A list that failed when this replica began to lead is tried again after so many seconds.
 LOAD_RETRY_SECONDS = 2.0
 
+#: What `/scale` says of a ShareConsumer, where it is known.
+SIGNALS = ("lag", "workable", "due", "inFlight", "partitions", "desiredReplicas", "ceiling")
 _MANAGED = {"app.kubernetes.io/managed-by": names.FIELD_MANAGER}
 CUSTOM = ("QueueCluster", "QueueTopic", "ShareGroup", "ShareConsumer")
 SPARK_CRD = "sparkapplications.sparkoperator.k8s.io"
@@ -98,6 +100,8 @@ class Operator:
         self.store = Store()
         self._loops: dict[ClusterKey, ClusterLoops] = {}
         self._leading = False
+        #: Whether another replica acts, as far as this one can see.
+        self.stands_by: Callable[[], bool] = lambda: False
         self._term: asyncio.Task[None] | None = None
         self._spark = [
             Watch(kube, *SPARK, namespace=namespace, seen=self.seen, gone=self.gone)
@@ -115,6 +119,7 @@ class Operator:
         if self._term:
             self._term.cancel()
         self._leading = False
+        metrics.forget_all()
         for key in list(self._loops):
             self._retire(key)
         self._term = asyncio.create_task(self._begin()) if leading else None
@@ -167,8 +172,7 @@ class Operator:
         kind, meta = manifest["kind"], manifest["metadata"]
         self.store.drop(manifest)
         if kind == "ShareGroup":
-            with contextlib.suppress(KeyError):
-                metrics.LAG.remove(meta["namespace"], meta["name"])
+            metrics.forget_group(meta["namespace"], meta["name"])
         if kind == "ShareConsumer":
             with contextlib.suppress(KeyError):
                 metrics.WANTED.remove(meta["namespace"], meta["name"])
@@ -186,15 +190,24 @@ class Operator:
                 self._wake(consumer)
 
     def signal(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """What a ShareConsumer's workload scales by, as it is now; None if there is none."""
+        """Return what a ShareConsumer's workload scales by now; None if there is none.
+
+        `lag` and what follows from it are absent while the lag is not known: the replica that acts
+        has not heard from the brokers lately, or no replica acts.
+        """
         consumer = self.store.get("ShareConsumer", namespace, name)
         if consumer is None:
             return None
-        loops = self._loops.get((namespace, self._cluster_of(consumer)))
-        live = loops.consumers_of.signals.get(name, {}) if loops else {}
         status = consumer.get("status", {})
-        keys = ("lag", "workable", "inFlight", "partitions", "desiredReplicas", "ceiling")
-        return {key: live.get(key, status.get(key, 0)) for key in keys}
+        found = {key: status.get(key, 0) for key in ("desiredReplicas", "ceiling")}
+        loops = self._loops.get((namespace, self._cluster_of(consumer)))
+        if self._leading:
+            live = loops.consumers_of.signal(name) if loops else {}
+            return found | {k: v for k, v in live.items() if k in SIGNALS}
+        # A replica that stands by repeats what the acting one has written.
+        if self.stands_by():
+            found |= {key: status[key] for key in SIGNALS if key in status}
+        return found
 
     def _wake(self, manifest: Manifest, *, leaving: bool = False) -> None:
         if not self._leading:
@@ -301,7 +314,10 @@ class Operator:
         brokers = Brokers(f"{host}:{cluster_model.PORT}")
         place = (self._kube, self.store, brokers, namespace, name)
         clusters = Clusters(
-            *place, self._settings.broker_image, reached=lambda: self._poke_all(key)
+            *place,
+            self._settings.broker_image,
+            reached=lambda: self._poke_all(key),
+            pull_policy=self._settings.broker_pull_policy,
         )
         topics = topics_module.Topics(*place)
         groups = Groups(

@@ -1,11 +1,12 @@
 """How many consumers a share group wants: pure, from lag, processing rate, locks and time.
 
-1. Wanted = lag / targetLagPerReplica, rounded up, so any lag wants a consumer. Lag includes what
-   is in flight, so a group is never scaled away while records are being worked on, and what is
-   delayed or in back-off; not what nobody gets until a dead letter is redriven or skipped. Where
-   consumers are slow, that is too few: at least so many are wanted as drain the lag in `DRAIN_MS`
-   at the rate that one of them has shown, once there is a rate (start offsets moved while
-   consumers ran).
+1. Wanted = lag / targetLagPerReplica, rounded up, so any lag wants a consumer. Lag here means the
+   records that are due within a consumer's start-up time (`scaling.startupTime`). It includes
+   records in flight, so a group is never scaled away while records are being worked on. It leaves
+   out records that a delay or a back-off holds back for longer, and records that nobody gets until
+   a dead letter is redriven or skipped. Where consumers are slow, that is too few: at least so many
+   are wanted as drain the lag in `DRAIN_MS` at the rate that one of them has shown, once there is a
+   rate (start offsets moved while consumers ran).
 2. The ceiling: of one partition `maxRecordLocks` records can be in flight, so no more than
    partitions x maxRecordLocks / recordsPerReplica consumers find work. Beyond partitions is fine.
    Executors of Spark share one batch, so its size bounds them too.
@@ -47,7 +48,8 @@ class Policy:
 @dataclass(frozen=True, slots=True)
 class Load:
     """What the broker says of the group. `lag`, `record_locks` and `stuck` count records; of the
-    last, which wait for somebody to redrive or skip a dead letter, there are none in `lag`.
+    last, which wait for somebody to redrive or skip a dead letter, there are none in `lag`; nor of
+    those that are due `later`.
 
     `settled` are the group's start offsets, summed: they move as records are settled; -1 where they
     are not known. `running` consumers worked on them.
@@ -59,6 +61,7 @@ class Load:
     settled: int = -1
     running: int = 0
     stuck: int = 0
+    later: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,8 @@ def decide(policy: Policy, load: Load, current: int, history: History, now_ms: i
     if rate > 0 and (by_rate := math.ceil(load.lag / (rate * DRAIN_MS))) > raw:
         raw = by_rate
         why = f"lag {load.lag} at {rate * 1000:.3g} records a second and consumer"
+    if load.later:
+        why += f", {load.later} more cannot be delivered yet"
     if load.stuck:
         why += f", {load.stuck} more wait until dead letters are redriven or skipped"
     bounded = min(max(raw, policy.replicas_min), policy.replicas_max, top)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal_operator import clock, kube
-from shoal_operator.conditions import Verdict, conditions, same
+from shoal_operator.conditions import UNSEEN, Verdict, conditions, same
 from shoal_operator.model.names import Manifest
 from shoal_operator.store import Store
 
@@ -24,7 +24,8 @@ def moment(before: Sequence[Mapping[str, Any]] | None) -> str:
     dies between the event and the status tells the event once. Times are whole seconds, so the
     generation is in it too: a new spec may be refused or rolled out within the same second."""
     return " ".join(
-        f"{c['reason']}@{c['lastTransitionTime']}#{c['observedGeneration']}" for c in before or ()
+        f"{c['reason']}@{c['lastTransitionTime']}#{c.get('observedGeneration', UNSEEN)}"
+        for c in before or ()
     )
 
 

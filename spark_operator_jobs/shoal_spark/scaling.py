@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -66,6 +67,11 @@ def _get(url: str) -> str:
     try:
         with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
             return str(answer.read(65536).decode())
+    except urllib.error.HTTPError as error:
+        # The operator does not know the lag; the wanted number is in the body all the same.
+        if error.code == 503:
+            return str(error.read(65536).decode())
+        raise Unknown(f"{url}: {error}") from None
     except (OSError, ValueError) as error:
         raise Unknown(f"{url}: {error}") from None
 

@@ -125,6 +125,41 @@ def test_a_share_group_from_its_first_record_to_its_end(shoal: Shoal, topic: str
     assert shoal.says("groups", "delete", group) == f"Deleted group {group}.\n"
 
 
+def test_from_beginning_sets_positions_once_and_no_config(shoal: Shoal, topic: str) -> None:
+    group = f"begins-{topic}"
+    take = ("share-consume", topic, "-g", group, "--from-beginning", "-f", "{value}")
+    assert len(shoal.says(*take, "-n", "6").split()) == 6
+    described = shoal.says("configs", "describe", "group", group)
+    assert "earliest" not in described, described
+    # A group that has a position goes on from there.
+    shoal.run("produce", topic, stdin="6\n")
+    assert shoal.says(*take, "-n", "1").split() == ["6"]
+    shoal.run("groups", "reset-offsets", group, "-t", topic, "--to-latest", "--execute")
+    shoal.run("produce", topic, stdin="7\n")
+    assert shoal.says(*take, "-n", "1").split() == ["7"]
+    # Beside a member that runs, the command joins it.
+    member = shoal.start("share-consume", topic, "-g", group, "--timeout", "60s")
+    eventually(lambda: len(shoal.json("groups", "describe", group)[0]["members"]) == 1)
+    assert shoal.says(*take, "--timeout", "1s") == ""
+    assert member.interrupt() == 130
+
+
+def test_where_brokers_are_is_read_from_the_environment(shoal: Shoal, topic: str) -> None:
+    """SHOAL_BOOTSTRAP is the name of earlier versions."""
+    where = shoal.environment["SHOAL_BOOTSTRAP_SERVERS"]
+    rest = {k: v for k, v in shoal.environment.items() if not k.startswith("SHOAL_BOOTSTRAP")}
+    for names, found in (
+        ({"SHOAL_BOOTSTRAP": where}, True),
+        ({"SHOAL_BOOTSTRAP_SERVERS": where, "SHOAL_BOOTSTRAP": "127.0.0.1:1"}, True),
+        ({"SHOAL_BOOTSTRAP": "127.0.0.1:1"}, False),
+    ):
+        one = Shoal(where)
+        one.environment = rest | names
+        done = one.run("topics", "list", status=0 if found else 3)
+        assert (topic in done.stdout) is found
+        assert found or "SHOAL_BOOTSTRAP_SERVERS" in done.stderr
+
+
 def test_asking_what_to_do_with_each_record(shoal: Shoal) -> None:
     shoal.run("topics", "create", "asked", "-p", "1")
     shoal.run("produce", "asked", stdin="first\nsecond\nthird\n")

@@ -19,7 +19,7 @@ from shoal.client.errors import ClientError
 async def main():
     stop = asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     sent = failed = after = 0
-    async with Client(os.environ["SHOAL_BOOTSTRAP"]) as client:
+    async with Client(os.environ["SHOAL_BOOTSTRAP_SERVERS"]) as client:
         async with client.producer() as producer:
             while not stop.done() or after < 50:
                 after += stop.done()
@@ -73,7 +73,7 @@ def assert_taken_once(queue: Resources, count: int) -> None:
 
 
 def _in_client(queue: Resources, *words: str) -> subprocess.Popen[str]:
-    servers = f"SHOAL_BOOTSTRAP=main-bootstrap.{queue.namespace}.svc:9092"
+    servers = f"SHOAL_BOOTSTRAP_SERVERS=main-bootstrap.{queue.namespace}.svc:9092"
     exec_ = ("kubectl", "exec", f"--namespace={queue.namespace}", "--stdin", "client", "--")
     return subprocess.Popen(
         [*exec_, "env", servers, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,

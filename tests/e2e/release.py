@@ -8,11 +8,13 @@ from typing import Any
 from conditions import eventually
 from e2e.cluster import images
 from e2e.cluster.backend import Cluster
-from e2e.cluster.layout import REPOSITORY
+from e2e.cluster.layout import KUBERNETES_VERSION, REPOSITORY
 
 NAME = "shoal"
 NAMESPACE = "shoal-system"
 CHART = REPOSITORY / "helm" / "shoal"
+#: For `helm template`, which asks no API server for its version.
+KUBE = f"--kube-version={KUBERNETES_VERSION}"
 OPERATOR = "deployment/shoal-operator"
 
 

@@ -64,7 +64,7 @@ class Resources:
         """A condition of the object's present generation, or an empty one."""
         found = self.get(what)
         for condition in found.get("status", {}).get("conditions", []):
-            current = condition["observedGeneration"] == found["metadata"]["generation"]
+            current = condition.get("observedGeneration") == found["metadata"]["generation"]
             if condition["type"] == kind and current:
                 return condition
         return {"type": kind, "status": "Unknown", "reason": "", "message": ""}
@@ -155,7 +155,7 @@ class Resources:
         client: str = "client",
         check: bool = True,
     ) -> subprocess.CompletedProcess[str]:
-        servers = f"SHOAL_BOOTSTRAP={cluster}-bootstrap.{self.namespace}.svc:9092"
+        servers = f"SHOAL_BOOTSTRAP_SERVERS={cluster}-bootstrap.{self.namespace}.svc:9092"
         attached = ("--stdin",) if input is not None else ()
         command = ("exec", *attached, client, "--", "env", servers, "shoal", *argv)
         return self.kubectl(*command, input=input, check=check)

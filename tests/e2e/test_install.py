@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections import Counter
 
 import pytest
+import yaml
 from conditions import ceiling, eventually, stopwatch
 from e2e.cluster import images
 from e2e.cluster.backend import Cluster
 from e2e.cluster.layout import REPOSITORY
-from e2e.release import Release
-from e2e.resources import Resources, queue_cluster, queue_topic, share_group
+from e2e.release import CHART, KUBE, Release
+from e2e.resources import Resources, queue_cluster, queue_topic, share_consumer, share_group
+from kube.kstatus import results
 
 READY_SECONDS_MAX = 30
 RECORDS = 3000
@@ -126,6 +130,62 @@ def test_rights_may_end_at_a_namespace(resources: Resources, release: Release) -
             assert release.cluster.kubectl(*ask, check=False).stdout.strip() == allowed
     finally:
         release.install()
+
+
+def test_a_resource_that_no_operator_sees_is_in_progress(
+    resources: Resources, release: Release
+) -> None:
+    release.install(watchNamespaces=[release.namespace])
+    try:
+        made = (queue_cluster(), queue_topic(), share_group(), share_consumer())
+        resources.apply(*made)
+        names = [f"{m['kind']}/{m['metadata']['name']}" for m in made]
+        unseen = [resources.get(name) for name in names]
+        assert results(unseen) == ["InProgress"] * len(made)
+        for found in unseen:
+            (ready,) = found["status"]["conditions"]
+            assert (found["status"]["observedGeneration"], ready["status"]) == (-1, "Unknown")
+        shown = resources.kubectl("get", "shoal", "--no-headers").stdout.splitlines()
+        assert sum("Unknown" in line for line in shown) == len(made), shown
+        resources.kubectl("delete", names[3])
+    finally:
+        release.install()
+    resources.wait(*names[:3])
+    assert results(map(resources.get, names[:3])) == ["Current"] * 3
+    resources.patch("queuetopic/jobs", {"spec": {"config": {"retention.ms": "soon"}}})
+    eventually(lambda: results([resources.get("queuetopic/jobs")]) == ["Failed"], timeout_s=20)
+    assert resources.condition("queuetopic/jobs", "Stalled")["status"] == "True"
+    resources.patch("queuetopic/jobs", {"spec": {"config": {"retention.ms": "60000"}}})
+    resources.wait("queuetopic/jobs")
+    assert results([resources.get("queuetopic/jobs")]) == ["Current"]
+
+
+def test_images_are_pulled_as_the_chart_says(release: Release) -> None:
+    values = "brokerImage.pullPolicy=Always,imagePullSecrets[0].name=mine"
+    text = release.cluster.helm("template", "shoal", CHART, KUBE, f"--set={values}").stdout
+    made = {m["kind"]: m for m in yaml.safe_load_all(text) if m}
+    (tried,) = made["Pod"]["spec"]["containers"]
+    assert tried["imagePullPolicy"] == "Always"
+    assert made["Pod"]["spec"]["imagePullSecrets"] == [{"name": "mine"}]
+    operator = made["Deployment"]["spec"]["template"]["spec"]["containers"][0]
+    assert {"name": "SHOAL_BROKER_PULL_POLICY", "value": "Always"} in operator["env"]
+
+
+def test_the_notes_of_the_chart_lead_to_a_queue_that_works(
+    resources: Resources, release: Release
+) -> None:
+    """What `helm install` prints, typed in as it stands."""
+    told = release.cluster.helm("get", "notes", "shoal", f"--namespace={release.namespace}").stdout
+    script = told[told.index("kubectl -n") : told.index("`helm uninstall`")]
+    done = subprocess.run(
+        ("bash", "-euo", "pipefail", "-c", script.replace(release.namespace, resources.namespace)),
+        env={**os.environ, **release.cluster.environment()},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "jobs-" in done.stdout and "delivery 1" in done.stdout
 
 
 def test_examples_and_chart_pass_the_api_server(resources: Resources) -> None:

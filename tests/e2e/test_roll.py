@@ -5,7 +5,7 @@ from __future__ import annotations
 from conditions import eventually
 from e2e.producing import producing
 from e2e.release import NAMESPACE, OPERATOR, Release
-from e2e.resources import Resources, queue_topic, share_group
+from e2e.resources import Resources, queue_cluster, queue_topic, share_group
 
 
 def broker(queue: Resources) -> str:
@@ -116,6 +116,23 @@ def test_an_upgrade_of_the_chart_leaves_brokers_alone(queue: Resources, release:
         assert broker(queue) == before
     finally:
         release.install()
+
+
+def test_variables_of_the_pod_template_are_the_brokers_settings(queue: Resources) -> None:
+    def template(name: str, value: str) -> dict[str, object]:
+        return {"pod": {"env": [{"name": name, "value": value}]}}
+
+    own = template("SHOAL_LISTENERS", "PLAINTEXT://:1")
+    assert "the operator sets this variable" in queue.refusal(queue_cluster(template=own))
+    before = broker(queue)
+    seven = {"template": template("SHOAL_NUM_PARTITIONS", "7")}
+    queue.patch("queuecluster/main", {"spec": {**seven, "config": {"num.partitions": "5"}}})
+    said = queue.wait_reason("queuecluster/main", "ConfigTwice")
+    assert "SHOAL_NUM_PARTITIONS" in said and "num.partitions" in said
+    assert broker(queue) == before
+    queue.patch("queuecluster/main", {"spec": {"config": {"num.partitions": None}}})
+    wait_new_broker(queue, before)
+    assert "7" in queue.shoal("configs", "describe", "broker", "0", "num.partitions")
 
 
 def test_an_annotation_of_a_service_rolls_nothing(queue: Resources) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 
@@ -48,6 +49,26 @@ def test_up_with_the_lag_past_the_partitions_to_zero_and_back(queue: Resources) 
     assert "replicas" not in queue.get("shareconsumer/eaters")["spec"]
 
 
+def test_records_that_are_due_tomorrow_start_no_consumer(queue: Resources) -> None:
+    later = share_group("later", topics=["reminders"], delay={"max": "48h"})
+    eager = share_consumer("eager", "later", scaling=SCALING | {"targetLagPerReplica": 1})
+    queue.apply(queue_topic("reminders"), later, eager)
+    queue.wait("queuetopic/reminders", "sharegroup/later", "shareconsumer/eager")
+    tomorrow = ("--header", "shoal.deliver.after=86400000")
+    lines = "".join(f"{n}\n" for n in range(20))
+    queue.shoal("produce", "reminders", "--quiet", *tomorrow, input=lines)
+    queue.wait_status("sharegroup/later", lag=20, delayed=20, available=0)
+    queue.wait_status("shareconsumer/eager", lag=20, due=0, desiredReplicas=0)
+    due = datetime.datetime.fromisoformat(queue.status("sharegroup/later")["nextDueTime"])
+    ahead = due - datetime.datetime.now(datetime.UTC)
+    assert datetime.timedelta(hours=23) < ahead <= datetime.timedelta(hours=24)
+    assert queue.events("ShareConsumer", "eager", "Scaled") == []
+    queue.produce("reminders", 2)
+    queue.wait_event("ShareConsumer", "eager", "Scaled", "0 to")
+    queue.wait_status("sharegroup/later", lag=20, available=0)
+    queue.wait_status("shareconsumer/eager", desiredReplicas=0, timeout_s=90)
+
+
 def test_kubectl_scale_drives_it_where_the_operator_does_not(queue: Resources) -> None:
     queue.apply(queue_topic("by-hand"), share_group("handy", topics=["by-hand"]))
     queue.apply(share_consumer("manual", "handy", replicas=1))
@@ -88,6 +109,16 @@ def test_the_scale_signal_is_served_over_http(queue: Resources) -> None:
     assert signal()["desiredReplicas"] == 0
     missing = queue.cluster.kubectl("get", "--raw", f"{service}/scale/x/y", check=False)
     assert missing.returncode != 0
+    # A lag that is not known is an error, for KEDA's fallback; 0 would stop all consumers.
+    queue.apply(share_consumer("unknown", "not-there", replicas=0))
+    path = f"{service}/scale/{queue.namespace}/unknown"
+
+    def refused() -> bool:
+        said = queue.cluster.kubectl("get", "--raw", path, check=False).stderr
+        assert "ServiceUnavailable" in said or "currently unable" in said, said
+        return True
+
+    eventually(refused, timeout_s=20)
 
 
 def test_parallelism_that_locks_forbid_is_a_warning(queue: Resources) -> None:

@@ -61,7 +61,7 @@ def test_each_broker_is_reached_from_outside(six: Resources) -> None:
     rows = six.status("queuecluster/main")["listeners"]
     (servers,) = [row["bootstrapServers"] for row in rows if row["name"] == "outside"]
     lines = "".join(f"{n}\n" for n in range(240))
-    there = ("client", "--", "env", f"SHOAL_BOOTSTRAP={servers}", "shoal")
+    there = ("client", "--", "env", f"SHOAL_BOOTSTRAP_SERVERS={servers}", "shoal")
     six.kubectl("exec", "--stdin", *there, "produce", "jobs", "--quiet", input=lines)
     taken = ("share-consume", "jobs", "--group=workers", "--format={value}", "-n", "240")
     found = six.kubectl("exec", *there, *taken).stdout.split()

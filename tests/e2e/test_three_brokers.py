@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from conditions import ceiling, eventually, stopwatch
@@ -15,6 +19,7 @@ from e2e.release import Release
 from e2e.resources import Resources, queue_cluster, queue_topic, share_group
 
 READY_SECONDS_MAX = 30
+BROKER = "app.kubernetes.io/component=broker"
 BROKERS = [f"main-broker-{n}" for n in range(3)]
 
 
@@ -97,6 +102,62 @@ def test_a_broker_killed_under_load_loses_nothing(three: Resources) -> None:
     sent, failed = counts
     assert failed == 0
     assert_taken_once(three, sent)
+
+
+def test_an_operator_killed_in_a_roll_of_three_is_followed_by_one_that_ends_it(
+    three: Resources, release: Release, tmp_path: Path
+) -> None:
+    wait_in_sync(three)
+    before = {pod: three.uid(f"pod/{pod}") for pod in BROKERS}
+    told = len(restarts(three))
+    with watching(three, tmp_path / "pods") as up, producing(three) as counts:
+        three.patch("queuecluster/main", {"spec": {"config": {"num.partitions": "4"}}})
+        eventually(lambda: len(restarts(three)) > told, timeout_s=60)
+        release.kill(release.leader())
+        # The roll has begun and is not over.
+        assert three.list("pods", BROKER), "the brokers' pods are gone"
+        assert len(restarts(three)) < told + len(BROKERS)
+        for pod in BROKERS:
+            three.wait_replaced(f"pod/{pod}", before[pod])
+        three.wait("queuecluster/main", timeout_s=120)
+    sent, failed = counts
+    assert (failed, sent > 50) == (0, True), counts
+    assert min(up) == len(BROKERS) - 1, up
+    again = restarts(three)[told:]
+    assert sorted(text.partition(":")[0] for text in again) == BROKERS
+    assert_taken_once(three, sent)
+
+
+def restarts(three: Resources) -> list[str]:
+    return three.events("QueueCluster", "main", "BrokerRestart")
+
+
+@contextmanager
+def watching(three: Resources, path: Path) -> Iterator[list[int]]:
+    """Watch the brokers' pods; afterwards the list holds how many were ready after each change."""
+    get = ("kubectl", "get", "pods", f"--namespace={three.namespace}", f"--selector={BROKER}")
+    up: list[int] = []
+    with path.open("w") as file:
+        watch = subprocess.Popen(
+            [*get, "--watch", "--output-watch-events", "--output=json"],
+            stdout=file, env={**os.environ, **three.cluster.environment()},
+        )  # fmt: skip
+        try:
+            eventually(lambda: path.read_text().count('"ADDED"') >= len(BROKERS), timeout_s=30)
+            yield up
+        finally:
+            watch.terminate()
+            watch.wait()
+    text, decoder, ready = path.read_text(), json.JSONDecoder(), {}
+    while text := text.lstrip():
+        event, end = decoder.raw_decode(text)
+        text, pod = text[end:], event["object"]
+        leaves = event["type"] == "DELETED" or "deletionTimestamp" in pod["metadata"]
+        said = pod.get("status", {}).get("conditions", [])
+        serves = any(c["type"] == "Ready" and c["status"] == "True" for c in said)
+        ready[pod["metadata"]["name"]] = serves and not leaves
+        if len(ready) == len(BROKERS):
+            up.append(sum(ready.values()))
 
 
 def test_brokers_come_take_their_share_and_leave(three: Resources) -> None:

@@ -23,7 +23,7 @@ import asyncio, os, sys, time
 from shoal.client.client import Client
 
 async def main():
-    async with Client(os.environ["SHOAL_BOOTSTRAP"]) as client:
+    async with Client(os.environ["SHOAL_BOOTSTRAP_SERVERS"]) as client:
         group, topic = sys.argv[1:]
         async with await client.share(group, [topic]) as one, \\
                    await client.share(group, [topic]) as other:
@@ -79,7 +79,7 @@ def test_the_lock_duration_is_in_force(queue: Resources) -> None:
     queue.apply(queue_topic("locked", partitions=1), group)
     queue.wait("queuetopic/locked", "sharegroup/lockers")
     queue.produce("locked", 1)
-    servers = f"SHOAL_BOOTSTRAP=main-bootstrap.{queue.namespace}.svc:9092"
+    servers = f"SHOAL_BOOTSTRAP_SERVERS=main-bootstrap.{queue.namespace}.svc:9092"
     run = ("exec", "client", "--", "env", servers, "python3", "-c", HOLD, "lockers", "locked")
     held, again, seconds, lock_ms = map(float, queue.kubectl(*run).stdout.split())
     assert (held, again, lock_ms) == (1, 1, 2000)

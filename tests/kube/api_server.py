@@ -13,8 +13,10 @@ import datetime
 import hashlib
 import itertools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import yaml
 from shoal_operator.kube import PLURALS, Kube, KubeError
 from shoal_operator.model import names
 from shoal_operator.store import Store
@@ -22,6 +24,22 @@ from shoal_operator.store import Store
 Manifest = dict[str, Any]
 KINDS = {plural: kind for kind, plural in PLURALS.items()}
 STAMP = "2026-01-01T00:00:00Z"
+CRDS = Path(__file__).parents[2] / "crds"
+
+
+def _statuses() -> dict[str, Manifest]:
+    """The status that each custom kind has by default, from the definitions."""
+    crds = (yaml.safe_load(f.read_text()) for f in sorted(CRDS.glob("*.yaml")))
+    return {
+        crd["spec"]["names"]["kind"]: crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"][
+            "properties"
+        ]["status"]["default"]
+        for crd in crds
+    }
+
+
+#: The status of a new resource, by kind.
+STATUSES = _statuses()
 
 
 class Death(BaseException):
@@ -117,6 +135,8 @@ class ApiServer(Kube):
     ) -> Manifest:
         have = self.objects.get((kind, name))
         made = copy.deepcopy(have) if have else {"apiVersion": body["apiVersion"], "kind": kind}
+        if not have and kind in STATUSES:
+            made["status"] = copy.deepcopy(STATUSES[kind])
         if replace_spec:
             made.pop("spec", None)
         _merge(made, {"status": body["status"]} if status else body)

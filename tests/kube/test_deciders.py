@@ -11,6 +11,7 @@ from shoal.metadata.config_keys import Scope
 from shoal.metadata.configs import BROKER
 from shoal.metadata.configs import GROUP as GROUP_KEYS
 from shoal.protocol.errors import ErrorCode
+from shoal.server.config import from_environment
 from shoal_operator import conditions, quantities, reference
 from shoal_operator.broker_states import (
     EARLIEST,
@@ -327,23 +328,63 @@ def test_consumers_are_told_where_work_is() -> None:
         "kind": "ShareConsumer",
         "metadata": {"name": "c", "namespace": "n", "uid": "u"},
         "spec": {"deployment": {"template": {"spec": {"containers": [
-            {"name": "a", "env": [{"name": "X", "value": "1"}]}
+            {"name": "a", "env": [{"name": "X", "value": "1"}]},
+            {"name": "b", "env": [{"name": "SHOAL_TOPICS", "value": "mine"},
+                                  {"name": "SHOAL_LOG_LEVEL", "value": "debug"}]},
         ]}}}},
     }  # fmt: skip
     made = deployment.manifest(consumer, cluster="main", replicas=4, bootstrap_servers="b:1",
                                group_id="g", topics=["t", "u"])  # fmt: skip
-    env = {e["name"]: e["value"] for e in made["spec"]["template"]["spec"]["containers"][0]["env"]}
-    assert env == {"SHOAL_BOOTSTRAP_SERVERS": "b:1", "SHOAL_GROUP_ID": "g",
-                   "SHOAL_TOPICS": "t,u", "X": "1"}  # fmt: skip
+    told = [[(e["name"], e["value"]) for e in c["env"]]
+            for c in made["spec"]["template"]["spec"]["containers"]]  # fmt: skip
+    where = [("SHOAL_BOOTSTRAP_SERVERS", "b:1"), ("SHOAL_GROUP_ID", "g")]
+    assert told == [
+        [*where, ("SHOAL_TOPICS", "t,u"), ("X", "1")],
+        # What the user set is kept, under the operator's names too.
+        [*where, ("SHOAL_TOPICS", "mine"), ("SHOAL_LOG_LEVEL", "debug")],
+    ]
     assert made["spec"]["replicas"] == 4
     assert "env" in consumer["spec"]["deployment"]["template"]["spec"]["containers"][0]
+
+
+def _brokers(pull_policy: str = "Always", **spec: object) -> dict:
+    meta = {"name": "main", "namespace": "n", "uid": "u"}
+    least = {
+        "replicas": 1, "storage": {"size": "1Gi"}, "metrics": {"port": 9404},
+        "listeners": [{"name": "plain", "port": 9092}],
+    }  # fmt: skip
+    resource = {"kind": "QueueCluster", "metadata": meta, "spec": {**least, **spec}}
+    stateful = cluster.manifests(resource, "chart:1", {}, pull_policy)[-1]
+    return stateful["spec"]["template"]["spec"]["containers"][0]
+
+
+def test_the_charts_pull_policy_is_that_of_its_own_image() -> None:
+    assert _brokers()["imagePullPolicy"] == "Always"
+    assert _brokers(image="mine:1")["imagePullPolicy"] == "IfNotPresent"
+    assert _brokers(imagePullPolicy="Never")["imagePullPolicy"] == "Never"
+
+
+def test_variables_of_a_brokers_pod_are_kept_and_no_setting_has_two_sources() -> None:
+    own = [{"name": "SHOAL_LOG_RETENTION_MS", "value": "5"}, {"name": "PASSWORD", "value": "x"}]
+    template = {"pod": {"env": own}}
+    assert _brokers(template=template)["env"][-2:] == own
+    spec = {"listeners": [], "template": template, "config": {"log.retention.ms": "7"}}
+    refused = refusal({"metadata": {"name": "main"}, "spec": {"replicas": 1, **spec}})
+    assert refused is not None and refused.reason == "ConfigTwice"
+    assert "SHOAL_LOG_RETENTION_MS" in refused.message
+    spec["config"] = {"log.segment.bytes": "7"}
+    assert refusal({"metadata": {"name": "main"}, "spec": {"replicas": 1, **spec}}) is None
+    # The broker names its settings alike.
+    for name in BROKER:
+        parsed = from_environment({broker_config.variable(name): "1"})
+        assert list(parsed) in ([name], []), name
 
 
 def test_conditions_keep_their_transition_time() -> None:
     first = conditions.conditions(Verdict.waiting("Starting", "x"), 1, "t1", None)
     again = conditions.conditions(Verdict.waiting("Creating", "y"), 2, "t2", first)
     ready = conditions.conditions(Verdict.fine("z"), 2, "t3", again)
-    assert [c["type"] for c in first] == list(conditions.TYPES)
+    assert [c["type"] for c in first] == [*conditions.TYPES, "Reconciling"]
     assert {c["lastTransitionTime"] for c in again} == {"t1"}
     by_type = {c["type"]: c for c in ready}
     assert by_type["Ready"]["lastTransitionTime"] == "t3"

@@ -524,6 +524,35 @@ class SelectionMachine(ShareMachine):
             assert known.keys.records == of_key.total()
             assert known.keys.keys == len(of_key)
             assert known.keys.waiting == sum(count > 1 for count in of_key.values())
+        # What the log has no longer counts until a fetch finds that out.
+        gone = sum(
+            e.state is AVAILABLE and o < known.cursor and self._never_delivered(o)
+            for o, e in self.twin.items()
+        )
+        eligible = len(self._eligible(known.cursor))
+        assert eligible <= known.available(known.cursor) <= eligible + gone
+        times_ms = [self.now_ms + ahead_ms for ahead_ms in (0, 5, 1000, 60_000)]
+        later = self._not_due(looked, delayed)
+        assert known.not_due(times_ms) == [sum(d > t for d in later) for t in times_ms]
+
+    def _not_due(self, looked: dict[int, Entry], delayed: set[int]) -> list[int]:
+        """When each record is due that waits for a time, or stands behind one that does."""
+        due_ms = {o: e.deadline_ms for o, e in self.twin.items() if e.state == 5}
+        for offset in delayed:
+            at_ms, seen_ms = self._fact(offset)[1], self.seen_ms.get(offset, self.now_ms)
+            if at_ms > seen_ms + self.policy.delay_max_ms:
+                at_ms = self.facts[offset].timestamp_ms + self.policy.delay_max_ms
+            due_ms[offset] = at_ms
+        behind = []
+        for offset in looked.keys() - due_ms.keys():
+            first = min(self._before(offset), default=offset)
+            taken = any(
+                e.state is ACQUIRED and (o == offset or self._same_key(offset, o))
+                for o, e in looked.items()
+            )
+            if first in due_ms and not taken:
+                behind.append(due_ms[first])
+        return [*due_ms.values(), *behind]
 
 
 def _offsets(sent: bytes) -> set[int]:

@@ -83,6 +83,8 @@ def test_variables_that_kubernetes_gives_are_no_settings() -> None:
         "SHOAL_SERVICE_HOST": "10.0.0.1",
         "SHOAL_SERVICE_PORT_KAFKA": "9092",
         "SHOAL_BROKER_0_SERVICE_PORT": "9092",
+        # The command line's own, in a pod that has both.
+        "SHOAL_BOOTSTRAP_SERVERS": "10.0.0.1:9092",
     }
     assert config.from_environment(links) == {}
 

@@ -9,9 +9,9 @@ from shoal.server.share import ShareService
 from shoal.server.share_leader import Phase
 
 
-def leader(*, idle: bool = True, held: int = 0) -> Any:
+def leader(*, idle: bool = True, held: int = 0, backing_off: int = 0) -> Any:
     dropped: list[object] = []
-    share = SimpleNamespace(held=held)
+    share = SimpleNamespace(held=held, backing_off=backing_off)
     return SimpleNamespace(
         phase=Phase.ACTIVE, is_idle=idle, share=share, dropped=dropped, drop=dropped.append
     )
@@ -19,10 +19,17 @@ def leader(*, idle: bool = True, held: int = 0) -> Any:
 
 def test_a_leader_is_kept_while_it_is_at_work_or_knows_what_waits_behind_a_held_key() -> None:
     idle, busy, holding, lively = leader(), leader(idle=False), leader(held=1), leader()
+    # Only a leader knows which records are due later, and when.
+    waiting, delayed = leader(backing_off=1), leader()
     service: Any = SimpleNamespace(
-        leaders={"left": {0: idle, 1: busy, 2: holding}, "joined": {0: lively}},
+        leaders={
+            "left": {0: idle, 1: busy, 2: holding, 3: waiting},
+            "joined": {0: lively},
+            "later": {0: delayed},
+        },
+        scout={"later"},
         sessions=SimpleNamespace(members_of=lambda group: ["m"] if group == "joined" else []),
     )
     ShareService._drop_idle(service)
-    dropped = [bool(x.dropped) for x in (idle, busy, holding, lively)]
-    assert dropped == [True, False, False, False]
+    dropped = [bool(x.dropped) for x in (idle, busy, holding, lively, waiting, delayed)]
+    assert dropped == [True, False, False, False, False, False]

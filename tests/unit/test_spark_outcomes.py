@@ -88,7 +88,9 @@ def test_nonsense_is_no_number(text: str) -> None:
 def test_a_number_is_read_over_http() -> None:
     class Answer(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/scale/ns/images" else 404)
+            # 503: the operator does not know the lag, and repeats the number all the same.
+            known = {"/scale/ns/images": 200, "/scale/ns/unknown": 503}
+            self.send_response(known.get(self.path, 404))
             self.end_headers()
             self.wfile.write(b'{"lag": 9, "inFlight": 1, "desiredReplicas": 6}')
 
@@ -99,6 +101,8 @@ def test_a_number_is_read_over_http() -> None:
     url = f"http://127.0.0.1:{server.server_port}/scale/ns"
     wanted = scaling.published({scaling.URL: f"{url}/images"})
     assert wanted is not None and wanted() == 6
+    unknown = scaling.published({scaling.URL: f"{url}/unknown"})
+    assert unknown is not None and unknown() == 6
     missing = scaling.published({scaling.URL: f"{url}/other"})
     assert missing is not None
     with pytest.raises(Unknown, match="404"):

@@ -42,7 +42,7 @@ async def sentence(error: ClientError, cluster: Cluster) -> str:
     if isinstance(error, Unreachable):
         return (
             f"{text}. Is a broker running there? `shoal server` starts one, and "
-            "--bootstrap-server (or SHOAL_BOOTSTRAP) says where to look."
+            "--bootstrap-server (or SHOAL_BOOTSTRAP_SERVERS) says where to look."
         )
     if not isinstance(error, KafkaError):
         return _ended(text)

@@ -30,7 +30,9 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 Bootstrap = Annotated[
     str,
     typer.Option(
-        "--bootstrap-server", "-b", metavar="HOST:PORT,...", envvar="SHOAL_BOOTSTRAP",
+        "--bootstrap-server", "-b", metavar="HOST:PORT,...",
+        # The second is the name of earlier versions.
+        envvar=["SHOAL_BOOTSTRAP_SERVERS", "SHOAL_BOOTSTRAP"],
         help="Brokers to start from.",
     ),
 ]  # fmt: skip

@@ -59,7 +59,11 @@ async def share_consume(
     ] = None,
     from_beginning: Annotated[
         bool,
-        typer.Option("--from-beginning", help="A group without positions begins at the oldest."),
+        typer.Option(
+            "--from-beginning",
+            help="Start at the oldest record where the group has no position yet. Sets these "
+            "positions once; the group's configs stay as they are.",
+        ),
     ] = False,
     max_messages: Annotated[
         int | None, typer.Option("--max-messages", "-n", min=1, help="Stop after so many.")
@@ -79,7 +83,7 @@ async def share_consume(
     for topic in topics:
         await client.cluster.topic(topic)
     if from_beginning:
-        await _begin_at_the_oldest(client, group)
+        await _begin_at_the_oldest(client, group, topics)
     limit = 1 if pattern == [] else max_records
     async with await client.share(group, topics) as session:
         if pattern is None:
@@ -104,12 +108,41 @@ def _pattern(ack: str | None) -> list[AcknowledgeType] | None:
     return [_WORDS[word] for word in ack.split(",")]
 
 
-async def _begin_at_the_oldest(client: Client, group: str) -> None:
-    from shoal.client.configs import ConfigChange, Resource, ResourceType
-    from shoal.client.errors import expect
+async def _begin_at_the_oldest(client: Client, group: str, topics: list[str]) -> None:
+    """Set the position of each share partition that has none to its log's start (ADR 0057).
 
-    change = ConfigChange("share.auto.offset.reset", "earliest")
-    expect(await client.admin.configs.alter({Resource(ResourceType.GROUP, group): [change]}))
+    A group with members keeps its positions: they were set when the members joined.
+    """
+    from shoal.client.cluster import TopicPartition
+    from shoal.client.errors import KafkaError, expect
+    from shoal.client.share import ShareMembership
+    from shoal.client.topics import OffsetSpec
+    from shoal.protocol.errors import ErrorCode
+
+    admin = client.admin
+    found = expect(await admin.topics.describe(topics))
+    wanted = [TopicPartition(t.name, p.index) for t in found.values() for p in t.partitions]
+    have = (await admin.share_groups.offsets([group])).get(group)
+    if isinstance(have, KafkaError):
+        if have.code is not ErrorCode.group_id_not_found:
+            raise have
+        # A member's first heartbeat creates the group.
+        member = ShareMembership(client.cluster, group, topics, rack=None)
+        await member.join()
+        await member.leave()
+        have = None
+    known = {p for p, o in (have or {}).items() if not isinstance(o, KafkaError)
+             and o.start_offset >= 0}  # fmt: skip
+    asked = {p: OffsetSpec.EARLIEST for p in wanted if p not in known}
+    if not asked:
+        return
+    starts = expect(await admin.topics.offsets(asked))
+    try:
+        offsets = {p: listed.offset for p, listed in starts.items()}
+        expect(await admin.share_groups.alter_offsets(group, offsets))
+    except KafkaError as error:
+        if error.code is not ErrorCode.non_empty_group:
+            raise
 
 
 async def _acquire(

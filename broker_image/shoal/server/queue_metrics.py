@@ -7,22 +7,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from shoal.server.metrics import Samples, label
+from shoal.server.metrics import Labels, Samples, label
 from shoal.server.redrives import Redrives
 from shoal.server.share_meters import leaders, of_leaders
 
 if TYPE_CHECKING:
-    from shoal.replication.partition import Partition
     from shoal.server.broker import Broker
     from shoal.server.share import ShareService
     from shoal.server.share_leader import ShareLeader
 
+#: Seconds ahead. Records held back are counted by whether they are due later than each.
+DUE_WITHIN_S = (0, 10, 30, 60, 120, 300, 600)
 _GROUP = "kafka_server_ShareGroupMetrics_DeadLetterQueue"
+#: A metric of each share partition: its name, type, help, and value.
+Family = tuple[str, str, str, "Callable[[ShareLeader], float]"]
 
 
 def register(broker: Broker, service: ShareService) -> None:
     """Add the families."""
     _register_partitions(broker, service)
+    _register_due(broker, service)
     _register_selections(broker, service)
     _register_letters(broker, service)
     Redrives(broker)
@@ -31,18 +35,18 @@ def register(broker: Broker, service: ShareService) -> None:
         "shoal_share_group_held",
         "gauge",
         "Share partitions of a group that are not delivered, or not in full, and why.",
-        lambda: held(broker, service),
+        lambda: held(service),
     )
     add(
         "shoal_share_partition_lag",
         "gauge",
         "Records whose delivery is not complete (KIP-1226).",
-        lambda: lags(broker, service),
+        lambda: lags(service),
     )
 
 
 def _register_partitions(broker: Broker, service: ShareService) -> None:
-    families: tuple[tuple[str, str, str, Callable[[ShareLeader], float]], ...] = (
+    families: tuple[Family, ...] = (
         ("acquired_records_total", "counter", "Records acquired.", lambda x: x.acquired_total),
         (
             "redelivered_records_total",
@@ -55,7 +59,13 @@ def _register_partitions(broker: Broker, service: ShareService) -> None:
             "locked_records",
             "gauge",
             "Records that those locks hold.",
-            lambda x: sum(lock.held for lock in x.share.locks.live.values()),
+            _locked,
+        ),
+        (
+            "unavailable_records",
+            "gauge",
+            "Records of the lag that no member holds and that cannot be delivered now.",
+            unavailable,
         ),
         (
             "oldest_lock_age_seconds",
@@ -76,18 +86,6 @@ def _register_partitions(broker: Broker, service: ShareService) -> None:
             lambda x: x.selection.held_by_key if x.selection else 0,
         ),
         (
-            "keys_held_by_dead_letters",
-            "gauge",
-            "Keys held by dead-lettered records (share.ordering.key.dead.letter=hold).",
-            lambda x: x.selection.keys_held if x.selection else x.share.held,
-        ),
-        (
-            "behind_dead_letters_records",
-            "gauge",
-            "Records that nobody gets until a dead letter before them is redriven or skipped.",
-            behind_dead_letters,
-        ),
-        (
             "delayed_records",
             "gauge",
             "Records that are held back by a header (share.delay.max.ms).",
@@ -103,11 +101,51 @@ def _register_partitions(broker: Broker, service: ShareService) -> None:
             "archiving_records",
             "gauge",
             "Records that wait for their dead letter.",
-            lambda x: sum(last - first + 1 for first, last, _ in x.share.archiving()),
+            _archiving,
         ),
     )
-    for name, kind, help, value in families:
+    for name, kind, help, value in (*families, *_OF_DEAD_LETTERS):
         broker.metrics.add(f"shoal_share_partition_{name}", kind, help, of_leaders(service, value))
+
+
+def _register_due(broker: Broker, service: ShareService) -> None:
+    """When records that are delayed or in back-off are due; no sample without such records."""
+
+    def waiting() -> Iterator[tuple[Labels, ShareLeader]]:
+        for labels, x in leaders(service):
+            if x.share.backing_off or (x.selection is not None and x.selection.delayed):
+                yield labels, x
+
+    def later() -> Samples:
+        return [
+            ((*labels, *label(within=str(within_s))), records)
+            for labels, x in waiting()
+            for within_s, records in zip(DUE_WITHIN_S, not_due(x), strict=True)
+        ]
+
+    def next_due() -> Samples:
+        return [(labels, due) for labels, x in waiting() if (due := next_due_s(x)) is not None]
+
+    broker.metrics.add(
+        "shoal_share_partition_not_due_records",
+        "gauge",
+        "Records that a delay or a back-off holds back for longer than `within` seconds.",
+        later,
+    )
+    broker.metrics.add(
+        "shoal_share_partition_next_due_timestamp_seconds",
+        "gauge",
+        "When the next record that is delayed or in back-off is due, in Unix time.",
+        next_due,
+    )
+
+
+def next_due_s(leader: ShareLeader) -> float | None:
+    """Return when the next record that is held back by time is due, in Unix time; None without."""
+    due_ms = [leader.share.waits.next_deadline_ms()]
+    if leader.selection is not None:
+        due_ms.append(leader.selection.next_due_ms)
+    return min((d / 1000 for d in due_ms if d is not None), default=None)
 
 
 def _register_selections(broker: Broker, service: ShareService) -> None:
@@ -195,11 +233,11 @@ def _register_letters(broker: Broker, service: ShareService) -> None:
     )
 
 
-def held(broker: Broker, service: ShareService) -> Samples:
+def held(service: ShareService) -> Samples:
     """By group and reason: how many share partitions are held. Those that nobody reads are not
     loaded, and held all the same by what stops a whole group."""
     counts: Counter[tuple[str, str]] = Counter()
-    for group_id, _, _ in _unloaded(broker, service):
+    for group_id, _, _ in service.unloaded():
         settings = service.settings(group_id)
         counts[group_id, "paused"] += settings.paused
         counts[group_id, "flood"] += service.floods.holds(group_id, settings.flood_per_minute)
@@ -218,33 +256,56 @@ def held(broker: Broker, service: ShareService) -> Samples:
     return [(label(group=group, why=why), n) for (group, why), n in counts.items() if n]
 
 
-def _unloaded(broker: Broker, service: ShareService) -> Iterator[tuple[str, Partition, int]]:
-    """Share partitions that are led here and not loaded, as far as their state is here: the group,
-    the partition, and the lag as persisted, -1 where that is not known."""
-    for _, shard in service.states.shards():
-        for key, start_offset, complete in shard.standings():
-            partition = broker.partitions.get(key.topic_id, key.partition)
-            if partition is None or not partition.is_leader:
-                continue
-            if service.find(key.group_id, key.topic_id, key.partition) is None:
-                lag = max(0, partition.high_watermark - start_offset - complete)
-                yield key.group_id, partition, lag if complete >= 0 else -1
-
-
-def lags(broker: Broker, service: ShareService) -> Samples:
+def lags(service: ShareService) -> Samples:
     """Lag by share partition that is led here: of those loaded, and, as persisted, of others."""
     found = [
         (_where(group_id, partition.topic, partition.index), lag)
-        for group_id, partition, lag in _unloaded(broker, service)
+        for group_id, partition, lag in service.unloaded()
         if lag >= 0
     ]
     for group_id, group in service.leaders.items():
         for leader in group.values():
             where = _where(group_id, leader.partition.topic, leader.partition.index)
-            share = leader.share
-            lag = leader.partition.high_watermark - share.start_offset - share.complete
-            found.append((where, lag))
+            found.append((where, _lag(leader)))
     return found
+
+
+def _lag(leader: ShareLeader) -> int:
+    share = leader.share
+    return leader.partition.high_watermark - share.start_offset - share.complete
+
+
+def _locked(leader: ShareLeader) -> int:
+    return sum(lock.held for lock in leader.share.locks.live.values())
+
+
+def unavailable(leader: ShareLeader) -> int:
+    """Return the number of records of the lag that no member holds and no fetch could get now.
+
+    The limit on records in flight (`share.partition.max.record.locks`) does not count.
+    """
+    share, settings, selection = leader.share, leader.settings, leader.selection
+    locked, limit = _locked(leader), leader.limit(settings)
+    if leader.held(settings) or (selection is not None and selection.held_to_the_full):
+        return max(0, _lag(leader) - locked)
+    if selection is not None:
+        return max(0, _lag(leader) - locked - selection.available(limit))
+    uncommitted = leader.partition.high_watermark - limit
+    return share.backing_off + share.held + _archiving(leader) + uncommitted
+
+
+def not_due(leader: ShareLeader) -> list[int]:
+    """Return for each of `DUE_WITHIN_S` how many records are due only later."""
+    now_ms = leader.service.now_ms()
+    times_ms = [now_ms + 1000 * within_s for within_s in DUE_WITHIN_S]
+    if leader.selection is not None:
+        return leader.selection.not_due(times_ms)
+    waits = leader.share.waits.live.values()
+    return [sum(w.held for w in waits if w.deadline_ms > time_ms) for time_ms in times_ms]
+
+
+def _archiving(leader: ShareLeader) -> int:
+    return sum(last - first + 1 for first, last, _ in leader.share.archiving())
 
 
 def behind_dead_letters(leader: ShareLeader) -> int:
@@ -254,8 +315,7 @@ def behind_dead_letters(leader: ShareLeader) -> int:
     if selection is None or not share.held:
         return 0
     if selection.held_to_the_full:
-        lag = leader.partition.high_watermark - share.start_offset - share.complete
-        return max(0, lag - share.held - selection.in_flight())
+        return max(0, _lag(leader) - share.held - selection.in_flight())
     return selection.behind_dead_letters
 
 
@@ -268,3 +328,20 @@ def _oldest_lock_age_s(leader: ShareLeader) -> float:
     if not locks:
         return 0.0
     return (leader.service.now_ms() - min(lock.since_ms for lock in locks)) / 1000
+
+
+#: Families of records whose dead letter is written and holds their key, or is to be written.
+_OF_DEAD_LETTERS: tuple[Family, ...] = (
+    (
+        "keys_held_by_dead_letters",
+        "gauge",
+        "Keys held by dead-lettered records (share.ordering.key.dead.letter=hold).",
+        lambda x: x.selection.keys_held if x.selection else x.share.held,
+    ),
+    (
+        "behind_dead_letters_records",
+        "gauge",
+        "Records that nobody gets until a dead letter before them is redriven or skipped.",
+        behind_dead_letters,
+    ),
+)

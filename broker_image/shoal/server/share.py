@@ -31,6 +31,7 @@ from shoal.server.dead_letters import DeadLetterMeter, DeadLetters
 from shoal.server.floods import Floods
 from shoal.server.share_leader import Phase, ShareLeader
 from shoal.server.share_persister import Persister
+from shoal.server.share_scout import Scout
 from shoal.server.share_states import ShareStates
 from shoal.server.share_writes import Failure
 
@@ -80,6 +81,7 @@ class ShareService:
         self.waiting_fetches = self.expired_fetches = 0
         self.dead_letters = DeadLetterMeter()
         self.floods = Floods(broker)
+        self.scout = Scout(broker, self)
         self.random = Random().random
         self.now_ms: Callable[[], int] = broker.clock.now_ms
         self._loop = asyncio.get_running_loop()
@@ -126,6 +128,8 @@ class ShareService:
             )
             if found.selection is not None and found.selection.key_order:
                 self._tell_of_loops()
+            if found.selection is not None and found.selection.delay_max_ms:
+                self.scout.note(group_id)
         return found
 
     def _tell_of_loops(self) -> None:
@@ -244,6 +248,20 @@ class ShareService:
         if self._loads:
             self._loop.call_soon(self._load_on)
 
+    def unloaded(self) -> Iterator[tuple[str, Partition, int]]:
+        """Yield share partitions that are led here and not loaded, as far as their state is here.
+
+        Each is the group's id, the partition, and the lag as persisted, -1 where not known.
+        """
+        for _, shard in self.states.shards():
+            for key, start_offset, complete in shard.standings():
+                partition = self._broker.partitions.get(key.topic_id, key.partition)
+                if partition is None or not partition.is_leader:
+                    continue
+                if self.find(key.group_id, key.topic_id, key.partition) is None:
+                    lag = max(0, partition.high_watermark - start_offset - complete)
+                    yield key.group_id, partition, lag if complete >= 0 else -1
+
     def dropped(self, leader: ShareLeader) -> None:
         """A share partition is not served any more."""
         group = self.leaders.get(leader.key.group_id, {})
@@ -272,8 +290,10 @@ class ShareService:
         for group_id, group in list(self.leaders.items()):
             if not self.sessions.members_of(group_id):
                 for leader in list(group.values()):
-                    # What waits behind a held key is known to a leader alone.
-                    if leader.phase is Phase.ACTIVE and leader.is_idle and not leader.share.held:
+                    # What waits behind a held key is known to a leader alone, and so is what
+                    # is delayed or in back-off.
+                    kept = leader.share.held or leader.share.backing_off or group_id in self.scout
+                    if leader.phase is Phase.ACTIVE and leader.is_idle and not kept:
                         leader.drop(Failure(ErrorCode.not_leader_or_follower))
 
     # Sessions.

@@ -316,6 +316,27 @@ class ShareLeader:
                 break
         return Fetched((), NOTHING)
 
+    def wants_look(self) -> bool:
+        """Whether records that no fetch has looked at are left, within the group's bounds."""
+        settings = self.settings
+        selection = share_selection.selection_of(self, settings)
+        return selection is not None and selection.wants_look(
+            selection.policy.lookahead, self.limit(settings)
+        )
+
+    def look(self) -> bool:
+        """Look at records that no member has fetched; whether a further look finds more.
+
+        For groups with a delay, so that the broker counts what is due later. Raises `ApiError`
+        when the log cannot be read.
+        """
+        changes, more = share_selection.look(self, self.settings, self.service.now_ms())
+        if changes:
+            self._write(changes)
+        self._arm()
+        self.service.wake(self)
+        return more
+
     def _noted(self, got: Acquired) -> Acquired:
         """Persist what a fetch passed by, and count what it got."""
         if got.changes:

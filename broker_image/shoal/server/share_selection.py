@@ -99,6 +99,25 @@ def fetch(
     return views, Acquired(acquired, total, number, changes, fresh, encoded(acquired))
 
 
+def look(
+    leader: ShareLeader, settings: ShareSettings, now_ms: int
+) -> tuple[list[StateBatch], bool]:
+    """Look at records that no fetch has looked at yet, about `LOOKS_MAX` of them.
+
+    Returns what was passed by, to be persisted, and whether a further look finds more. Raises
+    `ApiError` when the log cannot be read.
+    """
+    selection = selection_of(leader, settings)
+    assert selection is not None
+    records, limit = selection.policy.lookahead, leader.limit(settings)
+    before = selection.cursor
+    changes = _look(leader, selection, records, limit, settings, now_ms)
+    if changes:
+        leader.share.advance()
+    # Where nothing was read there is nothing to go on with.
+    return changes, selection.cursor > before and selection.wants_look(records, limit)
+
+
 class _Piece(NamedTuple):
     """Chosen offsets, the read that has them, or None where those are several that were made
     before, and what of it a member gets."""

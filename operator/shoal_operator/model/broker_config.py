@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -57,6 +58,21 @@ DYNAMIC = frozenset(
 def dynamic(config: Mapping[str, str]) -> dict[str, str]:
     """The settings that running brokers take."""
     return {k: v for k, v in sorted(config.items()) if k in DYNAMIC}
+
+
+def variable(name: str) -> str:
+    """Return the environment variable by which a broker reads a setting."""
+    return "SHOAL_" + re.sub(r"[.\-]", "_", name.removeprefix("shoal.")).upper()
+
+
+def set_twice(spec: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return a variable of the pod template and the setting of `spec.config` that it stands for.
+
+    The broker would take the variable and pass over the file without a word.
+    """
+    env = spec.get("template", {}).get("pod", {}).get("env", [])
+    names_of = {variable(name): name for name in spec.get("config", {})}
+    return next(((e["name"], names_of[e["name"]]) for e in env if e["name"] in names_of), None)
 
 
 def properties(cluster: Mapping[str, Any], seat: int = 0) -> str:

@@ -23,15 +23,20 @@ TOLD_TO_PODS = (ZONE, REGION)
 NODE_ID, POD_INDEX = "SHOAL_NODE_ID", "POD_INDEX"
 #: The port of the listener that a cluster has without any in its spec.
 PORT = 9092
+PULL_POLICY = "IfNotPresent"
 
 
 def manifests(
-    cluster: Mapping[str, Any], default_image: str, services: listeners.Services | None = None
+    cluster: Mapping[str, Any],
+    default_image: str,
+    services: listeners.Services | None = None,
+    pull_policy: str = PULL_POLICY,
 ) -> list[Manifest]:
     """All objects of a cluster, in the order in which they are applied.
 
     `cluster` is a QueueCluster with the schema's defaults filled in; `services` are its Services
-    as they are, which tell where an external listener is reached.
+    as they are, which tell where an external listener is reached. `pull_policy` is that of
+    `default_image`.
     """
     objects = [
         _service_account(cluster),
@@ -41,7 +46,7 @@ def manifests(
     ]
     if cluster["spec"].get("networkPolicy", {}).get("enabled", True):
         objects.append(_network_policy(cluster))
-    objects.append(_stateful_set(cluster, default_image))
+    objects.append(_stateful_set(cluster, default_image, pull_policy))
     return objects
 
 
@@ -162,7 +167,7 @@ def _network_policy(cluster: Mapping[str, Any]) -> Manifest:
     )  # fmt: skip
 
 
-def _stateful_set(cluster: Mapping[str, Any], default_image: str) -> Manifest:
+def _stateful_set(cluster: Mapping[str, Any], default_image: str, pull_policy: str) -> Manifest:
     name, spec = cluster["metadata"]["name"], cluster["spec"]
     every = range(seats.per_pod(cluster))
     claim_spec: Manifest = {
@@ -180,7 +185,7 @@ def _stateful_set(cluster: Mapping[str, Any], default_image: str) -> Manifest:
             "updateStrategy": {"type": "OnDelete"},
             "selector": {"matchLabels": names.selector(name)},
             "persistentVolumeClaimRetentionPolicy": {"whenDeleted": keep, "whenScaled": "Retain"},
-            "template": _pod_template(cluster, default_image),
+            "template": _pod_template(cluster, default_image, pull_policy),
             "volumeClaimTemplates": [
                 {
                     "metadata": {"name": seats.volume(seat), "labels": names.labels(name)},
@@ -193,7 +198,7 @@ def _stateful_set(cluster: Mapping[str, Any], default_image: str) -> Manifest:
     return _object(cluster, "apps/v1", "StatefulSet", names.stateful_set(name), body)
 
 
-def _pod_template(cluster: Mapping[str, Any], default_image: str) -> Manifest:
+def _pod_template(cluster: Mapping[str, Any], default_image: str, pull_policy: str) -> Manifest:
     name, spec = cluster["metadata"]["name"], cluster["spec"]
     over = spec.get("template", {}).get("pod", {})
     annotations = {
@@ -223,7 +228,8 @@ def _pod_template(cluster: Mapping[str, Any], default_image: str) -> Manifest:
         },
         "topologySpreadConstraints": over.get("topologySpreadConstraints") or _spread(cluster),
         "containers": [
-            _container(cluster, default_image, seat) for seat in range(seats.per_pod(cluster))
+            _container(cluster, default_image, pull_policy, seat)
+            for seat in range(seats.per_pod(cluster))
         ],
         "volumes": [
             {"name": "config", "configMap": {"name": names.stateful_set(name)}},
@@ -255,8 +261,12 @@ def _spread(cluster: Mapping[str, Any]) -> list[Manifest]:
     ]
 
 
-def _container(cluster: Mapping[str, Any], default_image: str, seat: int) -> Manifest:
+def _container(
+    cluster: Mapping[str, Any], default_image: str, pull_policy: str, seat: int
+) -> Manifest:
     spec = cluster["spec"]
+    # The chart's policy is that of the chart's image.
+    policy = PULL_POLICY if spec.get("image") else pull_policy
     ready_port = seats.port_name(READY_PORT_NAME, seat)
     number = POD_INDEX if seat else NODE_ID
     # Kubernetes fills the number in from the variable.
@@ -271,7 +281,7 @@ def _container(cluster: Mapping[str, Any], default_image: str, seat: int) -> Man
     container: Manifest = {
         "name": seats.container(seat),
         "image": image(cluster, default_image),
-        "imagePullPolicy": spec.get("imagePullPolicy", "IfNotPresent"),
+        "imagePullPolicy": spec.get("imagePullPolicy") or policy,
         "args": ["server", "--log-json", "--config", config],
         "env": _environment(cluster, number),
         "ports": [
@@ -316,7 +326,9 @@ def _environment(cluster: Mapping[str, Any], number: str) -> list[Manifest]:
     if key in TOLD_TO_PODS:
         # The label that Kubernetes 1.35 copies from the node to its pods; without it, no rack.
         fields["SHOAL_BROKER_RACK"] = f"metadata.labels['{key}']"
-    return [
+    given = [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
         for name, path in fields.items()
     ]
+    own = cluster["spec"].get("template", {}).get("pod", {}).get("env", [])
+    return [*given, *(e for e in own if e["name"] not in fields)]

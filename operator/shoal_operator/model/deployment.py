@@ -31,8 +31,7 @@ def manifest(
         {"name": "SHOAL_TOPICS", "value": ",".join(topics)},
     ]
     for container in template["spec"]["containers"]:
-        own = [e for e in container.get("env", []) if not e["name"].startswith("SHOAL_")]
-        container["env"] = [*given, *own]
+        container["env"] = names.environment(given, container.get("env", []))
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",

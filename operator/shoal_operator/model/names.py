@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 GROUP = "shoal.dev"
@@ -84,6 +84,15 @@ def owner(resource: Mapping[str, Any]) -> Manifest:
         "controller": True,
         "blockOwnerDeletion": False,
     }
+
+
+def environment(given: Sequence[Manifest], own: Sequence[Manifest]) -> list[Manifest]:
+    """Merge variables of a container: those of the user (`own`) win over those of the operator.
+
+    Each entry is an EnvVar of Kubernetes, with at least a `name`.
+    """
+    taken = {e["name"] for e in own}
+    return [*(e for e in given if e["name"] not in taken), *own]
 
 
 def selector_text(wanted: Mapping[str, str]) -> str:

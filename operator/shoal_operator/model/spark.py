@@ -23,6 +23,7 @@ CHECKPOINT_SIZE = "1Gi"
 #: Spark's names of its containers.
 DRIVER, EXECUTOR = "spark-kubernetes-driver", "spark-kubernetes-executor"
 UI_PORT = 4040
+PULL_POLICY = "IfNotPresent"
 #: Seconds before Kubeflow tries again, after a failure of the application or of its submission.
 RETRY_SECONDS = 5
 #: Laid under `spec.spark.sparkConf`, which may say otherwise.
@@ -65,6 +66,7 @@ class Place:
     image: str
     scale_url: str
     driver_role: str
+    pull_policy: str = PULL_POLICY
 
 
 def manifests(consumer: Mapping[str, Any], place: Place) -> list[Manifest]:
@@ -95,7 +97,8 @@ def application(consumer: Mapping[str, Any], place: Place, *, suspend: bool) -> 
             "pythonVersion": "3",
             "mode": "cluster",
             "image": spark.get("image") or place.image,
-            "imagePullPolicy": spark["imagePullPolicy"],
+            "imagePullPolicy": spark.get("imagePullPolicy")
+            or (PULL_POLICY if spark.get("image") else place.pull_policy),
             "mainApplicationFile": spark["mainApplicationFile"],
             "arguments": [_filled(a, words) for a in spark.get("arguments", [])],
             "sparkVersion": spark["sparkVersion"],
@@ -210,7 +213,7 @@ def _template(
     env = list(over.get("env", []))
     annotations = dict(over.get("annotations", {}))
     if role == "driver":
-        env = [*_environment(consumer, place), *env]
+        env = names.environment(_environment(consumer, place), env)
         annotations = {
             "prometheus.io/scrape": "true",
             "prometheus.io/port": str(UI_PORT),

@@ -55,6 +55,7 @@ PROGRAMS = {
         "github.com/kubeflow/spark-operator/v2/cmd/operator",
         (f"{_VERSION}.gitVersion={SPARK_OPERATOR_VERSION}",),
     ),
+    "kstatus": Program("kstatus", "."),
 }
 
 
@@ -69,7 +70,8 @@ def program(name: str) -> Path:
     directory = CACHE / "bin" / f"{spec.module}-{_fingerprint(SOURCES / spec.module)}"
     path = directory / name
     if not path.exists():
-        with lock(CACHE / "bin" / "build.lock"):
+        # A lock per module: a small program need not wait until Kubernetes is compiled.
+        with lock(CACHE / "bin" / f"{spec.module}.lock"):
             if not path.exists():
                 directory.mkdir(exist_ok=True)
                 _build(spec, path)

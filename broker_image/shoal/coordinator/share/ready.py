@@ -37,6 +37,10 @@ class Ready:
     def __len__(self) -> int:
         return len(self.entries)
 
+    def offsets(self) -> set[int]:
+        """Return the offsets of all entries, outdated ones included."""
+        return set(self._entry_of) if self._ranked else set(self.entries)
+
     def push(self, offset: int, now_ms: int) -> None:
         """A record may be acquired. One that may already waits since then."""
         if not self._ranked:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
@@ -46,6 +47,12 @@ from shoal.coordinator.share.states import ACQUIRED, ARCHIVING, AVAILABLE, HELD,
 
 #: First offset, last offset, delivery count.
 Range = tuple[int, int, int]
+#: Entries of the heap of ready records that are checked one by one, to count those that are true.
+READY_CHECKED_MAX = 100
+#: Delayed records that are counted as due at a time: some milliseconds of work at every scrape.
+DUE_COUNTED_MAX = 20_000
+#: Records held back whose followers of the same key are counted too; beyond it only themselves.
+HELD_BACK_FOLLOWED_MAX = 1000
 
 
 class Selection:
@@ -134,6 +141,69 @@ class Selection:
         while heap and heap[0] & OFFSET_MASK not in delayed:
             heapq.heappop(heap)
         return heap[0] >> OFFSET_BITS if heap else None
+
+    def available(self, limit: int) -> int:
+        """Return how many records below offset `limit` a fetch could get, were there no bound.
+
+        Records that were not looked at count, unless nothing further is looked at. Beyond
+        `READY_CHECKED_MAX` ready records the number may be a little too high.
+        """
+        ready = len(self._ready)
+        if ready <= READY_CHECKED_MAX:
+            row_to_take = self._row_to_take
+            ready = sum(row_to_take(at) is not None for at in self._ready.offsets())
+        return ready + (max(0, limit - self.cursor) if self.full() is None else 0)
+
+    def not_due(self, times_ms: Sequence[int]) -> list[int]:
+        """Return for each time (epoch ms, rising) the number of records that are due after it.
+
+        These are delayed records, those in back-off, and those behind one of them with its key.
+        """
+        waits = [(lock.deadline_ms, lock.held) for lock in self._share.waits.live.values()]
+        counts = [len(self._delayed) - due for due in self._delayed_due(times_ms)]
+        held_back = len(self._delayed) + self._share.backing_off
+        if self.policy.key_order and held_back <= HELD_BACK_FOLLOWED_MAX:
+            waits += self._followers_held_back()
+        for due_ms, records in waits:
+            for at, time_ms in enumerate(times_ms):
+                counts[at] += records if due_ms > time_ms else 0
+        return counts
+
+    def _delayed_due(self, times_ms: Sequence[int]) -> list[int]:
+        """Return for each time the number of delayed records that are due by then.
+
+        Reads the heap down to the last time and no further, and counts `DUE_COUNTED_MAX` at most.
+        """
+        heap, due, count, places = self._delayed_heap, [], 0, [0]
+        for time_ms in times_ms:
+            later = []
+            while places and count < DUE_COUNTED_MAX:
+                place = places.pop()
+                if place >= len(heap):
+                    continue
+                if heap[place] >> OFFSET_BITS > time_ms:
+                    later.append(place)
+                    continue
+                places += (2 * place + 1, 2 * place + 2)
+                count += heap[place] & OFFSET_MASK in self._delayed
+            places += later
+            due.append(count)
+        return due
+
+    def _followers_held_back(self) -> list[tuple[int, int]]:
+        """Due times (epoch ms) of records that hold their key back, with the number of records
+        behind each that are neither delayed nor in back-off themselves."""
+        due_ms_of = {e & OFFSET_MASK: e >> OFFSET_BITS for e in self._delayed_heap}
+        due_ms_of = {at: due_ms for at, due_ms in due_ms_of.items() if at in self._delayed}
+        for lock in self._share.waits.live.values():
+            due_ms_of |= dict.fromkeys(range(lock.first, lock.last + 1), lock.deadline_ms)
+        keys = self.keys
+        held_back = Counter(map(keys.key_of, due_ms_of))
+        return [
+            (due_ms, max(0, keys.waiting_behind([at]) + 1 - held_back[key]))
+            for at, due_ms in due_ms_of.items()
+            if (key := keys.key_of(at)) is not None and keys.first_of(key) == at
+        ]
 
     def in_flight(self) -> int:
         """Records that count against `share.partition.max.record.locks`: acquired, in retry

@@ -1,0 +1,40 @@
+"""promtool, Prometheus' own test of alerting rules: the installed one, or Debian's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from e2e.cluster.commands import run
+from e2e.cluster.layout import CACHE, ClusterError
+
+
+def promtool() -> Path:
+    """Return the path of the program; skips the test where there is none, except in CI."""
+    if installed := shutil.which("promtool"):
+        return Path(installed)
+    path = CACHE / "bin" / "promtool"
+    try:
+        if not path.exists():
+            _unpack(path)
+    except ClusterError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"there is no promtool: {error}")
+    return path
+
+
+def _unpack(path: Path) -> None:
+    """Take the program alone out of Debian's package, which would start a server."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+        # The sandbox user of apt may not write here.
+        download = ("apt-get", "-o", "APT::Sandbox::User=root", "download", "prometheus")
+        if run(*download, cwd=Path(directory), check=False).returncode:
+            run("apt-get", "update", "-q")
+            run(*download, cwd=Path(directory))
+        (package,) = Path(directory).glob("prometheus_*.deb")
+        run("dpkg-deb", "-x", package, Path(directory) / "files")
+        (Path(directory) / "files/usr/bin/promtool").replace(path)

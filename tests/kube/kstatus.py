@@ -1,0 +1,29 @@
+"""kstatus, the library by which Flux reads conditions, as a program that the tests build."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pytest
+from e2e.cluster.layout import ClusterError
+from e2e.cluster.programs import program
+
+
+def results(objects: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The kstatus result of each object: InProgress, Failed, Current or Terminating.
+
+    Skips the test where the program cannot be built, except in CI.
+    """
+    try:
+        path = program("kstatus")
+    except ClusterError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"kstatus was not built: {error}")
+    text = "\n".join(json.dumps(one) for one in objects)
+    done = subprocess.run([path], input=text, capture_output=True, text=True, check=True)
+    return done.stdout.split()

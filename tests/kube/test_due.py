@@ -1,0 +1,183 @@
+"""What counts as work now: records that are due, and records that wait for a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from kube.api_server import ApiServer, Fate, resource
+from shoal.client.errors import KafkaError
+from shoal.protocol.errors import ErrorCode
+from shoal_operator import clock
+from shoal_operator.broker_states import GroupState, group_state
+from shoal_operator.brokers import Brokers
+from shoal_operator.consumers import Consumers
+from shoal_operator.groups import KNOWN_MS_MAX, Groups, due_time
+from shoal_operator.queues import QueueNumbers, numbers_of
+from shoal_operator.runtime import Operator
+from shoal_operator.settings import Settings
+
+LABELS = 'group="g",topic="t",partition="0"'
+PAGE = f"""\
+shoal_share_partition_unavailable_records{{{LABELS}}} 7
+shoal_share_partition_not_due_records{{{LABELS},within="0"}} 7
+shoal_share_partition_not_due_records{{{LABELS},within="60"}} 5
+shoal_share_partition_not_due_records{{{LABELS},within="600"}} 2
+shoal_share_partition_next_due_timestamp_seconds{{{LABELS}}} 1767225600.5
+"""
+CLUSTER = resource(
+    "QueueCluster", "main", replicas=1, listeners=[{"name": "plain", "port": 9092}],
+    metrics={"port": 9404},
+)  # fmt: skip
+POD = {"template": {"spec": {"containers": [{"name": "a"}]}}}
+
+
+def numbers(pages: int = 1) -> QueueNumbers:
+    return numbers_of([PAGE] * pages)["g"]
+
+
+def test_numbers_are_summed_over_brokers_and_the_earliest_time_counts() -> None:
+    two = numbers(2)
+    assert two.unavailable == 14
+    assert two.not_due == {0: 14, 60: 10, 600: 4}
+    assert two.next_due_s == 1767225600.5
+    assert due_time(GroupState("g", numbers=two)) == "2026-01-01T00:00:01Z"
+    assert due_time(GroupState("g")) is None
+
+
+@pytest.mark.parametrize(("within_s", "due"), [(0, 13), (1, 15), (60, 15), (61, 18), (9999, 18)])
+def test_a_start_up_time_is_rounded_up_to_what_brokers_count(within_s: int, due: int) -> None:
+    assert GroupState("g", lag=20, in_flight=3, numbers=numbers()).due(within_s) == due
+
+
+def test_available_is_what_a_fetch_could_get_now() -> None:
+    assert GroupState("g", lag=20, in_flight=3, numbers=numbers()).available == 10
+    # A record held by a dead letter is in both `stuck` and the broker's number.
+    assert GroupState("g", lag=20, in_flight=3, stuck=4, numbers=numbers()).available == 10
+    assert GroupState("g", lag=20, in_flight=3, stuck=9, numbers=QueueNumbers()).available == 8
+
+
+def test_what_can_be_delivered_is_due_whatever_else_is_held_back_twice() -> None:
+    """Ten records are available; a hundred are delayed, and behind a dead letter of their key."""
+    twice = QueueNumbers(unavailable=101, not_due=Counter({0: 100, 30: 100}))
+    assert GroupState("g", lag=111, in_flight=0, stuck=101, numbers=twice).due(30) == 10
+
+
+def test_of_a_paused_group_only_records_in_flight_are_work() -> None:
+    paused = QueueNumbers(unavailable=17, held=frozenset({"paused"}))
+    state = GroupState("g", lag=20, in_flight=3, numbers=paused)
+    assert (state.due(30), state.available) == (3, 0)
+
+
+class _About:
+    type, state, members = "Share", "Empty", ()
+
+
+@pytest.mark.parametrize(
+    ("code", "known"),
+    [(ErrorCode.coordinator_not_available, False), (ErrorCode.group_id_not_found, True)],
+)
+def test_a_lag_that_a_coordinator_could_not_say_is_not_known(code: ErrorCode, known: bool) -> None:
+    assert group_state("g", _About(), KafkaError(code, "x"), None).known is known
+
+
+class Told(Brokers):
+    """A group as the test says, without any broker."""
+
+    def __init__(self) -> None:
+        super().__init__("nowhere:1")
+        self.answer = GroupState("workers", "share", lag=20, in_flight=0, numbers=numbers())
+
+    async def share_groups(self, groups: Any, *, of_any_type: bool = False) -> Any:
+        if self.answer is None:
+            raise KafkaError(ErrorCode.request_timed_out, "x")
+        return dict.fromkeys(groups, self.answer)
+
+
+class Shop:
+    """One ShareConsumer, its group, and what scales it."""
+
+    def __init__(self, **scaling: Any) -> None:
+        self.kube = ApiServer(Fate())
+        self.kube.add(CLUSTER)
+        self.kube.add(resource("ShareGroup", "workers", cluster="main", maxRecordLocks=2000))
+        spec = {"shareGroup": "workers", "deployment": POD, "scaling": scaling}
+        self.kube.add(resource("ShareConsumer", "eaters", **spec))
+        self.store, self.brokers = self.kube.store(), Told()
+        place = (self.kube, self.store, self.brokers, "n", "main")
+        self.groups = Groups(*place, scaled=lambda: {"workers"}, moved=lambda _: None)
+        settings = Settings("b:1", "s:1", "role", "http://o")
+        self.consumers = Consumers(*place[:2], self.groups, "n", "main", settings)
+
+    async def look(self) -> dict[str, Any]:
+        """Look at the group and decide; the ShareConsumer's status."""
+        try:
+            await self.groups.watch([])
+        except KafkaError:
+            pass
+        await self.consumers.reconcile(["eaters"])
+        return self.kube.find("ShareConsumer", "eaters")["status"]
+
+
+def test_only_what_is_due_within_the_start_up_time_wants_consumers() -> None:
+    async def scenario() -> None:
+        status = await Shop(targetLagPerReplica=5, startupTime="60s").look()
+        assert status["desiredReplicas"] == 3
+        assert (status["lag"], status["due"], status["workable"]) == (20, 15, 20)
+        assert status["nextDueTime"] == "2026-01-01T00:00:01Z"
+        assert "5 more cannot be delivered yet" in status["decision"]
+        later = Shop(targetLagPerReplica=5, startupTime="1s")
+        later.brokers.answer = GroupState("workers", "share", lag=7, numbers=numbers())
+        assert (await later.look())["desiredReplicas"] == 1
+        later_s = Counter({0: 7, 30: 7, 60: 6})
+        held = QueueNumbers(unavailable=7, not_due=later_s, next_due_s=1767225600)
+        later = Shop(targetLagPerReplica=5)
+        later.brokers.answer = GroupState("workers", "share", lag=7, numbers=held)
+        assert (await later.look())["desiredReplicas"] == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_lag_that_is_not_known_changes_nothing_and_is_no_signal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_ms = 1_000_000
+    monkeypatch.setattr(clock, "now_ms", lambda: now_ms)
+
+    async def scenario() -> None:
+        nonlocal now_ms
+        shop = Shop(targetLagPerReplica=5)
+        assert (await shop.look())["desiredReplicas"] == 3
+        assert shop.consumers.signal("eaters")["due"] == 15
+        shop.brokers.answer = None
+        now_ms += KNOWN_MS_MAX - 1
+        assert (await shop.look())["lag"] == 20
+        now_ms += 5_000
+        status = await shop.look()
+        assert (status["desiredReplicas"], status["decision"]) == (3, "lag is not known now")
+        assert "lag" not in status
+        assert shop.consumers.signal("eaters") == {
+            "desiredReplicas": 3, "ceiling": 4, "replicas": 0, "readyReplicas": 0
+        }  # fmt: skip
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_stands_by_repeats_the_status_and_knows_nothing_alone() -> None:
+    async def scenario() -> None:
+        shop = Shop()
+        await shop.look()
+        operator = Operator(shop.kube, Settings("b:1", "s:1", "role", "http://o"))
+        try:
+            for found in shop.kube.all("ShareConsumer") + shop.kube.all("ShareGroup"):
+                operator.store.put(found)
+            assert operator.signal("n", "nobody") is None
+            assert "lag" not in (operator.signal("n", "eaters") or {})
+            operator.stands_by = lambda: True
+            assert (operator.signal("n", "eaters") or {})["lag"] == 20
+        finally:
+            await operator.close()
+
+    asyncio.run(scenario())
