@@ -78,16 +78,18 @@ def mark(word: str) -> None:
 
 
 def produce(
-    run: Run, topic: str, count: int, values: Sequence[bytes], *, partitions: int = 1, **conf: Any
-) -> tuple[float, Sent]:
+    bootstrap: str, topic: str, count: int, values: Sequence[bytes], *,
+    partitions: int = 1, first: int = 0, **conf: Any,
+) -> tuple[float, Sent]:  # fmt: skip
     """Send `count` records, the values in turn, 500 to a partition before the next one.
 
-    Returns the seconds until all are acknowledged, and what was sent. Raises LoadFailed unless
-    every record is acknowledged. `conf` are settings of librdkafka.
+    The partitions are `first` and those after it; `conf` are settings of librdkafka. Returns the
+    seconds until all are acknowledged, and what was sent. Raises LoadFailed unless every record is
+    acknowledged.
     """
-    sent = sent_values(values, (n // 500 % partitions for n in range(count)))
+    sent = sent_values(values, (first + n // 500 % partitions for n in range(count)))
     producer = Producer({
-        "bootstrap.servers": run.bootstrap, "linger.ms": 5, "batch.size": 1_000_000,
+        "bootstrap.servers": bootstrap, "linger.ms": 5, "batch.size": 1_000_000,
         "queue.buffering.max.messages": 200_000, "queue.buffering.max.kbytes": 1 << 20,
         **QUIET, **conf,
     })  # fmt: skip
@@ -96,9 +98,8 @@ def produce(
     for n in range(count):
         while True:
             try:
-                producer.produce(
-                    topic, values[n % size], partition=n // 500 % partitions, on_delivery=sent
-                )
+                at = first + n // 500 % partitions
+                producer.produce(topic, values[n % size], partition=at, on_delivery=sent)
                 break
             except BufferError:
                 producer.poll(0.01)

@@ -68,7 +68,7 @@ def rate_of_produce(run: Run, records: int, size: int, acks: str) -> Figures:
 
 def rate_of_share(run: Run, records: int, size: int, mode: str) -> Figures:
     topic, count, group = run.topic(), run.count(records), run.share_group()
-    _, sent = produce(run, topic, count, random_values(size), acks="all")
+    _, sent = produce(run.bootstrap, topic, count, random_values(size), acks="all")
     mark(BEGIN)
     ended = _java(str(SOURCE), run.bootstrap, group, topic, str(count), mode)
     mark(END)

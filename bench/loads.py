@@ -1,9 +1,10 @@
 """The loads, each a function of a bootstrap address: `python loads.py NAME HOST:PORT [SCALE]`.
 
 The last line of the output is JSON: `rate` is records a second, `p50_ms` and `p99_ms` are where
-single operations are timed, `wait_ms` where there is only one, and `client_cpu_s` is what the client
-used while a rate was taken. The same client processes run against either broker. A rate leaves out
-joining a group and filling a topic. A load that finds an error ends with exit code 1 (`tally.py`).
+single operations are timed, `wait_ms` where there is only one, and `client_cpu_s` is what the
+client used while a rate was taken. The same client processes run against either broker. A rate
+leaves out joining a group and filling a topic. A load that finds an error ends with exit code 1
+(`tally.py`).
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ def rate_of_produce(
     topic, count = run.topic(), run.count(records)
     values = random_values(size) if compression == "none" else text_values(size)
     conf = {"acks": acks, "compression.type": compression}
-    _, sent = produce(run, topic, count // 10, values, **conf)
+    _, sent = produce(run.bootstrap, topic, count // 10, values, **conf)
     mark(BEGIN)
-    elapsed, more = produce(run, topic, count, values, **conf)
+    elapsed, more = produce(run.bootstrap, topic, count, values, **conf)
     mark(END)
     sent.add(more)
     verify(run.bootstrap, topic, sent)
@@ -58,7 +59,9 @@ def rate_of_produce(
 
 def rate_of_consume(run: Run, records: int, size: int, partitions: int, group: str) -> Figures:
     topic, count = run.topic(partitions), run.count(records)
-    _, sent = produce(run, topic, count, random_values(size), acks="all", partitions=partitions)
+    _, sent = produce(
+        run.bootstrap, topic, count, random_values(size), acks="all", partitions=partitions
+    )
     settings = {
         "bootstrap.servers": run.bootstrap, "group.id": f"g-{topic}",
         "auto.offset.reset": "earliest",
@@ -90,7 +93,7 @@ def rate_of_consume(run: Run, records: int, size: int, partitions: int, group: s
 def rate_of_share(run: Run, records: int, size: int, mode: str) -> Figures:
     """The clock runs until the last acknowledgement is confirmed."""
     topic, count, group = run.topic(), run.count(records), run.share_group()
-    _, sent = produce(run, topic, count, random_values(size), acks="all")
+    _, sent = produce(run.bootstrap, topic, count, random_values(size), acks="all")
     mark(BEGIN)
     consumer = ShareConsumer({
         "bootstrap.servers": run.bootstrap, "group.id": group, "share.acknowledgement.mode": mode,
@@ -161,8 +164,10 @@ def job_queue(run: Run, jobs: int, partitions: int, each: bool, members: int = 8
     ]
     for worker in workers:
         worker.start()
-    _, sent = produce(run, topic, count, random_values(100), acks="all", partitions=partitions,
-                      **{"batch.num.messages": 10, "linger.ms": 0})  # fmt: skip
+    small = {"batch.num.messages": 10, "linger.ms": 0}
+    _, sent = produce(
+        run.bootstrap, topic, count, random_values(100), partitions=partitions, acks="all", **small
+    )
     mark(BEGIN)
     go.set()
     first, began, stall = 0, 0.0, Stall(count)

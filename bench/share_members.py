@@ -29,7 +29,7 @@ def _member(bootstrap: str, group: str, topic: str) -> ShareConsumer:
 def first_record(run: Run) -> Figures:
     """From subscribing to the first record of a group that was not there."""
     topic, group = run.topic(), run.share_group()
-    produce(run, topic, 1, random_values(100), acks="all")
+    produce(run.bootstrap, topic, 1, random_values(100), acks="all")
     stall, began = Stall(1), time.perf_counter()
     member = _member(run.bootstrap, group, topic)
     while not (messages := member.poll(1.0)):
@@ -64,7 +64,7 @@ def killed_member(run: Run) -> Figures:
     apart = 0  # Rounds in a row in which the other one's partition brought nothing.
     while apart < APART_ROUNDS:
         known = {partition for partition, _ in held}
-        produce(run, topic, 1000, values, acks="all", partitions=2)
+        produce(run.bootstrap, topic, 1000, values, acks="all", partitions=2)
         found = []
         while more := _take(member, 1.0):
             found += more

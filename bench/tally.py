@@ -193,6 +193,17 @@ class Taken:
                 raise LoadFailed(f"partition {partition}: {len(offsets)} of {count} records came")
 
 
+def check_acknowledged(
+    partition: int, acknowledged: Mapping[int, bytes], found: Mapping[int, bytes]
+) -> None:
+    """Raise LoadFailed unless `found` has each acknowledged value at its offset."""
+    for offset, value in sorted(acknowledged.items()):
+        if offset not in found:
+            raise LoadFailed(f"partition {partition}: acknowledged offset {offset} is lost")
+        if crc32c(found[offset]) != crc32c(value):
+            raise LoadFailed(f"partition {partition}: offset {offset} has another value")
+
+
 class Confirmed:
     """The acknowledgements of one share consumer that the broker confirmed.
 
