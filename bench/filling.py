@@ -30,10 +30,13 @@ PREFIX = "bench-"
 
 
 class Run:
-    """A broker's address, and how much of each load is wanted (1 is the size of a report)."""
+    """A broker's address, and how much of each load is wanted (1 is the size of a report).
 
-    def __init__(self, bootstrap: str, scale: float) -> None:
-        self.bootstrap, self.scale = bootstrap, scale
+    `stores` is False for a proxy that drops records, so that there is nothing to verify.
+    """
+
+    def __init__(self, bootstrap: str, scale: float, *, stores: bool = True) -> None:
+        self.bootstrap, self.scale, self._stores = bootstrap, scale, stores
         self.admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
 
     def count(self, records: int) -> int:
@@ -50,6 +53,11 @@ class Run:
                     return name
             time.sleep(0.02)
         raise SystemExit("the topic has no leaders")
+
+    def verify(self, topic: str, sent: Sent) -> None:
+        """Raise LoadFailed unless the topic holds exactly what was sent."""
+        if self._stores:
+            verify(self.bootstrap, topic, sent)
 
     def remove_topics(self) -> None:
         """Delete the topics of loads; brokers remove their files soon after."""

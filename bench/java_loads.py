@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 from brokers import LIBRARY
-from filling import BEGIN, END, Figures, Run, mark, produce, verify
+from filling import BEGIN, END, Figures, Run, mark, produce
 from tally import LoadFailed, Sent, random_values
 
 SOURCE = Path(__file__).parent / "ShareLoad.java"
@@ -62,7 +62,7 @@ def rate_of_produce(run: Run, records: int, size: int, acks: str) -> Figures:
     rate = perf_rate(ended.stdout, ended.stderr, warm=warm, count=count)
     sent = Sent()
     sent.counts, sent.checksums = {0: count + warm}, None
-    verify(run.bootstrap, topic, sent)
+    run.verify(topic, sent)
     return {"rate": rate}
 
 
@@ -72,5 +72,5 @@ def rate_of_share(run: Run, records: int, size: int, mode: str) -> Figures:
     mark(BEGIN)
     ended = _java(str(SOURCE), run.bootstrap, group, topic, str(count), mode)
     mark(END)
-    verify(run.bootstrap, topic, sent)
+    run.verify(topic, sent)
     return {"rate": float(ended.stdout.strip().splitlines()[-1])}

@@ -20,7 +20,7 @@ from typing import Any
 import java_loads
 import share_members
 from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer, TopicPartition
-from filling import BEGIN, CHECKED, END, QUIET, Figures, Run, mark, produce, verify
+from filling import BEGIN, CHECKED, END, QUIET, Figures, Run, mark, produce
 from tally import (
     Confirmed,
     LoadFailed,
@@ -53,7 +53,7 @@ def rate_of_produce(
     elapsed, more = produce(run.bootstrap, topic, count, values, **conf)
     mark(END)
     sent.add(more)
-    verify(run.bootstrap, topic, sent)
+    run.verify(topic, sent)
     return {"rate": count / elapsed}
 
 
@@ -86,7 +86,7 @@ def rate_of_consume(run: Run, records: int, size: int, partitions: int, group: s
     mark(END)
     consumer.close()
     taken.check(sent.counts)
-    verify(run.bootstrap, topic, sent)
+    run.verify(topic, sent)
     return {"rate": (count - first) / elapsed, "client_cpu_s": client}
 
 
@@ -123,7 +123,7 @@ def rate_of_share(run: Run, records: int, size: int, mode: str) -> Figures:
     consumer.close()
     taken.check(sent.counts)
     confirmed.check(count + taken.redelivered)
-    verify(run.bootstrap, topic, sent)
+    run.verify(topic, sent)
     return {"rate": (count - first) / elapsed}
 
 
@@ -183,7 +183,7 @@ def job_queue(run: Run, jobs: int, partitions: int, each: bool, members: int = 8
     for worker in workers:
         worker.join(20)
     check_processes(workers)
-    verify(run.bootstrap, topic, sent)
+    run.verify(topic, sent)
     return {"rate": (count - first) / elapsed, "repeated": work.repeated}
 
 
@@ -231,7 +231,7 @@ def synchronous(run: Run, records: int, producers: int) -> Figures:
     for _, left, one in parts:
         one.check(left)
         sent.add(one)
-    verify(run.bootstrap, topic, sent)
+    run.verify(topic, sent)
     times = sorted(t for part, _, _ in parts for t in part)
     rate = sum(len(part) / sum(part) for part, _, _ in parts)
     return {"rate": rate, **percentiles(times)}
@@ -293,7 +293,7 @@ def end_to_end(run: Run, seconds: int, share: bool) -> Figures:
     taken.check(sent.counts)
     if share:
         confirmed.check(total + 1)
-    verify(run.bootstrap, topic, sent)
+    run.verify(topic, sent)
     return percentiles(sorted(times[len(times) // 10 :]))
 
 

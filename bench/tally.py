@@ -259,8 +259,9 @@ class Work:
         """Records that were finished once more, which are no work."""
         return int(self._repeated.value)
 
-    def finish(self, messages: Iterable[Any]) -> None:
-        """Count records whose acknowledgement is confirmed."""
+    def finish(self, messages: Iterable[Any]) -> list[Any]:
+        """Count records whose acknowledgement is confirmed; those that were not finished before."""
+        new = []
         with self._count.get_lock():
             for message in messages:
                 place = message.partition() * self._records + message.offset()
@@ -268,7 +269,9 @@ class Work:
                     self._repeated.value += 1
                 else:
                     self._finished[place] = 1
-                    self._count.value += 1
+                    new.append(message)
+            self._count.value += len(new)
+        return new
 
 
 class Stored:
