@@ -26,6 +26,7 @@ TITLES = {
     "one-broker": "One broker against Apache Kafka", "queues": "Queues",
     "cluster": "Three brokers against three of Apache Kafka", "spark": "Spark",
 }  # fmt: skip
+_LIST = re.compile(r"(<!-- runs -->\n).*?(<!-- end -->)", re.DOTALL)
 _TABLE = re.compile(r"(<!-- run: ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -56,7 +57,12 @@ def summary(document: dict[str, Any], name: str) -> str:
         for row in document["rows"] if row.get("goal") or row.get("failed")
     ]  # fmt: skip
     told = f"[Run of {document['date']}](benchmarks/{name}.md), commit {document['commit']}."
-    return f"\n{table(head, lines)}\n{told}\n\n"
+    return f"\n{table(head, lines)}\n{told}\n\n{notes_of(document)}"
+
+
+def notes_of(document: dict[str, Any]) -> str:
+    notes = "".join(f"* {note}\n" for note in document.get("notes") or ())
+    return f"{notes}\n" if notes else ""
 
 
 def run_page(document: dict[str, Any], name: str) -> str:
@@ -81,17 +87,24 @@ def run_page(document: dict[str, Any], name: str) -> str:
             cells += [number(row.get(side)), number(least), number(greatest)]
         failed = "; ".join(f"{s}: {e}" for s, e in (row.get("failed") or {}).items())
         lines.append([*cells, ratio(row), goal_of(row), one_line(failed) or verdict(row)])
-    notes = "".join(f"* {note}\n" for note in document.get("notes") or ())
     return (
         f"# {TITLES[document['bench']]}, {document['date']}\n\n"
         f"Made by `bench/pages.py` from [{name}.json]({name}.json).\n\n"
-        f"{table(['', ''], facts)}\n{notes}{chr(10) if notes else ''}"
+        f"{table(['', ''], facts)}\n{notes_of(document)}"
         f"{table([*head, 'ratio', 'goal', 'result'], lines)}"
     )
 
 
 def one_line(text: str) -> str:
     return " ".join(text.split()).replace("|", "/")
+
+
+def list_of_runs(page: str, documents: dict[str, dict[str, Any]]) -> str:
+    """The page with its list of runs, newest first."""
+    newest = sorted(documents.items(), key=lambda found: found[1]["date"], reverse=True)
+    lines = [[f"[{d['date']}]({name}.md)", TITLES[d["bench"]], d["commit"]] for name, d in newest]
+    rows = table(["run", "bench", "commit"], lines)
+    return _LIST.sub(lambda m: f"{m[1]}\n{rows}\n{m[2]}", page)
 
 
 def render(page: str, documents: dict[str, dict[str, Any]]) -> str:
@@ -107,19 +120,30 @@ def pages() -> dict[Path, str]:
     """What `python bench/pages.py` writes, by file."""
     found = documents()
     runs = {RUNS / f"{name}.md": run_page(document, name) for name, document in found.items()}
-    return {PAGE: render(PAGE.read_text(), found), **runs}
+    index = RUNS / "README.md"
+    return {
+        PAGE: render(PAGE.read_text(), found),
+        index: list_of_runs(index.read_text(), found),
+        **runs,
+    }
+
+
+def point_at(page: str, bench: str, name: str) -> str:
+    """The page with the table of a bench naming another run."""
+    marker = re.compile(rf"<!-- run: [\d-]+-{re.escape(bench)} -->")
+    if not marker.search(page):
+        sys.exit(f"{PAGE} has no table of {bench}: add <!-- run: {name} --> and <!-- end -->.")
+    return marker.sub(f"<!-- run: {name} -->", page)
 
 
 def publish(path: Path) -> None:
-    """Add a run's document, and point the page's table of that bench at it."""
+    """Add a run's document, and point the page's table of that bench at it. The document of an
+    earlier run on the same day is replaced."""
     document = json.loads(path.read_text())
-    bench, name = document["bench"], f"{document['date']}-{document['bench']}"
-    marker = re.compile(rf"<!-- run: [\d-]+-{re.escape(bench)} -->")
-    page = PAGE.read_text()
-    if not marker.search(page):
-        sys.exit(f"{PAGE} has no table of {bench}: add <!-- run: {name} --> and <!-- end -->.")
+    name = f"{document['date']}-{document['bench']}"
+    page = point_at(PAGE.read_text(), document["bench"], name)
     (RUNS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
-    PAGE.write_text(marker.sub(f"<!-- run: {name} -->", page))
+    PAGE.write_text(page)
 
 
 def main() -> None:

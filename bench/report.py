@@ -53,7 +53,7 @@ def goal_of(row: Row) -> str:
     goal = row.get("goal")
     if not goal:
         return ""
-    return f"{'≥' if goal['more'] else '≤'} {goal['value']:g}{'' if goal['alone'] else ' ×'}"
+    return f"{'≥' if goal['more'] else '≤'} {goal['value']:,g}{'' if goal['alone'] else ' ×'}"
 
 
 def verdict(row: Row) -> str:

@@ -3,8 +3,9 @@
 Prints one table with medians, ranges and the ratio Shoal / Kafka, and writes it as JSON and as a
 picture into bench/results/. `--only WORD` picks rows by a word of their name and may be repeated;
 `--scale 0.2` makes the loads shorter; `--rounds N` sets how often each runs on each broker, after
-one round that warms both and does not count. `--side shoal` runs without Kafka. A whole run takes
-some 25 minutes on two cores, and 20 GB of disk: topics are deleted when their load has run.
+one round of half the size that warms both and does not count. `--side shoal` runs without Kafka.
+A whole run takes some 25 minutes on two cores, and 20 GB of disk: topics are deleted when their
+load has run.
 
 A load that finds an error (`tally.py`) has a row that says "failed", and the exit code is 1.
 """
@@ -220,7 +221,8 @@ def alternate(
         for name in loads:
             for number in range(-1, options.rounds):
                 for broker in brokers if number % 2 == 0 else brokers[::-1]:
-                    _round(broker, name, options.scale, results, counts=number >= 0)
+                    scale = options.scale if number >= 0 else options.scale / 2
+                    _round(broker, name, scale, results, counts=number >= 0)
             if ended := next((broker for broker in brokers if broker.ended), None):
                 return results.fail(name, ended.name, f"it ended: {ended.last_words()}")
         for broker in brokers:
@@ -232,7 +234,7 @@ def alternate(
 
 
 def _round(broker: Broker, name: str, scale: float, results: Results, *, counts: bool) -> None:
-    """One round, unless the load has failed. One that warms the JVM and page cache counts not."""
+    """One round, unless the load has failed. One that warms the JVM does not count."""
     if results.has_failed(name):
         return
     try:
