@@ -35,6 +35,17 @@ def test_a_run_has_figures_and_a_load_that_fails_has_a_failed_row(tmp_path: Path
     assert "shoal" in by_load[fails]["failed"] and "shoal" not in by_load[fails]
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_every_load_runs_against_shoal_at_a_small_scale(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, str(BENCH / "run.py"), "--side", "shoal", "--scale", "0.01",
+         "--rounds", "1", "--gigabytes", "0.05", "--into", str(tmp_path)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[ShoalProcess]:
     broker = ShoalProcess(tmp_path / "broker").start()
