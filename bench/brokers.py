@@ -72,8 +72,8 @@ class Broker:
 
     @property
     def runs(self) -> bool:
-        """Whether it was started, and neither stopped nor killed here."""
-        return self._process is not None
+        """Whether its process runs."""
+        return self._process is not None and self._process.poll() is None
 
     @property
     def ended(self) -> bool:

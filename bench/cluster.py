@@ -242,6 +242,8 @@ def main() -> None:
         measure(options, folder, results)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
+    except LoadFailed as error:
+        results.fail("start of three", "both", error)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     rows = results.rows(FIGURES, goal_of)

@@ -122,7 +122,7 @@ class Cluster:
             node.kill9()
 
     def check_alive(self) -> None:
-        """Raise LoadFailed if a broker ended by itself, or printed that its heap is full."""
+        """Raise LoadFailed if a broker ended on its own, or printed that its heap is full."""
         for id, node in self.nodes.items():
             if node.ended or "OutOfMemoryError" in node.output():
                 raise LoadFailed(f"broker {id} of {self.name} ended: {node.last_words()}")

@@ -52,7 +52,7 @@ class Run:
                 if all(p.leader >= 0 for p in found.partitions.values()):
                     return name
             time.sleep(0.02)
-        raise SystemExit("the topic has no leaders")
+        raise LoadFailed(f"topic {name} has no leaders")
 
     def verify(self, topic: str, sent: Sent) -> None:
         """Raise LoadFailed unless the topic holds exactly what was sent."""

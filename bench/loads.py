@@ -211,7 +211,7 @@ def _synchronous(bootstrap: str, topic: str, count: int, values: list[bytes], ou
 
 
 def synchronous(run: Run, records: int, producers: int) -> Figures:
-    """One record a request, each awaited, by so many producers."""
+    """One record a request, each awaited, by some producers at the same time."""
     topic, out = run.topic(), multiprocessing.Queue()
     count, values = run.count(records) // producers + SYNCHRONOUS_WARM, random_values(100)
     children = [

@@ -56,8 +56,8 @@ def summary(document: dict[str, Any], name: str) -> str:
          *([ratio(row)] if compares else []), goal_of(row), verdict(row)]
         for row in document["rows"] if row.get("goal") or row.get("failed")
     ]  # fmt: skip
-    told = f"[Run of {document['date']}](benchmarks/{name}.md), commit {document['commit']}."
-    return f"\n{table(head, lines)}\n{told}\n\n{notes_of(document)}"
+    source = f"[Run of {document['date']}](benchmarks/{name}.md), commit {document['commit']}."
+    return f"\n{table(head, lines)}\n{source}\n\n{notes_of(document)}"
 
 
 def notes_of(document: dict[str, Any]) -> str:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from brokers import Shoal, free_port
-from confluent_kafka import Consumer, Producer, ShareConsumer
+from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 from filling import CHECKED, QUIET, Figures, Run
 from loads import check_processes, percentiles
@@ -182,7 +182,7 @@ def ended_cpu_s() -> float:
 
 
 def key_order(broker: Measured, run: Run, counts: tuple[int, int], *, each: bool) -> Figures:
-    """10,000 keys, 8 members, 100 B: unordered, and ordered by key, so many records."""
+    """10,000 keys, 8 members, 100 B: `counts` records unordered, and ordered by key."""
     found: Figures = {}
     kinds = (("none", "unordered"), ("key", "ordered"))
     for (ordering, told), wanted in zip(kinds, counts, strict=True):
@@ -351,7 +351,7 @@ def dead_letters_over_a_kill(broker: Measured, run: Run) -> Figures:
 
 
 def _with_letters(run: Run, count: int) -> tuple[str, str, str]:
-    """A group, its topic with so many records, and its dead-letter topic."""
+    """A group, its topic with `count` records, and its dead-letter topic."""
     topic, letters = run.topic(2), run.topic(2, "dlq.")
     set_to = AlterConfigOpType.SET
     entry = ConfigEntry(f"{DLQ}.group.enable", "true", incremental_operation=set_to)
@@ -467,7 +467,7 @@ def _round(
         figures = load(broker, Run(broker.bootstrap, scale))
         results.add(name, "shoal", figures)
         print(f"{name:40} {json.dumps(figures)}", flush=True)
-    except LoadFailed as error:
+    except (LoadFailed, KafkaException) as error:
         results.fail(name, "shoal", error)
     finally:
         broker.kill9()

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from brokers import HEAP, Broker, Kafka, Shoal
+from confluent_kafka import KafkaException
 from filling import BEGIN, END, Run
 from loads import LOADS
 from report import show
@@ -240,7 +241,7 @@ def _round(broker: Broker, name: str, scale: float, results: Results, *, counts:
     try:
         figures = run_load(broker, name, scale)
         Run(broker.bootstrap, scale).remove_topics()
-    except LoadFailed as error:
+    except (LoadFailed, KafkaException) as error:
         return results.fail(name, broker.name, error)
     if counts:
         results.add(name, broker.name, figures)
@@ -262,6 +263,8 @@ def main() -> None:
         measure(options, folder, results)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
+    except LoadFailed as error:
+        results.fail("start of a broker", "both", error)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     rows = results.rows(FIGURES, goal_of)
