@@ -69,7 +69,7 @@ bench: venv java            ## the same loads against Shoal and Apache Kafka: a 
 bench-queues: venv          ## what queues have beyond Kafka, beside the same without it
 	$(BIN)/python bench/queues.py $(BENCH)
 bench-cluster: venv java    ## three brokers against three of Apache Kafka: loads, BENCH_KILLS=10 kills a row, 10,000 partitions
-	$(BIN)/python bench/cluster.py $(BENCH)
+	$(BIN)/python bench/run_cluster.py $(BENCH)
 bench-spark: venv           ## the Spark source beside Spark's own Kafka source; BENCH="latency" for one figure
 	@command -v mvn >/dev/null || { echo "Spark's Kafka source comes from Maven: apt-get install maven"; exit 1; }
 	@test -d bench/spark/lib || mvn -q -f bench/spark/pom.xml dependency:copy-dependencies -DoutputDirectory=lib

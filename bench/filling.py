@@ -131,7 +131,7 @@ def verify(bootstrap: str, topic: str, sent: Sent, *, gaps: bool = False) -> Non
     })  # fmt: skip
     try:
         consumer.assign([TopicPartition(topic, p, 0) for p in sent.counts])
-        stored, wanted = Stored(), sum(sent.counts.values())
+        stored, wanted = Stored(max(sent.counts) + 1), sum(sent.counts.values())
         stall = Stall(wanted)
         while stored.count < wanted:
             stored.add(consumer.consume(10_000, 1.0))

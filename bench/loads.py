@@ -74,7 +74,7 @@ def rate_of_consume(run: Run, records: int, size: int, partitions: int, group: s
     mark(BEGIN)
     consumer = Consumer(settings)
     consumer.subscribe([topic])
-    taken, stall = Taken(), Stall(count)
+    taken, stall = Taken(partitions), Stall(count)
     while not taken.new:
         taken.add(consumer.consume(10_000, timeout=1.0))
         stall.look(taken.new)
@@ -115,21 +115,22 @@ def rate_of_share(run: Run, records: int, size: int, mode: str) -> Figures:
                 consumer.commit_async()
         stall.look(taken.new)
     consumer.commit_sync(COMMIT_TIMEOUT_S)
-    while confirmed.count < count and not confirmed.errors:
+    wanted = count + taken.redelivered
+    while confirmed.count < wanted and not confirmed.errors:
         consumer.poll(0.01)
         stall.look(confirmed.count)
     elapsed = time.perf_counter() - began
     mark(END)
     consumer.close()
     taken.check(sent.counts)
-    confirmed.check(count + taken.redelivered)
+    confirmed.check(wanted)
     run.verify(topic, sent)
     return {"rate": (count - first) / elapsed}
 
 
-def _worker(bootstrap: str, group: str, topic: str, each: bool, go: Any, done: Any, work: Work) -> (
-    None
-):  # fmt: skip
+def _worker(
+    bootstrap: str, group: str, topic: str, each: bool, go: Any, done: Any, work: Work
+) -> None:
     """One explicit share consumer: acknowledges, and commits each record or each poll."""
     consumer = ShareConsumer({
         "bootstrap.servers": bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit",
@@ -314,6 +315,13 @@ def crowd(run: Run, partitions: int, connections: int) -> Figures:
     return {}
 
 
+def fill(run: Run) -> Figures:
+    """Records of 1 KB for a log that a broker reads at its start; the topic and their number."""
+    topic, count = run.topic(), run.count(400_000)
+    produce(run.bootstrap, topic, count, random_values(1024), acks="1")
+    return {"topic": topic, "records": count}
+
+
 Load = Callable[[Run], Figures]
 
 
@@ -365,6 +373,8 @@ def main() -> None:
     try:
         if name == "crowd":
             crowd(run, 1000, 100)
+        elif name == "fill":
+            print(json.dumps(fill(run)))
         else:
             print(json.dumps(LOADS[name](run)))
     except (KafkaException, LoadFailed) as error:

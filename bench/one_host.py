@@ -75,7 +75,7 @@ def receive(bootstrap: str, topic: str, count: int, partition: int) -> None:
     )  # fmt: skip
     for _ in range(PASSES):
         consumer.assign([TopicPartition(topic, partition, 0)])
-        taken, stall = Taken(), Stall(count)
+        taken, stall = Taken(PARTITIONS), Stall(count)
         while taken.new < count:
             taken.add(consumer.consume(10_000, 1.0))
             stall.look(taken.new)

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from brokers import HEAP, Broker, Kafka, Shoal
-from confluent_kafka import KafkaException
-from filling import BEGIN, END, Run
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from filling import BEGIN, END, QUIET, Run
 from loads import LOADS
 from report import show
 from results import Clock, Figures, Goal, Results, document
@@ -156,15 +156,27 @@ def starts(make: Callable[[Path], Broker], folder: Path, options: Any, results: 
     broker.start()
     try:
         records = int(options.gigabytes * (1 << 30) / 1024)
-        run_load(broker, "produce 1 KB acks=1", records / 400_000)
+        filled = run_load(broker, "fill", records / 400_000)
         for _ in range(options.rounds):
             broker.kill9()
             broker.start()
+            check_end(broker, filled["topic"], filled["records"])
             results.add("restart after kill -9", broker.name, {"start_s": broker.start_s})
-    except LoadFailed as error:
+    except (LoadFailed, KafkaException) as error:
         results.fail("restart after kill -9", broker.name, error)
     finally:
         broker.kill9()
+
+
+def check_end(broker: Broker, topic: str, records: int) -> None:
+    """Raise LoadFailed unless the topic's one partition still ends after all its records."""
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "end", **QUIET})
+    try:
+        _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), 60)
+    finally:
+        consumer.close()
+    if end != records:
+        raise LoadFailed(f"{end} of {records} records are left after kill -9")
 
 
 def in_flight() -> Figures:

@@ -23,7 +23,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
 #: Simulated clusters of one round: some minutes on two cores.
-SEEDS = 500
+SEEDS = 200
 #: What a part may take beyond its time, in seconds, to prepare and to end.
 SLACK_S = 1800.0
 #: Upper bound of a part without a time of its own, in seconds.

@@ -118,7 +118,7 @@ def test_a_redelivery_is_no_work() -> None:
 def test_a_topic_with_other_content_fails(
     values: list[bytes], partition: int, message: str
 ) -> None:
-    stored = tally.Stored()
+    stored = tally.Stored(partitions=2)
     stored.add([record(n, value, partition) for n, value in enumerate(values)])
     with pytest.raises(LoadFailed, match=message):
         stored.check(sent_of(b"a", b"b"))
