@@ -154,6 +154,8 @@ def night(parts: Sequence[Part], folder: Path) -> int:
 
 
 def main() -> None:
+    # SIGTERM ends what runs, as an interrupt does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     seed = int(os.environ.get("NIGHTLY_SEED") or random.SystemRandom().randrange(10**6))
     parts = parts_of(float(os.environ.get("NIGHTLY_HOURS") or 8), seed)
     wanted = (os.environ.get("NIGHTLY_PARTS") or " ".join(p.name for p in parts)).split()

@@ -130,6 +130,8 @@ def rate(batches: list[dict[str, Any]], rows: int, skip: int = 1) -> float:
     got = sum(p["numInputRows"] for p in batches)
     if got != rows:
         raise LoadFailed(f"{got} instead of {rows} rows")
+    if len(batches) <= skip:
+        raise LoadFailed(f"{len(batches)} batches, of which {skip} do not count: raise --scale")
     seconds = sum(p["durationMs"]["triggerExecution"] for p in batches[skip:]) / 1000
     return sum(p["numInputRows"] for p in batches[skip:]) / seconds
 
