@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Tests start brokers by the hundred: without compiled modules each start takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv compiled check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench bench-cluster bench-queues bench-spark test test-processes test-alone test-all docs lock clean
+.PHONY: help venv compiled check lint types imports unit model sim wire fuzz java kcat compat spark brokers kube cluster image e2e demo bench bench-cluster bench-queues bench-spark test test-processes test-alone test-all nightly docs lock clean
 
 help:            ## this list
 	@grep -hE '^[a-z0-9-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 12
@@ -64,12 +64,12 @@ e2e: venv java cluster          ## promises to users on that cluster, with kubec
 	$(PYTEST) -q tests/e2e
 demo: venv                  ## the whole pipeline on a real Kubernetes, watched
 	PYTHONPATH=tests $(BIN)/python examples/demo/demo.py $(DEMO)
-bench: venv java            ## the same loads against Shoal and Apache Kafka: a table, JSON and a picture
+bench: venv java            ## the same loads against Shoal and Apache Kafka: a table, JSON and a picture; 25 minutes
 	$(BIN)/python bench/run.py $(BENCH)
 bench-queues: venv          ## what queues have beyond Kafka, beside the same without it
 	$(BIN)/python bench/queues.py $(BENCH)
-bench-cluster: venv java    ## three brokers against three of Apache Kafka: loads, failovers, restarts
-	$(BIN)/python bench/cluster.py $(BENCH)
+bench-cluster: venv java    ## three brokers against three of Apache Kafka: loads, BENCH_KILLS=10 kills a row, 10,000 partitions
+	$(BIN)/python bench/run_cluster.py $(BENCH)
 bench-spark: venv           ## the Spark source beside Spark's own Kafka source; BENCH="latency" for one figure
 	@command -v mvn >/dev/null || { echo "Spark's Kafka source comes from Maven: apt-get install maven"; exit 1; }
 	@test -d bench/spark/lib || mvn -q -f bench/spark/pom.xml dependency:copy-dependencies -DoutputDirectory=lib
@@ -89,11 +89,14 @@ test-alone: venv
 	@nice -n 19 $(PYTEST) -q --timeout=1800 -p no:cacheprovider $(ALONE) > $(VENV)/alone.log 2>&1; ended=$$?; \
 	 echo "$(ALONE):"; cat $(VENV)/alone.log; exit $$ended
 test-all: test e2e          ## all of it, a real Kubernetes too
+nightly: venv java kcat     ## the long tail: tests marked nightly, simulated clusters, fuzzing, faults, e2e. NIGHTLY_HOURS=8 of timed parts
+	$(BIN)/python tests/nightly.py
 
 docs: venv                  ## the pages that are generated from tables
 	$(BIN)/python -m shoal.metadata.config_page > docs/configs.md
 	$(BIN)/python -m shoal.server.compat_page > docs/compat.md
 	$(BIN)/python -m shoal_operator.reference crds docs/reference
+	$(BIN)/python bench/pages.py
 lock: venv       ## pin all dependencies anew
 	$(BIN)/python -m pip install -q uv
 	$(BIN)/uv pip compile -q --all-extras --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate pyproject.toml lock-extra.in -o requirements.lock

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import uuid
@@ -15,13 +14,24 @@ from typing import Any
 
 from brokers import WAIT_S
 from clusters import Cluster, eventually
-from confluent_kafka import KafkaException, Producer, ShareConsumer
+from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer, TopicPartition
 from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
     NewTopic,
     ResourceType,
+)
+from filling import CHECKED, verify
+from filling import produce as fill
+from tally import (
+    LoadFailed,
+    Sent,
+    Stall,
+    check_acknowledged,
+    check_errors,
+    random_values,
+    sent_values,
 )
 
 Figures = dict[str, float]
@@ -56,47 +66,29 @@ def create(cluster: Cluster, partitions: int, topics: int = 1) -> list[str]:
 def produce(cluster: Cluster, scale: float) -> Figures:
     """1 KB, acks=all; broker CPU is that of all three."""
     (topic,) = create(cluster, 1)
-    count = int(300_000 * scale)
-    send(cluster.bootstrap, topic, count // 10)
+    count, values = int(300_000 * scale), random_values(1024)
+    _, sent = fill(cluster.bootstrap, topic, count // 10, values, acks="all")
     before = cluster.cpu_s()
-    elapsed = send(cluster.bootstrap, topic, count)
-    gigabytes = count * 1024 / 1e9
-    return {"rate": count / elapsed, "cpu_s_gb": (cluster.cpu_s() - before) / gigabytes}
-
-
-def send(bootstrap: str, topic: str, count: int, partition: int = 0, acks: str = "all") -> float:
-    """Seconds until so many records of 1 KB are acknowledged."""
-    failed: list[Any] = []
-    producer = Producer({
-        "bootstrap.servers": bootstrap, "acks": acks, "linger.ms": 5,
-        "batch.size": 1_000_000, "queue.buffering.max.messages": 200_000,
-        "queue.buffering.max.kbytes": 1 << 20, **QUIET,
-    })  # fmt: skip
-    value, began = os.urandom(1024), time.perf_counter()
-    for n in range(count):
-        while True:
-            try:
-                producer.produce(
-                    topic,
-                    value,
-                    partition=partition,
-                    on_delivery=lambda e, _: e and failed.append(e),
-                )
-                break
-            except BufferError:
-                producer.poll(0.01)
-        if not n & 1023:
-            producer.poll(0)
-    assert producer.flush(120) == 0 and not failed, failed[:1]
-    return time.perf_counter() - began
+    elapsed, more = fill(cluster.bootstrap, topic, count, values, acks="all")
+    used, gigabytes = cluster.cpu_s() - before, count * 1024 / 1e9
+    sent.add(more)
+    verify(cluster.bootstrap, topic, sent)
+    return {"rate": count / elapsed, "cpu_s_gb": used / gigabytes}
 
 
 class Steady:
-    """A producer at a pace over all partitions, with the times of its acknowledgements."""
+    """A producer at a pace over all partitions, with the times of its acknowledgements.
+
+    Clients see errors and retry while a broker is down, so an error fails no load, but counts in
+    `errors`. `check` fails the load if a record that was acknowledged is missing or changed.
+    """
 
     def __init__(self, cluster: Cluster, topic: str, partitions: int) -> None:
         self.errors: list[str] = []
         self.acknowledged: list[list[float]] = [[] for _ in range(partitions)]
+        self._bootstrap = cluster.bootstrap
+        #: By partition: offset and value of each record that was acknowledged.
+        self._values: list[dict[int, bytes]] = [{} for _ in range(partitions)]
         self._topic, self._stop = topic, threading.Event()
         self._producer = Producer({
             "bootstrap.servers": cluster.bootstrap, "acks": "all", "linger.ms": 0,
@@ -121,16 +113,38 @@ class Steady:
                 for partition in range(len(self.acknowledged)):
                     self._producer.produce(
                         self._topic, repr(time.perf_counter()).encode(), partition=partition,
-                        on_delivery=self._told,
+                        on_delivery=self._delivered,
                     )  # fmt: skip
                 sent += 1
             self._producer.poll(0.002)
 
-    def _told(self, error: Any, message: Any) -> None:
+    def _delivered(self, error: Any, message: Any) -> None:
         if error is not None:
             self.errors.append(str(error))
-        else:
-            self.acknowledged[message.partition()].append(time.perf_counter())
+            return
+        self.acknowledged[message.partition()].append(time.perf_counter())
+        self._values[message.partition()][message.offset()] = message.value()
+
+    def check(self) -> None:
+        """Raise LoadFailed unless the topic has every acknowledged record at its offset, once the
+        producer is closed."""
+        consumer = Consumer({
+            "bootstrap.servers": self._bootstrap, "group.id": f"verify-{self._topic}",
+            "enable.auto.commit": False, **CHECKED, **QUIET,
+        })  # fmt: skip
+        try:
+            for partition, values in enumerate(self._values):
+                consumer.assign([TopicPartition(self._topic, partition, 0)])
+                found: dict[int, bytes] = {}
+                stall = Stall(len(values))
+                while not found or max(found) < max(values):
+                    messages = consumer.consume(10_000, 1.0)
+                    check_errors(messages)
+                    found.update((m.offset(), m.value()) for m in messages)
+                    stall.look(len(found))
+                check_acknowledged(partition, values, found)
+        finally:
+            consumer.close()
 
     def on(self, after: float) -> bool:
         """Whether every partition has acknowledged for a second since `after`."""
@@ -164,6 +178,7 @@ def _kill(cluster: Cluster, whom: Callable[[str], int]) -> Figures:
         eventually(lambda: steady.on(killed + 1), "no writes after a kill")
         pause_s = steady.pause_s(killed, time.perf_counter())
     cluster.heal()
+    steady.check()
     return {"pause_s": pause_s, "errors": len(steady.errors)}
 
 
@@ -197,6 +212,7 @@ def kill_share_leader(cluster: Cluster, scale: float) -> Figures:
         pause_s = time.perf_counter() - killed
     consumer.close()
     cluster.heal()
+    steady.check()
     return {"pause_s": pause_s, "errors": len(steady.errors)}
 
 
@@ -214,6 +230,7 @@ def rolling_restart(cluster: Cluster, scale: float) -> Figures:
         eventually(lambda: steady.on(ended), "no writes after the restarts")
         pause_s = steady.pause_s(began, time.perf_counter())
     cluster.heal()
+    steady.check()
     return {"pause_s": pause_s, "errors": len(steady.errors), "whole_s": ended - began}
 
 
@@ -227,27 +244,36 @@ def create_topics(cluster: Cluster, scale: float) -> Figures:
 
 
 def transactions(cluster: Cluster, scale: float) -> Figures:
-    """1 KB records in transactions of 100 ms."""
+    """1 KB records in transactions of 100 ms; a record counts when its transaction is committed."""
     (topic,) = create(cluster, PARTITIONS)
     producer = Producer({
         "bootstrap.servers": cluster.bootstrap, "transactional.id": uuid.uuid4().hex,
         "linger.ms": 5, "queue.buffering.max.messages": 20_000, **QUIET,
     })  # fmt: skip
     producer.init_transactions(60)
-    value, count = os.urandom(1024), 0
-    _one(producer, topic, value)
+    values, sizes = random_values(1024), []
+    sizes.append(_one(producer, topic, values))
     began = time.perf_counter()
     while time.perf_counter() - began < 10 * scale:
-        count += _one(producer, topic, value)
-    return {"rate": count / (time.perf_counter() - began)}
+        sizes.append(_one(producer, topic, values))
+    elapsed = time.perf_counter() - began
+    sent = Sent()
+    for size in sizes:
+        sent.add(sent_values(values, (n // 500 % PARTITIONS for n in range(size))))
+    verify(cluster.bootstrap, topic, sent, gaps=True)
+    return {"rate": sum(sizes[1:]) / elapsed}
 
 
-def _one(producer: Producer, topic: str, value: bytes) -> int:
+def _one(producer: Producer, topic: str, values: list[bytes]) -> int:
+    """Commit one transaction; how many records it has."""
     producer.begin_transaction()
+    sent = Sent()
     count, end = 0, time.perf_counter() + 0.1
     while time.perf_counter() < end:
         try:
-            producer.produce(topic, value, partition=count // 500 % PARTITIONS)
+            value = values[count % len(values)]
+            partition = count // 500 % PARTITIONS
+            producer.produce(topic, value, partition=partition, on_delivery=sent)
             count += 1
         except BufferError:
             producer.poll(0.002)
@@ -256,7 +282,11 @@ def _one(producer: Producer, topic: str, value: bytes) -> int:
     try:
         producer.commit_transaction(60)
     except KafkaException as error:
-        raise SystemExit(f"a transaction was not committed: {error}") from None
+        raise LoadFailed(f"a transaction was not committed: {error}") from None
+    if sent.errors or sent.acknowledged != count:
+        raise LoadFailed(
+            f"{sent.acknowledged} of {count} records are acknowledged: {sent.errors[:1]}"
+        )
     return count
 
 

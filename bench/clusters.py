@@ -1,12 +1,11 @@
 """The two clusters that are compared: three nodes each, voter and broker in one, on loopback.
 
 Both have stock timeouts, three replicas and two in sync, and internal topics of eight partitions.
-Kafka's heap is BENCH_HEAP, 1 GiB a node unless set.
+Each node of Kafka has the heap of its start script, 1 GiB, unless BENCH_HEAP is set.
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -19,9 +18,9 @@ from brokers import WAIT_S, Broker, Kafka, free_port
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from shoal.client.client import SyncClient
+from tally import LoadFailed
 
 NODES = (1, 2, 3)
-HEAP = os.environ.get("BENCH_HEAP", "1g")
 CLUSTER_ID = "benchmarkOfShoal0003AA"
 #: Directory ids of Kafka's first voters: base64 of 16 bytes.
 _DIRECTORIES = {id: f"benchmarkDirectory00{id}A" for id in NODES}
@@ -41,7 +40,7 @@ def eventually(probe: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -
     end = time.monotonic() + timeout_s
     while not (found := probe()):
         if time.monotonic() > end:
-            raise SystemExit(f"not within {timeout_s:.0f} s: {what}")
+            raise LoadFailed(f"not within {timeout_s:.0f} s: {what}")
         time.sleep(0.02)
     return found
 
@@ -64,8 +63,6 @@ class ShoalNode(Broker):
 
 
 class KafkaNode(Kafka):
-    heap = HEAP
-
     def __init__(self, directory: Path, id: int, ports: Mapping[int, int]) -> None:
         super().__init__(directory)
         self.id, self.port = id, ports[id]
@@ -92,7 +89,7 @@ class KafkaNode(Kafka):
             check=False, capture_output=True, text=True,
         )  # fmt: skip
         if done.returncode:
-            raise SystemExit(done.stderr[-2000:])
+            raise LoadFailed(f"Kafka's data directory: {done.stderr[-2000:]}")
 
 
 class Cluster:
@@ -121,6 +118,12 @@ class Cluster:
     def stop(self) -> None:
         for node in self.nodes.values():
             node.kill9()
+
+    def check_alive(self) -> None:
+        """Raise LoadFailed if a broker ended on its own, or printed that its heap is full."""
+        for id, node in self.nodes.items():
+            if node.ended or "OutOfMemoryError" in node.output():
+                raise LoadFailed(f"broker {id} of {self.name} ended: {node.last_words()}")
 
     def cpu_s(self) -> float:
         return sum(node.cpu_s() for node in self.nodes.values())

@@ -1,13 +1,14 @@
-"""What loads begin with: a broker's address and topics, and a topic that is filled."""
+"""What loads begin and end with: a broker's address and topics, filling a topic, verifying it."""
 
 from __future__ import annotations
 
-import os
+import sys
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -16,20 +17,26 @@ from confluent_kafka.admin import (
     NewTopic,
     ResourceType,
 )
+from tally import LoadFailed, Sent, Stall, Stored, sent_values
 
 Figures = dict[str, Any]
 QUIET = {"log_level": 3}
-#: Printed where a topic has been filled: what the broker did until then is not the load.
-FILLED = "FILLED"
+#: Settings of every consumer: a batch with a wrong CRC32C is an error.
+CHECKED = {"check.crcs": True}
+#: Printed where the timed part begins and ends: the broker's CPU time counts between them.
+BEGIN, END = "BEGIN", "END"
 #: What the topics of loads are called.
 PREFIX = "bench-"
 
 
 class Run:
-    """A broker's address, and how much of each load is wanted (1 is the size of a report)."""
+    """A broker's address, and how much of each load is wanted (1 is the size of a report).
 
-    def __init__(self, bootstrap: str, scale: float) -> None:
-        self.bootstrap, self.scale = bootstrap, scale
+    `stores` is False for a proxy that drops records, so that there is nothing to verify.
+    """
+
+    def __init__(self, bootstrap: str, scale: float, *, stores: bool = True) -> None:
+        self.bootstrap, self.scale, self._stores = bootstrap, scale, stores
         self.admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
 
     def count(self, records: int) -> int:
@@ -45,7 +52,12 @@ class Run:
                 if all(p.leader >= 0 for p in found.partitions.values()):
                     return name
             time.sleep(0.02)
-        raise SystemExit("the topic has no leaders")
+        raise LoadFailed(f"topic {name} has no leaders")
+
+    def verify(self, topic: str, sent: Sent) -> None:
+        """Raise LoadFailed unless the topic holds exactly what was sent."""
+        if self._stores:
+            verify(self.bootstrap, topic, sent)
 
     def remove_topics(self) -> None:
         """Delete the topics of loads; brokers remove their files soon after."""
@@ -66,25 +78,36 @@ class Run:
         return group
 
 
-def produce(run: Run, topic: str, count: int, size: int, **conf: Any) -> float:
-    """Send `count` records of `size` bytes; seconds until all are acknowledged."""
-    failed: list[Any] = []
-    settings = {
-        "bootstrap.servers": run.bootstrap, "linger.ms": 5, "batch.size": 1_000_000,
+def mark(word: str) -> None:
+    """Print a marker, and wait until the runner has read the broker's CPU time."""
+    print(word, flush=True)
+    if not sys.stdin.isatty():
+        sys.stdin.readline()
+
+
+def produce(
+    bootstrap: str, topic: str, count: int, values: Sequence[bytes], *,
+    partitions: int = 1, first: int = 0, **conf: Any,
+) -> tuple[float, Sent]:  # fmt: skip
+    """Send `count` records, the values in turn, 500 to a partition before the next one.
+
+    The partitions are `first` and those after it; `conf` are settings of librdkafka. Returns the
+    seconds until all are acknowledged, and what was sent. Raises LoadFailed unless every record is
+    acknowledged.
+    """
+    sent = sent_values(values, (first + n // 500 % partitions for n in range(count)))
+    producer = Producer({
+        "bootstrap.servers": bootstrap, "linger.ms": 5, "batch.size": 1_000_000,
         "queue.buffering.max.messages": 200_000, "queue.buffering.max.kbytes": 1 << 20,
         **QUIET, **conf,
-    }  # fmt: skip
-    partitions = settings.pop("partitions", 1)
-    producer = Producer(settings)
-    value = os.urandom(size)
-    report = lambda error, _: failed.append(error) if error else None  # noqa: E731
+    })  # fmt: skip
+    size = len(values)
     began = time.perf_counter()
     for n in range(count):
         while True:
             try:
-                producer.produce(
-                    topic, value, partition=(n // 500) % partitions, on_delivery=report
-                )
+                at = first + n // 500 % partitions
+                producer.produce(topic, values[n % size], partition=at, on_delivery=sent)
                 break
             except BufferError:
                 producer.poll(0.01)
@@ -92,6 +115,32 @@ def produce(run: Run, topic: str, count: int, size: int, **conf: Any) -> float:
             producer.poll(0)
     left = producer.flush(120)
     elapsed = time.perf_counter() - began
-    if left or failed:
-        raise SystemExit(f"produce failed: {left} left, {failed[:1]}")
-    return elapsed
+    sent.check(left)
+    return elapsed, sent
+
+
+def verify(bootstrap: str, topic: str, sent: Sent, *, gaps: bool = False) -> None:
+    """Read the whole topic, and raise LoadFailed unless it holds exactly what was sent.
+
+    `gaps`: the topic has control records, as transactions leave them.
+    """
+    consumer = Consumer({
+        "bootstrap.servers": bootstrap, "group.id": f"verify-{topic}", **CHECKED, **QUIET,
+        "queued.min.messages": 1_000_000, "fetch.message.max.bytes": 8 << 20,
+        "enable.auto.commit": False,
+    })  # fmt: skip
+    try:
+        consumer.assign([TopicPartition(topic, p, 0) for p in sent.counts])
+        stored, wanted = Stored(max(sent.counts) + 1), sum(sent.counts.values())
+        stall = Stall(wanted)
+        while stored.count < wanted:
+            stored.add(consumer.consume(10_000, 1.0))
+            stall.look(stored.count)
+        stored.add(consumer.consume(1, 0))
+        for partition, count in sent.counts.items():
+            _, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), 30)
+            if not gaps and end != count:
+                raise LoadFailed(f"partition {partition}: it ends at {end} instead of {count}")
+        stored.check(sent, gaps=gaps)
+    finally:
+        consumer.close()

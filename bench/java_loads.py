@@ -1,8 +1,9 @@
 """Loads of Kafka's Java clients: its perf producer, and a share consumer (ShareLoad.java).
 
 The jars are those of the broker that is compared (`brokers.LIBRARY`). A JVM has some time to warm
-before its rate counts: the producer sends records for it, and a share consumer's group has more
-of them to take.
+before its rate counts: the producer sends records for it first. The perf producer chooses random
+values of its own, so that their checksums are not known: a verifying pass counts its records, and
+checks the CRC32C that the producer gave to each batch.
 """
 
 from __future__ import annotations
@@ -12,40 +13,64 @@ import subprocess
 from pathlib import Path
 
 from brokers import LIBRARY
-from filling import FILLED, Figures, Run, produce
+from filling import BEGIN, END, Figures, Run, mark, produce
+from tally import LoadFailed, Sent, random_values
 
 SOURCE = Path(__file__).parent / "ShareLoad.java"
 TIMEOUT_S = 300
-_RATE = re.compile(r"([\d.]+) records/sec")
+_TOTAL = re.compile(r"^(\d+) records sent,", re.MULTILINE)
+_STEADY = re.compile(r"^(\d+) steady state records sent, ([\d.]+) records/sec", re.MULTILINE)
 
 
-def _java(*words: str) -> str:
+def _java(*words: str) -> subprocess.CompletedProcess[str]:
     command = ["java", "-Xmx1g", "-Dlog4j2.level=OFF", "-cp", f"{LIBRARY}/*", *words]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
     if ended.returncode:
-        raise SystemExit(f"{words[0]}: {(ended.stdout + ended.stderr)[-2000:]}")
-    return ended.stdout
+        raise LoadFailed(f"{words[0]}: {(ended.stdout + ended.stderr)[-2000:]}")
+    return ended
+
+
+def perf_rate(stdout: str, stderr: str, *, warm: int, count: int) -> float:
+    """Records a second of the perf producer's last `count` records, from what it printed.
+
+    It counts a record only if it was acknowledged. Raises LoadFailed unless it counted all `warm`
+    and `count` records, and if it printed the stack trace of one that failed.
+    """
+    traces = [line for line in (stdout + stderr).splitlines() if "Exception" in line]
+    if traces:
+        raise LoadFailed(f"the perf producer failed: {traces[0]}")
+    found, totals = _STEADY.findall(stdout), _TOTAL.findall(stdout)
+    if not found or not totals:
+        raise LoadFailed(f"the perf producer printed no rate: {stdout[-500:]}")
+    steady, rate = found[-1]
+    if (int(totals[-1]), int(steady)) != (warm + count, count):
+        raise LoadFailed(f"the perf producer sent {totals[-1]} of {warm + count} records")
+    return float(rate)
 
 
 def rate_of_produce(run: Run, records: int, size: int, acks: str) -> Figures:
     topic, count = run.topic(), run.count(records)
     warm = count // 2
-    said = _java(
+    mark(BEGIN)
+    ended = _java(
         "org.apache.kafka.tools.ProducerPerformance", "--topic", topic,
         "--num-records", str(count + warm), "--warmup-records", str(warm),
         "--record-size", str(size), "--throughput", "-1", "--bootstrap-server", run.bootstrap,
         "--command-property", f"acks={acks}", "linger.ms=5", "batch.size=65536",
     )  # fmt: skip
-    steady = said.strip().splitlines()[-1]
-    found = _RATE.search(steady)
-    if found is None:
-        raise SystemExit(f"the perf producer said no rate: {steady}")
-    return {"rate": float(found[1]), "bytes": count * size}
+    mark(END)
+    rate = perf_rate(ended.stdout, ended.stderr, warm=warm, count=count)
+    sent = Sent()
+    sent.counts, sent.checksums = {0: count + warm}, None
+    run.verify(topic, sent)
+    return {"rate": rate}
 
 
 def rate_of_share(run: Run, records: int, size: int, mode: str) -> Figures:
     topic, count, group = run.topic(), run.count(records), run.share_group()
-    produce(run, topic, count, size, acks="all")
-    print(FILLED, flush=True)
-    said = _java(str(SOURCE), run.bootstrap, group, topic, str(count), mode)
-    return {"rate": float(said.strip().splitlines()[-1]), "bytes": count * size}
+    _, sent = produce(run.bootstrap, topic, count, random_values(size), acks="all")
+    mark(BEGIN)
+    ended = _java(str(SOURCE), run.bootstrap, group, topic, str(count), mode)
+    mark(END)
+    run.verify(topic, sent)
+    return {"rate": float(ended.stdout.strip().splitlines()[-1])}

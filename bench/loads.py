@@ -1,16 +1,16 @@
 """The loads, each a function of a bootstrap address: `python loads.py NAME HOST:PORT [SCALE]`.
 
-One line of JSON comes out: `rate` is records a second unless the load says otherwise, `p50_ms` and
-`p99_ms` where single operations are timed, `wait_ms` where there is but one, `client_cpu_s` what
-the client itself used while a rate was taken. The same client processes run against either broker.
-Joining a group is left out of a rate; filling a topic is, too.
+The last line of the output is JSON: `rate` is records a second, `p50_ms` and `p99_ms` are where
+single operations are timed, `wait_ms` where there is only one, and `client_cpu_s` is what the
+client used while a rate was taken. The same client processes run against either broker. A rate
+leaves out joining a group and filling a topic. A load that finds an error ends with exit code 1
+(`tally.py`).
 """
 
 from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -20,152 +20,221 @@ from typing import Any
 import java_loads
 import share_members
 from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer, TopicPartition
-from filling import FILLED, QUIET, Figures, Run, produce
+from filling import BEGIN, CHECKED, END, QUIET, Figures, Run, mark, produce
+from tally import (
+    Confirmed,
+    LoadFailed,
+    Sent,
+    Stall,
+    Taken,
+    Work,
+    check_commit,
+    check_errors,
+    random_values,
+    sent_values,
+    text_values,
+)
+
+#: Seconds that a commit, a produce request, and the whole of a load's children may take.
+COMMIT_TIMEOUT_S, PRODUCE_TIMEOUT_S, LOAD_TIMEOUT_S = 10, 60, 500
+#: Records of each synchronous producer whose times do not count.
+SYNCHRONOUS_WARM = 50
 
 
-def rate_of_produce(run: Run, records: int, size: int, acks: str) -> Figures:
+def rate_of_produce(
+    run: Run, records: int, size: int, acks: str, compression: str = "none"
+) -> Figures:
+    """Compressed loads send text, since random bytes would measure a codec that gives up."""
     topic, count = run.topic(), run.count(records)
-    produce(run, topic, count // 10, size, acks=acks)
-    return {"rate": count / produce(run, topic, count, size, acks=acks), "bytes": count * size}
+    values = random_values(size) if compression == "none" else text_values(size)
+    conf = {"acks": acks, "compression.type": compression}
+    _, sent = produce(run.bootstrap, topic, count // 10, values, **conf)
+    mark(BEGIN)
+    elapsed, more = produce(run.bootstrap, topic, count, values, **conf)
+    mark(END)
+    sent.add(more)
+    run.verify(topic, sent)
+    return {"rate": count / elapsed}
 
 
 def rate_of_consume(run: Run, records: int, size: int, partitions: int, group: str) -> Figures:
     topic, count = run.topic(partitions), run.count(records)
-    produce(run, topic, count, size, acks="all", partitions=partitions)
-    print(FILLED, flush=True)
+    _, sent = produce(
+        run.bootstrap, topic, count, random_values(size), acks="all", partitions=partitions
+    )
     settings = {
         "bootstrap.servers": run.bootstrap, "group.id": f"g-{topic}",
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False, "queued.min.messages": 1_000_000,
-        "queued.max.messages.kbytes": 1 << 20, "fetch.message.max.bytes": 8 << 20, **QUIET,
+        "queued.max.messages.kbytes": 1 << 20, "fetch.message.max.bytes": 8 << 20,
+        **CHECKED, **QUIET,
     }  # fmt: skip
     if group == "consumer":
         settings["group.protocol"] = "consumer"
+    mark(BEGIN)
     consumer = Consumer(settings)
     consumer.subscribe([topic])
-    got, began, used = 0, 0.0, 0.0
-    while got < count:
-        messages = consumer.consume(10_000, timeout=1.0)
-        if messages and not began:
-            began, used = time.perf_counter(), time.process_time()
-            count -= len(messages)
-            continue
-        got += len(messages)
-    elapsed = time.perf_counter() - began
-    client = time.process_time() - used
+    taken, stall = Taken(partitions), Stall(count)
+    while not taken.new:
+        taken.add(consumer.consume(10_000, timeout=1.0))
+        stall.look(taken.new)
+    first, began, used = taken.new, time.perf_counter(), time.process_time()
+    while taken.new < count:
+        taken.add(consumer.consume(10_000, timeout=1.0))
+        stall.look(taken.new)
+    elapsed, client = time.perf_counter() - began, time.process_time() - used
+    mark(END)
     consumer.close()
-    return {"rate": count / elapsed, "bytes": count * size, "client_cpu_s": client}
+    taken.check(sent.counts)
+    run.verify(topic, sent)
+    return {"rate": (count - first) / elapsed, "client_cpu_s": client}
 
 
 def rate_of_share(run: Run, records: int, size: int, mode: str) -> Figures:
+    """The clock runs until the last acknowledgement is confirmed."""
     topic, count, group = run.topic(), run.count(records), run.share_group()
-    produce(run, topic, count, size, acks="all")
-    print(FILLED, flush=True)
+    _, sent = produce(run.bootstrap, topic, count, random_values(size), acks="all")
+    mark(BEGIN)
     consumer = ShareConsumer({
         "bootstrap.servers": run.bootstrap, "group.id": group, "share.acknowledgement.mode": mode,
-        "max.poll.records": 500, **QUIET,
+        "max.poll.records": 500, **CHECKED, **QUIET,
     })  # fmt: skip
+    taken, confirmed, stall = Taken(), Confirmed(), Stall(count)
+    consumer.set_acknowledgement_commit_callback(confirmed)
     consumer.subscribe([topic])
-    got, began = 0, 0.0
-    while got < count:
+    first, began = 0, 0.0
+    while taken.new < count:
         messages = consumer.poll(1.0)
+        taken.add_shared(messages)
         if messages and not began:
-            began = time.perf_counter()
-        for message in messages:
-            if mode == "explicit":
+            first, began = taken.new, time.perf_counter()
+        if mode == "explicit":
+            for message in messages:
                 consumer.acknowledge(message)
-        got += len(messages)
-        if mode == "explicit" and messages:
-            consumer.commit_async()
+            if messages:
+                consumer.commit_async()
+        stall.look(taken.new)
+    consumer.commit_sync(COMMIT_TIMEOUT_S)
+    wanted = count + taken.redelivered
+    while confirmed.count < wanted and not confirmed.errors:
+        consumer.poll(0.01)
+        stall.look(confirmed.count)
     elapsed = time.perf_counter() - began
+    mark(END)
     consumer.close()
-    return {"rate": count / elapsed, "bytes": count * size}
+    taken.check(sent.counts)
+    confirmed.check(wanted)
+    run.verify(topic, sent)
+    return {"rate": (count - first) / elapsed}
 
 
 def _worker(
-    bootstrap: str, group: str, topic: str, each: bool, go: Any, done: Any, total: Any
+    bootstrap: str, group: str, topic: str, each: bool, go: Any, done: Any, work: Work
 ) -> None:
     """One explicit share consumer: acknowledges, and commits each record or each poll."""
     consumer = ShareConsumer({
         "bootstrap.servers": bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit",
-        "max.poll.records": 500, **QUIET,
+        "max.poll.records": 500, **CHECKED, **QUIET,
     })  # fmt: skip
     consumer.subscribe([topic])
     go.wait()
     while not done.is_set():
         messages = consumer.poll(0.2)
+        check_errors(messages)
         for message in messages:
             consumer.acknowledge(message)
             if each:
-                consumer.commit_sync(10)
-                with total.get_lock():
-                    total.value += 1
+                check_commit(consumer.commit_sync(COMMIT_TIMEOUT_S))
+                work.finish((message,))
         if messages and not each:
-            consumer.commit_sync(10)
-            with total.get_lock():
-                total.value += len(messages)
+            check_commit(consumer.commit_sync(COMMIT_TIMEOUT_S))
+            work.finish(messages)
     consumer.close()
 
 
 def job_queue(run: Run, jobs: int, partitions: int, each: bool, members: int = 8) -> Figures:
     """`members` consumers with explicit acknowledgement on `partitions`; jobs a second."""
     topic, count, group = run.topic(partitions), run.count(jobs), run.share_group()
-    total = multiprocessing.Value("q", 0)
+    work = Work(partitions, count)
     go, done = multiprocessing.Event(), multiprocessing.Event()
     workers = [
         multiprocessing.Process(
-            target=_worker, args=(run.bootstrap, group, topic, each, go, done, total)
+            target=_worker, args=(run.bootstrap, group, topic, each, go, done, work)
         )
         for _ in range(members)
     ]
     for worker in workers:
         worker.start()
-    produce(run, topic, count, 100, acks="all", partitions=partitions,
-            **{"batch.num.messages": 10, "linger.ms": 0})  # fmt: skip
-    print(FILLED, flush=True)
+    small = {"batch.num.messages": 10, "linger.ms": 0}
+    _, sent = produce(
+        run.bootstrap, topic, count, random_values(100), partitions=partitions, acks="all", **small
+    )
+    mark(BEGIN)
     go.set()
-    first = None
-    while total.value < count:
+    first, began, stall = 0, 0.0, Stall(count)
+    while work.count < count:
         time.sleep(0.002)
-        if first is None and total.value:
-            first = (time.perf_counter(), total.value)
-    assert first is not None
-    elapsed = time.perf_counter() - first[0]
+        if not first and work.count:
+            first, began = work.count, time.perf_counter()
+        check_processes(workers)
+        stall.look(work.count)
+    elapsed = time.perf_counter() - began
+    mark(END)
     done.set()
     for worker in workers:
         worker.join(20)
-    return {"rate": (count - first[1]) / elapsed}
+    check_processes(workers)
+    run.verify(topic, sent)
+    return {"rate": (count - first) / elapsed, "repeated": work.repeated}
 
 
-def _synchronous(bootstrap: str, topic: str, count: int, out: Any) -> None:
+def check_processes(workers: list[Any]) -> None:
+    """Raise LoadFailed if a process ended with an error, which it printed."""
+    codes = [worker.exitcode for worker in workers if worker.exitcode]
+    if codes:
+        for worker in workers:
+            worker.terminate()
+        raise LoadFailed(f"{len(codes)} of {len(workers)} members failed, exit code {codes[0]}")
+
+
+def _synchronous(bootstrap: str, topic: str, count: int, values: list[bytes], out: Any) -> None:
+    sent = sent_values(values, [0] * count)
     producer = Producer({
         "bootstrap.servers": bootstrap, "linger.ms": 0, "acks": "all", **QUIET
     })  # fmt: skip
-    value, times = os.urandom(100), []
-    for n in range(count + 50):
+    times, left = [], 0
+    for n in range(count):
         began = time.perf_counter()
-        producer.produce(topic, value)
-        producer.flush()
-        if n >= 50:
-            times.append(time.perf_counter() - began)
-    out.put(times)
+        producer.produce(topic, values[n % len(values)], partition=0, on_delivery=sent)
+        left += producer.flush(PRODUCE_TIMEOUT_S)
+        times.append(time.perf_counter() - began)
+    out.put((times[SYNCHRONOUS_WARM:], left, sent))
 
 
 def synchronous(run: Run, records: int, producers: int) -> Figures:
-    """One record a request, each awaited, by so many producers."""
+    """One record a request, each awaited, by some producers at the same time."""
     topic, out = run.topic(), multiprocessing.Queue()
-    count = run.count(records) // producers
+    count, values = run.count(records) // producers + SYNCHRONOUS_WARM, random_values(100)
     children = [
-        multiprocessing.Process(target=_synchronous, args=(run.bootstrap, topic, count, out))
+        multiprocessing.Process(
+            target=_synchronous, args=(run.bootstrap, topic, count, values, out)
+        )
         for _ in range(producers)
     ]
+    mark(BEGIN)
     for child in children:
         child.start()
-    parts = [out.get() for _ in children]
+    parts = [out.get(timeout=LOAD_TIMEOUT_S) for _ in children]
+    mark(END)
     for child in children:
         child.join()
-    times = sorted(t for part in parts for t in part)
-    rate = sum(len(part) / sum(part) for part in parts)
+    sent = Sent()
+    for _, left, one in parts:
+        one.check(left)
+        sent.add(one)
+    run.verify(topic, sent)
+    times = sorted(t for part, _, _ in parts for t in part)
+    rate = sum(len(part) / sum(part) for part, _, _ in parts)
     return {"rate": rate, **percentiles(times)}
 
 
@@ -180,35 +249,52 @@ def percentiles(times: list[float]) -> Figures:
 def end_to_end(run: Run, seconds: int, share: bool) -> Figures:
     """1,000 records a second with linger 0: from produce to poll, in one process."""
     topic, group = run.topic(), run.share_group()
+    base = {"bootstrap.servers": run.bootstrap, "group.id": group, **CHECKED, **QUIET}
+    confirmed = Confirmed()
     if share:
-        consumer: Any = ShareConsumer({
-            "bootstrap.servers": run.bootstrap, "group.id": group, **QUIET
-        })  # fmt: skip
+        consumer: Any = ShareConsumer(base)
+        consumer.set_acknowledgement_commit_callback(confirmed)
     else:
-        consumer = Consumer({
-            "bootstrap.servers": run.bootstrap, "group.id": group, "fetch.wait.max.ms": 500,
-            "auto.offset.reset": "earliest", **QUIET,
-        })  # fmt: skip
+        consumer = Consumer({**base, "fetch.wait.max.ms": 500, "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])
     producer = Producer(
         {"bootstrap.servers": run.bootstrap, "linger.ms": 0, "acks": "all", **QUIET}
     )
-    producer.produce(topic, b"0")
-    producer.flush()
-    while not (consumer.poll(1.0) if share else consumer.consume(1, 1.0)):
-        continue
+    taken, sent = Taken(), Sent()
+    count = taken.add_shared if share else taken.add
+
+    def send(value: bytes) -> None:
+        sent.note(0, value)
+        producer.produce(topic, value, partition=0, on_delivery=sent)
+
+    send(b"0")
+    producer.flush(PRODUCE_TIMEOUT_S)
+    stall = Stall(1)
+    while not taken.new:
+        count(consumer.poll(1.0) if share else consumer.consume(1, 1.0))
+        stall.look(taken.new)
     times: list[float] = []
     total = int(1000 * max(2, seconds * run.scale))
-    began, sent = time.perf_counter(), 0
+    stall = Stall(total)
+    began, number = time.perf_counter(), 0
     while len(times) < total:
-        while sent < total and time.perf_counter() - began >= sent / 1000:
-            producer.produce(topic, repr(time.perf_counter()).encode())
-            sent += 1
+        while number < total and time.perf_counter() - began >= number / 1000:
+            send(repr(time.perf_counter()).encode())
+            number += 1
         producer.poll(0)
         messages = consumer.poll(0.0005) if share else consumer.consume(100, 0.0005)
         now = time.perf_counter()
-        times += [now - float(m.value()) for m in messages if not m.error()]
+        count(messages)
+        times += [now - float(m.value()) for m in messages]
+        stall.look(taken.new)
+    sent.check(producer.flush(PRODUCE_TIMEOUT_S))
+    if share:
+        consumer.commit_sync(COMMIT_TIMEOUT_S)
     consumer.close()
+    taken.check(sent.counts)
+    if share:
+        confirmed.check(total + 1)
+    run.verify(topic, sent)
     return percentiles(sorted(times[len(times) // 10 :]))
 
 
@@ -219,13 +305,21 @@ def crowd(run: Run, partitions: int, connections: int) -> Figures:
     for n in range(connections):
         consumer = Consumer({"bootstrap.servers": run.bootstrap, "group.id": f"idle-{n}", **QUIET})
         consumer.assign([TopicPartition(topic, n % partitions)])
-        consumer.poll(0.05)
+        message = consumer.poll(0.05)
+        check_errors([message] if message else [])
         consumers.append(consumer)
     print("READY", flush=True)
     sys.stdin.readline()
     for consumer in consumers:
         consumer.close()
     return {}
+
+
+def fill(run: Run) -> Figures:
+    """Records of 1 KB for a log that a broker reads at its start; the topic and their number."""
+    topic, count = run.topic(), run.count(400_000)
+    produce(run.bootstrap, topic, count, random_values(1024), acks="1")
+    return {"topic": topic, "records": count}
 
 
 Load = Callable[[Run], Figures]
@@ -248,6 +342,8 @@ LOADS: dict[str, Load] = {
     "produce 1 KB acks=1": lambda r: rate_of_produce(r, 400_000, 1024, "1"),
     "produce 1 KB acks=all, Java": lambda r: java_loads.rate_of_produce(r, 400_000, 1024, "all"),
     "produce 1 KB acks=1, Java": lambda r: java_loads.rate_of_produce(r, 400_000, 1024, "1"),
+    "produce 1 KB acks=all, lz4": lambda r: rate_of_produce(r, 400_000, 1024, "all", "lz4"),
+    "produce 1 KB acks=all, zstd": lambda r: rate_of_produce(r, 400_000, 1024, "all", "zstd"),
     "produce 100 B acks=all": lambda r: rate_of_produce(r, 1_000_000, 100, "all"),
     **consumers(),
     "share 1 KB implicit": lambda r: rate_of_share(r, 200_000, 1024, "implicit"),
@@ -277,9 +373,11 @@ def main() -> None:
     try:
         if name == "crowd":
             crowd(run, 1000, 100)
+        elif name == "fill":
+            print(json.dumps(fill(run)))
         else:
             print(json.dumps(LOADS[name](run)))
-    except KafkaException as error:
+    except (KafkaException, LoadFailed) as error:
         raise SystemExit(f"{name}: {error}") from None
 
 

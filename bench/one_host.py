@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from brokers import TICKS, Broker
-from cluster_loads import QUIET, send
 from clusters import eventually
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from filling import CHECKED, QUIET, produce
+from tally import LoadFailed, Stall, Taken, random_values
 
 PARTITIONS = 2
 RECORD_BYTES = 1024
@@ -59,19 +60,26 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / TICKS
 
 
+def send(bootstrap: str, topic: str, count: int, partition: int) -> None:
+    """Fill a partition."""
+    produce(bootstrap, topic, count, random_values(RECORD_BYTES), first=partition, acks="1")
+
+
 def receive(bootstrap: str, topic: str, count: int, partition: int) -> None:
-    """Read the records of a partition, of which there are so many, again and again."""
+    """Read the `count` records of a partition `PASSES` times."""
     consumer = Consumer(
         {"bootstrap.servers": bootstrap, "group.id": "bench", "fetch.max.bytes": 50 << 20,
          "max.partition.fetch.bytes": 8 << 20, "enable.auto.commit": False,
-         # By itself it pauses for a second once it has so much that nobody has asked for.
-         "queued.max.messages.kbytes": 1 << 17, "fetch.queue.backoff.ms": 10, **QUIET}
+         # librdkafka pauses for a second once it holds more than the application asked for.
+         "queued.max.messages.kbytes": 1 << 17, "fetch.queue.backoff.ms": 10, **CHECKED, **QUIET}
     )  # fmt: skip
     for _ in range(PASSES):
         consumer.assign([TopicPartition(topic, partition, 0)])
-        left = count
-        while left > 0:
-            left -= len(consumer.consume(10_000, 1.0))
+        taken, stall = Taken(PARTITIONS), Stall(count)
+        while taken.new < count:
+            taken.add(consumer.consume(10_000, 1.0))
+            stall.look(taken.new)
+        taken.check({partition: count})
     consumer.close()
 
 
@@ -88,6 +96,8 @@ def measured(
     for client in clients:
         client.join()
     elapsed, used = time.perf_counter() - began, host.cpu_s() - before
+    if failed := [client.exitcode for client in clients if client.exitcode]:
+        raise LoadFailed(f"{len(failed)} of {len(clients)} clients failed")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     of_clients = after.ru_utime + after.ru_stime - own.ru_utime - own.ru_stime
     gigabytes = size / 1e9
@@ -109,7 +119,7 @@ def run(folder: Path, brokers: int, count: int) -> dict[str, dict[str, float]]:
         eventually(lambda: len(admin.list_topics(timeout=20).brokers) == brokers, "brokers")
         admin.create_topics([NewTopic("t", PARTITIONS, 1)])["t"].result(60)
         words = [(host.bootstrap, "t", count, p) for p in range(PARTITIONS)]
-        produced = measured(host, send, [(*word, "1") for word in words])
+        produced = measured(host, send, words)
         return {"produce": produced, "consume": measured(host, receive, words, PASSES)}
     finally:
         host.stop()

@@ -1,8 +1,9 @@
 """What queues have beyond Kafka's share groups, beside the same without: `make bench-queues`.
 
-Key order, a hot key, delayed records, dead letters over a broker that is killed. There is no Kafka
-to compare with, so every figure is Shoal's, beside a goal of its own. Prints one table and writes
-it into bench/results/queues.json and .md; `--only WORD` picks loads, `--rounds N` repeats them.
+Key order, a hot key, delayed records, dead letters over a broker that is killed. Kafka has none of
+them, so every figure is Shoal's, beside a goal of its own. Prints one table and writes it into
+bench/results/queues.json and .md; `--only WORD` picks loads, `--rounds N` repeats them. A load that
+finds an error (`tally.py`) has a row that says "failed", and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -12,11 +13,9 @@ import asyncio
 import contextlib
 import json
 import multiprocessing
-import os
 import random
 import resource
 import shutil
-import statistics
 import sys
 import tempfile
 import threading
@@ -27,15 +26,25 @@ from pathlib import Path
 from typing import Any
 
 from brokers import Shoal, free_port
-from confluent_kafka import Consumer, Producer, ShareConsumer
+from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-from filling import QUIET, Figures, Run
-from loads import percentiles
-from rich.console import Console
-from rich.table import Table
+from filling import CHECKED, QUIET, Figures, Run
+from loads import check_processes, percentiles
+from report import show
+from results import Clock, Goal, Results, document
 from shoal.client.client import Client
 from shoal.client.errors import ClientError
 from shoal.client.share import AcknowledgeType, AcquireMode
+from tally import (
+    LoadFailed,
+    Sent,
+    Stall,
+    Work,
+    check_commit,
+    check_errors,
+    random_values,
+    sent_values,
+)
 
 HERE = Path(__file__).resolve().parent
 DLQ = "errors.deadletterqueue"
@@ -73,78 +82,96 @@ def group_with(run: Run, **configs: str) -> str:
 
 
 def fill(run: Run, topic: str, keys: list[int], headers: Callable[[int], Any] = lambda _: None,
-         batch: int = 10) -> None:  # fmt: skip
+         batch: int = 10) -> Sent:  # fmt: skip
     """100 B to each of the keys, in small batches; the record of key n goes to partition n % 2."""
     producer = Producer({
         "bootstrap.servers": run.bootstrap, "linger.ms": 5, "batch.num.messages": batch,
         "queue.buffering.max.messages": 200_000, **QUIET,
     })  # fmt: skip
-    value = os.urandom(100)
+    values = random_values(100)
+    sent = sent_values(values, (key % 2 for key in keys))
     for n, key in enumerate(keys):
         if not n % 100:
             while len(producer) > 100_000:
                 producer.poll(0.01)
             producer.poll(0)
-        producer.produce(topic, value, f"k{key}", partition=key % 2, headers=headers(n))
-    assert not producer.flush(120)
+        producer.produce(
+            topic, values[n % len(values)], f"k{key}", partition=key % 2, headers=headers(n),
+            on_delivery=sent,
+        )  # fmt: skip
+    sent.check(producer.flush(120))
+    return sent
 
 
 def member(bootstrap: str, group: str, **conf: Any) -> ShareConsumer:
     return ShareConsumer({
         "bootstrap.servers": bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit",
-        **QUIET, **conf,
+        **CHECKED, **QUIET, **conf,
     })  # fmt: skip
 
 
 def _work(
     bootstrap: str, group: str, topic: str, work_s: float, polled: int, each: bool,
-    go: Any, end: Any, out: Any,
+    go: Any, end: Any, work: Work, out: Any,
 ) -> None:  # fmt: skip
-    """Take records, work on each, commit each poll or record; counts those of key 0 and others."""
+    """Take records, work on each, commit each poll or record; counts those of key 0 and others that
+    were finished for the first time."""
     consumer = member(bootstrap, group, **{"max.poll.records": polled})
     consumer.subscribe([topic])
     go.wait()
+
+    def commit(messages: Any) -> None:
+        check_commit(consumer.commit_sync(10))
+        finished = work.finish(messages)
+        hot = sum(message.key() == b"k0" for message in finished)
+        with out.get_lock():
+            out[0] += hot
+            out[1] += len(finished) - hot
+
     while not end.is_set():
         messages = consumer.poll(0.2)
-        hot = sum(message.key() == b"k0" for message in messages)
+        check_errors(messages)
         for message in messages:
             if work_s:
                 time.sleep(work_s)
             consumer.acknowledge(message)
             if each:
-                consumer.commit_sync(10)
-                with out.get_lock():
-                    out[1] += 1
+                commit([message])
         if messages and not each:
-            consumer.commit_sync(10)
-            with out.get_lock():
-                out[0] += hot
-                out[1] += len(messages) - hot
+            commit(messages)
     consumer.close()
 
 
 def worked(
-    run: Run, group: str, topic: str, until: Callable[[Any], bool], *,
+    run: Run, group: str, topic: str, until: Callable[[Any], bool], sent: Sent, *,
     work_s: float = 0, polled: int = 500, each: bool = False, warm: int = 500,
 ) -> tuple[float, float]:  # fmt: skip
     """Eight members at work until it is enough: hot and other records a second, after the first
     `warm` ones."""
     out = multiprocessing.Array("q", 2)
     go, end = multiprocessing.Event(), multiprocessing.Event()
-    words = (run.bootstrap, group, topic, work_s, polled, each, go, end, out)
+    work = Work(max(sent.counts) + 1, max(sent.counts.values()))
+    words = (run.bootstrap, group, topic, work_s, polled, each, go, end, work, out)
     members = [multiprocessing.Process(target=_work, args=words) for _ in range(8)]
     for one in members:
         one.start()
     go.set()
+    stall = Stall(sum(sent.counts.values()))
     while sum(out[:]) < warm:
         time.sleep(0.002)
+        check_processes(members)
+        stall.look(sum(out[:]))
     begun, before = time.perf_counter(), out[:]
     while not until(out):
         time.sleep(0.002)
+        check_processes(members)
+        stall.look(sum(out[:]))
     elapsed, after = time.perf_counter() - begun, out[:]
     end.set()
     for one in members:
         one.join(30)
+    check_processes(members)
+    run.verify(topic, sent)
     return (after[0] - before[0]) / elapsed, (after[1] - before[1]) / elapsed
 
 
@@ -155,17 +182,18 @@ def ended_cpu_s() -> float:
 
 
 def key_order(broker: Measured, run: Run, counts: tuple[int, int], *, each: bool) -> Figures:
-    """10,000 keys, 8 members, 100 B: unordered, and ordered by key, so many records."""
+    """10,000 keys, 8 members, 100 B: `counts` records unordered, and ordered by key."""
     found: Figures = {}
     kinds = (("none", "unordered"), ("key", "ordered"))
     for (ordering, told), wanted in zip(kinds, counts, strict=True):
         count, topic = run.count(wanted), run.topic(2)
-        fill(run, topic, random.Random(1).choices(range(10_000), k=count))
+        sent = fill(run, topic, random.Random(1).choices(range(10_000), k=count))
         group = group_with(run, share_ordering=ordering)
         cpu, members_cpu = broker.cpu_s(), ended_cpu_s()
         rates = worked(
-            run, group, topic, lambda out, n=count: sum(out[:]) >= n, each=each, warm=count // 20
-        )
+            run, group, topic, lambda out, n=count: sum(out[:]) >= n, sent, each=each,
+            warm=count // 20,
+        )  # fmt: skip
         found[f"{told}_per_s"] = sum(rates)
         found[f"{told}_cpu_us"] = (broker.cpu_s() - cpu) / count * 1e6
         found[f"{told}_members_cpu_us"] = (ended_cpu_s() - members_cpu) / count * 1e6
@@ -191,30 +219,35 @@ def hot_key(broker: Measured, run: Run) -> Figures:
         # As many of the others both times, and more than are worked on.
         total = 80_000 if hot else 40_000
         keys = [0 if hot and n % 2 else rng.randint(1, 10_000) for n in range(total)]
-        fill(run, topic, keys)
+        sent = fill(run, topic, keys)
         end = []
 
         def over(_: Any, end: list[float] = end) -> bool:
             end[:] = end or [time.monotonic() + seconds]
             return time.monotonic() > end[0]
 
-        rates[hot] = worked(run, group, topic, over, work_s=0.005, polled=10)
+        rates[hot] = worked(run, group, topic, over, sent, work_s=0.005, polled=10)
     return {
         "others_per_s": rates[False][1], "others_beside_hot_per_s": rates[True][1],
         "hot_per_s": rates[True][0], "ratio": rates[True][1] / rates[False][1],
     }  # fmt: skip
 
 
-def _listen(bootstrap: str, group: str, topic: str, end: Any, out: Any) -> None:
+def _listen(bootstrap: str, group: str, topic: str, end: Any, work: Work, out: Any) -> None:
+    """Put how late each record came that was finished for the first time, in seconds."""
     consumer = member(bootstrap, group)
     consumer.subscribe([topic])
     late: list[float] = []
     while not end.is_set():
-        for message in consumer.poll(0.2):
-            due_ms = float(dict(message.headers())["shoal.deliver.at"])
-            late.append(time.time() - due_ms / 1000)
+        messages = consumer.poll(0.2)
+        now = time.time()
+        check_errors(messages)
+        for message in messages:
             consumer.acknowledge(message)
-        consumer.commit_async()
+        if messages:
+            check_commit(consumer.commit_sync(10))
+        new = work.finish(messages)
+        late += [now - float(dict(m.headers())["shoal.deliver.at"]) / 1000 for m in new]
     consumer.close()
     out.put(late)
 
@@ -226,29 +259,38 @@ def delayed(broker: Measured, run: Run) -> Figures:
     group = group_with(run, share_delay_max_ms="3600000")
     begin_ms = int(time.time() * 1000) + 45_000
     due = lambda n: [("shoal.deliver.at", str(begin_ms + n // 5).encode())]  # noqa: E731
-    fill(run, topic, list(range(count)), due, batch=1000)
+    sent = fill(run, topic, list(range(count)), due, batch=1000)
+    work = Work(2, max(sent.counts.values()))
     before = broker.rss_mb()
     end, out = multiprocessing.Event(), multiprocessing.Queue()
-    words = (run.bootstrap, group, topic, end, out)
+    words = (run.bootstrap, group, topic, end, work, out)
     listeners = [multiprocessing.Process(target=_listen, args=words) for _ in range(4)]
     for one in listeners:
         one.start()
     while broker.metric("shoal_share_partition_delayed_records") < count:
         if time.time() * 1000 > begin_ms:
-            raise SystemExit("what is delayed was not all looked at in time")
+            raise LoadFailed("the broker did not read all delayed records in time")
+        check_processes(listeners)
         time.sleep(0.2)
     held_bytes = (broker.rss_mb() - before) * (1 << 20) / count
     cpu = broker.cpu_s()
     while broker.metric("shoal_share_partition_delayed_records"):
         time.sleep(0.2)
+        check_processes(listeners)
     cpu_us = (broker.cpu_s() - cpu) / count * 1e6
-    time.sleep(2)  # What came last is polled.
+    stall = Stall(count)
+    while work.count < count:
+        time.sleep(0.05)
+        check_processes(listeners)
+        stall.look(work.count)
     end.set()
     late = sorted(x for _ in listeners for x in out.get())
     for one in listeners:
         one.join()
-    assert len(late) >= count, f"{len(late)} of {count} came"
-    assert late[0] > -0.002, "a record came before its time"
+    check_processes(listeners)
+    if late[0] < -0.002:
+        raise LoadFailed(f"a record came {-late[0]:.3f} s before it was due")
+    run.verify(topic, sent)
     return {"bytes_each": held_bytes, "cpu_us": cpu_us, **percentiles(late)}
 
 
@@ -274,10 +316,12 @@ def dead_letters(broker: Measured, run: Run) -> Figures:
     """Every record is rejected by two members: letters a second."""
     count = run.count(60_000)
     group, topic, letters = _with_letters(run, count)
-    cpu, begun = broker.cpu_s(), 0.0
+    cpu, begun = broker.cpu_s(), time.perf_counter()
     with _rejecters(run, group, topic):
+        stall = Stall(count)
         while (written := broker.metric(WRITTEN)) < count:
-            begun = begun or (time.perf_counter() if written else 0.0)
+            stall.look(int(written))
+            begun = begun if written else time.perf_counter()
             time.sleep(0.01)
         elapsed = time.perf_counter() - begun
     cpu_us = (broker.cpu_s() - cpu) / count * 1e6
@@ -307,7 +351,7 @@ def dead_letters_over_a_kill(broker: Measured, run: Run) -> Figures:
 
 
 def _with_letters(run: Run, count: int) -> tuple[str, str, str]:
-    """A group, its topic with so many records, and its dead-letter topic."""
+    """A group, its topic with `count` records, and its dead-letter topic."""
     topic, letters = run.topic(2), run.topic(2, "dlq.")
     set_to = AlterConfigOpType.SET
     entry = ConfigEntry(f"{DLQ}.group.enable", "true", incremental_operation=set_to)
@@ -343,13 +387,15 @@ def _sources(run: Run, letters: str) -> dict[tuple[Any, Any], int]:
     none comes any more."""
     consumer = Consumer({
         "bootstrap.servers": run.bootstrap, "group.id": f"read-{letters}",
-        "auto.offset.reset": "earliest", **QUIET,
+        "auto.offset.reset": "earliest", **CHECKED, **QUIET,
     })  # fmt: skip
     consumer.subscribe([letters])
     found: dict[tuple[Any, Any], int] = {}
     idle_since = time.monotonic()
     while time.monotonic() - idle_since < 5:
-        for message in consumer.consume(10_000, 1.0):
+        messages = consumer.consume(10_000, 1.0)
+        check_errors(messages)
+        for message in messages:
             told = dict(message.headers())
             source = (told["__dlq.errors.partition"], told["__dlq.errors.offset"])
             found[source] = found.get(source, 0) + 1
@@ -366,18 +412,25 @@ LOADS: dict[str, Callable[[Measured, Run], Figures]] = {
     "dead letters": dead_letters,
     "dead letters over kill -9": dead_letters_over_a_kill,
 }
-#: (load, figure): goal, whether more is better.
+#: Goals by load and figure.
 GOALS = {
-    ("key order, a commit a poll", "ratio"): (0.6, True),
-    ("key order, a commit a poll", "ratio_by_cpu"): (0.6, True),
-    ("key order, a commit a record", "ratio"): (0.6, True),
-    ("hot key with half of the records", "ratio"): (0.9, True),
-    ("100,000 delayed records", "bytes_each"): (200, False),
-    ("100,000 delayed records", "p50_ms"): (100, False),
-    ("100,000 delayed records", "p99_ms"): (500, False),
-    ("dead letters", "rate"): (5000, True),
-    ("dead letters over kill -9", "lost"): (0, False),
+    ("key order, a commit a poll", "ratio"): Goal(0.6, alone=True),
+    ("key order, a commit a poll", "ratio_by_cpu"): Goal(0.6, alone=True),
+    ("key order, a commit a record", "ratio"): Goal(0.6, alone=True),
+    ("hot key with half of the records", "ratio"): Goal(0.9, alone=True),
+    ("100,000 delayed records", "bytes_each"): Goal(200, more=False, alone=True),
+    ("100,000 delayed records", "p50_ms"): Goal(100, more=False, alone=True),
+    ("100,000 delayed records", "p99_ms"): Goal(500, more=False, alone=True),
+    ("dead letters", "rate"): Goal(5000, alone=True),
+    ("dead letters", "lost"): Goal(0, more=False, alone=True),
+    ("dead letters over kill -9", "lost"): Goal(0, more=False, alone=True),
 }
+FIGURES = (
+    "rate", "unordered_per_s", "ordered_per_s", "ratio", "ratio_by_cpu", "unordered_cpu_us",
+    "ordered_cpu_us", "unordered_members_cpu_us", "ordered_members_cpu_us", "others_per_s",
+    "others_beside_hot_per_s", "hot_per_s", "bytes_each", "p50_ms", "p99_ms", "cpu_us",
+    "written_before", "lost", "twice",
+)  # fmt: skip
 
 
 def main() -> None:
@@ -385,57 +438,39 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--into", type=Path, default=HERE / "results", help="folder of the tables")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
-    rows: list[dict[str, Any]] = []
+    clock, results = Clock(), Results()
     try:
-        for name, load in LOADS.items():
-            if options.only and not any(word in name for word in options.only):
-                continue
-            rounds = []
-            for _ in range(options.rounds):
-                broker = Measured(folder / f"{len(rows)}-{len(rounds)}")
-                broker.start()
-                rounds.append(load(broker, Run(broker.bootstrap, options.scale)))
-                broker.stop()
-                print(f"{name:40} {json.dumps(rounds[-1])}", flush=True)
-            rows += summary(name, rounds)
+        for place, (name, load) in enumerate(LOADS.items()):
+            if not options.only or any(word in name for word in options.only):
+                for number in range(options.rounds):
+                    broker = Measured(folder / f"{place}-{number}")
+                    _round(name, load, broker, options.scale, results)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    show(rows)
+    rows = results.rows(FIGURES, lambda load, figure: GOALS.get((load, figure)))
+    show(document("queues", clock, rows, scale=options.scale), options.into)
+    print(clock.took())
+    sys.exit(results.failed)
 
 
-def summary(name: str, rounds: list[Figures]) -> list[dict[str, Any]]:
-    rows = []
-    for figure in rounds[0]:
-        values = sorted(found[figure] for found in rounds)
-        median = statistics.median(values)
-        goal, more = GOALS.get((name, figure), (None, True))
-        met = None if goal is None else (median >= goal if more else median <= goal)
-        rows.append({
-            "load": name, "figure": figure, "median": median, "spread": (values[0], values[-1]),
-            "goal": goal, "more": more, "met": met,
-        })  # fmt: skip
-    return rows
-
-
-def show(rows: list[dict[str, Any]]) -> None:
-    head = ["load", "figure", "median (min-max)", "goal", ""]
-    table, lines = Table(*head), ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    for row in rows:
-        low, high = row["spread"]
-        goal = "" if row["goal"] is None else f"{'≥' if row['more'] else '≤'} {row['goal']:g}"
-        verdict = {True: "met", False: "missed", None: ""}[row["met"]]
-        cells = [row["load"], row["figure"], f"{row['median']:,.3g} ({low:,.3g}-{high:,.3g})",
-                 goal, verdict]  # fmt: skip
-        table.add_row(*cells)
-        lines.append("| " + " | ".join(cells) + " |")
-    Console(width=150).print(table)
-    folder = HERE / "results"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "queues.json").write_text(json.dumps(rows, indent=1))
-    (folder / "queues.md").write_text("\n".join(lines) + "\n")
-    print(f"Written to {folder}/queues.json and .md", file=sys.stderr)
+def _round(
+    name: str, load: Callable[[Measured, Run], Figures], broker: Measured, scale: float,
+    results: Results,
+) -> None:  # fmt: skip
+    if results.has_failed(name):
+        return
+    try:
+        broker.start()
+        figures = load(broker, Run(broker.bootstrap, scale))
+        results.add(name, "shoal", figures)
+        print(f"{name:40} {json.dumps(figures)}", flush=True)
+    except (LoadFailed, KafkaException) as error:
+        results.fail(name, "shoal", error)
+    finally:
+        broker.kill9()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The table of a run: on the terminal, as JSON, as Markdown and as a picture."""
+"""The tables of a run's document: on the terminal, as JSON, as Markdown and as a picture."""
 
 from __future__ import annotations
 
@@ -6,75 +6,119 @@ import json
 from pathlib import Path
 from typing import Any
 
+from results import Row
 from rich.console import Console
 from rich.table import Table
 
-UNITS = {
-    "rate": "records/s", "p50_ms": "p50 ms", "p99_ms": "p99 ms", "wait_ms": "ms",
-    "cpu_s": "broker CPU s",
-    "client_cpu_s": "client CPU s",
-    "record_cpu_ms": "CPU ms a record by itself", "record_ms": "ms a record by itself",
-    "rss_mb": "broker MB", "idle_mb": "idle MB", "loaded_mb": "loaded MB",
-    "idle_cpu": "cores idle", "start_s": "seconds", "cpu_s_gb": "broker CPU s/GB",
-    "pause_ms": "longest turn, CPU ms", "record_cpu_us": "CPU us a record",
-    "record_bytes": "bytes a record", "mixed_record_bytes": "bytes a record, mixed",
-    "pause_s": "pause s", "errors": "client errors", "whole_s": "seconds in all",
-    "failover_s": "failover s", "sync_s": "in sync after s",
+#: Name and unit of each figure.
+NAMES = {
+    "rate": "rate, records/s", "p50_ms": "median latency, ms", "p99_ms": "99th percentile, ms",
+    "wait_ms": "wait, ms", "cpu_s": "broker CPU, s", "client_cpu_s": "client CPU, s",
+    "repeated": "redelivered records", "redelivered": "redelivered records",
+    "record_cpu_ms": "CPU of a single record, ms", "record_ms": "time of a single record, ms",
+    "rss_mb": "memory, MB", "idle_mb": "memory when idle, MB",
+    "loaded_mb": "memory after all loads, MB", "idle_cpu": "idle CPU, cores",
+    "start_s": "start, s", "cpu_s_gb": "broker CPU, s/GB", "pause_ms": "longest turn, CPU ms",
+    "record_cpu_us": "broker CPU of a record, µs", "record_bytes": "memory of a record, B",
+    "mixed_record_bytes": "memory of a record in mixed states, B", "pause_s": "pause, s",
+    "errors": "client errors", "whole_s": "duration, s", "failover_s": "all partitions led, s",
+    "sync_s": "in sync, s", "partitions": "partitions survived",
+    "unordered_per_s": "rate without order, records/s",
+    "ordered_per_s": "rate with key order, records/s", "ratio": "with to without",
+    "unordered_cpu_us": "broker CPU without order, µs",
+    "ordered_cpu_us": "broker CPU with key order, µs",
+    "unordered_members_cpu_us": "client CPU without order, µs",
+    "ordered_members_cpu_us": "client CPU with key order, µs",
+    "ratio_by_cpu": "with to without, by CPU", "others_per_s": "rate without a hot key, records/s",
+    "others_beside_hot_per_s": "rate beside a hot key, records/s",
+    "hot_per_s": "rate of the hot key, records/s", "bytes_each": "memory of a record, B",
+    "cpu_us": "broker CPU of a record, µs", "lost": "lost records", "twice": "repeated records",
+    "written_before": "written before the kill", "rows_per_s": "rate, rows/s",
+    "p50_s": "median latency, s", "max_s": "longest latency, s",
 }  # fmt: skip
+HEAD = ["load", "figure", "Shoal", "Shoal min-max", "Kafka", "Kafka min-max", "ratio", "goal", ""]
 
 
-def number(value: float) -> str:
+def number(value: float | None) -> str:
+    """Three digits, or a whole number with separators; empty for None."""
+    if value is None:
+        return ""
     if value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 
 
-def cells(row: dict[str, Any]) -> list[str]:
-    """A row as text: load, figure, Shoal, Kafka, ratio, goal, verdict. A goal is a ratio to Kafka,
-    "x", or a limit in the figure's own unit."""
-    spread = {b: f"{number(row[b])} ({number(least)}-{number(most)})"
-              for b, (least, most) in row["spread"].items()}  # fmt: skip
-    unit = "" if row.get("by_itself") else " x"
-    goal = "" if row["goal"] is None else f"{'≥' if row['more'] else '≤'} {row['goal']:g}{unit}"
-    ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
-    verdict = {True: "met", False: "missed", None: ""}[row["met"]]
-    return [row["load"], UNITS[row["figure"]], spread["shoal"], spread.get("kafka", ""),
-            ratio, goal, verdict]  # fmt: skip
+def goal_of(row: Row) -> str:
+    """A goal with its sign; "×" marks a ratio to the peer."""
+    goal = row.get("goal")
+    if not goal:
+        return ""
+    return f"{'≥' if goal['more'] else '≤'} {goal['value']:,g}{'' if goal['alone'] else ' ×'}"
 
 
-HEAD = ["load", "figure", "Shoal (min-max)", "Kafka (min-max)", "ratio", "goal", ""]
+def verdict(row: Row) -> str:
+    if row.get("failed"):
+        return "failed"
+    return {True: "met", False: "missed", None: ""}[row["met"]]
 
 
-def show(rows: list[dict[str, Any]], folder: Path, name: str = "latest") -> None:
-    """Print the table and write it into `folder` as `name`.json, .md and .png."""
+def ratio(row: Row) -> str:
+    found = row.get("ratio")
+    return "" if found is None else f"{found:.2f}"
+
+
+def cells(row: Row) -> list[str]:
+    """A row as text, one number a cell, but that a range is least and greatest."""
+    if row.get("failed"):
+        return [row["load"], "; ".join(f"{s}: {e}" for s, e in row["failed"].items()),
+                *[""] * 6, "failed"]  # fmt: skip
+    found = [row["load"], NAMES[row["figure"]]]
+    for side in ("shoal", "kafka"):
+        least_and_greatest = row["spread"].get(side)
+        found += [
+            number(row[side]),
+            "-".join(map(number, least_and_greatest)) if least_and_greatest else "",
+        ]
+    return [*found, ratio(row), goal_of(row), verdict(row)]
+
+
+def show(document: dict[str, Any], folder: Path) -> None:
+    """Print the table, and write the document into `folder` as JSON, Markdown and a picture."""
     folder.mkdir(parents=True, exist_ok=True)
+    name, rows = document["bench"], document["rows"]
     table = Table(*HEAD)
     lines = ["| " + " | ".join(HEAD) + " |", "|" + " --- |" * len(HEAD)]
     for row in rows:
         table.add_row(*cells(row))
         lines.append("| " + " | ".join(cells(row)) + " |")
-    Console(width=150).print(table)
-    (folder / f"{name}.json").write_text(json.dumps(rows, indent=1))
+    Console(width=170).print(table)
+    (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
     (folder / f"{name}.md").write_text("\n".join(lines) + "\n")
     picture(rows, folder / f"{name}.png")
-    print(f"Written to {folder}/{name}.json, .md and .png")
+    print(f"Written to {folder}/{name}.json and .md. To publish this run:")
+    print(f"  python bench/pages.py --publish {folder}/{name}.json", flush=True)
 
 
-def picture(rows: list[dict[str, Any]], path: Path) -> None:
-    """Bars of the ratios with a goal, on a logarithmic axis; green where the goal is met. What is
-    aimed at by itself has no bar."""
+def picture(rows: list[Row], path: Path) -> None:
+    """Bars of the ratios with a goal, on a logarithmic axis; green where the goal is met."""
+    found = [
+        r for r in rows if r.get("goal") and not r["goal"]["alone"] and r["ratio"] is not None
+    ][::-1]
+    if not found:
+        return
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    found = [r for r in rows if r["goal"] is not None and not r.get("by_itself")][::-1]
     figure, axes = pyplot.subplots(figsize=(10, 0.32 * len(found) + 1.2))
     colours = ["#2a9d3a" if r["met"] else "#c0392b" for r in found]
-    axes.barh([f"{r['load']}: {UNITS[r['figure']]}" for r in found],
+    axes.barh([f"{r['load']}: {NAMES[r['figure']]}" for r in found],
               [max(r["ratio"], 0.01) for r in found], color=colours)  # fmt: skip
     for place, row in enumerate(found):
-        axes.plot([row["goal"]] * 2, [place - 0.4, place + 0.4], color="black", linewidth=2)
+        axes.plot(
+            [row["goal"]["value"]] * 2, [place - 0.4, place + 0.4], color="black", linewidth=2
+        )
     axes.set_xscale("log")
     axes.axvline(1, color="grey", linewidth=0.8)
     axes.set_xlabel("Shoal / Apache Kafka (black: the goal)")

@@ -1,11 +1,13 @@
 """The same loads against Shoal and Apache Kafka, alternating in one run: `make bench`.
 
-Prints one table with medians, spread and the ratio Shoal / Kafka, and writes it as JSON and as a
-picture into bench/results/. `--only WORD` picks rows by a word of their name, as often as it is
-given; `--scale 0.2` makes the loads shorter; `--rounds N` sets how often each is run on each
-broker, after one round that warms both and is not counted. Rows of what is aimed at by itself,
-not beside Kafka, have a goal without a ratio, and some of them no figure of Kafka's. All of it is
-half an hour on two cores, and 20 GB of disk: topics are deleted when their load has run.
+Prints one table with medians, ranges and the ratio Shoal / Kafka, and writes it as JSON and as a
+picture into bench/results/. `--only WORD` picks rows by a word of their name and may be repeated;
+`--scale 0.2` makes the loads shorter; `--rounds N` sets how often each runs on each broker, after
+one round of half the size that warms both and does not count. `--side shoal` runs without Kafka.
+A whole run takes some 25 minutes on two cores, and 20 GB of disk: topics are deleted when their
+load has run.
+
+A load that finds an error (`tally.py`) has a row that says "failed", and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import json
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,81 +27,96 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from brokers import Broker, Kafka, Shoal
-from filling import FILLED, Run
+from brokers import HEAP, Broker, Kafka, Shoal
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from filling import BEGIN, END, QUIET, Run
 from loads import LOADS
 from report import show
+from results import Clock, Figures, Goal, Results, document
+from tally import LoadFailed
 
 HERE = Path(__file__).resolve().parent
-#: Ratios to Kafka that are aimed at: (figure, goal, more is better).
-GOALS: dict[str, list[tuple[str, float, bool]]] = {
-    "produce 1 KB": [("rate", 1.5, True)],
-    "produce 100 B": [("rate", 1.1, True), ("cpu_s", 0.5, False)],
-    "consume": [("rate", 1.1, True), ("cpu_s", 0.5, False)],
-    "share": [("rate", 1.2, True)],
-    "jobs, 2 partitions, commit a record": [("rate", 2.0, True), ("cpu_s", 0.3, False)],
-    "jobs, 8 partitions, commit a record": [("rate", 2.0, True), ("cpu_s", 0.3, False)],
-    "jobs, 2 partitions, commit a poll": [("rate", 1.2, True)],
-    "jobs, 8 partitions, commit a poll": [("rate", 1.2, True)],
-    "synchronous": [("rate", 1.4, True), ("p50_ms", 0.75, False), ("p99_ms", 0.75, False)],
-    "end to end": [("p50_ms", 0.8, False), ("p99_ms", 0.8, False)],
-    "1,000 partitions": [("rss_mb", 0.125, False)],
-    "memory": [("idle_mb", 0.125, False), ("loaded_mb", 0.125, False)],
-    "start": [("start_s", 0.25, False)],
-    "restart": [("start_s", 1.0, False)],
-}
-#: What is aimed at by itself, by load and figure: so much at the most.
-LIMITS = {
-    ("1,000 partitions", "idle_cpu"): 0.01,
-    ("1,000,000 records in flight", "pause_ms"): 20.0,
-    ("first record of a new group", "wait_ms"): 200.0,
-    ("records of a killed member", "wait_ms"): 1000.0,
-}
+#: Goals of loads, by name or its beginning: those of ratios to Kafka, and those of figures alone.
+GOALS: dict[str, dict[str, Goal]] = {
+    "produce 1 KB acks=all, lz4": {"rate": Goal(1.0), "cpu_s": Goal(0.7, more=False)},
+    "produce 1 KB acks=all, zstd": {"rate": Goal(1.0), "cpu_s": Goal(0.7, more=False)},
+    "produce 1 KB": {"rate": Goal(1.5)},
+    "produce 100 B": {"rate": Goal(1.1), "cpu_s": Goal(0.5, more=False)},
+    "consume": {"rate": Goal(1.1), "cpu_s": Goal(0.5, more=False)},
+    "share": {"rate": Goal(1.2)},
+    "jobs, 2 partitions, commit a record": {"rate": Goal(2.0), "cpu_s": Goal(0.3, more=False)},
+    "jobs, 8 partitions, commit a record": {"rate": Goal(2.0), "cpu_s": Goal(0.3, more=False)},
+    "jobs, 2 partitions, commit a poll": {"rate": Goal(1.2)},
+    "jobs, 8 partitions, commit a poll": {"rate": Goal(1.2)},
+    "synchronous": {"rate": Goal(1.4), "p50_ms": Goal(0.75, more=False),
+                    "p99_ms": Goal(0.75, more=False)},
+    "end to end": {"p50_ms": Goal(0.8, more=False), "p99_ms": Goal(0.8, more=False)},
+    "1,000 partitions": {"rss_mb": Goal(0.125, more=False),
+                         "idle_cpu": Goal(0.01, more=False, alone=True)},
+    "memory": {"idle_mb": Goal(0.125, more=False), "loaded_mb": Goal(0.125, more=False)},
+    "start": {"start_s": Goal(0.25, more=False)},
+    "restart": {"start_s": Goal(1.0, more=False)},
+    "1,000,000 records in flight": {"pause_ms": Goal(20.0, more=False, alone=True)},
+    "first record of a new group": {"wait_ms": Goal(200.0, more=False, alone=True)},
+    "records of a killed member": {"wait_ms": Goal(1000.0, more=False, alone=True)},
+}  # fmt: skip
 #: A load that takes longer waits for a broker that is gone, or whose disk is full.
 LOAD_TIMEOUT_S = 600
 FIGURES = [
-    "rate", "wait_ms", "p50_ms", "p99_ms", "cpu_s", "client_cpu_s", "rss_mb", "idle_mb",
+    "rate", "wait_ms", "p50_ms", "p99_ms", "cpu_s", "client_cpu_s", "repeated", "rss_mb", "idle_mb",
     "loaded_mb", "idle_cpu", "start_s", "pause_ms", "record_cpu_us", "record_bytes",
     "mixed_record_bytes",
 ]  # fmt: skip
 
 
-def goals_of(name: str) -> list[tuple[str, float, bool]]:
+def goal_of(name: str, figure: str) -> Goal | None:
     if name in GOALS:
-        return GOALS[name]
-    return next((goals for prefix, goals in GOALS.items() if name.startswith(prefix)), [])
+        return GOALS[name].get(figure)
+    found = next((goals for prefix, goals in GOALS.items() if name.startswith(prefix)), {})
+    return found.get(figure)
 
 
-def run_load(broker: Broker, name: str, scale: float) -> dict[str, float]:
-    """One run of a load, with the broker's CPU seconds (from where a topic is filled, if the load
-    fills one first) and memory."""
+def run_load(broker: Broker, name: str, scale: float) -> Figures:
+    """One run of a load, with the broker's memory, and its CPU seconds in the timed part.
+
+    Raises LoadFailed if the load ends with an error, or not within LOAD_TIMEOUT_S.
+    """
     child = subprocess.Popen(
         [sys.executable, str(HERE / "loads.py"), name, broker.bootstrap, str(scale)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
     )  # fmt: skip
-    before, last = broker.cpu_s(), ""
-    assert child.stdout is not None
+    begin, used, last = 0.0, None, ""
+    assert child.stdout is not None and child.stdin is not None
     patience = threading.Timer(LOAD_TIMEOUT_S, _end, (child,))
     patience.daemon = True
     patience.start()
     try:
         for line in child.stdout:
-            if line.startswith(FILLED):
-                before = broker.cpu_s()
+            word = line.strip()
+            if word == BEGIN:
+                begin = broker.cpu_s()
+            if word == END:
+                used = broker.cpu_s() - begin
+            if word in (BEGIN, END):
+                with contextlib.suppress(BrokenPipeError):
+                    child.stdin.write("\n")
+                    child.stdin.flush()
             last = line
         _, errors = child.communicate()
     finally:
         patience.cancel()
         _end(child)
     if child.returncode < 0:
-        raise SystemExit(
-            f"{broker.name}: {name}: not through after {LOAD_TIMEOUT_S} s; the broker's last words:"
-            f" {broker.last_words()}"
+        raise LoadFailed(
+            f"not finished after {LOAD_TIMEOUT_S} s; the broker printed: {broker.last_words()}"
         )
     if child.returncode:
-        raise SystemExit(f"{broker.name}: {name}: {errors[-2000:]}")
-    figures: dict[str, float] = json.loads(last)
-    return {**figures, "cpu_s": broker.cpu_s() - before, "rss_mb": broker.rss_mb()}
+        raise LoadFailed(errors.strip()[-2000:])
+    figures: Figures = json.loads(last)
+    if used is not None:
+        figures["cpu_s"] = used
+    return {**figures, "rss_mb": broker.rss_mb()}
 
 
 def _end(load: subprocess.Popen[str]) -> None:
@@ -109,14 +125,15 @@ def _end(load: subprocess.Popen[str]) -> None:
         os.killpg(load.pid, signal.SIGKILL)
 
 
-def crowd(broker: Broker) -> dict[str, float]:
+def crowd(broker: Broker) -> Figures:
     """Memory and idle CPU (share of a core) with 1,000 partitions and 100 idle connections."""
     child = subprocess.Popen(
         [sys.executable, str(HERE / "loads.py"), "crowd", broker.bootstrap],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert child.stdout is not None and child.stdin is not None
-    child.stdout.readline()
+    if not child.stdout.readline():
+        raise LoadFailed(f"the idle consumers ended with exit code {child.wait(60)}")
     time.sleep(3)
     before, began = broker.cpu_s(), time.perf_counter()
     time.sleep(10)
@@ -128,118 +145,119 @@ def crowd(broker: Broker) -> dict[str, float]:
     return found
 
 
-def starts(make: Callable[[Path], Broker], folder: Path, rounds: int, gigabytes: float) -> Any:
+def starts(make: Callable[[Path], Broker], folder: Path, options: Any, results: Results) -> None:
     """Times to the first metadata answer: of an empty broker, and after kill -9 with a full log."""
-    empty, killed = [], []
-    for number in range(rounds):
+    for number in range(options.rounds):
         broker = make(folder / f"start-{number}")
         broker.start()
-        empty.append({"start_s": broker.start_s})
+        results.add("start", broker.name, {"start_s": broker.start_s})
         broker.stop()
     broker = make(folder / "restart")
     broker.start()
-    records = int(gigabytes * (1 << 30) / 1024)
-    for _ in range(rounds):
-        if records:
-            run_load(broker, "produce 1 KB acks=1", records / 400_000)
-        records = 0
+    try:
+        records = int(options.gigabytes * (1 << 30) / 1024)
+        filled = run_load(broker, "fill", records / 400_000)
+        for _ in range(options.rounds):
+            broker.kill9()
+            broker.start()
+            check_end(broker, filled["topic"], filled["records"])
+            results.add("restart after kill -9", broker.name, {"start_s": broker.start_s})
+    except (LoadFailed, KafkaException) as error:
+        results.fail("restart after kill -9", broker.name, error)
+    finally:
         broker.kill9()
-        broker.start()
-        killed.append({"start_s": broker.start_s})
-    broker.stop()
-    return empty, killed
 
 
-def in_flight() -> dict[str, float]:
-    """What a million share records over 500 share partitions cost Shoal (`in_flight.py`): it looks
-    into the broker, so there is no such figure of Kafka. Half a minute of waiting and CPU."""
+def check_end(broker: Broker, topic: str, records: int) -> None:
+    """Raise LoadFailed unless the topic's one partition still ends after all its records."""
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "end", **QUIET})
+    try:
+        _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), 60)
+    finally:
+        consumer.close()
+    if end != records:
+        raise LoadFailed(f"{end} of {records} records are left after kill -9")
+
+
+def in_flight() -> Figures:
+    """What a million share records over 500 share partitions cost Shoal (`in_flight.py`), in about
+    half a minute. It looks into the broker, so Kafka has no such figure."""
     ended = subprocess.run(
         [sys.executable, str(HERE / "in_flight.py")], capture_output=True, text=True, timeout=600
     )
     if ended.returncode:
-        raise SystemExit(f"in_flight.py: {ended.stderr[-2000:]}")
+        raise LoadFailed(f"in_flight.py: {ended.stderr[-2000:]}")
     print(ended.stdout, end="", flush=True)
-    figures: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
+    figures: Figures = json.loads(ended.stdout.splitlines()[-1])
     return figures
 
 
-def measure(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, list[Any]]]:
-    """All rounds of all loads: load, then broker, then a list of figures."""
-    results: dict[str, dict[str, list[Any]]] = {}
+def measure(options: argparse.Namespace, folder: Path, results: Results) -> None:
+    """All rounds of all loads, into `results`."""
+    kinds: list[type[Broker]] = [k for k in (Shoal, Kafka) if options.side in ("both", k.name)]
 
     def wanted(name: str) -> bool:
         return not options.only or any(word in name for word in options.only)
 
     loads = [name for name in LOADS if wanted(name)]
     if loads:
-        alternate(loads, options, folder, results)
+        alternate(loads, options, [kind(folder / kind.name) for kind in kinds], results)
     if wanted("1,000 partitions"):
-        for make in (Shoal, Kafka):
-            broker = make(folder / f"crowd-{make.name}")
+        for kind in kinds:
+            broker = kind(folder / f"crowd-{kind.name}")
             broker.start()
-            results.setdefault("1,000 partitions", {})[make.name] = [crowd(broker)]
-            broker.stop()
+            try:
+                results.add("1,000 partitions", broker.name, crowd(broker))
+            except LoadFailed as error:
+                results.fail("1,000 partitions", broker.name, error)
+            finally:
+                broker.stop()
     if wanted("1,000,000 records in flight"):
-        results["1,000,000 records in flight"] = {"shoal": [in_flight()]}
+        try:
+            results.add("1,000,000 records in flight", "shoal", in_flight())
+        except LoadFailed as error:
+            results.fail("1,000,000 records in flight", "shoal", error)
     if wanted("start") or wanted("restart after kill -9"):
-        for make in (Shoal, Kafka):
-            empty, killed = starts(make, folder / make.name, options.rounds, options.gigabytes)
-            results.setdefault("start", {})[make.name] = empty
-            results.setdefault("restart after kill -9", {})[make.name] = killed
-    return results
+        for kind in kinds:
+            starts(kind, folder / f"starts-{kind.name}", options, results)
 
 
 def alternate(
-    loads: list[str],
-    options: argparse.Namespace,
-    folder: Path,
-    results: dict[str, dict[str, list[Any]]],
+    loads: list[str], options: argparse.Namespace, brokers: list[Broker], results: Results
 ) -> None:
-    """Run loads on both brokers in turn; "memory" is what the brokers hold before and after."""
-    brokers: list[Broker] = [Shoal(folder / "shoal"), Kafka(folder / "kafka")]
-    for broker in brokers:
-        broker.start()
-        results.setdefault("memory", {})[broker.name] = [{"idle_mb": broker.rss_mb()}]
-    for name in loads:
-        for number in range(-1, options.rounds):
-            order = brokers if number % 2 == 0 else brokers[::-1]
-            for broker in order:
-                figures = run_load(broker, name, options.scale)
-                Run(broker.bootstrap, options.scale).remove_topics()
-                if number < 0:
-                    continue  # a round that warms the JVM and the page cache
-                results.setdefault(name, {}).setdefault(broker.name, []).append(figures)
-                print(f"{name:42} {broker.name:6} {json.dumps(figures)}", flush=True)
-    for broker in brokers:
-        results["memory"][broker.name][0]["loaded_mb"] = broker.rss_mb()
-        broker.stop()
+    """Run loads on the brokers in turn; "memory" is what they hold before and after."""
+    idle_mb = {}
+    try:
+        for broker in brokers:
+            broker.start()
+            idle_mb[broker] = broker.rss_mb()
+        for name in loads:
+            for number in range(-1, options.rounds):
+                for broker in brokers if number % 2 == 0 else brokers[::-1]:
+                    scale = options.scale if number >= 0 else options.scale / 2
+                    _round(broker, name, scale, results, counts=number >= 0)
+            if ended := next((broker for broker in brokers if broker.ended), None):
+                return results.fail(name, ended.name, f"it ended: {ended.last_words()}")
+        for broker in brokers:
+            found = {"idle_mb": idle_mb[broker], "loaded_mb": broker.rss_mb()}
+            results.add("memory", broker.name, found)
+    finally:
+        for broker in brokers:
+            broker.kill9()
 
 
-def summary(results: dict[str, dict[str, list[Any]]]) -> list[dict[str, Any]]:
-    """A row a figure: medians and spread of both brokers, the ratio, the goal, and the verdict.
-    Kafka's median and the ratio are None where it has no such figure."""
-    rows = []
-    for name, by_broker in results.items():
-        goals = {figure: (goal, more) for figure, goal, more in goals_of(name)}
-        for key in FIGURES:
-            sides = {b: sorted(f[key] for f in found if key in f) for b, found in by_broker.items()}
-            if not all(sides.values()):
-                continue
-            ours = statistics.median(sides["shoal"])
-            theirs = statistics.median(sides["kafka"]) if "kafka" in sides else None
-            ratio = None if theirs is None else ours / theirs if theirs else float("inf")
-            limit = LIMITS.get((name, key))
-            goal, more = goals.get(key, (limit, limit is None))
-            found = ours if limit is not None else ratio
-            met = None
-            if goal is not None and found is not None:
-                met = found >= goal if more else found <= goal
-            rows.append({
-                "load": name, "figure": key, "shoal": ours, "kafka": theirs, "ratio": ratio,
-                "spread": {b: (v[0], v[-1]) for b, v in sides.items()}, "goal": goal,
-                "by_itself": limit is not None, "more": more, "met": met,
-            })  # fmt: skip
-    return rows
+def _round(broker: Broker, name: str, scale: float, results: Results, *, counts: bool) -> None:
+    """One round, unless the load has failed. One that warms the JVM does not count."""
+    if results.has_failed(name):
+        return
+    try:
+        figures = run_load(broker, name, scale)
+        Run(broker.bootstrap, scale).remove_topics()
+    except (LoadFailed, KafkaException) as error:
+        return results.fail(name, broker.name, error)
+    if counts:
+        results.add(name, broker.name, figures)
+        print(f"{name:42} {broker.name:6} {json.dumps(figures)}", flush=True)
 
 
 def main() -> None:
@@ -247,14 +265,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--only", action="append", default=[])
+    parser.add_argument("--side", choices=("both", "shoal", "kafka"), default="both")
     parser.add_argument("--gigabytes", type=float, default=5.0, help="log size of the restart")
+    parser.add_argument("--into", type=Path, default=HERE / "results", help="folder of the tables")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
+    clock, results = Clock(), Results()
     try:
-        results = measure(options, folder)
+        measure(options, folder, results)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    except LoadFailed as error:
+        results.fail("start of a broker", "both", error)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    show(summary(results), HERE / "results")
+    rows = results.rows(FIGURES, goal_of)
+    more = {"kafka_heap": HEAP, "scale": options.scale, "notes": results.notes}
+    show(document("one-broker", clock, rows, **more), options.into)
+    print(clock.took())
+    sys.exit(results.failed)
 
 
 if __name__ == "__main__":

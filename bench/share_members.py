@@ -7,17 +7,20 @@ import time
 from typing import Any
 
 from confluent_kafka import ShareConsumer
-from filling import QUIET, Figures, Run, produce
+from filling import CHECKED, QUIET, Figures, Run, produce
+from tally import Stall, check_commit, check_errors, random_values
 
 #: A client may have fetched ahead, and learns of its assignment with its next heartbeat only: so
 #: many rounds of a second.
 APART_ROUNDS = 4
+#: A killed member's records come back when its session has ended, after 45 s on Kafka.
+LOCK_END_S = 150
 
 
 def _member(bootstrap: str, group: str, topic: str) -> ShareConsumer:
     member = ShareConsumer({
         "bootstrap.servers": bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit",
-        **QUIET,
+        **CHECKED, **QUIET,
     })  # fmt: skip
     member.subscribe([topic])
     return member
@@ -26,12 +29,15 @@ def _member(bootstrap: str, group: str, topic: str) -> ShareConsumer:
 def first_record(run: Run) -> Figures:
     """From subscribing to the first record of a group that was not there."""
     topic, group = run.topic(), run.share_group()
-    produce(run, topic, 1, 100, acks="all")
-    began = time.perf_counter()
+    produce(run.bootstrap, topic, 1, random_values(100), acks="all")
+    stall, began = Stall(1), time.perf_counter()
     member = _member(run.bootstrap, group, topic)
-    while not member.poll(1.0):
-        continue
+    while not (messages := member.poll(1.0)):
+        stall.look(0)
     waited = time.perf_counter() - began
+    check_errors(messages)
+    member.acknowledge(messages[0])
+    check_commit(member.commit_sync(10))
     member.close()
     return {"wait_ms": waited * 1000}
 
@@ -41,6 +47,7 @@ def _victim(bootstrap: str, group: str, topic: str, taken: Any) -> None:
     member = _member(bootstrap, group, topic)
     while not (messages := member.poll(1.0)):
         continue
+    check_errors(messages)
     taken.put([(m.partition(), m.offset()) for m in messages])
     time.sleep(600)
 
@@ -48,7 +55,7 @@ def _victim(bootstrap: str, group: str, topic: str, taken: Any) -> None:
 def killed_member(run: Run) -> Figures:
     """From kill -9 of a member until another one has a record that it held. Each of the two is by
     itself on one of two partitions."""
-    topic, group = run.topic(2), run.share_group()
+    topic, group, values = run.topic(2), run.share_group(), random_values(100)
     member = _member(run.bootstrap, group, topic)
     processes = multiprocessing.get_context("spawn")
     taken = processes.Queue()
@@ -57,7 +64,7 @@ def killed_member(run: Run) -> Figures:
     apart = 0  # Rounds in a row in which the other one's partition brought nothing.
     while apart < APART_ROUNDS:
         known = {partition for partition, _ in held}
-        produce(run, topic, 1000, 100, acks="all", partitions=2)
+        produce(run.bootstrap, topic, 1000, values, acks="all", partitions=2)
         found = []
         while more := _take(member, 1.0):
             found += more
@@ -69,8 +76,9 @@ def killed_member(run: Run) -> Figures:
         apart = apart + 1 if clean else 0
     began = time.perf_counter()
     victim.kill()
+    stall = Stall(1, LOCK_END_S)
     while not held & set(_take(member, 1.0)):
-        continue
+        stall.look(0)
     waited = time.perf_counter() - began
     victim.join()
     member.close()
@@ -80,8 +88,9 @@ def killed_member(run: Run) -> Figures:
 def _take(member: ShareConsumer, timeout_s: float) -> list[tuple[int, int]]:
     """Accept what a poll brings; where it stood."""
     messages = member.poll(timeout_s)
+    check_errors(messages)
     for message in messages:
         member.acknowledge(message)
     if messages:
-        member.commit_sync(10)
+        check_commit(member.commit_sync(10))
     return [(m.partition(), m.offset()) for m in messages]

@@ -8,6 +8,10 @@
 Each starts a Shoal broker of its own. The time from a backlog to the third executor needs a
 Kubernetes and is not measured here. Spark's Kafka source comes from Maven:
 `mvn -q -f bench/spark/pom.xml dependency:copy-dependencies -DoutputDirectory=lib`.
+
+Every timed drain must return each row once. A drain of its own after the timed ones, so that
+Spark's work there stays the same, compares the checksum of all values with the producer's. A load
+that fails has a row that says so, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import sys
 import tempfile
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,9 +39,12 @@ from shoal.client.topics import NewTopic
 from shoal_spark.arguments import BATCH_TARGET_MS
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "tests"))
+sys.path += [str(HERE.parents[1] / "tests"), str(HERE.parent)]
 
+from report import show  # noqa: E402
+from results import Clock, Goal, Results, document  # noqa: E402
 from servers import ShoalProcess  # noqa: E402
+from tally import LoadFailed  # noqa: E402
 
 LIBRARY = HERE / "lib"
 #: Jars without which the Kafka source does not load; PySpark has the others.
@@ -89,8 +97,8 @@ def new_group(client: SyncClient, locks: int) -> str:
     return name
 
 
-def fill(client: SyncClient, topic: str, rows: int, size: int) -> None:
-    """Text of that size, in the producer's default batches."""
+def fill(client: SyncClient, topic: str, rows: int, size: int) -> int:
+    """Text of that size, in the producer's default batches; the sum of the CRC-32 of all values."""
     text = (Path(__file__).read_text() * (size // 1000 + 1)).encode()
 
     async def send() -> None:
@@ -100,6 +108,7 @@ def fill(client: SyncClient, topic: str, rows: int, size: int) -> None:
                 await producer.send(topic, text[at : at + size], partition=number % PARTITIONS)
 
     client.run(send())
+    return sum(zlib.crc32(text[n % 500 : n % 500 + size]) for n in range(rows))
 
 
 def progress(
@@ -119,7 +128,10 @@ def progress(
 def rate(batches: list[dict[str, Any]], rows: int, skip: int = 1) -> float:
     """Rows a second; the first batch starts the workers and does not count."""
     got = sum(p["numInputRows"] for p in batches)
-    assert got == rows, f"{got} of {rows} rows"
+    if got != rows:
+        raise LoadFailed(f"{got} instead of {rows} rows")
+    if len(batches) <= skip:
+        raise LoadFailed(f"{len(batches)} batches, of which {skip} do not count: raise --scale")
     seconds = sum(p["durationMs"]["triggerExecution"] for p in batches[skip:]) / 1000
     return sum(p["numInputRows"] for p in batches[skip:]) / seconds
 
@@ -142,17 +154,18 @@ class Bench:
 
     def compare(
         self, spark: SparkSession, rows: int, size: int, per_trigger: int, skip: int,
-        sink: Callable[[DataFrame, int], None] | None = None, find: int = 0, **more: str,
-    ) -> dict[str, float]:  # fmt: skip
-        """Medians of rows a second, ours and Spark's, in rounds that alternate.
+        sink: Callable[[DataFrame, int], None] | None = None, find: int = 0, *,
+        name: str, results: Results, **more: str,
+    ) -> None:  # fmt: skip
+        """Rows a second, ours and Spark's, in rounds that alternate.
 
         `find` batches of ours do not count either, in which it finds their size.
         """
         topic = new_topic(self.client)
-        fill(self.client, topic, rows, size)
+        checksum = fill(self.client, topic, rows, size)
         where = {"kafka.bootstrap.servers": self.bootstrap, "subscribe": topic}
-        limit, rates = str(per_trigger), {"sharegroup": [], "kafka": []}
-        for _ in range(self.given.rounds):
+        limit, sides = str(per_trigger), {"sharegroup": "shoal", "kafka": "kafka"}
+        for number in range(self.given.rounds + 1):
             group = new_group(self.client, max(LOCKS, per_trigger // PARTITIONS))
             options = {
                 "sharegroup": {
@@ -160,22 +173,24 @@ class Bench:
                 },
                 "kafka": {**where, "startingOffsets": "earliest", "maxOffsetsPerTrigger": limit},
             }  # fmt: skip
-            for kind, rounds in rates.items():
+            for kind, side in sides.items():
+                if number == self.given.rounds:
+                    verify(spark, kind, options[kind], rows, checksum)
+                    continue
                 batches = progress(spark, kind, options[kind], sink)
                 told = [(p["numInputRows"], p["durationMs"]["triggerExecution"]) for p in batches]
                 print("   ", *(f"{n} in {ms / 1000:.1f} s" for n, ms in told), sep="  ")
                 beside = skip + (find if kind == "sharegroup" else 0)
-                rounds.append(rate(batches, rows, beside))
-                print(f"  {kind:10} {rounds[-1]:10,.0f} rows/s", flush=True)
-        ours, theirs = (statistics.median(rounds) for rounds in rates.values())
-        return {"sharegroup": ours, "kafka": theirs, "ratio": ours / theirs}
+                found = rate(batches, rows, beside)
+                results.add(name, side, {"rows_per_s": found})
+                print(f"  {kind:10} {found:10,.0f} rows/s", flush=True)
 
-    def throughput(self) -> dict[str, float]:
+    def throughput(self, name: str, results: Results) -> None:
         rows = int(200_000 * self.given.scale)
         with session("local[2]") as spark:
-            return self.compare(spark, rows, 1000, 20_000, skip=1)
+            self.compare(spark, rows, 1000, 20_000, skip=1, name=name, results=results)
 
-    def scaling(self) -> dict[str, float]:
+    def scaling(self, name: str, results: Results) -> None:
         rows = int(14_000 * self.given.scale)
         with session(f"local-cluster[{EXECUTORS},1,512]",
                      **{"spark.executor.memory": "512m", "spark.executor.cores": "1",
@@ -185,9 +200,10 @@ class Bench:
             # As the jobs do it: batches of so many seconds, within a group's default record locks.
             more = {"minPartitions": str(EXECUTORS), "batch.target.ms": str(BATCH_TARGET_MS),
                     "maxRecordsPerTrigger": str(PARTITIONS * LOCKS)}  # fmt: skip
-            return self.compare(spark, rows, 100, 2_000, skip=1, sink=working, find=2, **more)
+            self.compare(spark, rows, 100, 2_000, skip=1, sink=working, find=2,
+                         name=name, results=results, **more)  # fmt: skip
 
-    def latency(self) -> dict[str, float]:
+    def latency(self, name: str, results: Results) -> None:
         """Seconds from produce until the group's start offset has moved past the record."""
         topic, group = new_topic(self.client), new_group(self.client, 1000)
         options = {"kafka.bootstrap.servers": self.bootstrap, "subscribe": topic,
@@ -210,7 +226,7 @@ class Bench:
             finally:
                 query.stop()
         took = sorted(took[WARM_UP:])
-        return {"p50_s": statistics.median(took), "max_s": took[-1]}
+        results.add(name, "shoal", {"p50_s": statistics.median(took), "max_s": took[-1]})
 
 
 #: The first records start workers and compile Spark's plan.
@@ -239,26 +255,56 @@ def working(frame: DataFrame, batch: int) -> None:
     ).save()
 
 
-#: Figure and goal; a latency is better when it is lower.
-GOALS = {"throughput": ("ratio", 0.8), "scaling": ("ratio", 2.5), "latency": ("p50_s", 1.0)}
+def verify(
+    spark: SparkSession, kind: str, options: Mapping[str, str], rows: int, checksum: int
+) -> None:
+    """Drain the topic once more, and raise LoadFailed unless its values are what was sent."""
+    found = [0, 0]
+
+    def add(frame: DataFrame, batch: int) -> None:
+        count, total = frame.selectExpr("count(*)", "coalesce(sum(crc32(value)), 0)").first()
+        found[0] += count
+        found[1] += total
+
+    progress(spark, kind, options, add)
+    if found != [rows, checksum]:
+        raise LoadFailed(f"{kind}: {found[0]} of {rows} rows, checksum {found[1]} not {checksum}")
+
+
+#: Name of each load's row, and its goals.
+LOADS = {
+    "throughput": ("rows of 1 KB, count sink, local[2]", {"rows_per_s": Goal(0.8)}),
+    "scaling": (f"20 ms a record, 2 partitions, {EXECUTORS} executors", {"rows_per_s": Goal(2.5)}),
+    "latency": ("produce to accepted, light load", {"p50_s": Goal(1.0, more=False, alone=True)}),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("loads", nargs="*", choices=[*GOALS, []], help="all without a name")
+    parser.add_argument("loads", nargs="*", choices=[*LOADS, []], help="all without a name")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="shorter below 1")
+    parser.add_argument(
+        "--into", type=Path, default=HERE.parent / "results", help="folder of the tables"
+    )
     given = parser.parse_args()
-    for name in given.loads or GOALS:
+    clock, results = Clock(), Results()
+    for load in given.loads or LOADS:
+        name = LOADS[load][0]
         print(name, flush=True)
         bench = Bench(given)
         try:
-            found = getattr(bench, name)()
+            getattr(bench, load)(name, results)
+        except LoadFailed as error:
+            results.fail(name, "shoal", error)
         finally:
             bench.close()
-        figure, goal = GOALS[name]
-        told = ", ".join(f"{key} {value:,.2f}" for key, value in found.items())
-        print(f"{name}: {told}; goal: {figure} {goal}", flush=True)
+    goals = dict(LOADS.values())
+    rows = results.rows(("rows_per_s", "p50_s", "max_s"), lambda n, f: goals[n].get(f))
+    sides = {"shoal": "share group", "kafka": "Kafka source"}
+    show(document("spark", clock, rows, scale=given.scale, sides=sides), given.into)
+    print(clock.took())
+    sys.exit(results.failed)
 
 
 if __name__ == "__main__":

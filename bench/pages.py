@@ -1,0 +1,159 @@
+"""The tables of docs/performance.md and the pages of runs, from the documents in docs/benchmarks.
+
+`python bench/pages.py` renders them again. `python bench/pages.py --publish FILE` adds the document
+of a new run, as the bench wrote it into bench/results, and points the page at it. A table in the
+page stands between `<!-- run: NAME -->` and `<!-- end -->`, where NAME is that of a document in
+docs/benchmarks. It shows figures that have a goal, one number a cell. The run's own page has all
+figures with their ranges. A test compares pages and documents.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from report import NAMES, goal_of, number, ratio, verdict
+from results import ROOT, Row
+
+DOCS = ROOT / "docs"
+PAGE = DOCS / "performance.md"
+RUNS = DOCS / "benchmarks"
+TITLES = {
+    "one-broker": "One broker against Apache Kafka", "queues": "Queues",
+    "cluster": "Three brokers against three of Apache Kafka", "spark": "Spark",
+}  # fmt: skip
+_LIST = re.compile(r"(<!-- runs -->\n).*?(<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(r"(<!-- run: ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def table(head: list[str], lines: list[list[str]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return "".join("| " + " | ".join(row) + " |\n" for row in rows)
+
+
+def sides_of(document: dict[str, Any]) -> dict[str, str]:
+    """Titles of the sides that have figures."""
+    titles = document.get("sides") or {"shoal": "Shoal", "kafka": "Kafka"}
+    rows = document["rows"]
+    return {side: t for side, t in titles.items() if any(r.get(side) is not None for r in rows)}
+
+
+def name_of(row: Row) -> str:
+    return NAMES[row["figure"]] if row["figure"] else ""
+
+
+def summary(document: dict[str, Any], name: str) -> str:
+    """A table of the figures with a goal, and of loads that failed."""
+    sides = sides_of(document)
+    compares = any(row.get("ratio") is not None for row in document["rows"])
+    head = ["load", "figure", *sides.values(), *(["ratio"] if compares else []), "goal", "result"]
+    lines = [
+        [row["load"], name_of(row), *(number(row.get(side)) for side in sides),
+         *([ratio(row)] if compares else []), goal_of(row), verdict(row)]
+        for row in document["rows"] if row.get("goal") or row.get("failed")
+    ]  # fmt: skip
+    source = f"[Run of {document['date']}](benchmarks/{name}.md), commit {document['commit']}."
+    return f"\n{table(head, lines)}\n{source}\n\n{notes_of(document)}"
+
+
+def notes_of(document: dict[str, Any]) -> str:
+    notes = "".join(f"* {note}\n" for note in document.get("notes") or ())
+    return f"{notes}\n" if notes else ""
+
+
+def run_page(document: dict[str, Any], name: str) -> str:
+    """The page of a run: where and when, and all figures with their ranges."""
+    sides = sides_of(document)
+    facts = [
+        ["date", document["date"]], ["commit", document["commit"]],
+        ["machine", document["machine"]],
+        *([key.replace("_", " "), str(document[key])]
+          for key in ("load_before", "kafka_heap", "scale") if document.get(key) is not None),
+    ]  # fmt: skip
+    if document.get("seconds"):
+        facts.append(["duration", f"{document['seconds'] / 60:.0f} min"])
+    head = ["load", "figure", "rounds"]
+    for title in sides.values():
+        head += [title, "least", "greatest"]
+    lines = []
+    for row in document["rows"]:
+        cells = [row["load"], name_of(row), str(row.get("rounds") or "")]
+        for side in sides:
+            least, greatest = (row.get("spread") or {}).get(side) or (None, None)
+            cells += [number(row.get(side)), number(least), number(greatest)]
+        failed = "; ".join(f"{s}: {e}" for s, e in (row.get("failed") or {}).items())
+        lines.append([*cells, ratio(row), goal_of(row), one_line(failed) or verdict(row)])
+    return (
+        f"# {TITLES[document['bench']]}, {document['date']}\n\n"
+        f"Made by `bench/pages.py` from [{name}.json]({name}.json).\n\n"
+        f"{table(['', ''], facts)}\n{notes_of(document)}"
+        f"{table([*head, 'ratio', 'goal', 'result'], lines)}"
+    )
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "/")
+
+
+def list_of_runs(page: str, documents: dict[str, dict[str, Any]]) -> str:
+    """The page with its list of runs, newest first."""
+    newest = sorted(documents.items(), key=lambda found: found[1]["date"], reverse=True)
+    lines = [[f"[{d['date']}]({name}.md)", TITLES[d["bench"]], d["commit"]] for name, d in newest]
+    rows = table(["run", "bench", "commit"], lines)
+    return _LIST.sub(lambda m: f"{m[1]}\n{rows}\n{m[2]}", page)
+
+
+def render(page: str, documents: dict[str, dict[str, Any]]) -> str:
+    """The page with each of its tables made from the document that it names."""
+    return _TABLE.sub(lambda m: m[1] + summary(documents[m[2]], m[2]) + m[3], page)
+
+
+def documents() -> dict[str, dict[str, Any]]:
+    return {path.stem: json.loads(path.read_text()) for path in sorted(RUNS.glob("*.json"))}
+
+
+def pages() -> dict[Path, str]:
+    """What `python bench/pages.py` writes, by file."""
+    found = documents()
+    runs = {RUNS / f"{name}.md": run_page(document, name) for name, document in found.items()}
+    index = RUNS / "README.md"
+    return {
+        PAGE: render(PAGE.read_text(), found),
+        index: list_of_runs(index.read_text(), found),
+        **runs,
+    }
+
+
+def point_at(page: str, bench: str, name: str) -> str:
+    """The page with the table of a bench naming another run."""
+    marker = re.compile(rf"<!-- run: [\d-]+-{re.escape(bench)} -->")
+    if not marker.search(page):
+        sys.exit(f"{PAGE} has no table of {bench}: add <!-- run: {name} --> and <!-- end -->.")
+    return marker.sub(f"<!-- run: {name} -->", page)
+
+
+def publish(path: Path) -> None:
+    """Add a run's document, and point the page's table of that bench at it. The document of an
+    earlier run on the same day is replaced."""
+    document = json.loads(path.read_text())
+    name = f"{document['date']}-{document['bench']}"
+    page = point_at(PAGE.read_text(), document["bench"], name)
+    (RUNS / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    PAGE.write_text(page)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--publish", type=Path, action="append", default=[], metavar="FILE")
+    for path in parser.parse_args().publish:
+        publish(path)
+    for path, text in pages().items():
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

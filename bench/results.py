@@ -1,0 +1,156 @@
+"""The figures of a run by load and side, and the document that is written of them.
+
+A side is "shoal" or the peer it is compared with, which is called "kafka" in every document; a run
+without a peer has one side. The document is JSON: what ran, where and when, and a row for each
+figure with the median, the range and the goal. `report.py` shows it, `pages.py` publishes it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Figures = dict[str, Any]
+Row = dict[str, Any]
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Goal(NamedTuple):
+    """A bound of a figure: of its ratio to the peer, or of the figure itself (`alone`)."""
+
+    value: float
+    more: bool = True
+    alone: bool = False
+
+    def met(self, ours: float, ratio: float | None) -> bool | None:
+        """Whether a median meets it; None without a peer's figure."""
+        found = ours if self.alone else ratio
+        if found is None:
+            return None
+        return found >= self.value if self.more else found <= self.value
+
+
+class Results:
+    """Figures of all rounds, and the first error of each load that failed."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[str, dict[str, list[Figures]]] = {}
+        self._failures: dict[str, dict[str, str]] = {}
+        #: Sentences about the run, for its page.
+        self.notes: list[str] = []
+
+    @property
+    def failed(self) -> bool:
+        return bool(self._failures)
+
+    def has_failed(self, load: str) -> bool:
+        return load in self._failures
+
+    def add(self, load: str, side: str, figures: Figures) -> None:
+        self._rounds.setdefault(load, {}).setdefault(side, []).append(figures)
+
+    def fail(self, load: str, side: str, error: object) -> None:
+        """Note that a round failed. The load has a row that says so, and no figures."""
+        print(f"FAILED: {load}, {side}: {error}", flush=True)
+        self._failures.setdefault(load, {}).setdefault(side, str(error)[-500:])
+
+    def rows(self, figures: Iterable[str], goal_of: Callable[[str, str], Goal | None]) -> list[Row]:
+        """Rows in the order in which loads ran, failed ones last."""
+        kept = [load for load in self._rounds if load not in self._failures]
+        found = [
+            row
+            for load in kept
+            for figure in figures
+            if (row := self._row(load, figure, goal_of(load, figure))) is not None
+        ]
+        return found + [
+            {"load": load, "figure": "", "failed": errors}
+            for load, errors in self._failures.items()
+        ]
+
+    def _row(self, load: str, figure: str, goal: Goal | None) -> Row | None:
+        sides = {
+            side: sorted(round[figure] for round in rounds if figure in round)
+            for side, rounds in self._rounds[load].items()
+        }
+        if not all(sides.values()):
+            return None
+        medians = {side: statistics.median(values) for side, values in sides.items()}
+        if "shoal" not in medians:
+            return None
+        ours = medians["shoal"]
+        theirs = medians.get("kafka")
+        ratio = ratio_of(ours, theirs)
+        return {
+            "load": load, "figure": figure, "shoal": ours, "kafka": theirs, "ratio": ratio,
+            "spread": {side: [values[0], values[-1]] for side, values in sides.items()},
+            "rounds": len(sides["shoal"]),
+            "goal": goal and goal._asdict(), "met": goal and goal.met(ours, ratio),
+        }  # fmt: skip
+
+
+def ratio_of(ours: float, theirs: float | None) -> float | None:
+    """Ours to theirs; None without theirs, and where only theirs is 0."""
+    if theirs is None or (not theirs and ours):
+        return None
+    return ours / theirs if theirs else 1.0
+
+
+class Clock:
+    """When a run began, and how busy the machine was then.
+
+    From then on SIGTERM ends the process as an exit does, so that no broker outlives the bench.
+    """
+
+    def __init__(self) -> None:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        self.began = time.time()
+        self.load = os.getloadavg()[0]
+
+    @property
+    def seconds(self) -> int:
+        return round(time.time() - self.began)
+
+    def took(self) -> str:
+        return f"{self.seconds // 60} min {self.seconds % 60} s in all"
+
+
+def document(bench: str, clock: Clock, rows: list[Row], **more: Any) -> dict[str, Any]:
+    """What `docs/benchmarks` keeps of a run. `more` is what only this bench has to say."""
+    return {
+        "bench": bench,
+        "date": time.strftime("%Y-%m-%d", time.gmtime(clock.began)),
+        "commit": _commit(),
+        "machine": machine(),
+        "load_before": round(clock.load, 1),
+        "seconds": clock.seconds,
+        **more,
+        "rows": rows,
+    }
+
+
+def machine() -> str:
+    """The machine in general terms."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
+    return f"{os.cpu_count()} cores, {memory:.0f} GiB of memory, {platform.machine()}, Linux"
+
+
+def _commit() -> str:
+    """The commit that ran, with a plus sign if the tree had changes; empty outside a repository."""
+    words = ["git", "-C", str(ROOT)]
+    head = subprocess.run(
+        [*words, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    changed = subprocess.run(
+        [*words, "status", "--porcelain", "--untracked-files=no"],
+        capture_output=True, text=True, check=False,
+    ).stdout.strip()  # fmt: skip
+    return f"{head}+" if head and changed else head

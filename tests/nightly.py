@@ -1,0 +1,170 @@
+"""The long tail of tests, one part after the other: `make nightly`.
+
+NIGHTLY_HOURS (8) is the time in hours of the parts that can use any: simulated clusters, fuzzing
+and faults. The other parts take as long as they need. NIGHTLY_SEED starts their draws; without it,
+each night draws another and prints it. NIGHTLY_PARTS names the parts to run, all by default.
+
+A part that fails does not stop the others. Each writes its output into build/nightly/PART.log. The
+summary names the parts that failed, and then the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+#: Simulated clusters of one round: some minutes on two cores.
+SEEDS = 200
+#: What a part may take beyond its time, in seconds, to prepare and to end.
+SLACK_S = 1800.0
+#: Upper bound of a part without a time of its own, in seconds.
+UNTIMED_S = 6 * 3600.0
+#: The exit code of `timeout`.
+TOO_LATE = 124
+#: Lines of a failed part's output that are printed.
+TAIL = 40
+
+
+class Command(NamedTuple):
+    words: Sequence[str]
+    environment: Mapping[str, str] = {}
+
+    def shown(self) -> str:
+        pairs = [f"{name}={value}" for name, value in self.environment.items()]
+        return " ".join([*pairs, *self.words])
+
+
+class Part(NamedTuple):
+    """`command` makes the n-th command. With `seconds`, it runs again until they have passed."""
+
+    name: str
+    command: Callable[[int], Command]
+    limit_s: float
+    seconds: float = 0.0
+
+
+class Outcome(NamedTuple):
+    part: str
+    seconds: float
+    commands: int
+    #: The command that failed, and how; empty if none did.
+    failure: str
+
+
+def parts_of(hours: float, seed: int) -> list[Part]:
+    """All parts in their order; the longest ones without a cluster first."""
+    whole_s = hours * 3600
+    seeds_s, fuzz_s, faults_s = 0.4 * whole_s, 0.2 * whole_s, 0.4 * whole_s
+    first = random.Random(seed).randrange(10**6, 10**9)
+
+    def seeds(number: int) -> Command:
+        begin = first + number * SEEDS
+        words = (*PYTEST, f"--timeout={UNTIMED_S:.0f}", "tests/sim/test_cluster_sim.py",
+                 "-k", "test_seeds")  # fmt: skip
+        return Command(words, {"CLUSTER_SEEDS": f"{begin}-{begin + SEEDS - 1}"})
+
+    def faults(number: int) -> Command:
+        words = (*PYTEST, "-s", f"--timeout={faults_s + SLACK_S:.0f}",
+                 "tests/cluster/test_faults.py", "-k", "five")  # fmt: skip
+        environment = {"SHOAL_FAULTS_S": f"{faults_s:.0f}", "SHOAL_FAULTS_SEED": str(seed)}
+        return Command(words, environment)
+
+    marked = Command((*PYTEST, f"--timeout={UNTIMED_S:.0f}", "-m", "nightly", "tests",
+                      "--ignore=tests/e2e"), {"NIGHTLY_SEED": str(seed)})  # fmt: skip
+    fuzz = Command(("make", "fuzz", f"FUZZ=--seconds {fuzz_s:.0f}"))
+    e2e = Command(("make", "e2e"), {"PYTEST_ADDOPTS": "-m 'nightly or not nightly'"})
+    return [
+        Part("tests", lambda _: marked, UNTIMED_S),
+        Part("seeds", seeds, seeds_s + SLACK_S, seeds_s),
+        Part("fuzz", lambda _: fuzz, fuzz_s + SLACK_S),
+        Part("faults", faults, faults_s + SLACK_S),
+        Part("e2e", lambda _: e2e, UNTIMED_S),
+    ]
+
+
+def run(part: Part, folder: Path) -> Outcome:
+    """Run a part, its output in `folder`. It ends at its first failure."""
+    folder.mkdir(parents=True, exist_ok=True)
+    began, number = time.monotonic(), 0
+    with (folder / f"{part.name}.log").open("w") as log:
+        while True:
+            command = part.command(number)
+            print(f"{part.name}: {command.shown()}", flush=True)
+            left = part.limit_s - (time.monotonic() - began)
+            status = _run(command, log.fileno(), left)
+            number += 1
+            seconds = time.monotonic() - began
+            if status:
+                how = "did not end in time" if status == TOO_LATE else f"exit code {status}"
+                return Outcome(part.name, seconds, number, f"{command.shown()}: {how}")
+            if seconds >= part.seconds:
+                return Outcome(part.name, seconds, number, "")
+
+
+def _run(command: Command, log: int, limit_s: float) -> int:
+    """Exit code of a command; TOO_LATE if it was killed, with all it started."""
+    process = subprocess.Popen(
+        command.words, cwd=ROOT, env={**os.environ, **command.environment},
+        stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        return process.wait(max(1.0, limit_s))
+    except subprocess.TimeoutExpired:
+        return TOO_LATE
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def summary(outcomes: Sequence[Outcome], folder: Path) -> str:
+    lines = [f"{'part':8} {'result':7} {'min':>6} {'commands':>9}"]
+    for one in outcomes:
+        result = "failed" if one.failure else "passed"
+        lines.append(f"{one.part:8} {result:7} {one.seconds / 60:6.1f} {one.commands:9}")
+    for one in outcomes:
+        if one.failure:
+            log = folder / f"{one.part}.log"
+            tail = log.read_text(errors="replace").splitlines()[-TAIL:]
+            lines += ["", f"{one.part}: {one.failure}", f"The end of {log}:", *tail]
+    return "\n".join(lines)
+
+
+def night(parts: Sequence[Part], folder: Path) -> int:
+    """Run all parts, print the summary, and return the exit code."""
+    outcomes: list[Outcome] = []
+    try:
+        for part in parts:
+            outcome = run(part, folder)
+            print(f"{part.name}: {outcome.failure or 'passed'}", flush=True)
+            outcomes.append(outcome)
+    except KeyboardInterrupt:
+        print("interrupted")
+    print(summary(outcomes, folder), flush=True)
+    return int(len(outcomes) < len(parts) or any(one.failure for one in outcomes))
+
+
+def main() -> None:
+    # SIGTERM ends what runs, as an interrupt does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    seed = int(os.environ.get("NIGHTLY_SEED") or random.SystemRandom().randrange(10**6))
+    parts = parts_of(float(os.environ.get("NIGHTLY_HOURS") or 8), seed)
+    wanted = (os.environ.get("NIGHTLY_PARTS") or " ".join(p.name for p in parts)).split()
+    if unknown := set(wanted) - {part.name for part in parts}:
+        sys.exit(f"NIGHTLY_PARTS: unknown {sorted(unknown)}. Parts: {[p.name for p in parts]}")
+    print(f"NIGHTLY_SEED={seed}", flush=True)
+    chosen = [part for part in parts if part.name in wanted]
+    sys.exit(night(chosen, ROOT / "build" / "nightly"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Tables of figures are those of the runs that docs/benchmarks has, failed loads included."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pages
+import pytest
+from results import Goal, Results
+
+
+@pytest.mark.parametrize("path", sorted(pages.pages()), ids=lambda path: path.name)
+def test_the_page_shows_the_run_that_it_names(path: Any) -> None:
+    assert path.read_text() == pages.pages()[path], "python bench/pages.py"
+
+
+def test_every_table_of_figures_names_a_run() -> None:
+    text = pages.PAGE.read_text()
+    named = text.count("<!-- run: ")
+    assert named == len(pages.TITLES) and len(pages._TABLE.findall(text)) == named
+
+
+def found_of(results: Results) -> dict[str, Any]:
+    rows = results.rows(("rate", "cpu_s"), lambda load, figure: GOALS.get(figure))
+    return {
+        "bench": "one-broker", "date": "2026-01-02", "commit": "abc", "machine": "2 cores",
+        "rows": rows,
+    }  # fmt: skip
+
+
+GOALS = {"rate": Goal(1.5), "cpu_s": Goal(0.5, more=False)}
+
+
+def test_a_row_has_medians_ranges_ratio_goal_and_verdict() -> None:
+    results = Results()
+    for rate, cpu_s in ((100, 1.0), (300, 3.0), (200, 2.0)):
+        results.add("produce", "shoal", {"rate": rate, "cpu_s": cpu_s})
+        results.add("produce", "kafka", {"rate": 100, "cpu_s": 1.0})
+    document = found_of(results)
+    assert "| produce | rate, records/s | 200 | 100 | 2.00 | ≥ 1.5 × | met |" in pages.summary(
+        document, "x"
+    )
+    assert (
+        "| produce | broker CPU, s | 3 | 2 | 1 | 3 | 1 | 1 | 1 | 2.00 | ≤ 0.5 × | missed |"
+        in pages.run_page(document, "x")
+    )
+
+
+def test_a_failed_load_says_so_and_shows_no_figure() -> None:
+    results = Results()
+    for side in ("shoal", "kafka"):
+        results.add("produce", side, {"rate": 100})
+        results.add("consume", side, {"rate": 100})
+    results.fail("produce", "kafka", "1 of 2 records are acknowledged\n| and more")
+    assert results.failed and results.has_failed("produce")
+    document = found_of(results)
+    table = pages.summary(document, "x")
+    assert "| produce |  |  |  |  |  | failed |" in table
+    assert "| consume | rate, records/s | 100 | 100 | 1.00 | ≥ 1.5 × | missed |" in table
+    assert "kafka: 1 of 2 records are acknowledged / and more" in pages.run_page(document, "x")
+
+
+def test_publishing_a_run_points_the_page_at_it() -> None:
+    page = "before\n<!-- run: 2026-01-01-one-broker -->\nold\n<!-- end -->\nafter\n"
+    document = found_of(Results())
+    moved = pages.point_at(page, "one-broker", "2026-01-02-one-broker")
+    rendered = pages.render(moved, {"2026-01-02-one-broker": document})
+    assert "old" not in rendered and "Run of 2026-01-02" in rendered
+    assert rendered.startswith("before\n") and rendered.endswith("<!-- end -->\nafter\n")
+    with pytest.raises(SystemExit, match="has no table of queues"):
+        pages.point_at(page, "queues", "2026-01-02-queues")

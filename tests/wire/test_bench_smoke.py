@@ -1,0 +1,88 @@
+"""The bench's own code, in seconds: tiny loads against Shoal alone, and planted errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import ShareConsumer
+from filling import CHECKED, QUIET, Run, produce
+from servers import ShoalProcess
+from tally import LoadFailed, Taken, random_values
+
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+def test_a_run_has_figures_and_a_load_that_fails_has_a_failed_row(tmp_path: Path) -> None:
+    """The second load has no jars for its Java client. The others still count."""
+    works, fails = "produce 1 KB acks=all, lz4", "share 100 B explicit, Java"
+    ended = subprocess.run(
+        [sys.executable, str(BENCH / "run.py"), "--side", "shoal", "--scale", "0.0005",
+         "--rounds", "1", "--into", str(tmp_path), "--only", works, "--only", fails],
+        capture_output=True, text=True, timeout=120, check=False,
+        env=os.environ | {"KAFKA_LIB": str(tmp_path / "nothing")},
+    )  # fmt: skip
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert f"FAILED: {fails}" in ended.stdout and " s in all" in ended.stdout
+    rows = json.loads((tmp_path / "one-broker.json").read_text())["rows"]
+    by_load = {row["load"]: row for row in rows if row["figure"] in ("rate", "")}
+    assert by_load[works]["shoal"] > 0 and "failed" not in by_load[works]
+    assert "shoal" in by_load[fails]["failed"] and "shoal" not in by_load[fails]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_every_load_runs_against_shoal_at_a_small_scale(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, str(BENCH / "run.py"), "--side", "shoal", "--scale", "0.01",
+         "--rounds", "1", "--gigabytes", "0.05", "--into", str(tmp_path)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[ShoalProcess]:
+    broker = ShoalProcess(tmp_path / "broker").start()
+    yield broker
+    broker.kill9()
+
+
+def test_a_byte_that_changed_on_disk_fails_the_verifying_pass_and_a_share_load(
+    broker: ShoalProcess,
+) -> None:
+    run = Run(broker.bootstrap, 1.0)
+    topic, group = run.topic(), run.share_group()
+    _, sent = produce(run.bootstrap, topic, 100, random_values(100), acks="all")
+    run.verify(topic, sent)
+    (log,) = broker.data_dir.glob(f"{topic}-0/*.log")
+    with log.open("r+b") as file:
+        file.seek(log.stat().st_size - 50)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(LoadFailed, match="a consumer got an error"):
+        run.verify(topic, sent)
+    consumer = ShareConsumer(
+        {"bootstrap.servers": run.bootstrap, "group.id": group, **CHECKED, **QUIET}
+    )
+    consumer.subscribe([topic])
+    taken = Taken()
+    with pytest.raises(LoadFailed, match="a consumer got an error"):
+        while taken.new < 100:
+            taken.add_shared(consumer.poll(1.0))
+    consumer.close()
+
+
+def test_a_topic_with_a_record_too_many_fails_the_verifying_pass(broker: ShoalProcess) -> None:
+    run = Run(broker.bootstrap, 1.0)
+    topic, values = run.topic(), random_values(100)
+    _, sent = produce(run.bootstrap, topic, 10, values, acks="all")
+    produce(run.bootstrap, topic, 1, values, acks="all")
+    with pytest.raises(LoadFailed, match=r"ends at 11 instead of 10|11 of 10"):
+        run.verify(topic, sent)
