@@ -147,7 +147,7 @@ def batch(
 
 
 def resealed(data: bytes, **at: int) -> bytes:
-    """The batch with bytes replaced, `b16=1` for byte 16, and its CRC made anew."""
+    """The batch with bytes replaced, `b16=1` for byte 16, and its CRC computed again."""
     out = bytearray(data)
     for place, value in at.items():
         out[int(place[1:])] = value

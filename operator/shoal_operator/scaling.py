@@ -1,18 +1,18 @@
 """How many consumers a share group wants: pure, from lag, processing rate, locks and time.
 
-1. Wanted = lag / targetLagPerReplica, rounded up, so any lag wants a consumer. Lag here means the
+1. Wanted = lag / targetLagPerReplica, rounded up, so any lag needs a consumer. Lag here means the
    records that are due within a consumer's start-up time (`scaling.startupTime`). It includes
-   records in flight, so a group is never scaled away while records are being worked on. It leaves
-   out records that a delay or a back-off holds back for longer, and records that nobody gets until
-   a dead letter is redriven or skipped. Where consumers are slow, that is too few: at least so many
-   are wanted as drain the lag in `DRAIN_MS` at the rate that one of them has shown, once there is a
-   rate (start offsets moved while consumers ran).
-2. The ceiling: of one partition `maxRecordLocks` records can be in flight, so no more than
-   partitions x maxRecordLocks / recordsPerReplica consumers find work. Beyond partitions is fine.
-   Executors of Spark share one batch, so its size bounds them too.
+   records in flight, so the scaler never removes the consumers of records in progress. It excludes
+   records that a delay or a back-off holds for longer, and records that wait for the redrive or
+   skip of a dead letter. For slow consumers this is too few. The measured rate of one consumer
+   gives a minimum: the number that drains the lag in `DRAIN_MS`. The rate is known once start
+   offsets have moved while consumers ran.
+2. The ceiling: at most `maxRecordLocks` records of a partition are in flight, so at most
+   partitions x maxRecordLocks / recordsPerReplica consumers find work. This may exceed the number
+   of partitions. Spark executors share one batch, so its size limits them too.
 3. Bounds: minReplicas and maxReplicas.
-4. Up at once. Down only to the highest number that was wanted during the cooldown, and to zero
-   only when there was no lag for `scaleToZeroAfter`.
+4. Scaling up is immediate. Scaling down stops at the highest number that was wanted during the
+   cooldown, and reaches zero only after `scaleToZeroAfter` without lag.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class Worker:
                 got, due = self._choices(found, session.member_id, began)
                 if due and rng.random() < 0.3 and not load.draining:
                     await wait(rng.choice((0.05, 0.3, 1.0, 2.5)))
-                    if rng.random() < 0.3:  # The locks begin anew, if they have not ended.
+                    if rng.random() < 0.3:  # Renew the locks, if they have not expired.
                         self.history.renewing(got)
                         if not await session.renew(found):
                             self.history.renewed(got, load.now)

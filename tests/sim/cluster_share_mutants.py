@@ -17,12 +17,12 @@ from shoal.server.handlers import describe_share_group_offsets
 from shoal.server.share import ShareService
 from sim.cluster_shares import LOCK_S
 
-#: How much earlier or later a lock may end than its member was told.
+#: How much earlier or later than promised a lock may expire.
 _ASTRAY_MS = 1_500
 
 
 def _lock_for(patch: pytest.MonkeyPatch, astray_ms: int) -> None:
-    """Let locks run for another time than members are told."""
+    """Let locks run for another time than the answer to members says."""
 
     def lock(member_id: str, deadline_ms: int, **facts: Any) -> Lock:
         return Lock(member_id, deadline_ms + astray_ms, **facts)

@@ -236,7 +236,7 @@ class ShareHistory:
             raise Violation("share-late-accept", f"{record}: {delivery}, sent at {sent}")
 
     def renewing(self, deliveries: Iterable[Delivery]) -> None:
-        """Locks may begin anew from now on."""
+        """Locks may be renewed from now on."""
         for delivery in deliveries:
             delivery.renewing = True
 

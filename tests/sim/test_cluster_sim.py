@@ -2,7 +2,7 @@
 
 `make sim SEED=n` runs one and shows what happened before it failed; `CLUSTER_SEEDS=from-to` chooses
 those that `test_seeds` runs, on all cores: a few here, a thousand short ones in CI (half a second
-each), most of them drawn anew for each run, and as many as a night has time for (a second or two).
+each), most of them drawn for each run, and as many as a night has time for (a second or two).
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def failing_run(folder: Path, seed: str = "") -> tuple[str, str]:
     return done.stdout, drawn[1]
 
 
-def test_a_run_draws_anew_and_can_be_repeated(tmp_path: Path) -> None:
+def test_each_run_draws_another_seed_and_can_be_repeated(tmp_path: Path) -> None:
     printed, drawn = failing_run(tmp_path)
     seed = re.search(r"^SEED=(\d+) ", printed, re.MULTILINE)
     assert seed is not None

@@ -341,7 +341,7 @@ def test_a_member_whose_assignment_stays_follows_the_epoch_without_a_record() ->
     later = share.heartbeat("a", taken)
     assert later["member_epoch"] == share.group.epoch > taken and "assignment" not in later
     assert len(share.sim.log) == logged
-    # An epoch that the member was told is accepted again; one ahead of the group's is fenced.
+    # An epoch that the member has received is accepted; one ahead of the group's is fenced.
     assert share.heartbeat("a", taken)["member_epoch"] == later["member_epoch"]
     assert share.heartbeat("a", share.group.epoch + 1) is ErrorCode.fenced_member_epoch
     token = f"d-{share.count}"

@@ -47,7 +47,7 @@ BrokersPerHost = Annotated[
     typer.Option(
         "--brokers-per-host",
         metavar="N",
-        help="Run so many brokers here, one a core; docs/cluster.md (shoal.brokers.per.host)."
+        help="Brokers to run on this host, one per core; docs/cluster.md (shoal.brokers.per.host)."
         " Without --quorum their controller listens on 127.0.0.1, on the port after the brokers'.",
     ),
 ]

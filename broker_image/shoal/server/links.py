@@ -82,7 +82,7 @@ class Link:
             raise
 
     async def _connect(self, patience_ms: int) -> Connection:
-        """Whoever asks while a connection is being made waits for the same one, for as long as the
+        """Callers that ask while a connection is being made share it, and wait for as long as the
         request may take. Raises `ClientError`."""
         if self._connecting is None:
             settings = Settings(

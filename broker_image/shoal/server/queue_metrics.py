@@ -257,14 +257,20 @@ def held(service: ShareService) -> Samples:
 
 
 def lags(service: ShareService) -> Samples:
-    """Lag by share partition that is led here: of those loaded, and, as persisted, of others."""
+    """Lag by share partition that is led here: of those loaded, and, as persisted, of others.
+
+    A new leader's high watermark may lag behind the share partition's start offset at first
+    (KIP-207). Until it has caught up, the lag is unknown and the partition has no sample.
+    """
     found = [
         (_where(group_id, partition.topic, partition.index), lag)
         for group_id, partition, lag in service.unloaded()
-        if lag >= 0
+        if lag >= 0 and not partition.is_behind
     ]
     for group_id, group in service.leaders.items():
         for leader in group.values():
+            if leader.partition.is_behind:
+                continue
             where = _where(group_id, leader.partition.topic, leader.partition.index)
             found.append((where, _lag(leader)))
     return found

@@ -242,7 +242,7 @@ class ShareGroups:
         epoch = request.member_epoch
         if epoch == member.previous_member_epoch:
             return member  # The answer that bumped the epoch was lost.
-        # What the member was told since its last record was the epoch of the group.
+        # Since its last record, the member has received the epoch of the group.
         if member.member_epoch <= epoch <= max(member.member_epoch, group.assignment_epoch):
             return member
         relation = "greater" if epoch > member.member_epoch else "smaller"
