@@ -105,8 +105,8 @@ def scaled_by(broker: ShoalProcess, queue: Held) -> tuple[int, int]:
     admin = queue.client.admin
     about = queue.client.run(admin.groups.describe_share([queue.group]))[queue.group]
     offsets = queue.client.run(admin.share_groups.offsets([queue.group]))[queue.group]
-    behind = numbers_of([broker.scrape()])[queue.group].behind_dead_letters
-    state = group_state(queue.group, about, offsets, None, behind)
+    numbers = numbers_of([broker.scrape()])[queue.group]
+    state = group_state(queue.group, about, offsets, None, numbers)
     return state.lag, state.workable
 
 

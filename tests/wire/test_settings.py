@@ -19,14 +19,14 @@ from wireclient import WireClient
 def test_the_time_for_opening_a_connection_grows(tmp_path: Path) -> None:
     """socket.connection.setup.timeout.ms and .max.ms: a controller asks the other voter for its
     vote. The test is that voter, takes connections and never says a word."""
-    (port,) = free_ports(1)
+    port, controller_port = free_ports(2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         other = silent.getsockname()[1]
         broker = ShoalProcess(
             tmp_path,
             configs={
                 "process.roles": "broker,controller",
-                "controller.quorum.voters": f"1@127.0.0.1:{port},2@127.0.0.1:{other}",
+                "controller.quorum.voters": f"1@127.0.0.1:{controller_port},2@127.0.0.1:{other}",
                 "node.id": "1",
                 "shoal.cluster.id": "test",
                 "controller.quorum.election.timeout.ms": "1500",
