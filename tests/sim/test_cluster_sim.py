@@ -193,6 +193,15 @@ def test_a_leader_that_comes_back_syncs_what_it_has() -> None:
              parts=[], rest_s=15.0)  # fmt: skip
 
 
+def test_every_share_group_forgets_a_partition_whose_lead_is_lost() -> None:
+    """Three groups read a partition that got another leader. The first one removed its callback,
+    which hid the second one's: that group went on delivering from its old window."""
+    simulate(
+        2352939297706, brokers=5, faults=["slow_disk", "crash"], duration_s=2.3853742030387535,
+        synced=False, parts=["classic", "queues"],
+    )  # fmt: skip
+
+
 #: What shows that an acknowledged record is gone.
 LOST = "leader_completeness", "committed_prefix", "lost-write", "inconsistent-offsets"
 

@@ -52,6 +52,21 @@ def test_the_high_watermark_follows_the_log_end() -> None:
     assert leader.acknowledged(3) and not leader.acknowledged(4)
 
 
+def test_a_callback_that_removes_itself_hides_no_other() -> None:
+    """Several share groups read a partition, and each forgets its window when the lead is lost."""
+    leader = partition(MemoryStorage())
+    calls: list[str] = []
+
+    def once(p: Partition) -> None:
+        calls.append("once")
+        p.on_advance.remove(once)
+
+    leader.on_advance += [once, lambda p: calls.append("second"), lambda p: calls.append("third")]
+    leader.moved()
+    append(leader, b"a")
+    assert calls == ["once", "second", "third", "second", "third"]
+
+
 def test_under_group_commit_it_follows_the_disk() -> None:
     storage = MemoryStorage()
     leader = partition(storage)

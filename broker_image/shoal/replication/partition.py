@@ -533,12 +533,15 @@ class Partition:
         self._stir()
         if self.follows is not None:
             self.follows.stir(self)
-        for call in self.on_advance:
-            call(self)
+        self._notify_advance()
 
     def _advance(self, offset: int) -> None:
         self.high_watermark = offset
-        for call in self.on_advance:
+        self._notify_advance()
+
+    def _notify_advance(self) -> None:
+        # A copy: a callback may remove itself, as one does whose leader has lost the partition.
+        for call in tuple(self.on_advance):
             call(self)
 
 
