@@ -14,6 +14,7 @@ from shoal.log.directory import LogDirectory
 from shoal.log.errors import AppendRefused, LogOffline
 from shoal.log.memory import MemoryStorage
 from shoal.protocol.errors import ErrorCode
+from shoal.record.batch import read_header
 from shoal.replication.follower import Answered, Fetcher, FetchRequest, FetchResponse, Key
 from shoal.replication.leadership import AlterPartition
 from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetched
@@ -413,13 +414,26 @@ class ReplicaNode:
             try:
                 appended = partition.append(request.data, now_ms=self.world.now_ms)
             except AppendRefused as refused:
-                if refused.code is ErrorCode.out_of_order_sequence_number:
+                if refused.code is ErrorCode.out_of_order_sequence_number and self._lacks(request):
                     raise Violation("sequence", f"b{self.id}: {refused.message}") from None
                 reply(refused.code, -1)
                 return
             entry = (partition, partition.leader_epoch, appended.last_offset + 1, reply)
             self._waiting.append(entry)
             self._serve_waiting()
+
+    def _lacks(self, request: Produce) -> bool:
+        """Whether a leader that no other has replaced lacks acknowledged records of the producer.
+
+        A replaced leader lacks what the next one took. A duplicate that the network delays is
+        refused as well, since a log remembers five batches of a producer.
+        """
+        partition = self.partitions[request.index]
+        newest_epoch = self.cluster.controller.partitions[request.index].leader_epoch
+        header = read_header(request.data)
+        producer = partition.log.producers.get(header.producer_id)
+        ahead = producer is None or header.base_sequence > producer.last_sequence
+        return ahead and partition.leader_epoch == newest_epoch
 
     def _serve_waiting(self) -> None:
         left = []
