@@ -95,19 +95,34 @@ def small_is_answered(node: Node) -> bool:
     return True
 
 
+def create(client: WireClient, topic: str, **configs: str) -> None:
+    """Create a topic, and wait until a first record is taken: Kafka elects its leader later."""
+    client.create_topic(topic, **configs)
+    first = bytes(build_batch([(1, b"0", b"v", ())]))
+    eventually(lambda: client.produce(topic, records=first).error_code == 0, what=f"{topic} is led")
+
+
+def produce_is_answered(node: Node) -> bool:
+    """Whether a produce of one small record, on a connection of its own, is answered at once."""
+    with WireClient(node.bootstrap) as client:
+        client.sock.sendall(produce("room", 10))
+        return answered(client)
+
+
 def test_large_requests_wait_for_room_over_all_connections(node: Node) -> None:
     """queued.max.request.bytes: five requests arrive and fill it, so the next one is not read until
     one of them is complete. Then all are answered."""
     frame = produce("room", REQUEST_BYTES)
     with WireClient(node.bootstrap) as admin:
-        admin.create_topic("room")
+        create(admin, "room")
     arriving = [WireClient(node.bootstrap) for _ in range(5)]
     late = [WireClient(node.bootstrap) for _ in range(10)]
     try:
         for client in arriving:
             client.sock.sendall(frame[: len(frame) // 2])
+        eventually(lambda: not produce_is_answered(node), what="a full room")
         # Kafka reads nothing more, not even a small request. Shoal goes on to read small ones.
-        eventually(lambda: small_is_answered(node) == (node.kind == "shoal"))
+        assert small_is_answered(node) == (node.kind == "shoal")
         with ThreadPoolExecutor(len(late)) as pool:
             sent = [pool.submit(client.sock.sendall, frame) for client in late]
             assert not any(map(answered, late[:3]))
@@ -163,7 +178,8 @@ def test_compaction_keeps_to_its_rate(node: Node) -> None:
     """log.cleaner.io.max.bytes.per.second: reading twice and writing once takes that long."""
     value = bytes(100_000)
     with WireClient(node.bootstrap) as client:
-        client.create_topic(
+        create(
+            client,
             "compacted",
             cleanup_policy="compact",
             segment_bytes="1048576",
@@ -184,6 +200,7 @@ def test_compaction_keeps_to_its_rate(node: Node) -> None:
 
         eventually(lambda: first_offset() > 30, timeout_s=90)
         took_s = time.monotonic() - begun
-    # 4 MB or more are mapped and read again.
-    assert took_s > 2 * 4_000_000 / IO_BYTES_PER_S * 0.8, took_s
+    if node.kind == "shoal":
+        # 4 MB or more are mapped and read again. Kafka may exceed the rate in its first pass.
+        assert took_s > 2 * 4_000_000 / IO_BYTES_PER_S * 0.8, took_s
     assert took_s < 12 * slowness(), took_s

@@ -41,3 +41,9 @@ def test_voters_that_lose_their_disks(seeds: range) -> None:
 
     run(one, seeds)
     assert lost > len(seeds) // 2
+
+
+def test_a_log_that_a_snapshot_replaced_begins_at_it_after_a_power_loss() -> None:
+    """The start offset from before came back, and with it a log that seemed to begin at 0. Its
+    leader sent a follower back to 0, below what was committed."""
+    simulate(70708)

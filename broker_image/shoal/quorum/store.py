@@ -51,8 +51,8 @@ class QuorumStore:
         if newest is not None and not _leads_through(log, newest):
             log.truncate_fully_and_start_at(newest.offset)
             base = newest
-        elif log.log_start_offset > 0:
-            base = next((one for one in found if one.offset >= log.log_start_offset), _EMPTY)
+        elif begin := _begin(log):
+            base = next((one for one in found if one.offset >= begin), _EMPTY)
         log.advance_log_start(base.offset)
         # The disk may have refused the first record of an epoch when the log had begun it.
         log.epochs.truncate_from_end(log.log_end_offset)
@@ -232,6 +232,15 @@ class QuorumStore:
 
     def _path(self, snapshot_id: OffsetAndEpoch) -> str:
         return f"{self.log.directory}/{snapshots.file_name(snapshot_id)}"
+
+
+def _begin(log: Log) -> int:
+    """The first offset from which the log has records and their epochs.
+
+    A power loss may bring back the start offset from before a snapshot replaced the log. The epochs
+    then begin later than the log.
+    """
+    return max([log.log_start_offset, *(at for _, at in log.epochs.entries[:1])])
 
 
 def _leads_through(log: Log, snapshot: OffsetAndEpoch) -> bool:
