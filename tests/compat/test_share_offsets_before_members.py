@@ -146,37 +146,6 @@ class Admin:
         eventually(assigned, what="an assignment")
         return member_id
 
-    def acquired(self, group: str, member_id: str, topic: str) -> list[tuple[int, int, int]]:
-        """First and last offset and delivery count of what a member's fetch of partition 0 gets."""
-        found = self.wire.call(ApiKey.METADATA, 12, {"topics": [{"name": topic}]})
-        partition = {"topic_id": found.topics[0].topic_id, "partitions": [{"partition_index": 0}]}
-        body = {
-            "group_id": group,
-            "member_id": member_id,
-            "max_wait_ms": 200,
-            "min_bytes": 1,
-            "max_bytes": 1 << 20,
-            "max_records": 500,
-            "batch_size": 500,
-        }
-        epoch = -1
-
-        def fetched() -> list[tuple[int, int, int]]:
-            nonlocal epoch
-            epoch += 1
-            told = {"share_session_epoch": epoch, "topics": [partition] if epoch == 0 else []}
-            answer = self.wire.call(ApiKey.SHARE_FETCH, 1, body | told)
-            if answer.error_code is not ErrorCode.none:
-                epoch = -1
-            return [
-                (r.first_offset, r.last_offset, r.delivery_count)
-                for responses in answer.responses
-                for row in responses.partitions
-                for r in row.acquired_records
-            ]
-
-        return eventually(fetched, what="records")
-
     def occupy(self, classic: str, consumer: str, topic: str) -> None:
         """Make a group of each other type."""
         offset = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
@@ -294,9 +263,6 @@ def _members(admin: Admin) -> Steps:
     yield "left: describe", admin.describe("busy")
 
     yield "first member: alter", admin.alter("first-member", ("a", [(0, 3)]))
-    member_id = admin.join("first-member", "a")
-    yield "first member: acquired", admin.acquired("first-member", member_id, "a")
-    admin.heartbeat("first-member", member_id, -1)
 
 
 def _deleted_groups(admin: Admin) -> Steps:
