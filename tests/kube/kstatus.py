@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import pytest
 from e2e.cluster.layout import ClusterError
 from e2e.cluster.programs import program
+from machine import lacking
 
 
 def results(objects: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -21,9 +20,7 @@ def results(objects: Iterable[Mapping[str, Any]]) -> list[str]:
     try:
         path = program("kstatus")
     except ClusterError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(f"kstatus was not built: {error}")
+        lacking(f"kstatus was not built: {error}")
     text = "\n".join(json.dumps(one) for one in objects)
     done = subprocess.run([path], input=text, capture_output=True, text=True, check=True)
     return done.stdout.split()

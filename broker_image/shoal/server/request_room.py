@@ -100,7 +100,7 @@ class RequestRoom:
         too_large = self._bytes_max is not None and self.bytes >= self._bytes_max
         self.is_full = too_large or self.requests >= self._requests_max
         if self._waiting and not self._wakes and not self.is_full:
-            # Not at once: whoever goes on may give back room itself.
+            # Not at once: a connection that goes on may give back room itself.
             self._wakes = True
             self._loop.call_soon(self._wake)
 
