@@ -17,8 +17,8 @@ from shoal.client.share import (
     ShareSession,
 )
 from shoal.protocol.errors import ErrorCode
-from sim.cluster_clients import Workload, wait
-from sim.cluster_shares import Delivery, Record, ShareHistory
+from sim.cluster_clients import PARTITIONS, Workload, wait
+from sim.cluster_shares import Delivery, Record, ShareHistory, Where
 
 #: A refusal by one of these tells that the acknowledgement was not taken; of others nobody knows.
 _NOT_TAKEN = (
@@ -73,7 +73,7 @@ class Worker:
                 carried = due if rng.random() < 0.5 or not due else []
                 if due and not carried:
                     await self._acknowledge(session, due)
-                began = load.now
+                began, leaders = load.now, self.history.leaders(self.topic, PARTITIONS)
                 found = await session.acquire(
                     max_records=rng.choice(ways.batches),
                     max_wait_ms=ways.max_wait_ms,
@@ -81,7 +81,7 @@ class Worker:
                     acknowledgements=self._sending(carried),
                 )
                 self._told(carried, found.refusals)
-                got, due = self._choices(found, session.member_id, began)
+                got, due = self._choices(found, session.member_id, began, leaders)
                 if due and rng.random() < 0.3 and not load.draining:
                     await wait(rng.choice((0.05, 0.3, 1.0, 2.5)))
                     if rng.random() < 0.3:  # Renew the locks, if they have not expired.
@@ -90,7 +90,7 @@ class Worker:
                             self.history.renewed(got, load.now)
 
     def _choices(
-        self, found: Acquisition, member: str, began: float
+        self, found: Acquisition, member: str, began: float, leaders: dict[Where, object]
     ) -> tuple[list[Delivery], list[_Choice]]:
         """Note what was acquired, and choose what to do with each record; some are left alone."""
         rng, ways, now = self.rng, self.ways, self.load.now
@@ -99,7 +99,7 @@ class Worker:
         for acquired in found:
             for record in acquired.records():
                 place = (record.topic, record.partition, record.offset)
-                mine = Delivery(member, began, now, record.delivery_count)
+                mine = Delivery(member, began, now, record.delivery_count, leaders)
                 self.history.acquired(place, record.value, mine)
                 got.append(mine)
                 kind = AcknowledgeType.ACCEPT

@@ -66,6 +66,9 @@ class Delivery:
     began: float
     answered: float
     count: int
+    #: The leaders when the call began, by partition (`ShareHistory.leaders`).
+    leaders: Mapping[Where, object] = field(default_factory=dict, repr=False)
+    #: The look at the time of the answer; None unless one leader led all through the call.
     hold: Hold | None = field(default=None, repr=False)
     #: When its lock began at the latest: with the answer, or with that of a renewal.
     locked: float = 0.0
@@ -133,6 +136,12 @@ class ShareHistory:
 
     # Deliveries.
 
+    def leaders(self, topic: str, partitions: int) -> dict[Where, object]:
+        """The leaders of a topic's share partitions now; without those that have none or two."""
+        places = [(topic, index) for index in range(partitions)]
+        holds = {place: self._look((*place, 0), "") for place in places}
+        return {place: hold.leader for place, hold in holds.items() if hold is not None}
+
     def acquired(self, record: Record, value: bytes | None, delivery: Delivery) -> None:
         self._saw(record, value, delivery.member)
         self.counts["acquired"] += 1
@@ -149,7 +158,9 @@ class ShareHistory:
             raise Violation(
                 "share-delivery-count", f"{record}: {delivery} after a release with count {count}"
             )
-        delivery.hold = self._look(record, delivery.member)
+        hold = self._look(record, delivery.member)
+        if hold is not None and delivery.leaders.get(record[:2]) is hold.leader:
+            delivery.hold = hold
         for other in shared.deliveries:
             self._counts_on(record, other, delivery)
             self._one_lock(record, other, delivery)
