@@ -30,7 +30,7 @@ from shoal.record.records import build_batch
 from shoal.server import logs
 from shoal.server.broker import Broker
 from shoal.server.config import resolve
-from shoal.server.connection import Connection
+from shoal.server.network.connection import Connection
 from shoal.server.process import _tune_collector
 
 MEMBER, TOPIC = "A" * 22, "in-flight"

@@ -21,7 +21,7 @@ from shoal.client.errors import ClientError, expect
 from shoal.client.membership import LEAVE_MS
 from shoal.client.share import AcknowledgeType
 from shoal.client.topics import NewTopic
-from shoal.server.suspects import PATIENCE_S
+from shoal.server.cluster.unreachable_leaders import PATIENCE_S
 
 #: Ends a hang and judges no speed.
 HANG_S = 90.0

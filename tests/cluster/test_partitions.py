@@ -33,7 +33,7 @@ from shoal.client.errors import ClientError, expect
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
-from shoal.server.coordinators import partition_of
+from shoal.server.coordinators.service import partition_of
 
 #: How long a broker is given for what it must not acknowledge.
 PATIENCE_MS = 3_000

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kube import rendered
-from shoal.server.cluster_config import cluster_config
+from shoal.server.cluster.config import cluster_config
 from shoal.server.config import resolve
 from shoal_operator import pods
 from shoal_operator.clusters import refusal
@@ -78,7 +78,7 @@ def test_the_first_broker_of_a_pod_goes_last() -> None:
     """The others hand over by a controller, which may be the one beside them."""
     first, *others = template(wanted(3))["spec"]["containers"][:3]
     assert first["lifecycle"]["preStop"]["exec"]["command"] == [
-        "python3", "-m", "shoal.server.goes_last", "10404", "11404",
+        "python3", "-m", "shoal.server.host.pre_stop", "10404", "11404",
     ]  # fmt: skip
     ready = {port["containerPort"] for one in others for port in one["ports"]}
     assert {10404, 11404} <= ready

@@ -23,8 +23,8 @@ from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import headers
 from shoal.record.records import build_batch
 from shoal.replication.partition import Partition
-from shoal.server.fetch_sessions import FetchSessions
-from shoal.server.replica_fetch import _ReplicaFetch
+from shoal.server.network.fetch_sessions import FetchSessions
+from shoal.server.replication.replica_fetch import _ReplicaFetch
 
 COUNT = 4
 INDEXES = st.integers(0, COUNT - 1)

@@ -26,7 +26,7 @@ from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.states import AcknowledgeType
 from shoal.record.batch import check_crc, headers
 from shoal.record.records import build_batch, read_records
-from shoal.server import share_selection
+from shoal.server.share import selection_fetch as share_selection
 from test_share_partition_model import (
     ABORTED_PRODUCER,
     ACQUIRED,

@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from shoal.log.memory import MemoryStorage
-from shoal.server import broker, listener, logs, process, share
+from shoal.server import broker, logs, process
+from shoal.server.network import listener
+from shoal.server.share import service as share
 from sim.cluster_kernel import Kernel, Process
 from sim.cluster_network import FIN, RESET, Host, ListenSocket, Network
 

@@ -16,7 +16,7 @@ from shoal.log.producers import ProducerStates, WrittenBatch
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import BatchHeader
 from shoal.replication.partition import Partition
-from shoal.server.share_leader import ShareLeader
+from shoal.server.share.leader import ShareLeader
 from shoal.transaction.shard import TransactionShard, Writer
 from sim.cluster_share_mutants import SHARE_MUTANTS
 from sim.replica_mutants import commits_by_itself

@@ -11,10 +11,10 @@ from shoal.coordinator.share.locks import Lock
 from shoal.coordinator.share.share_partition import SharePartition, StateBatch
 from shoal.coordinator.share.state_store import Change, ShareStateShard
 from shoal.coordinator.share.states import AVAILABLE
-from shoal.server import share_policies
-from shoal.server.dead_letters import DeadLetters
 from shoal.server.handlers import describe_share_group_offsets
-from shoal.server.share import ShareService
+from shoal.server.share import policies as share_policies
+from shoal.server.share.dead_letters import DeadLetters
+from shoal.server.share.service import ShareService
 from sim.cluster_shares import LOCK_S
 
 #: How much earlier or later than promised a lock may expire.

@@ -26,8 +26,8 @@ from shoal.coordinator.share.states import ACQUIRED, AVAILABLE, is_terminal
 from shoal.record.batch import BatchHeader
 from shoal.record.records import read_records
 from shoal.server.broker import Broker
-from shoal.server.share_leader import Phase, ShareLeader
-from shoal.server.share_states import TOPIC as STATES
+from shoal.server.share.leader import Phase, ShareLeader
+from shoal.server.share.state_coordinator import TOPIC as STATES
 from sim.cluster_brokers import BrokerMachine, SimCluster
 from sim.cluster_kernel import Violation
 from sim.cluster_logs_checker import LogsChecker

@@ -1,7 +1,7 @@
 """Voters that lose their disk, and ask to vote again: what the broker's shell does around the core.
 
 The simulated shell tells the leader a voter's directory, and has a node that lost its disk take the
-place of the voter that it was: `server/voter_update.py` without its wire.
+place of the voter that it was: `server/cluster/voter_update.py` without its wire.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from shoal.log.uuids import uuid_text
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.replication.written import Written
-from shoal.server import transaction_markers
-from shoal.server.coordinators import partition_of
-from shoal.server.share_states import TOPIC as STATES
+from shoal.server.coordinators import transaction_markers
+from shoal.server.coordinators.service import partition_of
+from shoal.server.share.state_coordinator import TOPIC as STATES
 from sim.cluster_brokers import CONFIGS
 from sim.cluster_clients import wait
 from sim.cluster_kernel import Violation

@@ -9,8 +9,8 @@ import pytest
 from shoal.log.uuids import uuid_text
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
-from shoal.server import replica_fetch
-from shoal.server.dispatch import Dispatcher
+from shoal.server.network.dispatch import Dispatcher
+from shoal.server.replication import replica_fetch
 from sim.scenes import ErrorCode, Scene, scene
 from sim.test_scenes import GROUP, INIT, SHARE, SOON_S, TRANSACTION, WRITE_TIMEOUT_S
 

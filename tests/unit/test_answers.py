@@ -7,7 +7,7 @@ import gc
 from typing import Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.answers import mapped
+from shoal.server.network.responses import mapped
 
 
 def test_a_refusal_that_nobody_waits_for_is_no_complaint() -> None:

@@ -19,7 +19,7 @@ from shoal.metadata.delta import apply
 from shoal.metadata.image import MetadataImage
 from shoal.metadata.records import decode, encode
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.rates import Bucket, Rate
+from shoal.server.quota.rates import Bucket, Rate
 
 Pair = tuple[str, str | None]
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from shoal.server import seats
-from shoal.server.api import Listeners
-from shoal.server.cluster_config import cluster_config
+from shoal.server.cluster.config import cluster_config
+from shoal.server.cluster.controller_listener import with_controller_listener
 from shoal.server.config import BrokerConfig, InvalidConfig, resolve
-from shoal.server.controller_listener import with_controller_listener
 from shoal.server.handlers import HANDLERS, TABLES
+from shoal.server.host import broker_slots as seats
+from shoal.server.network.api import Listeners
 
 BROKER, CONTROLLER, BOTH = Listeners.BROKER, Listeners.CONTROLLER, Listeners.BOTH
 QUORUM = "1@one:9093,2@two:9093"

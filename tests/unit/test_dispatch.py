@@ -12,10 +12,10 @@ from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.server import logs
-from shoal.server.api import Api, Handler, Peer
 from shoal.server.broker import Broker
 from shoal.server.config import resolve
-from shoal.server.dispatch import Buffers, Dispatcher, Pending
+from shoal.server.network.api import Api, Handler, Peer
+from shoal.server.network.dispatch import Buffers, Dispatcher, Pending
 
 VERSION = 4
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.fetch_sessions import FetchSessions
+from shoal.server.network.fetch_sessions import FetchSessions
 
 TOPIC = uuid.UUID(int=1)
 OTHER = uuid.UUID(int=2)

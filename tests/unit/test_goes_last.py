@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from ports import free_ports
-from shoal.server import goes_last
+from shoal.server.host import pre_stop as goes_last
 
 LONG_S = 60.0
 

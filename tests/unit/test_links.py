@@ -12,8 +12,8 @@ import pytest
 from shoal.client.errors import ConnectionLost, Unreachable
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError
-from shoal.server.controller_channel import ControllerChannel
-from shoal.server.links import Link, SetupTimeouts
+from shoal.server.cluster.controller_channel import ControllerChannel
+from shoal.server.network.links import Link, SetupTimeouts
 
 
 class Silent(asyncio.Protocol):

@@ -13,7 +13,7 @@ from shoal.log.config import LogConfig
 from shoal.log.log import Log
 from shoal.log.slices import SLICE_SIZE_MIN, FileSlice
 from shoal.log.storage import DiskStorage
-from shoal.server.outflow import Outflow
+from shoal.server.network.sendfile_writer import Outflow
 
 
 def content(data: bytes | memoryview | FileSlice) -> bytes:

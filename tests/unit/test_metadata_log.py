@@ -19,10 +19,10 @@ from shoal.metadata.records import decode
 from shoal.metadata.topics import NewTopic
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.record.records import build_batch
-from shoal.server import metadata_log
+from shoal.server.cluster import metadata_log
+from shoal.server.cluster.metadata_log import Metadata, random_id
+from shoal.server.cluster.quorum import Quorum
 from shoal.server.disk import Disk
-from shoal.server.metadata_log import Metadata, random_id
-from shoal.server.quorum import Quorum
 from shoal.server.timers import Clock
 
 BROKER = BrokerImage(

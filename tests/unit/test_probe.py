@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from shoal.server.controller import is_gone
+from shoal.server.cluster.controller import is_gone
 
 
 def test_a_process_that_ends_while_it_is_looked_at_is_gone() -> None:

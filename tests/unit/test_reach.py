@@ -5,7 +5,7 @@ import errno
 import socket
 
 import pytest
-from shoal.server import lifecycle
+from shoal.server.cluster import lifecycle
 
 
 async def hear(host: str) -> list[str]:

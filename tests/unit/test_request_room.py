@@ -12,10 +12,11 @@ from conditions import eventually_async
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
-from shoal.server import logs, request_room
+from shoal.server import logs
 from shoal.server.broker import Broker
 from shoal.server.config import resolve
-from shoal.server.connection import Connection
+from shoal.server.network import request_limits as request_room
+from shoal.server.network.connection import Connection
 
 SIZE = 200_000
 

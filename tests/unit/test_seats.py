@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from shoal.server import seats
 from shoal.server.config import BrokerConfig, InvalidConfig, resolve
+from shoal.server.host import broker_slots as seats
 
 QUORUM = "10@one:9092,20@two:9092,30@three:9092"
 

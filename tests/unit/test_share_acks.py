@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
-from shoal.server.share_acks import STEP_TYPES, Acks
-from shoal.server.share_leader import Phase
+from shoal.server.share.acknowledge import STEP_TYPES, Acks
+from shoal.server.share.leader import Phase
 
 TOPIC = UUID(int=3)
 

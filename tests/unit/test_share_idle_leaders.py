@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from shoal.server.share import ShareService
-from shoal.server.share_leader import Phase
+from shoal.server.share.leader import Phase
+from shoal.server.share.service import ShareService
 
 
 def leader(*, idle: bool = True, held: int = 0, backing_off: int = 0) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from shoal.server.queue_metrics import lags
+from shoal.server.metrics.queue import lags
 
 
 def partition(index: int, *, is_behind: bool) -> Any:

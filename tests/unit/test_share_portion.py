@@ -17,7 +17,7 @@ from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.record.records import build_batch
-from shoal.server import share_selection
+from shoal.server.share import selection_fetch as share_selection
 
 SETTINGS = ShareSettings(selection=SelectionPolicy(key_order=True), max_record_locks=4000)
 #: A least portion of loops that are compiled would be more than 2,000 keys have free.

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import uvloop
-from shoal.server.api import Body
-from shoal.server.purgatory import AHEAD_MAX, READS_MAX, WINDOW_S, Purgatory
+from shoal.server.network.api import Body
+from shoal.server.network.purgatory import AHEAD_MAX, READS_MAX, WINDOW_S, Purgatory
 from shoal.server.timers import Clock, Timers
 
 

@@ -9,7 +9,7 @@ from kio.serial import entity_reader
 from kio.static.constants import EntityType
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
-from shoal.server.share_persister import delay_rows, delays_of
+from shoal.server.share.persister import delay_rows, delays_of
 
 WRITE, READ = ApiKey.WRITE_SHARE_GROUP_STATE, ApiKey.READ_SHARE_GROUP_STATE
 WAITS = [(3, 5, 1, 1_700_000_000_000), (9, 9, 2, 1_700_000_000_500)]

@@ -8,7 +8,7 @@ from typing import Any
 from conditions import eventually
 from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
-from shoal.server.share import LOADS_MAX
+from shoal.server.share.service import LOADS_MAX
 from wireclient import WireClient
 
 PARTITIONS = 3 * LOADS_MAX + 7

@@ -9,7 +9,7 @@ from conditions import eventually
 from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from shoal.server.share_states import REPLAY_RECORDS_MAX
+from shoal.server.share.state_coordinator import REPLAY_RECORDS_MAX
 from wireclient import WireClient
 
 PARTITIONS, ROUNDS = 100, 150

@@ -18,7 +18,7 @@ from shoal.protocol.api import ApiKey
 from shoal.record.batch import headers
 from shoal.record.control import build_marker
 from shoal.record.records import build_batch, read_records
-from shoal.server.coordinators import partition_of
+from shoal.server.coordinators.service import partition_of
 from shoal.transaction.records import decode, record
 from wireclient import WireClient
 

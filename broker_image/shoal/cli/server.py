@@ -96,7 +96,7 @@ def server(
     if not __debug__:
         _fail("shoal server does not run with python -O: its assertions guard the data.")
     from shoal.server import config as settings
-    from shoal.server.controller_listener import with_controller_listener
+    from shoal.server.cluster.controller_listener import with_controller_listener
 
     named = {
         "node.id": None if node_id is None else str(node_id),
@@ -128,8 +128,9 @@ def _run_host(
 ) -> NoReturn:
     """Run the brokers of this host, each a process with the host's flags and its own settings."""
     from shoal.log.uuids import uuid_text
-    from shoal.server import host, seats
     from shoal.server.config import FLAG_VARIABLES, InvalidConfig
+    from shoal.server.host import broker_slots as seats
+    from shoal.server.host import host
 
     def command(seat: seats.Seat) -> list[str]:
         given = [f"--set={name}={value}" for name, value in {**flags, **seat.settings}.items()]

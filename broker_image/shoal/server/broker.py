@@ -27,46 +27,49 @@ from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.quorum.voters import Endpoint as QuorumEndpoint
 from shoal.quorum.voters import ReplicaKey, Voter, VoterSet
 from shoal.replication.partition import Partition
-from shoal.server import broker_metrics, coordinator_metrics, idle_settings, logs
-from shoal.server.admission import Admission
-from shoal.server.api import Api, Listeners
-from shoal.server.background import Background
-from shoal.server.cluster_config import cluster_config
+from shoal.server import ineffective_configs as idle_settings
+from shoal.server import logs
+from shoal.server.cluster.config import cluster_config
+from shoal.server.cluster.controller import Controller
+from shoal.server.cluster.controller_channel import ControllerChannel
+from shoal.server.cluster.lifecycle import CannotJoin, Lifecycle
+from shoal.server.cluster.metadata_log import Metadata, random_id
+from shoal.server.cluster.producer_ids import ProducerIds
+from shoal.server.cluster.quorum import Quorum
+from shoal.server.cluster.served_apis import Served
+from shoal.server.cluster.unreachable_leaders import Suspects
+from shoal.server.cluster.voter_update import VoterUpdate
 from shoal.server.config import BrokerConfig
-from shoal.server.controller import Controller
-from shoal.server.controller_channel import ControllerChannel
-from shoal.server.coordinators import CoordinatorService, InternalTopic
+from shoal.server.coordinators.groups import GroupService
+from shoal.server.coordinators.service import CoordinatorService, InternalTopic
+from shoal.server.coordinators.transactions import TransactionService
 from shoal.server.disk import Disk
-from shoal.server.dispatch import Dispatcher
-from shoal.server.examiner import Examiner
-from shoal.server.fetch_sessions import FetchSessions
-from shoal.server.groups import GroupService
 from shoal.server.handlers import HANDLERS
-from shoal.server.health import HealthListener
-from shoal.server.lifecycle import CannotJoin, Lifecycle
-from shoal.server.links import SetupTimeouts
-from shoal.server.listener import Listener, ListenError
-from shoal.server.metadata_log import Metadata, random_id
-from shoal.server.metrics import Metrics
-from shoal.server.partitions import Partitions
-from shoal.server.peers import Peers as BrokerPeers
-from shoal.server.producer_ids import ProducerIds
-from shoal.server.purgatory import Purgatory
-from shoal.server.quorum import Quorum
-from shoal.server.quotas import Quotas
-from shoal.server.replicas import Replicas
-from shoal.server.replication_quotas import FOLLOWER, LEADER, ReplicationQuota
-from shoal.server.request_room import RequestRoom
-from shoal.server.served import Served
-from shoal.server.share import ShareService
-from shoal.server.suspects import Suspects
+from shoal.server.metrics import broker as broker_metrics
+from shoal.server.metrics import coordinator as coordinator_metrics
+from shoal.server.metrics.registry import Metrics
+from shoal.server.network.api import Api, Listeners
+from shoal.server.network.connection_limits import Admission
+from shoal.server.network.dispatch import Dispatcher
+from shoal.server.network.fetch_sessions import FetchSessions
+from shoal.server.network.health import HealthListener
+from shoal.server.network.links import SetupTimeouts
+from shoal.server.network.listener import Listener, ListenError
+from shoal.server.network.peers import Peers as BrokerPeers
+from shoal.server.network.purgatory import Purgatory
+from shoal.server.network.request_limits import RequestRoom
+from shoal.server.quota.client_quotas import Quotas
+from shoal.server.replication.batch_validator import Examiner
+from shoal.server.replication.log_maintenance import Background
+from shoal.server.replication.partitions import Partitions
+from shoal.server.replication.quotas import FOLLOWER, LEADER, ReplicationQuota
+from shoal.server.replication.replicas import Replicas
+from shoal.server.share.service import ShareService
 from shoal.server.timers import Clock, Timers
-from shoal.server.transactions import TransactionService
-from shoal.server.voter_update import VoterUpdate
 
 if TYPE_CHECKING:
     from shoal.client.settings import Address
-    from shoal.server.quorum_peers import Peers
+    from shoal.server.cluster.quorum_peers import Peers
 
 #: How long this broker waits for its image to have what the controller has made.
 IMAGE_TIMEOUT_S = 5.0
@@ -501,7 +504,7 @@ class Broker:
         )
 
     def _peers(self) -> Peers:
-        from shoal.server.quorum_peers import Peers
+        from shoal.server.cluster.quorum_peers import Peers
 
         peers = Peers(
             self.node_id,

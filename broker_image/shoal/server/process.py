@@ -19,12 +19,12 @@ from shoal import __version__
 from shoal.log.errors import CorruptLog, DirectoryInUse
 from shoal.protocol.errors import ApiError
 from shoal.record import walker
-from shoal.server import idle_settings
-from shoal.server.api import Listeners
+from shoal.server import ineffective_configs as idle_settings
 from shoal.server.broker import Broker
+from shoal.server.cluster.lifecycle import CannotJoin
 from shoal.server.config import BrokerConfig, InvalidConfig, address
-from shoal.server.lifecycle import CannotJoin
-from shoal.server.listener import ListenError
+from shoal.server.network.api import Listeners
+from shoal.server.network.listener import ListenError
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 #: Buffers up to this size come from the heap; glibc takes no larger value.

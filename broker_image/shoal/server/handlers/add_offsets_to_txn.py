@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server import groups
-from shoal.server.answers import mapped, old_epoch_error
-from shoal.server.api import Answer, Body, Request
+from shoal.server.coordinators import groups
+from shoal.server.network.api import Answer, Body, Request
+from shoal.server.network.responses import mapped, old_epoch_error
 from shoal.transaction.shard import Writer
 from shoal.transaction.transactions import TV_0
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.answers import Outcome, combined, old_epoch_error
-from shoal.server.api import Answer, Body, Request
+from shoal.server.network.api import Answer, Body, Request
+from shoal.server.network.responses import Outcome, combined, old_epoch_error
 from shoal.transaction.shard import Writer
 from shoal.transaction.transactions import TV_0, TV_2, TopicPartition
 

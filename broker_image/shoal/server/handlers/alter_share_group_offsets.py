@@ -14,8 +14,8 @@ from uuid import UUID
 
 from shoal.coordinator.share.state_store import NONE
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server import share_admin
-from shoal.server.api import Answer, Request
+from shoal.server.network.api import Answer, Request
+from shoal.server.share import admin as share_admin
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import FEATURES, OWN_CLIENT
-from shoal.server.api import Answer, Api, Request
+from shoal.server.network.api import Answer, Api, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from shoal.metadata.image import BrokerImage, Endpoint
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.answers import mapped
-from shoal.server.api import Answer, Request
+from shoal.server.network.api import Answer, Request
+from shoal.server.network.responses import mapped
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.metadata.client_quotas import Component, QuotaChange
 from shoal.metadata.client_quotas import alter as decide
 from shoal.metadata.client_quotas import describe as find
-from shoal.server.api import Answer, Request
+from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from shoal.coordinator.contract import Result, Token
 from shoal.coordinator.group.shard import GroupShard
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.answers import Outcome, combined
-from shoal.server.api import Answer, Body, Request
 from shoal.server.handlers.describe_groups import GROUP_OPERATIONS, NOT_ASKED
+from shoal.server.network.api import Answer, Body, Request
+from shoal.server.network.responses import Outcome, combined
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shoal.coordinator.group.assignment import grouped
 from shoal.coordinator.group.consumer import HeartbeatRequest
 from shoal.protocol import codec
-from shoal.server.api import Answer, Request
+from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.topics import Growth, create_partitions
 from shoal.protocol.errors import ErrorCode
-from shoal.server.api import Answer, Request
-from shoal.server.quotas import QUOTA_EXCEEDED, paused
+from shoal.server.network.api import Answer, Request
+from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, paused
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

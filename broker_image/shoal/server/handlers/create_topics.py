@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from shoal.metadata import names
 from shoal.metadata.topics import NewTopic, create_topics
 from shoal.protocol.errors import ErrorCode
-from shoal.server.api import Answer, Request
-from shoal.server.metadata_log import random_id
-from shoal.server.quotas import QUOTA_EXCEEDED, paused
+from shoal.server.cluster.metadata_log import random_id
+from shoal.server.network.api import Answer, Request
+from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, paused
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.answers import Outcome, combined
-from shoal.server.api import Answer, Body, Request
+from shoal.server.network.api import Answer, Body, Request
+from shoal.server.network.responses import Outcome, combined
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from shoal.metadata.image import MetadataImage, TopicImage
 from shoal.metadata.topics import delete_topics
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.api import Answer, Request
-from shoal.server.quotas import QUOTA_EXCEEDED, paused
+from shoal.server.network.api import Answer, Request
+from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, paused
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server import operations
-from shoal.server.api import Answer, Listeners, Request
+from shoal.server.handlers import authorized_operations as operations
+from shoal.server.network.api import Answer, Listeners, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

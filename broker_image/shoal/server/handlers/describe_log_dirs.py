@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ErrorCode
 from shoal.replication.partition import Partition
-from shoal.server.api import Answer, Request
+from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

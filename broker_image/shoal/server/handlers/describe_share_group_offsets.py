@@ -21,9 +21,9 @@ from shoal.coordinator.share.state_store import NONE
 from shoal.metadata.image import TopicImage
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server import share_admin
-from shoal.server.api import Answer, Body, Request
 from shoal.server.handlers.list_offsets import LATEST
+from shoal.server.network.api import Answer, Body, Request
+from shoal.server.share import admin as share_admin
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from shoal.metadata import names
 from shoal.metadata.image import NO_LEADER, MetadataImage, TopicImage
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server import operations
-from shoal.server.api import Answer, Request
+from shoal.server.handlers import authorized_operations as operations
 from shoal.server.handlers.metadata import is_internal
+from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

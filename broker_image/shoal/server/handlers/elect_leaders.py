@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.elections import PREFERRED, UNCLEAN, elect_leaders
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.api import Answer, Request
+from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.protocol.errors import ErrorCode
-from shoal.server.answers import old_epoch_error
-from shoal.server.api import Answer, Body, Request
+from shoal.server.network.api import Answer, Body, Request
+from shoal.server.network.responses import old_epoch_error
 from shoal.transaction.shard import Writer
 from shoal.transaction.transactions import TV_0, TV_2
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol import frames
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
-from shoal.server.api import Answer, Peer, Request
+from shoal.server.network.api import Answer, Peer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -15,10 +15,11 @@ from shoal.protocol import codec
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch
 from shoal.replication.partition import Partition
-from shoal.server import closest, replica_fetch
-from shoal.server.answers import leader_endpoints
-from shoal.server.api import Answer, Body, Request
-from shoal.server.fetch_sessions import TOPIC_IDS_FROM, Cursor, Session
+from shoal.server.network.api import Answer, Body, Request
+from shoal.server.network.fetch_sessions import TOPIC_IDS_FROM, Cursor, Session
+from shoal.server.network.responses import leader_endpoints
+from shoal.server.replication import replica_fetch
+from shoal.server.replication import replica_selector as closest
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

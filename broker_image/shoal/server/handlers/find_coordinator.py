@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.log.uuids import uuid_from_text
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.answers import combined
-from shoal.server.api import Answer, Body, Request
+from shoal.server.network.api import Answer, Body, Request
+from shoal.server.network.responses import combined
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
-    from shoal.server.coordinators import CoordinatorService
+    from shoal.server.coordinators.service import CoordinatorService
 
 BATCHES_SINCE = 4
 SHARE_SINCE = 6

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from shoal.coordinator.contract import ProducerIdAndEpoch
 from shoal.protocol import codec
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.answers import old_epoch_error
-from shoal.server.api import Answer, Body, Request
+from shoal.server.network.api import Answer, Body, Request
+from shoal.server.network.responses import old_epoch_error
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

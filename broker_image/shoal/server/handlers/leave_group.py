@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from shoal.coordinator.group.classic_requests import Leaver, LeaveRequest
 from shoal.coordinator.group.groups import code
 from shoal.protocol.errors import ErrorCode
-from shoal.server.answers import mapped
-from shoal.server.api import Answer, Request
+from shoal.server.network.api import Answer, Request
+from shoal.server.network.responses import mapped
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from shoal.metadata.image import MetadataImage, ResourceType
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.api import Answer, Request
+from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -13,7 +13,7 @@ from shoal.log.errors import LogOffline
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch
 from shoal.replication.partition import NO_EPOCH, Partition
-from shoal.server.api import Answer, Request
+from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

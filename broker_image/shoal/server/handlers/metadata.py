@@ -15,9 +15,9 @@ from shoal.metadata.image import NO_LEADER, MetadataImage, TopicImage
 from shoal.metadata.topics import NewTopic, internal_topic
 from shoal.protocol import codec
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server import operations
-from shoal.server.answers import mapped
-from shoal.server.api import Answer, Body, Request
+from shoal.server.handlers import authorized_operations as operations
+from shoal.server.network.api import Answer, Body, Request
+from shoal.server.network.responses import mapped
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

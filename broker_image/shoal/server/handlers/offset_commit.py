@@ -10,8 +10,8 @@ from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, Topi
 from shoal.metadata.image import MetadataImage, TopicImage
 from shoal.protocol import codec
 from shoal.protocol.errors import ErrorCode
-from shoal.server.answers import mapped
-from shoal.server.api import Answer, Body, Request
+from shoal.server.network.api import Answer, Body, Request
+from shoal.server.network.responses import mapped
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

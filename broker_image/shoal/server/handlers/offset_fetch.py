@@ -13,8 +13,8 @@ from shoal.coordinator.group.offsets import TopicQuery
 from shoal.coordinator.group.shard import GroupShard
 from shoal.metadata.image import MetadataImage
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.answers import Outcome, combined
-from shoal.server.api import Answer, Body, Request
+from shoal.server.network.api import Answer, Body, Request
+from shoal.server.network.responses import Outcome, combined
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

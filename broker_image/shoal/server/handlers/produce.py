@@ -25,11 +25,11 @@ from shoal.record.batch import COMPRESSION_MASK, TRANSACTIONAL_BIT, low_attribut
 from shoal.record.compression import Compression
 from shoal.replication.partition import Partition
 from shoal.replication.written import Written
-from shoal.server.answers import leader_endpoints
-from shoal.server.api import Answer, Body, Request
-from shoal.server.examiner import Outcomes
 from shoal.server.handlers import transactional_produce
 from shoal.server.handlers.transactional_produce import pass_on
+from shoal.server.network.api import Answer, Body, Request
+from shoal.server.network.responses import leader_endpoints
+from shoal.server.replication.batch_validator import Outcomes
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

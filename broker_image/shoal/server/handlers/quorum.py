@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.quorum import wire
 from shoal.quorum.messages import AddRaftVoterRequest, Response, VoteRequest
-from shoal.server.answers import mapped
-from shoal.server.api import Answer, Listeners, Request
-from shoal.server.fetch_sessions import TOPIC_IDS_FROM
 from shoal.server.handlers import fetch as partitions
+from shoal.server.network.api import Answer, Listeners, Request
+from shoal.server.network.fetch_sessions import TOPIC_IDS_FROM
+from shoal.server.network.responses import mapped
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -8,7 +8,7 @@ from shoal.metadata.controller import Decision
 from shoal.metadata.reassignments import Move, under_way
 from shoal.metadata.reassignments import alter as decide
 from shoal.protocol.errors import ErrorCode
-from shoal.server.api import Answer, Request
+from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

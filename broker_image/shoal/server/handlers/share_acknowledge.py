@@ -14,13 +14,13 @@ from shoal.protocol.share import (
     write_acknowledge,
     write_acknowledged,
 )
-from shoal.server.api import Answer, Body, Request
 from shoal.server.handlers.share_fetch import checked_ids
-from shoal.server.prompt import Prompt
-from shoal.server.share_acks import Acks, misuse
-from shoal.server.share_fetch import current_leader, endpoints_of
-from shoal.server.share_leader import Phase
-from shoal.server.share_writes import Failure
+from shoal.server.network.api import Answer, Body, Request
+from shoal.server.network.deferred import Prompt
+from shoal.server.share.acknowledge import Acks, misuse
+from shoal.server.share.fetch import current_leader, endpoints_of
+from shoal.server.share.leader import Phase
+from shoal.server.share.state_write import Failure
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from shoal.coordinator.share.sessions import FINAL_EPOCH, INITIAL_EPOCH
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.share import ShareFetchRequest, write_fetch
-from shoal.server.api import Answer, Body, Request
-from shoal.server.share_acks import Acks
-from shoal.server.share_fetch import ShareFetch, check_acquire_mode
+from shoal.server.network.api import Answer, Body, Request
+from shoal.server.share.acknowledge import Acks
+from shoal.server.share.fetch import ShareFetch, check_acquire_mode
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

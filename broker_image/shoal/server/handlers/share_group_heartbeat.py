@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.coordinator.group.share_membership import HeartbeatRequest
-from shoal.server import share_members
-from shoal.server.api import Answer, Request
+from shoal.server.network.api import Answer, Request
+from shoal.server.share import members as share_members
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -13,10 +13,10 @@ from shoal.coordinator.share.backoff import still_due
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.state_store import NONE, ShareStateShard
 from shoal.protocol.errors import ErrorCode
-from shoal.server.answers import combined
-from shoal.server.api import Answer, Request
-from shoal.server.share_persister import answer_of, delay_rows, delays_of, summary_of
-from shoal.server.share_states import keys_of, outcomes_by_topic
+from shoal.server.network.api import Answer, Request
+from shoal.server.network.responses import combined
+from shoal.server.share.persister import answer_of, delay_rows, delays_of, summary_of
+from shoal.server.share.state_coordinator import keys_of, outcomes_by_topic
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -14,8 +14,8 @@ from shoal.log.uuids import uuid_text
 from shoal.metadata.client_metrics import Subscription, subscribe
 from shoal.metadata.image import ResourceType
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.api import Answer, Request
-from shoal.server.metadata_log import random_id
+from shoal.server.cluster.metadata_log import random_id
+from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -17,8 +17,8 @@ from shoal.protocol.errors import ErrorCode, WireError
 from shoal.protocol.produce import ProduceRequest
 from shoal.record.batch import HEADER_SIZE, BatchHeader, CorruptBatch, read_header
 from shoal.replication.partition import Partition
-from shoal.server.api import Answer, Body, Request
-from shoal.server.transactions import Errors, write_error
+from shoal.server.coordinators.transactions import Errors, write_error
+from shoal.server.network.api import Answer, Body, Request
 from shoal.transaction.shard import Writer
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.api import Answer, Request
+from shoal.server.network.api import Answer, Request
 from shoal.transaction.states import State
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from shoal.coordinator.contract import ProducerIdAndEpoch, Reply, Result, Token
 from shoal.coordinator.group.offsets import CommitRequest, PartitionCommit, TopicCommit
 from shoal.coordinator.group.shard import GroupShard
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server import groups
-from shoal.server.api import Answer, Body, Request
-from shoal.server.transactions import Errors, is_open, write_error
+from shoal.server.coordinators import groups
+from shoal.server.coordinators.transactions import Errors, is_open, write_error
+from shoal.server.network.api import Answer, Body, Request
 from shoal.transaction.shard import Writer
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.controller import UPGRADE, update_features
 from shoal.protocol.errors import ErrorCode
-from shoal.server.api import Answer, Request
+from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.replication.written import Written
-from shoal.server import transaction_markers
-from shoal.server.api import Answer, Body, Request
-from shoal.server.transaction_markers import COMMIT_TIMEOUT_MS, Marker
+from shoal.server.coordinators import transaction_markers
+from shoal.server.coordinators.transaction_markers import COMMIT_TIMEOUT_MS, Marker
+from shoal.server.network.api import Answer, Body, Request
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker

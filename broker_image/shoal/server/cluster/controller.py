@@ -1,0 +1,241 @@
+"""The active controller's soft state: which brokers are heard of, and what is done by the clock.
+
+A broker that is not heard of for broker.session.timeout.ms is fenced. A new active controller knows
+no heartbeats yet and gives every broker a whole session. Nobody waits for a process that has ended:
+where a broker's connection breaks, or it is silent for longer than its heartbeats allow, the
+controller looks whether anything still listens at its address, and fences it at once if not.
+Everything else about brokers is in the image; decisions are `metadata.brokers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from shoal.metadata import brokers, controller, elections, internal_topics
+from shoal.metadata.controller import Decision
+from shoal.metadata.delta import MetadataDelta
+from shoal.metadata.image import BrokerImage, MetadataImage
+from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+    from shoal.server.network.api import Peer
+
+#: Between two looks at the sessions.
+_LOOK_MS = 100
+#: Between two looks whether internal topics could have more replicas; a broker's coming is one too.
+_GROW_MS = 10_000
+#: A look at an address that is not refused within this time tells nothing.
+_PROBE_TIMEOUT_S = 1.0
+#: Who takes a connection and keeps it open for so long is there; a pause between two looks.
+_SILENT_S, _PROBE_PAUSE_S = 0.2, 0.01
+
+
+async def is_gone(host: str, port: int) -> bool:
+    """Whether nothing listens there any more; False when that can't be told.
+
+    The sockets of a process that ends are closed one after the other, so its port may still take a
+    connection when others have broken. That one then ends at once, and the next is refused.
+    """
+    try:
+        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            while not await _stays(host, port):
+                await asyncio.sleep(_PROBE_PAUSE_S)
+            return False
+    except ConnectionRefusedError:
+        return True
+    except (OSError, TimeoutError):
+        return False
+
+
+async def _stays(host: str, port: int) -> bool:
+    """Whether a connection is taken and kept. Raises `OSError` where none is taken."""
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+    except ConnectionResetError:
+        return False
+    try:
+        async with asyncio.timeout(_SILENT_S):
+            await reader.read(1)
+    except TimeoutError:
+        return True
+    except OSError:
+        pass
+    finally:
+        writer.close()
+    return False
+
+
+class Controller:
+    """Owns the sessions while this node is the active controller."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._heard_ms: dict[int, int] = {}
+        #: The epoch that this node led last.
+        self._epoch = -1
+        #: Brokers that are about to be fenced, and where in the metadata others were.
+        self._fencing: set[int] = set()
+        self._fenced_at: dict[int, int] = {}
+        self._probes: dict[int, asyncio.Task[None]] = {}
+
+    def start(self) -> None:
+        broker = self._broker
+        broker.quorum.on_step.append(self._stepped)
+        broker.metadata.on_change.append(self._changed)
+        broker.timers.every(_LOOK_MS, self._look)
+        broker.timers.every(_GROW_MS, lambda: self._now_and_then(internal_topics.grow))
+        config = broker.config
+        if config["auto.leader.rebalance.enable"]:
+            interval_ms = config["leader.imbalance.check.interval.seconds"] * 1000
+            broker.timers.every(interval_ms, lambda: self._now_and_then(elections.balance))
+        interval_ms = config["unclean.leader.election.interval.ms"]
+        broker.timers.every(interval_ms, lambda: self._now_and_then(elections.elect_unclean))
+
+    def _now_and_then(self, decide: Callable[[MetadataImage], Decision]) -> None:
+        metadata = self._broker.metadata
+        if metadata.is_active and len(metadata.newest.brokers) > 1:
+            self._submit(decide)
+
+    def _changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        if delta.brokers:
+            self._now_and_then(internal_topics.grow)
+
+    def _now_ms(self) -> int:
+        return int(self._broker.loop.time() * 1000)
+
+    def _stepped(self) -> None:
+        """Has this node become the active controller?"""
+        metadata = self._broker.metadata
+        if not metadata.is_active or metadata.epoch == self._epoch:
+            return
+        self._epoch = metadata.epoch
+        now_ms = self._now_ms()
+        self._heard_ms = dict.fromkeys(metadata.newest.brokers, now_ms)
+        self._fencing.clear()
+        self._fenced_at.clear()
+        if not self._broker.quorum.alone:
+            self._broker.log.info("this node is the active controller", epoch=self._epoch)
+        for id, known in metadata.newest.brokers.items():
+            if not known.fenced:
+                self._probe(id)
+        if not metadata.newest.features:
+            self._submit(lambda image: Decision() if image.features else controller.bootstrap())
+
+    def _submit(self, decide: Callable[[MetadataImage], Decision]) -> asyncio.Future[Any]:
+        """A decision that nobody waits for."""
+        done = self._broker.metadata.submit(decide)
+        done.add_done_callback(self._seen)
+        return done
+
+    def _seen(self, done: asyncio.Future[Any]) -> None:
+        error = None if done.cancelled() else done.exception()
+        if error is not None and not isinstance(error, ApiError):
+            self._broker.log.error("a decision of the controller failed", exc_info=error)
+
+    # Brokers.
+
+    def register(self, broker: BrokerImage, *, previous_epoch: int) -> asyncio.Future[Any]:
+        """Let a broker's process in, fenced; the future is its epoch."""
+        id = broker.broker_id
+
+        def decide(image: MetadataImage) -> Decision:
+            present = image.brokers.get(id)
+            clean = present is not None and present.broker_epoch == previous_epoch
+            return brokers.register(image, broker, clean=clean, alive=self._alive(id))
+
+        done = self._broker.metadata.submit(decide)
+        if not done.done():
+            self._heard_ms[id] = self._now_ms()
+        return done
+
+    def _alive(self, id: int) -> bool:
+        timeout_ms = self._broker.config["broker.session.timeout.ms"]
+        present = self._broker.metadata.newest.brokers.get(id)
+        heard_ms = self._heard_ms.get(id)
+        return (
+            present is not None
+            and not present.fenced
+            and heard_ms is not None
+            and self._now_ms() - heard_ms < timeout_ms
+        )
+
+    def heartbeat(self, body: Any, peer: Peer) -> asyncio.Future[Any]:
+        """A broker's heartbeat: the future is its answer. Raises `ApiError`."""
+        metadata, id = self._broker.metadata, body.broker_id
+        peer.on_close[self] = lambda: self._probe(id)
+        known = brokers.checked(metadata.newest, id, body.broker_epoch)
+        self._heard_ms[id] = self._now_ms()
+        # One that does not know yet that it was fenced would lead on what others lead by now.
+        caught_up = id not in self._fencing and body.current_metadata_offset >= max(
+            known.broker_epoch, self._fenced_at.get(id, -1)
+        )
+        if body.want_shut_down:
+            decide = lambda image: brokers.shut_down(image, id)  # noqa: E731
+        elif body.want_fence:
+            decide = lambda image: brokers.fence(image, id)  # noqa: E731
+        elif known.fenced and caught_up:
+            decide = lambda image: brokers.unfence(image, id)  # noqa: E731
+        else:
+            decide = lambda image: Decision()  # noqa: E731
+
+        def answer(_: Any) -> dict[str, Any]:
+            image = metadata.image
+            found = image.brokers.get(id)
+            stopping = body.want_shut_down and brokers.may_stop(image, id)
+            return {
+                "error_code": ErrorCode.none,
+                "is_caught_up": caught_up,
+                "is_fenced": found is None or found.fenced,
+                "should_shut_down": stopping,
+            }
+
+        return metadata.submit(decide, answer)
+
+    def _look(self) -> None:
+        """Fence who was not heard of."""
+        metadata = self._broker.metadata
+        if not metadata.is_active or not self._broker.cluster.clustered:
+            return
+        now_ms = self._now_ms()
+        timeout_ms = self._broker.config["broker.session.timeout.ms"]
+        overdue_ms = 3 * self._broker.config["broker.heartbeat.interval.ms"] // 2
+        for id, known in metadata.newest.brokers.items():
+            if known.fenced:
+                continue
+            silent_ms = now_ms - self._heard_ms.setdefault(id, now_ms)
+            if silent_ms >= timeout_ms:
+                self.fence(id, f"not heard of for {timeout_ms} ms")
+            elif silent_ms >= overdue_ms:
+                self._probe(id)
+
+    def _probe(self, id: int) -> None:
+        """See whether a broker's process is gone."""
+        known = self._broker.metadata.newest.brokers.get(id)
+        if known is None or known.fenced or id in self._probes or id == self._broker.node_id:
+            return
+        endpoint = known.endpoint(self._broker.cluster.inter_broker)
+        if endpoint is None or not self._broker.metadata.is_active:
+            return
+        task = asyncio.ensure_future(self._reach(id, endpoint.host, endpoint.port))
+        self._probes[id] = task
+        task.add_done_callback(lambda _: self._probes.pop(id, None))
+
+    async def _reach(self, id: int, host: str, port: int) -> None:
+        if await is_gone(host, port):
+            self.fence(id, "its process is gone")
+
+    def fence(self, id: int, why: str) -> None:
+        if id in self._fencing:
+            return
+        self._fencing.add(id)
+        self._broker.log.warning("a broker is fenced", id=id, why=why)
+        done = self._submit(lambda image: brokers.fence(image, id))
+        done.add_done_callback(lambda done: self._fenced(id, done))
+
+    def _fenced(self, id: int, done: asyncio.Future[Any]) -> None:
+        self._fencing.discard(id)
+        if not done.cancelled() and done.exception() is None:
+            self._fenced_at[id] = self._broker.metadata.image.offset

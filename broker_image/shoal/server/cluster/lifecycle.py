@@ -1,0 +1,307 @@
+"""This broker's place in its cluster: registration, heartbeats, and the way out (KIP-631).
+
+Join: wait for a controller, register (fenced), and wait until the image has the registration, which
+says that the metadata is as new as this start. Enter: once the logs are open, heartbeats tell that
+this broker is ready, and the controller lets it in. Leave: ask to hand over what it leads, for a
+bounded time, then go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from typing import TYPE_CHECKING, Any
+
+from shoal.metadata import controller
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.cluster.controller import is_gone
+from shoal.server.cluster.metadata_log import random_id
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+#: How long a controlled shutdown may take before the broker just stops.
+CONTROLLED_SHUTDOWN_S = 20.0
+#: How long a connection to the advertised address may take.
+ADVERTISED_TIMEOUT_S = 5.0
+#: A name is tried for so long: a pod of Kubernetes starts before its name leads to it.
+NAME_TIMEOUT_S = 30.0
+#: A broker that stops gives up after so long without an answer of any controller.
+NO_CONTROLLER_S = 3.0
+#: Between two tries to register.
+_RETRY_S = 0.1
+
+
+class CannotJoin(Exception):
+    """Why this node cannot be part of its cluster, as a sentence with its remedy."""
+
+
+class Lifecycle:
+    """Owns the broker's session with the controller."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.incarnation_id = random_id()
+        self.broker_epoch = -1
+        self._beat = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._heart: asyncio.Task[None] | None = None
+        self._stopping = False
+        self._may_stop = asyncio.Event()
+        self._ready = False
+        self._answered_at = 0.0
+        #: A controller has said that this broker is fenced, and the metadata that tells who leads
+        #: in its place has not come.
+        self.is_put_out = False
+        #: Nobody is at the other brokers' ports, as far as this one has looked.
+        self._alone = False
+
+    # The way in.
+
+    async def join(self) -> None:
+        """Register, and catch up with the metadata. Raises `CannotJoin`."""
+        broker = self._broker
+        await self._reach_itself()
+        broker.metadata.on_change.append(self._changed)
+        broker.channel.on_leader.append(self._beat.set)
+        limit_ms = broker.config["initial.broker.registration.timeout.ms"]
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                self.broker_epoch = await self._register()
+                while not self._registered():
+                    self._moved.clear()
+                    await self._moved.wait()
+        except TimeoutError:
+            voters = ", ".join(map(str, broker.quorum.raft.voters.latest.ids))
+            raise CannotJoin(
+                f"No controller has let broker {broker.node_id} in within {limit_ms} ms: see that"
+                f" a majority of the voters ({voters}) runs and can be reached, and that"
+                " controller.quorum.voters is the same on all nodes."
+            ) from None
+        self._heart = asyncio.ensure_future(self._heartbeats())
+
+    async def _reach_itself(self) -> None:
+        """See that the address that other brokers are told leads here. Raises `CannotJoin`."""
+        broker = self._broker
+        name = broker.cluster.inter_broker
+        if name not in broker.config.advertised:
+            return
+        (told,) = [e for e in broker.endpoints() if e.name == name]
+        try:
+            await reach(told.host, told.port)
+        except (OSError, TimeoutError) as error:
+            reason = getattr(error, "strerror", None) or "it does not answer"
+            raise CannotJoin(
+                f"advertised.listeners tells other brokers {told.host}:{told.port}, and this node"
+                f" is not reached there ({reason}): name an address that leads to this node."
+            ) from None
+
+    def _registered(self) -> bool:
+        """Whether the image has this start's registration."""
+        found = self._broker.image.brokers.get(self._broker.node_id)
+        return found is not None and found.incarnation_id == self.incarnation_id
+
+    def _changed(self, image: Any, delta: Any) -> None:
+        if self._broker.node_id in delta.brokers:
+            self.is_put_out = False
+            self._moved.set()
+
+    async def _register(self) -> int:
+        broker = self._broker
+        image = broker.registration()
+        fields = {
+            "broker_id": broker.node_id,
+            "cluster_id": broker.cluster_id,
+            "incarnation_id": self.incarnation_id,
+            "listeners": [e._asdict() for e in image.endpoints],
+            "features": [
+                {"name": name, "min_supported_version": low, "max_supported_version": high}
+                for name, (low, high) in sorted(controller.SUPPORTED_FEATURES.items())
+            ],
+            "rack": image.rack,
+            "log_dirs": list(image.log_dirs),
+            "previous_broker_epoch": broker.directory.stopped_epoch,
+        }
+        loop = broker.loop
+        taken_at = loop.time() + 1.5 * broker.config["broker.session.timeout.ms"] / 1000
+        while True:
+            try:
+                answer = await broker.channel.request(
+                    ApiKey.BROKER_REGISTRATION, fields, timeout_ms=60_000
+                )
+            except ApiError:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            match ErrorCode(answer.error_code):
+                case ErrorCode.none:
+                    broker.directory.broker_epoch = answer.broker_epoch
+                    return answer.broker_epoch
+                # Until its session is over, a process that died looks like one that lives.
+                case ErrorCode.duplicate_broker_registration if loop.time() > taken_at:
+                    raise CannotJoin(
+                        f"node.id {broker.node_id} is taken: another process of that id, with"
+                        " another data directory, is part of the cluster. Give this one an id of"
+                        " its own (--node-id), or stop the other one first."
+                    )
+                case ErrorCode.inconsistent_cluster_id:
+                    raise CannotJoin(
+                        f"The controller is one of another cluster than {broker.cluster_id}: see"
+                        " controller.quorum.voters, or give this node the other cluster's id by"
+                        " --cluster-id and a data directory of its own."
+                    )
+                case ErrorCode.unsupported_version:
+                    raise CannotJoin(
+                        "The cluster's features are at levels that this release does not support:"
+                        " run the release that the other brokers run."
+                    )
+            await asyncio.sleep(_RETRY_S)
+
+    async def enter(self) -> None:
+        """The logs are open: be let in."""
+        self._ready = True
+        self._beat.set()
+        while self.fenced:
+            self._moved.clear()
+            await self._moved.wait()
+
+    @property
+    def fenced(self) -> bool:
+        found = self._broker.image.brokers.get(self._broker.node_id)
+        return found is None or found.fenced
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no controller has answered for as long as this broker's session lasts, while
+        there may be other brokers. Then it may be fenced, and others may lead what it leads,
+        without its knowing."""
+        overdue = self._heart is not None and not self._alone and self._is_overdue()
+        return overdue or self.is_put_out
+
+    def _is_overdue(self) -> bool:
+        session_s = self._broker.config["broker.session.timeout.ms"] / 1000
+        return self._broker.loop.time() > self._answered_at + session_s
+
+    # Heartbeats.
+
+    async def _heartbeats(self) -> None:
+        broker = self._broker
+        interval_s = broker.config["broker.heartbeat.interval.ms"] / 1000
+        while True:
+            answer = await self._heartbeat()
+            delay_s = interval_s
+            if answer is None or (self._ready and answer.is_fenced):
+                delay_s = min(delay_s, _RETRY_S)
+            self._alone = answer is None and self._is_overdue() and await self._is_alone()
+            if self.is_lost:
+                broker.replicas.wake_cut_off()
+            if answer is not None and self._stopping and answer.should_shut_down:
+                self._may_stop.set()
+            elif self._stopping:
+                delay_s = min(delay_s, _RETRY_S)
+            self._beat.clear()
+            try:
+                async with asyncio.timeout(delay_s):
+                    await self._beat.wait()
+            except TimeoutError:
+                pass
+
+    async def _is_alone(self) -> bool:
+        """Whether the processes of all other brokers are gone, as their ports tell."""
+        broker = self._broker
+        others = [
+            is_gone(end.host, end.port)
+            for id, known in broker.image.brokers.items()
+            if id != broker.node_id and (end := known.endpoint(broker.cluster.inter_broker))
+        ]
+        return all(await asyncio.gather(*others))
+
+    async def _heartbeat(self) -> Any:
+        """One heartbeat; None when it was refused, or nobody answered."""
+        broker = self._broker
+        fields = {
+            "broker_id": broker.node_id,
+            "broker_epoch": self.broker_epoch,
+            "current_metadata_offset": broker.image.offset,
+            "want_fence": not self._ready,
+            "want_shut_down": self._stopping,
+        }
+        timeout_ms = broker.config["broker.session.timeout.ms"]
+        sent_at = broker.loop.time()
+        try:
+            answer = await broker.channel.request(
+                ApiKey.BROKER_HEARTBEAT, fields, timeout_ms=timeout_ms
+            )
+        except ApiError:
+            return None
+        if answer.error_code == ErrorCode.none:
+            # The controller counts the session from when it was asked, which is not before this.
+            self._answered_at = sent_at
+            self.is_put_out = self._ready and answer.is_fenced and not self.fenced
+            return answer
+        if answer.error_code == ErrorCode.stale_broker_epoch:
+            self.broker_epoch = await self._register()
+            self._beat.set()
+        return None
+
+    # The way out.
+
+    async def _handed_over(self) -> bool:
+        """Wait for the controller's word; not for long while there is no controller."""
+        loop = self._broker.loop
+        end = loop.time() + CONTROLLED_SHUTDOWN_S
+        self._answered_at = loop.time()
+        while not self._may_stop.is_set():
+            if loop.time() > end or loop.time() > self._answered_at + NO_CONTROLLER_S:
+                return False
+            try:
+                async with asyncio.timeout(_RETRY_S):
+                    await self._may_stop.wait()
+            except TimeoutError:
+                pass
+        return True
+
+    async def leave(self) -> None:
+        """Hand over, if this broker is part of a cluster; then no more heartbeats."""
+        if self._heart is None:
+            return
+        broker = self._broker
+        others = any(id != broker.node_id for id in broker.image.running)
+        hands_over = self._ready and others and broker.config["controlled.shutdown.enable"]
+        if hands_over:
+            await broker.share.drain()
+        self._stopping = True
+        if hands_over:
+            self._beat.set()
+            if not await self._handed_over():
+                broker.log.warning("the broker stops without having handed over what it leads")
+        self._heart.cancel()
+        self._heart = None
+
+
+async def reach(host: str, port: int) -> None:
+    """Connect, and hang up. Raises `OSError`, `TimeoutError`.
+
+    A name may not be known yet, or still be that of the pod before: it is tried for a while.
+    """
+    loop = asyncio.get_running_loop()
+    until = loop.time() + (0.0 if _is_address(host) else NAME_TIMEOUT_S)
+    while True:
+        try:
+            async with asyncio.timeout(ADVERTISED_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(host, port)
+                writer.close()
+                return
+        except (OSError, TimeoutError):
+            if loop.time() >= until:
+                raise
+        await asyncio.sleep(_RETRY_S)
+
+
+def _is_address(host: str) -> bool:
+    """Whether this is an IP address, which means the same at any time."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,354 @@
+"""The cluster's metadata on this node: the image that it serves, and decisions on it.
+
+The image follows the committed records of `__cluster_metadata-0`, which the quorum replicates. The
+node that leads the quorum is the active controller: a decision is taken on the newest image, its
+records are appended as one batch and replayed at once, so that the next decision sees them. The
+image that the broker serves follows when the batch is committed; then the delta is published and
+the answer leaves.
+
+A node that stops leading refuses what waits (NOT_CONTROLLER): a batch that it wrote may still be
+committed by the next leader, or be gone. A disk that fails stops the node's part in the quorum.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID, uuid4
+
+from shoal.log.errors import CorruptLog
+from shoal.log.uuids import uuid_text
+from shoal.metadata import controller
+from shoal.metadata.controller import Decision
+from shoal.metadata.delta import Draft, MetadataDelta, apply, difference
+from shoal.metadata.image import BrokerImage, MetadataImage, Scope
+from shoal.metadata.records import MetadataRecord, decode, encode
+from shoal.metadata.snapshot import records_of
+from shoal.protocol.errors import ApiError, ErrorCode, WireError
+from shoal.quorum.ready import Propose
+from shoal.record.batch import CorruptBatch
+from shoal.record.records import build_batch
+
+if TYPE_CHECKING:
+    from shoal.server.cluster.quorum import Quorum
+    from shoal.server.timers import Clock
+
+#: Records of a snapshot that go into one batch: 2 to 3 ms of work.
+_SNAPSHOT_BATCH = 250
+Decide = Callable[[MetadataImage], Decision]
+
+
+def random_id() -> UUID:
+    """A new id; like Kafka's, its text never starts with a dash, which tools take for an option."""
+    while True:
+        found = uuid4()
+        if not uuid_text(found).startswith("-"):
+            return found
+
+
+class _Pending(NamedTuple):
+    """A batch behind the committed image: the image after it, what it changed, and who waits."""
+
+    offset: int
+    image: MetadataImage
+    delta: MetadataDelta | None
+    answer: asyncio.Future[Any] | None = None
+    respond: Callable[[], Any] = lambda: None
+
+
+class Metadata:
+    """The state machine on the quorum's log. `image` is the committed one."""
+
+    def __init__(self, quorum: Quorum, clock: Clock, scope: Scope) -> None:
+        self.quorum = quorum
+        self._clock = clock
+        self.image = MetadataImage(scope=scope)
+        #: Below it the log's records are in the image.
+        self.applied = 0
+        #: What lies behind the image, while this node leads in `_epoch`; None while it does not.
+        self._pending: deque[_Pending] | None = None
+        self._epoch = -1
+        #: Called with the new image and the delta to it, once it is committed.
+        self.on_change: list[Callable[[MetadataImage, MetadataDelta], None]] = []
+        self._watchers: list[asyncio.Future[None]] = []
+        #: Called with a sentence when the log has what this release does not read; raised if unset.
+        self.on_unreadable: Callable[[str], None] | None = None
+        #: Bytes of records that the newest snapshot does not have.
+        self._unsaved_bytes = 0
+        self._saved_ms = clock.now_ms()
+        self._saving = False
+        self._save_task: asyncio.Task[None] | None = None
+        self._following = self._again = False
+        self._load_snapshot()
+        quorum.on_step.append(self._stepped)
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.quorum.end_offset
+
+    @property
+    def epoch(self) -> int:
+        return self.quorum.epoch
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this node is the active controller."""
+        return self._pending is not None and self.quorum.is_leader
+
+    @property
+    def newest(self) -> MetadataImage:
+        """The image after all records of the log, committed or not; the active controller's."""
+        return self._pending[-1].image if self._pending else self.image
+
+    def register(self, broker: BrokerImage, *, clean: bool) -> None:
+        """Write what the starting broker of a quorum of one owes, durably. Raises `ApiError`."""
+        quorum = self.quorum
+        for decide in (
+            lambda image: controller.Decision() if image.features else controller.bootstrap(),
+            lambda image: controller.register_broker(image, broker, clean=clean),
+        ):
+            with quorum.in_place():
+                answer = self.submit(decide)
+            answer.result()
+
+    async def until(self, holds: Callable[[MetadataImage], bool]) -> None:
+        """Wait for an image of which that is true."""
+        while not holds(self.image):
+            changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._watchers.append(changed)
+            await changed
+
+    def submit(
+        self, decide: Decide, respond: Callable[[Any], Any] = lambda response: response
+    ) -> asyncio.Future[Any]:
+        """Decide as the active controller and, once that is committed, answer with `respond` of
+        the decision's response.
+
+        `respond` runs when the broker's image has the records. The future fails with `ApiError`
+        when the decision refuses, when its records cannot be written, and with NOT_CONTROLLER
+        when this node does not lead, or not until the records are committed.
+        """
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        try:
+            self.quorum.recover()
+            trouble = self.quorum.fault or self.quorum.trouble
+            if trouble is not None:
+                raise ApiError(ErrorCode.kafka_storage_error, trouble)
+            pending = self._pending
+            if pending is None or not self.quorum.is_leader:
+                raise ApiError(ErrorCode.not_controller, "This node is not the active controller.")
+            decision = decide(self.newest)
+            if decision.records:
+                self._propose(pending, decision, answer, respond)
+                return answer
+        except ApiError as error:
+            answer.set_exception(error)
+            return answer
+        last = pending[-1].offset if pending else -1
+        one = _Pending(last, self.newest, None, answer, lambda: respond(decision.response))
+        if pending:
+            pending.append(one)
+        else:
+            self._answer(one)
+        return answer
+
+    def _propose(
+        self,
+        pending: deque[_Pending],
+        decision: Decision,
+        answer: asyncio.Future[Any],
+        respond: Callable[[Any], Any],
+    ) -> None:
+        """Append and replay. Raises `ApiError`."""
+        now_ms = self._clock.now_ms()
+        records: Sequence[MetadataRecord] = decision.records
+        offset = self.quorum.end_offset + len(records) - 1
+        image, delta = apply(self.newest, records, offset=offset, epoch=self.quorum.epoch)
+        # What is committed at once, as by a voter that is alone, finds it there.
+        pending.append(_Pending(offset, image, delta, answer, lambda: respond(decision.response)))
+        batch = build_batch([(now_ms, None, encode(record), ()) for record in records])
+        self._unsaved_bytes += len(batch)
+        self.quorum.step(Propose(batch))
+
+    # Following the log.
+
+    def _stepped(self) -> None:
+        """The quorum has taken a step. Whoever is told of a change may cause the next one."""
+        self._again = True
+        if self._following:
+            return
+        self._following = True
+        try:
+            while self._again:
+                self._again = False
+                self._follow()
+        except CorruptLog as error:
+            if self.on_unreadable is None:
+                raise
+            self.quorum.fault = str(error)
+            self.on_unreadable(str(error))
+        finally:
+            self._following = False
+
+    def _follow(self) -> None:
+        quorum = self.quorum
+        trouble = quorum.fault or quorum.trouble
+        if trouble is not None:
+            self._refuse_all(ApiError(ErrorCode.kafka_storage_error, trouble))
+            return
+        if self._pending is not None and (not quorum.is_leader or quorum.epoch != self._epoch):
+            self._refuse_all(
+                ApiError(ErrorCode.not_controller, "Another node became the active controller.")
+            )
+        if self._pending is None and quorum.is_leader:
+            self._catch_up(quorum.high_watermark)
+            self._lead()
+        if self._pending is not None:
+            self._commit(self._pending, quorum.high_watermark)
+        else:
+            self._catch_up(quorum.high_watermark)
+
+    def _load_snapshot(self) -> None:
+        """Begin with the newest snapshot, where the log has no more what lies before it."""
+        snapshot_id = self.quorum.snapshot_id
+        if snapshot_id is None or snapshot_id.offset <= self.applied:
+            return
+        draft = Draft(MetadataImage(scope=self.image.scope))
+        try:
+            for value in self.quorum.snapshot_values(snapshot_id):
+                draft.replay(decode(value))
+        except (CorruptBatch, WireError) as error:
+            raise self._unreadable(error) from None
+        before = self.image
+        self.image, _ = draft.finish(offset=snapshot_id.offset - 1, epoch=snapshot_id.epoch)
+        self.applied = snapshot_id.offset
+        self._unsaved_bytes = 0
+        if self.on_change:
+            self._publish(self.image, difference(before, self.image))
+
+    def _unreadable(self, error: Exception) -> CorruptLog:
+        return CorruptLog(
+            f"The cluster's metadata in {self.quorum.store.log.directory} cannot be read:"
+            f" {error}. Was it written by a newer release? Then run that one, or a later one."
+        )
+
+    def save_if_due(self, *, bytes_max: int, interval_ms: int) -> asyncio.Future[None] | None:
+        """Write a snapshot when so many bytes of records have come since the last one, or any and
+        so much time has passed; None when it is not due."""
+        now_ms = self._clock.now_ms()
+        late = interval_ms and now_ms - self._saved_ms >= interval_ms
+        if self._saving or not self._unsaved_bytes:
+            return None
+        if self._unsaved_bytes < bytes_max and not late:
+            return None
+        self._saving = True
+        # What is proposed and not committed yet is not in this snapshot: it makes the next one due.
+        self._unsaved_bytes = int(self.applied < self.quorum.end_offset)
+        self._saved_ms = now_ms
+        self._save_task = asyncio.ensure_future(self._save(self.image, self.applied, now_ms))
+        self._save_task.add_done_callback(self._saved)
+        return self._save_task
+
+    async def _save(self, image: MetadataImage, end: int, now_ms: int) -> None:
+        """Write the state below offset `end`, a batch a turn of the loop: with a million partitions
+        it takes seconds."""
+        records = (encode(record) for record in records_of(image))
+        batches = []
+        while chunk := list(islice(records, _SNAPSHOT_BATCH)):
+            batches.append(bytes(build_batch([(now_ms, None, value, ()) for value in chunk])))
+            await asyncio.sleep(0)
+        if self.quorum.start_offset <= end:  # else a newer one has come from the leader
+            await self.quorum.take_snapshot(end, batches)
+
+    def _saved(self, work: asyncio.Future[None]) -> None:
+        self._saving = False
+
+    def stop(self) -> None:
+        """A snapshot that is being written is given up."""
+        if self._save_task is not None:
+            self._save_task.cancel()
+
+    def _catch_up(self, high_watermark: int) -> None:
+        """Apply what is committed and was read from the log."""
+        if self.quorum.start_offset > self.applied:
+            self._load_snapshot()
+        if self.applied >= high_watermark:
+            return
+        draft, any_record, epoch = Draft(self.image), False, self.image.epoch
+        for records, _, found in self._decoded(self.applied, high_watermark):
+            for record in records:
+                draft.replay(record)
+                any_record = True
+            epoch = found
+        self.applied = high_watermark
+        self.image, delta = draft.finish(offset=high_watermark - 1, epoch=epoch)
+        if any_record:
+            self._publish(self.image, delta)
+
+    def _lead(self) -> None:
+        """Begin as the active controller, with what the log has."""
+        self._epoch = self.quorum.epoch
+        self._pending = deque()
+        for records, offset, epoch in self._decoded(self.applied, self.quorum.end_offset):
+            image, delta = apply(self.newest, records, offset=offset, epoch=epoch)
+            self._pending.append(_Pending(offset, image, delta if records else None))
+
+    def _decoded(self, start: int, end: int) -> Any:
+        """(records, last offset, epoch) of each batch. Raises `CorruptLog` for a newer format."""
+        try:
+            for batch in self.quorum.batches(start, end):
+                self._unsaved_bytes += batch.size
+                yield [decode(value) for value in batch.values], batch.last_offset, batch.epoch
+        except (CorruptBatch, WireError) as error:
+            raise self._unreadable(error) from None
+
+    def _commit(self, pending: deque[_Pending], high_watermark: int) -> None:
+        """Adopt, publish and answer what is below the high watermark."""
+        while pending and pending[0].offset < high_watermark:
+            one = pending.popleft()
+            self.image = one.image
+            self.applied = max(self.applied, one.offset + 1)
+            self._answer(one)
+
+    def _publish(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        try:
+            for call in self.on_change:
+                call(image, delta)
+        finally:
+            watchers, self._watchers = self._watchers, []
+            for watcher in watchers:
+                if not watcher.done():
+                    watcher.set_result(None)
+
+    def _answer(self, one: _Pending) -> None:
+        """Publish what was decided and give the answer, or why that failed."""
+        answer = one.answer
+        try:
+            if one.delta is not None:
+                self._publish(one.image, one.delta)
+            if answer is None:
+                return
+            response = one.respond()
+        except OSError as error:
+            what = f"What was decided is durable, and the disk refused to follow: {error}"
+            _refuse(answer, ApiError(ErrorCode.kafka_storage_error, what))
+        except Exception as error:
+            if answer is None:
+                raise
+            _refuse(answer, error)
+        else:
+            if not answer.done():
+                answer.set_result(response)
+
+    def _refuse_all(self, error: ApiError) -> None:
+        pending, self._pending = self._pending, None
+        for one in pending or ():
+            _refuse(one.answer, error)
+
+
+def _refuse(answer: asyncio.Future[Any] | None, error: Exception) -> None:
+    if answer is not None and not answer.done():
+        answer.set_exception(error)

@@ -1,0 +1,99 @@
+"""Ids for producers, out of blocks that the controller gives to a broker (KIP-730).
+
+A block is taken from the metadata log when the last one is used up, so an id is never given twice,
+whatever the broker dies of; what is left of a block is lost with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from shoal.metadata import controller
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+    from shoal.server.network.api import Answer, Body
+
+
+class ProducerIds:
+    """Owns what is left of the block, and the requests that wait for the next one."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._left: range = range(0)
+        self._waiting: deque[asyncio.Future[Body]] = deque()
+        self._asking = False
+
+    def next(self) -> Answer:
+        """The response of InitProducerId with a new id and epoch 0."""
+        if self._left:
+            return self._take()
+        return self._wait()
+
+    def filled(self) -> asyncio.Future[Body] | None:
+        """None while there are ids to `take`; otherwise what to wait for before there are."""
+        return None if self._left else self._wait()
+
+    def take(self) -> int:
+        """A new id, for who cannot wait. Raises COORDINATOR_NOT_AVAILABLE when there is none."""
+        if not self._left:
+            self._ask()
+            raise ApiError(ErrorCode.coordinator_not_available)
+        return self._take()["producer_id"]
+
+    def _wait(self) -> asyncio.Future[Body]:
+        waiter: asyncio.Future[Body] = self._broker.loop.create_future()
+        self._waiting.append(waiter)
+        self._ask()
+        return waiter
+
+    def _take(self) -> dict[str, Any]:
+        producer_id, self._left = self._left[0], self._left[1:]
+        return {"error_code": ErrorCode.none, "producer_id": producer_id, "producer_epoch": 0}
+
+    def _ask(self) -> None:
+        """Ask for a block, unless one is on its way."""
+        if self._asking:
+            return
+        self._asking = True
+        broker = self._broker
+        block: asyncio.Future[range]
+        if broker.metadata.is_active:
+            block = broker.metadata.submit(
+                lambda image: controller.allocate_producer_ids(image, broker.node_id)
+            )
+        else:
+            block = asyncio.ensure_future(self._asked())
+        block.add_done_callback(self._given)
+
+    async def _asked(self) -> range:
+        """A block from the controller, which is another node."""
+        broker = self._broker
+        fields = {"broker_id": broker.node_id, "broker_epoch": broker.lifecycle.broker_epoch}
+        answer = await broker.channel.request(ApiKey.ALLOCATE_PRODUCER_IDS, fields)
+        if answer.error_code:
+            raise ApiError(ErrorCode(answer.error_code))
+        start: int = answer.producer_id_start
+        return range(start, start + answer.producer_id_len)
+
+    def _given(self, block: asyncio.Future[Any]) -> None:
+        self._asking = False
+        waiting, self._waiting = self._waiting, deque()
+        error = None if block.cancelled() else block.exception()
+        if error is None and not block.cancelled():
+            self._left = block.result()
+        for waiter in waiting:
+            if waiter.done():
+                continue
+            if block.cancelled() or error is not None:
+                waiter.set_result({"error_code": ErrorCode.coordinator_not_available})
+            elif self._left:
+                waiter.set_result(self._take())
+            else:
+                self._waiting.append(waiter)
+        if self._waiting:
+            self._ask()

@@ -1,0 +1,448 @@
+"""The metadata quorum's replica in a broker: does what each `Ready` of the core says.
+
+Owns the replica (`quorum.raft`), its disk (`quorum.store`) and the one timer that it asks for. An
+event goes in by `step`; what it asks for is done in the `Ready`'s order before the next one. What
+is read from the wire comes by `receive`, whose future is the answer; what leaves goes to `peers`.
+
+A voter that is alone needs nobody: it is elected while it starts, its first syncs run in place.
+
+A disk that refuses a write, as a full one does, ends this life of the replica, for it believes what
+did not happen: it is opened anew from what is on disk, as after a crash. A disk that fails under a
+sync leaves unknown what is on it: the replica stops for good, and `fault` says why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections import deque
+from collections.abc import Callable, Iterator
+from random import randrange
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal.log.config import LogConfig
+from shoal.log.errors import AppendRefused, CorruptLog, LogOffline
+from shoal.log.syncs import Sync
+from shoal.metadata.names import METADATA_TOPIC
+from shoal.quorum import wire
+from shoal.quorum.log_index import OffsetAndEpoch
+from shoal.quorum.messages import Message, Request, Response
+from shoal.quorum.progress import Progress
+from shoal.quorum.quorum_state import CorruptState
+from shoal.quorum.raft import QuorumSettings, Raft
+from shoal.quorum.ready import (
+    Event,
+    Ready,
+    Received,
+    Resign,
+    SnapshotInstalled,
+    SnapshotTaken,
+    Synced,
+    Tick,
+    Trim,
+)
+from shoal.quorum.states import Role
+from shoal.quorum.store import QuorumStore
+from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
+from shoal.record.batch import headers
+from shoal.record.records import read_records
+
+if TYPE_CHECKING:
+    from shoal.client.settings import Address
+    from shoal.log.directory import LogDirectory
+    from shoal.server.cluster.quorum_peers import Peers
+    from shoal.server.disk import Disk
+    from shoal.server.timers import Clock
+
+#: Nothing is dropped from the log but what a snapshot holds.
+_CONFIG = LogConfig(
+    cleanup_policy=(),
+    retention_ms=-1,
+    retention_bytes=-1,
+    max_message_bytes=128 << 20,
+    # Small enough that what a snapshot holds leaves the disk soon.
+    segment_bytes=32 << 20,
+)
+_READ_BYTES = 4 << 20
+#: How often, and after which pauses, a leader that stops looks whether all voters know.
+_RESIGN_TRIES, _RESIGN_S = 20, 0.05
+#: After a write that the disk refused.
+_REOPEN_S = 1.0
+
+
+class Batch(NamedTuple):
+    """A batch of the log: its last record's offset, its epoch, its values; none if of control."""
+
+    last_offset: int
+    epoch: int
+    values: list[bytes]
+    size: int
+
+
+class ReplicaState(NamedTuple):
+    """How far a replica of the metadata log is; -1 for what is not known."""
+
+    key: ReplicaKey
+    log_end_offset: int
+    fetched_ms: int
+    caught_up_ms: int
+
+
+def _state(progress: Progress) -> ReplicaState:
+    caught_up_ms = -1 if progress.caught_up_ms is None else progress.caught_up_ms
+    return ReplicaState(progress.key, progress.end_offset, progress.fetched_ms, caught_up_ms)
+
+
+class Quorum:
+    """One node's part in the metadata quorum."""
+
+    def __init__(
+        self,
+        directory: LogDirectory,
+        disk: Disk,
+        clock: Clock,
+        *,
+        configured: VoterSet | None = None,
+        settings: QuorumSettings | None = None,
+        make_peers: Callable[[], Peers] | None = None,
+    ) -> None:
+        """`configured` are the voters of a log that has none yet: this node alone unless given.
+
+        Raises `CorruptLog`, `OSError`.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._disk = disk
+        self._clock = clock
+        # The replica's clock is a monotonic one that begins at the wall clock's time.
+        self._offset_ms = clock.now_ms() - int(self._loop.time() * 1000)
+        self._make_peers = make_peers
+        self._peers: Peers | None = None
+        self.local = ReplicaKey(directory.node_id, directory.directory_id)
+        self.fault: str | None = None
+        #: Why the replica waits to be opened anew; None while it works.
+        self.trouble: str | None = None
+        #: Called after every step: the high watermark, the leader or the epoch may have moved.
+        self.on_step: list[Callable[[], None]] = []
+        self._log = directory.open_log(
+            METADATA_TOPIC, 0, _CONFIG, now_ms=clock.now_ms(), topic_id=wire.TOPIC_ID
+        )
+        self._storage = directory.storage
+        self._configured = configured or VoterSet.of([Voter(ReplicaKey(self.local.id))])
+        self._settings = settings or QuorumSettings()
+        self._open()
+        self._events: deque[Event] = deque()
+        self._stepping = False
+        self._inline = False
+        self._stopped = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: int | None = None
+
+    def _open(self) -> None:
+        """A replica that begins with what is on disk."""
+        log = self._log
+        try:
+            self.store = QuorumStore(self._storage, log, self._configured)
+        except CorruptState as error:
+            raise CorruptLog(
+                f"{log.directory}: {error}. Voting without it could elect two leaders: restore"
+                " the file, or start this node with an empty data directory."
+            ) from None
+        self.raft = Raft(
+            self.local,
+            self._settings,
+            state=self.store.state,
+            index=self.store.index,
+            voters=self.store.voters,
+            choose=randrange,
+            now_ms=self._now_ms(),
+        )
+
+    def _now_ms(self) -> int:
+        return int(self._loop.time() * 1000) + self._offset_ms
+
+    # What others ask.
+
+    @property
+    def alone(self) -> bool:
+        """Whether this node is the only voter."""
+        voters = self.raft.voters.latest
+        return len(voters) == 1 and voters.holds(self.local)
+
+    @property
+    def is_leader(self) -> bool:
+        return self.fault is None and self.trouble is None and self.raft.is_leader
+
+    @property
+    def leader_id(self) -> int | None:
+        return self.raft.known_leader
+
+    @property
+    def epoch(self) -> int:
+        return self.raft.epoch
+
+    @property
+    def start_offset(self) -> int:
+        return self.raft.index.start_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self.raft.index.end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        return self.raft.high_watermark
+
+    def endpoint_of(self, id: int) -> Endpoint | None:
+        """Where a voter listens for the quorum, if that is known."""
+        voter = self.raft.voters.latest.voters.get(id)
+        return voter.endpoints[0] if voter is not None and voter.endpoints else None
+
+    def replicas(self) -> tuple[list[ReplicaState], list[ReplicaState]]:
+        """The voters and the observers, as the leader knows them."""
+        raft, book = self.raft, self.raft.book
+        found = {} if book is None else dict(book.replicas)
+        voters = []
+        for voter in raft.voters.latest:
+            id = voter.key.id
+            if id == self.local.id:
+                now_ms = self._now_ms()
+                voters.append(ReplicaState(self.local, self.end_offset, now_ms, now_ms))
+                continue
+            progress = found.get(id)
+            if progress is None or not voter.is_of(progress.key):
+                voters.append(ReplicaState(voter.key, -1, -1, -1))
+            else:
+                voters.append(_state(found.pop(id)))
+        return voters, [_state(found[id]) for id in sorted(found)]
+
+    # Life.
+
+    def start(self) -> None:
+        """Take part. A voter that is alone leads when this returns."""
+        if not self.alone:
+            self.step(Tick())
+            return
+        with self.in_place():
+            self.step(Tick())
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Within it syncs run at once, which blocks the loop: for a start that waits for them."""
+        self._inline = True
+        try:
+            yield
+        finally:
+            self._inline = False
+
+    async def resign(self) -> None:
+        """This node is about to stop: another one may lead at once, told by this one."""
+        if not self.is_leader or self.alone:
+            return
+        self.step(Resign())
+        for _ in range(_RESIGN_TRIES):
+            if self.raft.role is not Role.RESIGNED or not self.raft.unconfirmed:
+                return
+            await asyncio.sleep(_RESIGN_S)
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._peers is not None:
+            self._peers.close()
+
+    # Events.
+
+    def step(self, event: Event) -> Ready | None:
+        """Hand an event in and do what comes out. An event that comes while another one is at
+        work waits for it; then there is no `Ready` to give."""
+        self._events.append(event)
+        if self._stepping:
+            return None
+        first: Ready | None = None
+        self._stepping = True
+        try:
+            while self._events and self._works:
+                ready = self._step(self._events.popleft())
+                first = first or ready
+        finally:
+            self._stepping = False
+            self._events.clear()
+        self._arm()
+        for call in self.on_step:
+            call()
+        return first
+
+    @property
+    def _works(self) -> bool:
+        return self.fault is None and self.trouble is None and not self._stopped
+
+    def _step(self, event: Event) -> Ready | None:
+        ready = self.raft.step(event, self._now_ms())
+        try:
+            self.store.apply(ready, now_ms=self._clock.now_ms())
+            for message in ready.messages:
+                self._send(self.store.filled(message))
+            if ready.sync:
+                self._sync()
+            if ready.install is not None:
+                voters = self.store.install(ready.install)
+                self._events.append(SnapshotInstalled(ready.install, voters))
+        except (OSError, AppendRefused, LogOffline) as error:
+            self._failed(error)
+            return None
+        return ready
+
+    def _failed(self, error: Exception) -> None:
+        if self._log.offline or isinstance(error, LogOffline):
+            self.fault = f"The metadata log failed, and the broker has to be restarted: {error}"
+        elif self.trouble is None:
+            self.trouble = f"The metadata log cannot be written: {error}"
+            self._loop.call_later(_REOPEN_S, self.recover)
+
+    def recover(self) -> None:
+        """After a write that the disk refused: begin again, if the disk lets us."""
+        if self.trouble is None or self.fault is not None or self._stopped:
+            return
+        self.trouble = None
+        try:
+            self._open()
+        except (OSError, LogOffline) as error:
+            self._failed(error)
+            return
+        self.start()
+
+    def _sync(self) -> None:
+        sync = self.store.begin_sync()
+        if sync is None or self._inline:
+            if sync is not None:
+                sync.run()
+            self._events.append(Synced(self.store.finish_sync(sync)))
+            return
+        raft = self.raft
+        self._disk.run(sync.run).add_done_callback(lambda work: self._synced(raft, sync, work))
+
+    def _synced(self, raft: Raft, sync: Sync, work: asyncio.Future[None]) -> None:
+        error = work.exception()
+        assert error is None or isinstance(error, OSError), error
+        end_offset = self.store.finish_sync(sync, error)
+        if self.raft is not raft and error is None:
+            return  # of an earlier life of the replica
+        if error is not None:
+            self._failed(error)
+            for call in self.on_step:
+                call()
+        else:
+            self.step(Synced(end_offset))
+
+    def _arm(self) -> None:
+        at = self.raft.next_deadline_ms
+        if at == self._timer_at or not self._works:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at, self._timer = at, None
+        if at is not None:
+            self._timer = self._loop.call_at((at - self._offset_ms) / 1000 + 0.0005, self._tick)
+
+    def _tick(self) -> None:
+        self._timer_at = None
+        self.step(Tick())
+
+    # Messages.
+
+    def receive(self, source: int, body: Request) -> asyncio.Future[Response]:
+        """A request from the wire; the future is its answer."""
+        answer: asyncio.Future[Response] = self._loop.create_future()
+        self.step(Received(Message(source, self.local.id, answer, body)))
+        return answer
+
+    def _send(self, message: Message) -> None:
+        if isinstance(message.body, Response):
+            if isinstance(message.correlation, asyncio.Future) and not message.correlation.done():
+                message.correlation.set_result(message.body)
+            return
+        endpoint = self.endpoint_of(message.to)
+        if endpoint is not None:
+            self.learn(message.to, endpoint)
+        self.peers.send(message)
+
+    @property
+    def peers(self) -> Peers:
+        """The other nodes; a voter that is alone does without."""
+        if self._peers is None:
+            assert self._make_peers is not None, "this quorum has one node"
+            self._peers = self._make_peers()
+            self._peers.step = self.step
+        return self._peers
+
+    def learn(self, id: int, endpoint: Endpoint) -> None:
+        """Where a node listens for the quorum, by its own word."""
+        self.peers.learn(id, (endpoint.host, endpoint.port))
+
+    def address_of(self, id: int) -> Address | None:
+        """Where a node listens for the quorum, as far as anybody has said."""
+        endpoint = self.endpoint_of(id)
+        if endpoint is not None:
+            return endpoint.host, endpoint.port
+        return None if self._peers is None else self._peers.address_of(id)
+
+    # Snapshots.
+
+    @property
+    def snapshot_id(self) -> OffsetAndEpoch | None:
+        """The newest snapshot on disk."""
+        return self.raft.index.snapshot
+
+    def snapshot_values(self, snapshot_id: OffsetAndEpoch) -> Iterator[bytes]:
+        """The values in a snapshot. Raises `CorruptLog`, `CorruptBatch`."""
+        _, batches = self.store.read_snapshot(snapshot_id)
+        for batch in batches:
+            yield from (r.value for r in read_records(batch) if r.value is not None)
+
+    def take_snapshot(self, offset: int, batches: list[bytes]) -> asyncio.Future[None]:
+        """Write the state below `offset`, which is committed, in the disk's worker."""
+        raft = self.raft
+        snapshot_id = OffsetAndEpoch(offset, raft.index.epoch_at(offset))
+        write = functools.partial(
+            self.store.write_snapshot,
+            snapshot_id,
+            raft.voters.at(offset),
+            batches,
+            last_timestamp_ms=self._now_ms(),
+        )
+        work = self._disk.run(write)
+
+        def done(work: asyncio.Future[None]) -> None:
+            error = work.exception()
+            newest = self.snapshot_id or self.raft.index.base
+            if error is None and self.raft is raft and newest.offset < offset and self._works:
+                self.step(SnapshotTaken(snapshot_id))
+
+        work.add_done_callback(done)
+        return work
+
+    def clean(self, *, bytes_max: int, age_max_ms: int) -> None:
+        """Delete the snapshots, and the log before them, that are over these limits."""
+        if not self._works:
+            return
+        base = self.store.expired(self._clock.now_ms(), bytes_max=bytes_max, age_max_ms=age_max_ms)
+        if base is not None:
+            self.step(Trim(base))
+
+    # The log.
+
+    def batches(self, start: int, end: int) -> Iterator[Batch]:
+        """The batches in [start, end). Raises `CorruptBatch`, `OSError`."""
+        while start < end:
+            found = self.store.log.read(start, _READ_BYTES, max_offset=end)
+            for at, header in headers(found.data):
+                values: list[bytes] = []
+                if not header.is_control:
+                    records = read_records(found.data, at)
+                    values = [r.value for r in records if r.value is not None]
+                yield Batch(header.last_offset, header.leader_epoch, values, header.size)
+            if found.next_offset <= start:
+                return
+            start = found.next_offset

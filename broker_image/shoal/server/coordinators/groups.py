@@ -1,0 +1,197 @@
+"""The group coordinator on this broker: every kind of group, in `__consumer_offsets`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from shoal.coordinator.contract import Reply, Result, Token
+from shoal.coordinator.group import classic, consumer_group, share_group
+from shoal.coordinator.group.groups import GroupType
+from shoal.coordinator.group.settings import GroupSettings
+from shoal.coordinator.group.shard import GroupShard
+from shoal.coordinator.group.share_membership import InitializeShareState, MemberReassigned
+from shoal.log.log import Origin
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.replication.partition import Partition
+from shoal.server.coordinators.service import CoordinatorService, InternalTopic, Response
+from shoal.server.metrics.registry import Labels, label
+from shoal.server.share import members as share_members
+
+if TYPE_CHECKING:
+    from shoal.metadata.delta import MetadataDelta
+    from shoal.metadata.image import MetadataImage
+    from shoal.server.broker import Broker
+
+TOPIC = "__consumer_offsets"
+#: The states that are counted, also where no group is in them: what is watched does not vanish.
+_STATES = {
+    GroupType.CLASSIC: classic.State,
+    GroupType.CONSUMER: consumer_group.State,
+    GroupType.SHARE: share_group.State,
+}
+
+
+class GroupService(CoordinatorService[GroupShard]):
+    """The shards of `__consumer_offsets`."""
+
+    key_type = 0
+
+    def __init__(self, broker: Broker) -> None:
+        config = broker.image.broker_config
+        settings = GroupSettings.of(config)
+        topic = InternalTopic(TOPIC)
+        super().__init__(
+            broker,
+            topic,
+            lambda partition: GroupShard(settings, broker.image),
+            write_timeout_ms=settings.offsets_commit_timeout_ms,
+            codec=config["offsets.topic.compression.codec"],
+        )
+        #: By type of group: deletes what is kept for a group elsewhere, before the group itself.
+        self.before_delete: dict[GroupType, Callable[[str], Awaitable[object]]] = {}
+        self.performers[InitializeShareState] = partial(share_members.initialize, broker)
+        self.performers[MemberReassigned] = partial(share_members.reassigned, broker)
+        #: By partition: topics that were deleted while its shard was loading.
+        self._missed: dict[int, list[tuple[str, UUID]]] = {}
+        self._register_metrics(broker)
+
+    def metadata_changed(self, image: MetadataImage, delta: MetadataDelta | None) -> None:
+        super().metadata_changed(image, delta)
+        deleted = [(t.name, t.topic_id) for t in delta.deleted] if delta is not None else []
+        for partition in self.runtime.loading_partitions:
+            self._missed.setdefault(partition, []).extend(deleted)
+        for partition, _ in self.shards():
+            self._tell(partition, deleted)
+
+    def _activate(self, index: int) -> None:
+        super()._activate(index)
+        self._tell(index, self._missed.pop(index, []))
+
+    def _tell(self, partition: int, deleted: Sequence[tuple[str, UUID]]) -> None:
+        """Let a shard act on the metadata as it is now."""
+        image = self._broker.image
+
+        def decide(shard: GroupShard, now_ms: int) -> Result:
+            return shard.metadata_changed(image, deleted, now_ms)
+
+        self.runtime.apply(partition, decide, self._broker.clock.now_ms())
+        self._watch_deadline(self.runtime.deadline_of(partition))
+
+    def delete(self, group_id: str) -> asyncio.Future[Any]:
+        """Delete an empty group of any type with what is kept for it."""
+
+        def check(shard: GroupShard, now_ms: int, token: Token) -> Result:
+            group = shard.context.groups.find(group_id)
+            group.check_delete()
+            return Result((), (Reply(token, {"type": group.type}),))
+
+        def delete(shard: GroupShard, now_ms: int, token: Token) -> Result:
+            return shard.delete_group(group_id, token)
+
+        async def with_state() -> Response:
+            before = self.before_delete.get((await self.submit(group_id, check))["type"])
+            if before is not None:
+                await before(group_id)
+            return await self.submit(group_id, delete)
+
+        if not self.before_delete:
+            return self.submit(group_id, delete)
+        return asyncio.ensure_future(with_state())
+
+    def all_shards(self) -> list[GroupShard]:
+        """Every shard that this broker leads. Raises COORDINATOR_LOAD_IN_PROGRESS."""
+        if self.runtime.loading_partitions:
+            raise ApiError(ErrorCode.coordinator_load_in_progress)
+        return [shard for _, shard in self.shards()]
+
+    def append_marker(
+        self, index: int, marker: bytearray, producer_id: int, *, committed: bool
+    ) -> Partition:
+        """End a transaction's offset commits in a partition; gives it. Raises `ApiError` when the
+        coordinator does not serve it, and `AppendRefused`."""
+        now_ms = self._broker.clock.now_ms()
+        partition = self._watched.get(index)
+        if partition is None:
+            raise ApiError(ErrorCode.not_coordinator)
+        self.runtime.append_marker(
+            index,
+            lambda: partition.append(marker, now_ms=now_ms, origin=Origin.COORDINATOR),
+            lambda shard: shard.replay_end_transaction(producer_id, committed),
+            now_ms,
+        )
+        return partition
+
+    def _end_transaction(self, shard: GroupShard, producer_id: int, committed: bool) -> None:
+        shard.replay_end_transaction(producer_id, committed)
+
+    def _register_metrics(self, broker: Broker) -> None:
+        metrics = broker.metrics
+        metrics.add(
+            "kafka_server_group_coordinator_metrics_group_count",
+            "gauge",
+            "Groups by protocol.",
+            lambda: [(label(protocol=kind.value), count) for kind, count in self._types()],
+        )
+        for kind in GroupType:
+            metrics.add(
+                f"kafka_server_group_coordinator_metrics_{kind.value}_group_count",
+                "gauge",
+                f"{kind.value.capitalize()} groups by state.",
+                partial(self._states, kind),
+            )
+        metrics.gauge(
+            "kafka_coordinator_group_GroupMetadataManager_NumOffsets",
+            "Committed offsets.",
+            lambda: sum(len(shard.offsets) for _, shard in self.shards()),
+        )
+        metrics.add(
+            "kafka_server_group_coordinator_metrics_classic_group_completed_rebalance_count_total",
+            "counter",
+            "Rebalances of classic groups that have become stable.",
+            lambda: (((), sum(s.classic.completed_rebalances for _, s in self.shards())),),
+        )
+        metrics.add(
+            "kafka_server_group_coordinator_metrics_consumer_group_rebalance_count_total",
+            "counter",
+            "Assignments of consumer groups.",
+            lambda: (((), sum(s.consumer.rebalances for _, s in self.shards())),),
+        )
+        metrics.add(
+            "kafka_server_group_coordinator_metrics_share_group_rebalance_count_total",
+            "counter",
+            "Assignments of share groups.",
+            lambda: (((), sum(s.share.rebalances for _, s in self.shards())),),
+        )
+
+        for name, attribute, help in (
+            ("offset_commit", "commits", "Offsets committed."),
+            ("offset_expiration", "expirations", "Offsets forgotten after their retention."),
+            ("offset_deletion", "deletions", "Offsets deleted by an admin."),
+        ):
+            metrics.add(
+                f"kafka_server_group_coordinator_metrics_{name}_count_total",
+                "counter",
+                help,
+                partial(self._count_offsets, attribute),
+            )
+
+    def _count_offsets(self, attribute: str) -> list[tuple[Labels, float]]:
+        return [((), sum(getattr(shard.offsets, attribute) for _, shard in self.shards()))]
+
+    def _types(self) -> list[tuple[GroupType, int]]:
+        counts = Counter(group.type for _, shard in self.shards() for group in shard.context.groups)
+        return [(kind, counts[kind]) for kind in GroupType]
+
+    def _states(self, kind: GroupType) -> list[tuple[Labels, float]]:
+        counts = Counter(
+            group.state_name
+            for _, shard in self.shards()
+            for group in shard.context.groups
+            if group.type is kind
+        )
+        return [(label(state=state.lower()), counts[state]) for state in _STATES[kind]]

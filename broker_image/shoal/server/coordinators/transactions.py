@@ -1,0 +1,322 @@
+"""The transaction coordinator on this broker: transactional ids, in `__transaction_state`.
+
+`enlist` is what Produce and TxnOffsetCommit ask before they write for a transaction: that the
+partition belongs to it, added by this very request with transaction version 2, and checked with
+version 1 (KIP-890). What a decided transaction is owed, its markers, is written by
+`server.transaction_markers`, and told back by `completed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from shoal.client.errors import ClientError
+from shoal.coordinator.contract import ProducerIdAndEpoch, Result, Token
+from shoal.coordinator.runtime import Phase
+from shoal.log.log import Log
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.record.batch import BatchHeader
+from shoal.replication.partition import Partition
+from shoal.server.coordinators.service import CoordinatorService, InternalTopic, Response
+from shoal.server.coordinators.transaction_markers import TransactionMarkers
+from shoal.transaction.shard import TransactionSettings, TransactionShard, WriteMarkers, Writer
+from shoal.transaction.transactions import TV_2, TopicPartition
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+TOPIC = "__transaction_state"
+#: Before a coordinator on another broker is asked again about a transaction that is ending.
+ASK_AGAIN_MS = 10
+#: How long a block of producer ids is waited for.
+IDS_WAIT_S = 5.0
+
+#: Refusals that pass. Old producers may not know that of each, but of NOT_ENOUGH_REPLICAS.
+_RETRIED = (
+    ErrorCode.concurrent_transactions,
+    ErrorCode.coordinator_load_in_progress,
+    ErrorCode.coordinator_not_available,
+    ErrorCode.not_coordinator,
+)
+
+Errors = Mapping[TopicPartition, ErrorCode]
+
+
+class TransactionService(CoordinatorService[TransactionShard]):
+    """The shards of `__transaction_state`."""
+
+    key_type = 1
+
+    def __init__(self, broker: Broker) -> None:
+        config = broker.image.broker_config
+        topic = InternalTopic(TOPIC)
+        settings = TransactionSettings(
+            config["transaction.max.timeout.ms"],
+            config["transactional.id.expiration.ms"],
+            config["transaction.remove.expired.transaction.cleanup.interval.ms"],
+        )
+        super().__init__(
+            broker, topic, lambda partition: TransactionShard(settings, broker.producer_ids.take)
+        )
+        markers = TransactionMarkers(broker, self.coordinator_epoch, self.completed)
+        self.performers[WriteMarkers] = markers.write
+        #: By transactional id: writes that wait until its last transaction is complete.
+        self._patient: dict[str, list[Callable[[], None]]] = {}
+        #: By producer id: how many of its writes are being enlisted.
+        self._enlisting: Counter[int] = Counter()
+        broker.metrics.gauge(
+            "kafka_coordinator_transaction_TransactionStateManager_NumTransactionalIds",
+            "Transactional ids that are known.",
+            lambda: sum(len(shard) for _, shard in self.shards()),
+        )
+
+    def coordinator_epoch(self, markers: WriteMarkers) -> int | None:
+        """The leader epoch under which markers are written; None where they are not owed."""
+        partition = self.partition_for(markers.transactional_id)
+        if partition is None or self.runtime.phase(partition) is not Phase.ACTIVE:
+            return None
+        owed = self.runtime.read(partition).owes(markers)
+        return self._watched[partition].leader_epoch if owed else None
+
+    # Requests.
+
+    def init_producer_id(
+        self, transactional_id: str, timeout_ms: int, expected: ProducerIdAndEpoch | None
+    ) -> asyncio.Future[Any]:
+        """InitProducerId of a transactional producer; it waits for a block of producer ids, where
+        this broker is the coordinator, and as long as a write may take."""
+
+        def decide(shard: TransactionShard, now_ms: int, token: Token) -> Result:
+            return shard.init_producer_id(transactional_id, timeout_ms, expected, now_ms, token)
+
+        refused = self.is_stuck(transactional_id) or not self.is_here(transactional_id)
+        filled = None if refused else self._broker.producer_ids.filled()
+        if filled is None:
+            return self.submit(transactional_id, decide)
+
+        async def when_filled() -> Response:
+            # With no block in time the shard refuses who needs an id of it.
+            await asyncio.wait((filled,), timeout=IDS_WAIT_S)
+            return await self.submit(transactional_id, decide)
+
+        return asyncio.ensure_future(when_filled())
+
+    def add_partitions(
+        self, writer: Writer, partitions: Collection[TopicPartition], version: int
+    ) -> asyncio.Future[Any]:
+        """AddPartitionsToTxn and AddOffsetsToTxn."""
+        _check_id(writer)
+        return self.submit(
+            writer.transactional_id,
+            lambda shard, now_ms, token: shard.add_partitions(
+                writer, partitions, version, now_ms, token
+            ),
+        )
+
+    def verify_partitions(
+        self, writer: Writer, partitions: Collection[TopicPartition]
+    ) -> asyncio.Future[Any]:
+        """AddPartitionsToTxn that only asks; the reply has `errors` by partition."""
+        _check_id(writer)
+        return self.submit(
+            writer.transactional_id,
+            lambda shard, now_ms, token: shard.verify_partitions(writer, partitions, token),
+        )
+
+    def end(self, writer: Writer, *, committed: bool, version: int) -> asyncio.Future[Any]:
+        """EndTxn."""
+        _check_id(writer)
+        return self.submit(
+            writer.transactional_id,
+            lambda shard, now_ms, token: shard.end(
+                writer, committed=committed, version=version, now_ms=now_ms, token=token
+            ),
+        )
+
+    # Writes that belong to a transaction.
+
+    def to_enlist(
+        self, batches: Collection[tuple[Partition, BatchHeader]], *, implicit: bool
+    ) -> bool:
+        """Whether the coordinator has to be asked before `batches` of one producer are appended.
+
+        Where an earlier write of the producer is being enlisted, this one stands behind it.
+        """
+        verifies = self._broker.image.broker_config["transaction.partition.verification.enable"]
+        if not implicit and not verifies:
+            return False
+        return any(
+            header.producer_id in self._enlisting
+            or not is_open(partition.log, header.producer_id, header.producer_epoch)
+            for partition, header in batches
+        )
+
+    def enlist(
+        self,
+        writer: Writer,
+        partitions: Collection[TopicPartition],
+        *,
+        implicit: bool,
+        then: Callable[[Errors], None],
+    ) -> None:
+        """See that `partitions` are in the writer's open transaction, and call `then` with the
+        error of each that is not to be written to: perhaps before this returns, and in the order of
+        the calls for one transactional id.
+
+        With `implicit` they are added; the end of the transaction before may have to be waited for.
+        """
+        self._enlisting[writer.producer_id] += 1
+
+        def over(errors: Errors) -> None:
+            self._enlisting[writer.producer_id] -= 1
+            if not self._enlisting[writer.producer_id]:
+                del self._enlisting[writer.producer_id]
+            then(errors)
+
+        config = self._broker.image.broker_config
+        patience_ms = config["add.partitions.to.txn.retry.backoff.max.ms"]
+        deadline_ms = self._broker.clock.now_ms() + patience_ms
+        attempt = partial(self._enlist, writer, partitions, implicit, over, deadline_ms)
+        waiting = self._patient.get(writer.transactional_id)
+        if waiting is None:
+            attempt()
+        else:
+            waiting.append(attempt)
+
+    def _enlist(
+        self,
+        writer: Writer,
+        partitions: Collection[TopicPartition],
+        implicit: bool,
+        then: Callable[[Errors], None],
+        deadline_ms: int,
+    ) -> None:
+        def decide(shard: TransactionShard, now_ms: int, token: Token) -> Result:
+            if implicit:
+                return shard.add_partitions(writer, partitions, TV_2, now_ms, token)
+            return shard.verify_partitions(writer, partitions, token)
+
+        def outcome(reply: Response | ApiError) -> None:
+            if not isinstance(reply, ApiError):
+                errors: Errors = reply.get("errors", {})
+                then({p: e for p, e in errors.items() if e})
+            elif reply.code is ErrorCode.concurrent_transactions and self._waits(deadline_ms):
+                attempt = partial(self._enlist, writer, partitions, implicit, then, deadline_ms)
+                again_ms = deadline_ms
+                if not self.is_here(writer.transactional_id):
+                    # Nobody tells here when the transaction before is complete.
+                    again_ms = min(deadline_ms, self._broker.clock.now_ms() + ASK_AGAIN_MS)
+                self._wait(writer.transactional_id, attempt, again_ms)
+            else:
+                then(dict.fromkeys(partitions, reply.code))
+
+        if self.is_here(writer.transactional_id):
+            self.call(writer.transactional_id, decide, outcome)
+            return
+        asked = asyncio.ensure_future(self._enlist_elsewhere(writer, partitions, implicit))
+        asked.add_done_callback(lambda done: None if done.cancelled() else outcome(done.result()))
+
+    def is_here(self, transactional_id: str) -> bool:
+        """Whether this broker is, or is about to be, the coordinator."""
+        if len(self._broker.image.brokers) == 1:
+            return True
+        try:
+            return self.coordinator_of(transactional_id) == self._broker.node_id
+        except ApiError:
+            return True  # There is none: who asks here is told so.
+
+    async def _enlist_elsewhere(
+        self, writer: Writer, partitions: Collection[TopicPartition], implicit: bool
+    ) -> Response | ApiError:
+        """AddPartitionsToTxn at the coordinator, in the name of the producer (KIP-890)."""
+        topics: dict[str, list[int]] = {}
+        for topic, index in partitions:
+            topics.setdefault(topic, []).append(index)
+        transaction = {
+            "transactional_id": writer.transactional_id,
+            "producer_id": writer.producer_id,
+            "producer_epoch": writer.producer_epoch,
+            "verify_only": not implicit,
+            "topics": [{"name": name, "partitions": rows} for name, rows in topics.items()],
+        }
+        try:
+            answer = await self._broker.peers.request(
+                self.coordinator_of(writer.transactional_id),
+                ApiKey.ADD_PARTITIONS_TO_TXN,
+                {"transactions": [transaction]},
+            )
+        except ApiError as refused:
+            return refused
+        except ClientError as error:
+            return ApiError(ErrorCode.coordinator_not_available, str(error))
+        if answer.error_code:
+            return ApiError(ErrorCode(answer.error_code))
+        errors = {
+            (topic.name, row.partition_index): ErrorCode(row.partition_error_code)
+            for result in answer.results_by_transaction
+            for topic in result.topic_results
+            for row in topic.results_by_partition
+        }
+        if set(errors.values()) == {ErrorCode.concurrent_transactions}:
+            return ApiError(ErrorCode.concurrent_transactions)
+        return {"errors": errors}
+
+    def _waits(self, deadline_ms: int) -> bool:
+        return self._broker.clock.now_ms() < deadline_ms
+
+    def _wait(self, transactional_id: str, attempt: Callable[[], None], deadline_ms: int) -> None:
+        waiting = self._patient.get(transactional_id)
+        if waiting is None:
+            waiting = self._patient[transactional_id] = []
+            self._broker.timers.at(deadline_ms, partial(self._try_again, transactional_id))
+        waiting.append(attempt)
+
+    def _try_again(self, transactional_id: str) -> None:
+        for attempt in self._patient.pop(transactional_id, ()):
+            attempt()
+
+    def completed(self, markers: WriteMarkers) -> None:
+        """All markers of a decided transaction are written and committed."""
+        partition = self.partition_for(markers.transactional_id)
+        if partition is not None:
+            now_ms = self._broker.clock.now_ms()
+            self.runtime.apply(
+                partition, lambda shard, at_ms: shard.complete(markers, at_ms), now_ms
+            )
+            self._watch_deadline(self.runtime.deadline_of(partition))
+        self._try_again(markers.transactional_id)
+
+
+def is_open(log: Log, producer_id: int, producer_epoch: int) -> bool:
+    """Whether a log has a part of that producer's open transaction: then the coordinator knows."""
+    producer = log.producers.get(producer_id)
+    return (
+        producer is not None
+        and producer.transaction_start >= 0
+        and producer.epoch == producer_epoch
+    )
+
+
+def write_error(error: ErrorCode, *, abortable: bool, implicit: bool = False) -> ErrorCode:
+    """What a producer is told whose partition could not be enlisted: Kafka's mapping, by which
+    each client retries, aborts or gives up as it can. `abortable` clients know KIP-1050, and
+    `implicit` ones that their last transaction may still be ending."""
+    if error is ErrorCode.concurrent_transactions and implicit:
+        return error
+    if error in _RETRIED:
+        return ErrorCode.not_enough_replicas
+    if error is ErrorCode.producer_fenced:
+        return ErrorCode.invalid_producer_epoch
+    if error is ErrorCode.transaction_abortable and not abortable:
+        return ErrorCode.invalid_txn_state
+    return error
+
+
+def _check_id(writer: Writer) -> None:
+    if not writer.transactional_id:
+        raise ApiError(ErrorCode.invalid_request, "The transactional id is empty.")

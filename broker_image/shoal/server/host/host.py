@@ -1,0 +1,203 @@
+"""The processes of a host's brokers: started, watched, started again, and stopped together.
+
+* The host is ready once all of its brokers are. One that does not start at first ends the whole,
+  with its sentence: a mistake in the settings is not tried again and again.
+* A broker that ends later is started again, after a pause that doubles up to a bound and begins
+  anew once the broker has stayed up. The others go on meanwhile.
+* SIGTERM or SIGINT stops all, those that may vote last: the others hand over by them. A second
+  signal ends at once who has not stopped yet.
+* Brokers do not outlive this process.
+
+What the brokers print comes out line by line, with the number of the broker before what does not
+tell it itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from shoal.server.cluster.config import CONTROLLER
+from shoal.server.host.broker_slots import Seat
+
+#: The pause before a broker is started again, and after how long a run pauses begin anew.
+PAUSE_S, PAUSE_MAX_S, STEADY_S = 1.0, 30.0, 60.0
+_LINE_SIZE_MAX = 1 << 20
+_PR_SET_PDEATHSIG = 1
+_STOPPED = (0, -signal.SIGTERM)
+
+
+class _Seated:
+    """One broker's process."""
+
+    def __init__(self, seat: Seat, words: Sequence[str]) -> None:
+        self.seat = seat
+        self.words = words
+        self.process: asyncio.subprocess.Process | None = None
+        self.ready = asyncio.Event()
+        self.last_line = ""
+        self.status = 0
+
+    @property
+    def votes(self) -> bool:
+        return CONTROLLER in self.seat.settings["process.roles"]
+
+
+class Host:
+    """Owns the processes. `command` makes a broker's command line, `say` tells the user, and
+    `warn` tells on standard error."""
+
+    def __init__(
+        self,
+        seats: Sequence[Seat],
+        command: Callable[[Seat], Sequence[str]],
+        say: Callable[[str], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._seated = [_Seated(seat, command(seat)) for seat in seats]
+        self._say, self._warn = say, warn
+        self._stopping = False
+        self._all_ready = False
+        self._stop = asyncio.Event()
+
+    async def run(self, started: float) -> int:
+        """Until it is told to stop, or a broker does not start; the exit status. `started` is
+        `perf_counter` at the process' start."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._told_to_stop)
+        watches = [asyncio.ensure_future(self._keep(one)) for one in self._seated]
+        readying = asyncio.ensure_future(self._until_ready(started))
+        stopping = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait((stopping, *watches), return_when=asyncio.FIRST_COMPLETED)
+        readying.cancel()
+        failed = any(watch.done() and watch.result() for watch in watches)
+        await self._end()
+        await asyncio.wait(watches)
+        if not failed:
+            self._say("Stopped.")
+        # Who is told to stop before it listens for that ends by the signal.
+        return 1 if failed or any(one.status not in _STOPPED for one in self._seated) else 0
+
+    def _told_to_stop(self) -> None:
+        if self._stop.is_set():
+            for one in self._seated:
+                self._signal(one, signal.SIGKILL)
+        self._stop.set()
+
+    async def _until_ready(self, started: float) -> None:
+        for one in self._seated:
+            await one.ready.wait()
+        self._all_ready = True
+        took_s = time.perf_counter() - started
+        count = len(self._seated)
+        self._say(f"Ready after {took_s:.2f} s: {count} brokers. Ctrl-C or SIGTERM stops them.")
+
+    async def _keep(self, one: _Seated) -> bool:
+        """Run a broker for as long as the host runs; True if it never started."""
+        pause_s = PAUSE_S
+        while not self._stopping:
+            began = time.monotonic()
+            await self._run(one)
+            if self._stopping:
+                return False
+            if not self._all_ready:
+                self._warn(
+                    f"shoal server: broker {one.seat.id} did not start:"
+                    f" {one.last_line.removeprefix('shoal server: ') or _how(one.status)}"
+                )
+                return True
+            if time.monotonic() - began > STEADY_S:
+                pause_s = PAUSE_S
+            self._warn(
+                f"shoal server: broker {one.seat.id} ended ({_how(one.status)}); it is started"
+                f" again in {pause_s:g} s."
+            )
+            await self._pause(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+        return False
+
+    async def _pause(self, pause_s: float) -> None:
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._stop.wait()
+        except TimeoutError:
+            pass
+
+    async def _run(self, one: _Seated) -> None:
+        """From a broker's start to its end."""
+        process = one.process = await asyncio.create_subprocess_exec(
+            *one.words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_LINE_SIZE_MAX,
+            # A terminal's Ctrl-C is this process' to pass on.
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+        if self._stopping:  # It was told to while this one was started.
+            self._signal(one, signal.SIGTERM)
+        assert process.stdout is not None and process.stderr is not None
+        await asyncio.gather(
+            self._tell(one, process.stdout, self._say),
+            self._tell(one, process.stderr, self._warn),
+        )
+        one.status = await process.wait()
+        one.process = None
+
+    async def _tell(
+        self, one: _Seated, stream: asyncio.StreamReader, tell: Callable[[str], None]
+    ) -> None:
+        while True:
+            try:
+                line = (await stream.readline()).decode(errors="replace")
+            except ValueError:  # A line without an end in sight.
+                continue
+            if not line:
+                return
+            line = line.rstrip("\n")
+            if line.startswith("Ready after"):
+                one.ready.set()
+            refusal = line.startswith("shoal server: ")
+            if refusal:
+                one.last_line = line
+            if tell is self._say or (refusal and self._all_ready):
+                line = f"broker {one.seat.id}: {line}"
+            elif refusal:
+                continue  # `_keep` tells it.
+            tell(line)
+
+    async def _end(self) -> None:
+        """Stop who still runs."""
+        self._stopping = True
+        self._stop.set()
+        for votes in (False, True):
+            some = [one for one in self._seated if one.votes is votes]
+            for one in some:
+                self._signal(one, signal.SIGTERM)
+            ends = [one.process.wait() for one in some if one.process is not None]
+            await asyncio.gather(*ends)
+
+    def _signal(self, one: _Seated, number: signal.Signals) -> None:
+        if one.process is not None and one.process.returncode is None:
+            one.process.send_signal(number)
+
+
+def _how(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"
+
+
+def _end_with_parent() -> None:
+    """In the broker's process: SIGTERM when its parent is gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

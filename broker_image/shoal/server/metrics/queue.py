@@ -1,0 +1,353 @@
+"""Metrics of what share groups have beyond Kafka's, and the lag of each share partition, which
+Kafka tells only to an admin. Dead letters have Kafka's names (KIP-1191) beside ours."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from shoal.server.metrics.registry import Labels, Samples, label
+from shoal.server.metrics.share_meters import leaders, of_leaders
+from shoal.server.share.redrives import Redrives
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+    from shoal.server.share.leader import ShareLeader
+    from shoal.server.share.service import ShareService
+
+#: Seconds ahead. Records held back are counted by whether they are due later than each.
+DUE_WITHIN_S = (0, 10, 30, 60, 120, 300, 600)
+_GROUP = "kafka_server_ShareGroupMetrics_DeadLetterQueue"
+#: A metric of each share partition: its name, type, help, and value.
+Family = tuple[str, str, str, "Callable[[ShareLeader], float]"]
+
+
+def register(broker: Broker, service: ShareService) -> None:
+    """Add the families."""
+    _register_partitions(broker, service)
+    _register_due(broker, service)
+    _register_selections(broker, service)
+    _register_letters(broker, service)
+    Redrives(broker)
+    add = broker.metrics.add
+    add(
+        "shoal_share_group_held",
+        "gauge",
+        "Share partitions of a group that are not delivered, or not in full, and why.",
+        lambda: held(service),
+    )
+    add(
+        "shoal_share_partition_lag",
+        "gauge",
+        "Records whose delivery is not complete (KIP-1226).",
+        lambda: lags(service),
+    )
+
+
+def _register_partitions(broker: Broker, service: ShareService) -> None:
+    families: tuple[Family, ...] = (
+        ("acquired_records_total", "counter", "Records acquired.", lambda x: x.acquired_total),
+        (
+            "redelivered_records_total",
+            "counter",
+            "Records acquired that had been delivered before.",
+            lambda x: x.redelivered_total,
+        ),
+        ("locks", "gauge", "Acquisition locks that run.", lambda x: len(x.share.locks.live)),
+        (
+            "locked_records",
+            "gauge",
+            "Records that those locks hold.",
+            _locked,
+        ),
+        (
+            "unavailable_records",
+            "gauge",
+            "Records of the lag that no member holds and that cannot be delivered now.",
+            unavailable,
+        ),
+        (
+            "oldest_lock_age_seconds",
+            "gauge",
+            "For how long the oldest of those locks has been held, renewals included.",
+            _oldest_lock_age_s,
+        ),
+        (
+            "backing_off_records",
+            "gauge",
+            "Records in retry back-off.",
+            lambda x: x.share.backing_off,
+        ),
+        (
+            "held_by_key_records",
+            "gauge",
+            "Records that wait for one before them with the same key (share.ordering=key).",
+            lambda x: x.selection.held_by_key if x.selection else 0,
+        ),
+        (
+            "delayed_records",
+            "gauge",
+            "Records that are held back by a header (share.delay.max.ms).",
+            lambda x: x.selection.delayed if x.selection else 0,
+        ),
+        (
+            "paused",
+            "gauge",
+            "1 while the group's delivery is paused (share.delivery.paused).",
+            lambda x: int(x.settings.paused),
+        ),
+        (
+            "archiving_records",
+            "gauge",
+            "Records that wait for their dead letter.",
+            _archiving,
+        ),
+    )
+    for name, kind, help, value in (*families, *_OF_DEAD_LETTERS):
+        broker.metrics.add(f"shoal_share_partition_{name}", kind, help, of_leaders(service, value))
+
+
+def _register_due(broker: Broker, service: ShareService) -> None:
+    """When records that are delayed or in back-off are due; no sample without such records."""
+
+    def waiting() -> Iterator[tuple[Labels, ShareLeader]]:
+        for labels, x in leaders(service):
+            if x.share.backing_off or (x.selection is not None and x.selection.delayed):
+                yield labels, x
+
+    def later() -> Samples:
+        return [
+            ((*labels, *label(within=str(within_s))), records)
+            for labels, x in waiting()
+            for within_s, records in zip(DUE_WITHIN_S, not_due(x), strict=True)
+        ]
+
+    def next_due() -> Samples:
+        return [(labels, due) for labels, x in waiting() if (due := next_due_s(x)) is not None]
+
+    broker.metrics.add(
+        "shoal_share_partition_not_due_records",
+        "gauge",
+        "Records that a delay or a back-off holds back for longer than `within` seconds.",
+        later,
+    )
+    broker.metrics.add(
+        "shoal_share_partition_next_due_timestamp_seconds",
+        "gauge",
+        "When the next record that is delayed or in back-off is due, in Unix time.",
+        next_due,
+    )
+
+
+def next_due_s(leader: ShareLeader) -> float | None:
+    """Return when the next record that is held back by time is due, in Unix time; None without."""
+    due_ms = [leader.share.waits.next_deadline_ms()]
+    if leader.selection is not None:
+        due_ms.append(leader.selection.next_due_ms)
+    return min((d / 1000 for d in due_ms if d is not None), default=None)
+
+
+def _register_selections(broker: Broker, service: ShareService) -> None:
+    """Of groups with key order, delay or priority."""
+
+    def failures() -> Samples:
+        return [
+            ((*labels, *label(reason=reason)), count)
+            for labels, x in leaders(service)
+            if x.selection is not None and (headers := x.selection.headers) is not None
+            for reason, count in (
+                ("not-a-number", headers.invalid),
+                ("delay-over-maximum", headers.clamped),
+            )
+        ]
+
+    def full() -> Samples:
+        return [
+            ((*labels, *label(config=config)), 1)
+            for labels, x in leaders(service)
+            if x.selection is not None and (config := x.selection.full()) is not None
+        ]
+
+    broker.metrics.add(
+        "shoal_share_partition_header_failures_total",
+        "counter",
+        "Records delivered other than their headers say, by reason.",
+        failures,
+    )
+    broker.metrics.add(
+        "shoal_share_partition_look_ahead_full",
+        "gauge",
+        "1 while no further records are looked at, by the config that bounds it.",
+        full,
+    )
+
+
+def _register_letters(broker: Broker, service: ShareService) -> None:
+    meter, add = service.dead_letters, broker.metrics.add
+
+    def by_group(counts: Counter[str]) -> Callable[[], Samples]:
+        return lambda: [(label(group=group), n) for group, n in counts.items()]
+
+    def failed() -> Samples:
+        groups: Counter[str] = Counter()
+        for (group, _), n in meter.failed.items():
+            groups[group] += n
+        return [(label(group=group), n) for group, n in groups.items()]
+
+    add(f"{_GROUP}RecordCount", "counter", "Dead letters written.", by_group(meter.written))
+    add(
+        f"{_GROUP}TotalProduceRequestsPerSec_total",
+        "counter",
+        "Attempts to write dead letters.",
+        by_group(meter.attempts),
+    )
+    add(
+        f"{_GROUP}FailedProduceRequestsPerSec_total",
+        "counter",
+        "Attempts to write dead letters that failed.",
+        failed,
+    )
+    add("shoal_share_group_dead_letters_total", "counter", "Dead letters written.",
+        by_group(meter.written))  # fmt: skip
+    add(
+        "shoal_share_group_dead_letters_dropped_total",
+        "counter",
+        "Records that left their group without a dead letter.",
+        by_group(meter.dropped),
+    )
+    add(
+        "shoal_share_group_dead_letter_failures_total",
+        "counter",
+        "Attempts to write dead letters that failed, by reason.",
+        lambda: [(label(group=g, reason=why), n) for (g, why), n in meter.failed.items()],
+    )
+    add(
+        "shoal_share_group_dead_letters_last_minute",
+        "gauge",
+        "Dead letters of the last minute, which a flood limit is held against.",
+        lambda: [
+            (label(group=group), service.floods.last_minute(group))
+            for group in service.floods.groups()
+        ],
+    )
+
+
+def held(service: ShareService) -> Samples:
+    """By group and reason: how many share partitions are held. Those that nobody reads are not
+    loaded, and held all the same by what stops a whole group."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for group_id, _, _ in service.unloaded():
+        settings = service.settings(group_id)
+        counts[group_id, "paused"] += settings.paused
+        counts[group_id, "flood"] += service.floods.holds(group_id, settings.flood_per_minute)
+    for group_id, group in service.leaders.items():
+        settings = service.settings(group_id)
+        flood = service.floods.holds(group_id, settings.flood_per_minute)
+        for leader in group.values():
+            counts[group_id, "paused"] += settings.paused
+            counts[group_id, "flood"] += flood
+            if leader.dead_letters.trouble is not None and leader.dead_letters.pending:
+                counts[group_id, leader.dead_letters.trouble.reason] += 1
+            counts[group_id, "window-full"] += leader.is_full(settings)
+            if leader.selection is not None:
+                counts[group_id, "held-keys"] += leader.selection.held_to_the_full
+                counts[group_id, "look-ahead"] += leader.selection.full() is not None
+    return [(label(group=group, why=why), n) for (group, why), n in counts.items() if n]
+
+
+def lags(service: ShareService) -> Samples:
+    """Lag by share partition that is led here: of those loaded, and, as persisted, of others.
+
+    A new leader's high watermark may lag behind the share partition's start offset at first
+    (KIP-207). Until it has caught up, the lag is unknown and the partition has no sample.
+    """
+    found = [
+        (_where(group_id, partition.topic, partition.index), lag)
+        for group_id, partition, lag in service.unloaded()
+        if lag >= 0 and not partition.is_behind
+    ]
+    for group_id, group in service.leaders.items():
+        for leader in group.values():
+            if leader.partition.is_behind:
+                continue
+            where = _where(group_id, leader.partition.topic, leader.partition.index)
+            found.append((where, _lag(leader)))
+    return found
+
+
+def _lag(leader: ShareLeader) -> int:
+    share = leader.share
+    return leader.partition.high_watermark - share.start_offset - share.complete
+
+
+def _locked(leader: ShareLeader) -> int:
+    return sum(lock.held for lock in leader.share.locks.live.values())
+
+
+def unavailable(leader: ShareLeader) -> int:
+    """Return the number of records of the lag that no member holds and no fetch could get now.
+
+    The limit on records in flight (`share.partition.max.record.locks`) does not count.
+    """
+    share, settings, selection = leader.share, leader.settings, leader.selection
+    locked, limit = _locked(leader), leader.limit(settings)
+    if leader.held(settings) or (selection is not None and selection.held_to_the_full):
+        return max(0, _lag(leader) - locked)
+    if selection is not None:
+        return max(0, _lag(leader) - locked - selection.available(limit))
+    uncommitted = leader.partition.high_watermark - limit
+    return share.backing_off + share.held + _archiving(leader) + uncommitted
+
+
+def not_due(leader: ShareLeader) -> list[int]:
+    """Return for each of `DUE_WITHIN_S` how many records are due only later."""
+    now_ms = leader.service.now_ms()
+    times_ms = [now_ms + 1000 * within_s for within_s in DUE_WITHIN_S]
+    if leader.selection is not None:
+        return leader.selection.not_due(times_ms)
+    waits = leader.share.waits.live.values()
+    return [sum(w.held for w in waits if w.deadline_ms > time_ms) for time_ms in times_ms]
+
+
+def _archiving(leader: ShareLeader) -> int:
+    return sum(last - first + 1 for first, last, _ in leader.share.archiving())
+
+
+def behind_dead_letters(leader: ShareLeader) -> int:
+    """How many records wait for one that is HELD, which is not among them: of its key, or all that
+    are not in flight where so many are held that nothing is delivered."""
+    selection, share = leader.selection, leader.share
+    if selection is None or not share.held:
+        return 0
+    if selection.held_to_the_full:
+        return max(0, _lag(leader) - share.held - selection.in_flight())
+    return selection.behind_dead_letters
+
+
+def _where(group_id: str, topic: str, index: int) -> tuple[tuple[str, str], ...]:
+    return label(group=group_id, topic=topic, partition=str(index))
+
+
+def _oldest_lock_age_s(leader: ShareLeader) -> float:
+    locks = leader.share.locks.live.values()
+    if not locks:
+        return 0.0
+    return (leader.service.now_ms() - min(lock.since_ms for lock in locks)) / 1000
+
+
+#: Families of records whose dead letter is written and holds their key, or is to be written.
+_OF_DEAD_LETTERS: tuple[Family, ...] = (
+    (
+        "keys_held_by_dead_letters",
+        "gauge",
+        "Keys held by dead-lettered records (share.ordering.key.dead.letter=hold).",
+        lambda x: x.selection.keys_held if x.selection else x.share.held,
+    ),
+    (
+        "behind_dead_letters_records",
+        "gauge",
+        "Records that nobody gets until a dead letter before them is redriven or skipped.",
+        behind_dead_letters,
+    ),
+)

@@ -1,0 +1,156 @@
+"""Metrics of share groups, under Kafka's names (`ShareGroupMetricsRegistry`), and the lag of each
+share partition, which Kafka has only as an admin request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from shoal.coordinator.share.states import AcknowledgeType
+from shoal.server.metrics import queue as queue_metrics
+from shoal.server.metrics.registry import Samples, label
+from shoal.server.metrics.share_meters import Mean, of_leaders
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+    from shoal.server.share.leader import ShareLeader
+    from shoal.server.share.service import ShareService
+
+_GROUP = "kafka_server_ShareGroupMetrics_"
+_PARTITION = "kafka_server_SharePartitionMetrics_"
+_SESSIONS = "kafka_server_ShareSessionCache_"
+_TOPICS = "kafka_server_BrokerTopicMetrics_"
+
+
+def register(broker: Broker, service: ShareService) -> None:
+    """Add the families."""
+    metrics = broker.metrics
+    topics = (
+        ("TotalShareFetchRequestsPerSec", "fetches", "Partitions in share fetches."),
+        ("FailedShareFetchRequestsPerSec", "failed_fetches", "Those refused."),
+        (
+            "TotalShareAcknowledgementRequestsPerSec",
+            "acknowledgements",
+            "Partitions in share acknowledgements.",
+        ),
+        ("FailedShareAcknowledgementRequestsPerSec", "failed_acknowledgements", "Those refused."),
+    )
+    for name, attribute, help in topics:
+        metrics.add(
+            f"{_TOPICS}{name}_total", "counter", help, partial(_of_topics, service, attribute)
+        )
+    metrics.add(
+        f"{_GROUP}RecordAcknowledgementsPerSec_total",
+        "counter",
+        "Records acknowledged, by type.",
+        lambda: [
+            (label(ackType=kind.name.capitalize()), service.acknowledged[kind])
+            for kind in AcknowledgeType
+        ],
+    )
+    means = (
+        ("PartitionLoadTimeMs", service.load_times, "Time to load a share partition."),
+        ("TopicPartitionsAcquireTimeMs", service.acquire_times, "Time of a fetch to acquire."),
+        ("RequestTopicPartitionsFetchRatio", service.fetch_ratios, "Partitions got in a hundred."),
+    )
+    for name, mean, help in means:
+        metrics.add(f"{_GROUP}{name}_count", "counter", help, partial(mean.samples, 0))
+        metrics.add(f"{_GROUP}{name}_sum", "counter", help, partial(mean.samples, 1))
+    _register_partitions(broker, service)
+    _register_delayed(broker, service)
+    queue_metrics.register(broker, service)
+    metrics.gauge(f"{_SESSIONS}ShareSessionsCount", "Share sessions.",
+                  lambda: len(service.sessions))  # fmt: skip
+    metrics.gauge(f"{_SESSIONS}SharePartitionsCount", "Partitions in share sessions.",
+                  lambda: service.sessions.partition_count)  # fmt: skip
+    metrics.add(f"{_SESSIONS}ShareSessionEvictionsPerSec_total", "counter",
+                "Share sessions ended with their connection.",
+                lambda: (((), service.sessions.evictions_total),))  # fmt: skip
+
+
+def _register_delayed(broker: Broker, service: ShareService) -> None:
+    broker.metrics.add(
+        "kafka_server_DelayedShareFetchMetrics_ExpiresPerSec_total",
+        "counter",
+        "Share fetches that waited in vain.",
+        lambda: (((), service.expired_fetches),),
+    )
+    mean = service.write_times
+    for at, suffix in enumerate(("count", "sum")):
+        broker.metrics.add(
+            f"kafka_server_share_coordinator_metrics_write_latency_ms_{suffix}",
+            "counter",
+            "Time until a write to __share_group_state was committed.",
+            partial(_all, mean, at),
+        )
+
+
+def _register_partitions(broker: Broker, service: ShareService) -> None:
+    families: tuple[tuple[str, str, str, Callable[[ShareLeader], float]], ...] = (
+        (
+            "InFlightMessageCount",
+            "gauge",
+            "Records in a share partition's window.",
+            lambda x: x.share.in_flight,
+        ),
+        (
+            "InFlightBatchCount",
+            "gauge",
+            "Runs of offsets in the window that are alike.",
+            lambda x: len(x.share.runs),
+        ),
+        (
+            "InFlightBatchMessageCount_count",
+            "counter",
+            "Ranges of records acquired.",
+            lambda x: x.fetches.batches,
+        ),
+        (
+            "InFlightBatchMessageCount_sum",
+            "counter",
+            "Records in those ranges.",
+            lambda x: x.acquired_total,
+        ),
+        (
+            "AcquisitionLockTimeoutPerSec_total",
+            "counter",
+            "Records whose lock ended.",
+            lambda x: x.expired_total,
+        ),
+        (
+            "FetchLockTimeMs_count",
+            "counter",
+            "Fetches that had the share partition to themselves.",
+            lambda x: x.fetches.count,
+        ),
+        (
+            "FetchLockTimeMs_sum",
+            "counter",
+            "How long they had it.",
+            lambda x: x.fetches.time_ns / 1e6,
+        ),
+        (
+            "FetchLockRatio_count",
+            "counter",
+            "As FetchLockTimeMs_count.",
+            lambda x: x.fetches.count,
+        ),
+        (
+            "FetchLockRatio_sum",
+            "counter",
+            "Of each in a hundred, its part of the time since the one before.",
+            lambda x: x.fetches.ratio_sum,
+        ),
+    )
+    for name, kind, help, value in families:
+        broker.metrics.add(f"{_PARTITION}{name}", kind, help, of_leaders(service, value))
+
+
+def _all(mean: Mean, at: int) -> Samples:
+    return [((), sums[at]) for sums in mean.sums.values()]
+
+
+def _of_topics(service: ShareService, attribute: str) -> Samples:
+    meters = service.topics.items()
+    return [(label(topic=topic), getattr(meter, attribute)) for topic, meter in meters]

@@ -1,0 +1,1 @@
+"""Sockets, frames and requests: what a broker does for each connection."""

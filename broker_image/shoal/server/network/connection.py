@@ -1,0 +1,378 @@
+"""One client connection: frames in, answers out in the order of their requests.
+
+A frame is a size prefix of four bytes and that many bytes. Small frames are cut out of one scratch
+buffer that all connections of the loop share; a frame that does not fit what was read is received
+into a buffer of its own, so the payload of a large produce request is copied by the kernel alone.
+That buffer grows with what has arrived, so a size that is announced costs nothing by itself.
+
+Requests are handled as they arrive, also while earlier ones wait. Reading stops, and goes on when
+there is room, at a number of unanswered requests, at a sum of their sizes, while the client does
+not take its answers, while it is over a quota, and while the broker has no room for a large request
+or a produce (`server/network/request_limits.py`). Bytes that are no frame close the connection:
+`WireError` ends here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from typing import TYPE_CHECKING, cast
+
+from shoal.log.slices import FileSlice
+from shoal.protocol.errors import WireError
+from shoal.server.network.api import Buffer, Peer
+from shoal.server.network.request_limits import BULK_SIZE, is_bulk
+from shoal.server.network.sendfile_writer import Outflow
+
+if TYPE_CHECKING:
+    from shoal.server.network.dispatch import Dispatcher, Pending
+    from shoal.server.network.listener import Listener
+
+#: What one read may bring at most; uvloop reads as much at a time by itself.
+SCRATCH_SIZE = 256 * 1024
+#: A frame's own buffer starts at this size at most and doubles as it fills.
+FRAME_START_SIZE = 2 * 1024 * 1024
+#: Unanswered requests of one connection, in number and in bytes. Clients keep 1 to 5 in flight
+#: (librdkafka up to 1,000,000 by default, which it bounds by its queue).
+PENDING_MAX = 256
+PENDING_BYTES_MAX = 64 * 1024 * 1024
+#: Answers not yet taken by the client, in bytes: reading stops above.
+WRITE_BUFFER_HIGH = 4 * 1024 * 1024
+#: Up to here a copy costs less than a system call that gathers.
+JOIN_SIZE_MAX = 8192
+
+_SIZE = struct.Struct(">i")
+_scratch = bytearray(SCRATCH_SIZE)
+_scratch_view = memoryview(_scratch)
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Owns the transport, the frame that is arriving and the answers that are due."""
+
+    __slots__ = (
+        "_backlog",
+        "_closes",
+        "_dispatch",
+        "_filled",
+        "_frame",
+        "_frame_size_max",
+        "_frame_view",
+        "_held",
+        "_listener",
+        "_loop",
+        "_muted",
+        "_out",
+        "_outflow",
+        "_paused",
+        "_pending",
+        "_pending_bytes",
+        "_queued",
+        "_room",
+        "_size",
+        "_transport",
+        "_write_paused",
+        "active_at",
+        "peer",
+    )
+
+    def __init__(self, listener: Listener, dispatch: Dispatcher) -> None:
+        self._listener = listener
+        self._loop = listener.loop
+        self._dispatch = dispatch
+        self._frame_size_max = listener.request_size_max
+        self._backlog = b""
+        self._frame: bytearray | None = None
+        self._frame_view = _scratch_view
+        self._size = self._filled = 0
+        self._out: list[Buffer | FileSlice] = []
+        self._outflow: Outflow | None = None
+        #: To be closed once the outflow has drained.
+        self._closes = False
+        self._pending: deque[Pending] = deque()
+        self._pending_bytes = 0
+        self._held = 0
+        self._paused = self._write_paused = False
+        self._room = listener.room
+        #: It waits for room.
+        self._queued = False
+        self._muted: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport | None = None
+        self.active_at = 0.0
+        self.peer: Peer | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by behaviour alone
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
+        self.active_at = self._loop.time()
+        self.peer = self._listener.opened(self, self._transport)
+        if self.peer is None:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._release()
+        self._room.leave(self)
+        if self._muted is not None:
+            self._muted.cancel()
+        self._transport = None
+        self._frame = None
+        if self._outflow is not None:
+            self._outflow.close()
+        # What gives up at once may come back here.
+        given_up, self._pending = self._pending, deque()
+        for pending in given_up:
+            pending.cancel()
+        if self.peer is not None:
+            self._listener.closed(self, self.peer)
+
+    # What arrives.
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._frame is not None:
+            return self._frame_view[self._filled :]
+        if not self._backlog:
+            return _scratch_view
+        begun = len(self._backlog)
+        _scratch[:begun] = self._backlog
+        return _scratch_view[begun:]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.active_at = self._loop.time()
+        self._listener.bytes_in += nbytes
+        try:
+            if self._frame is not None:
+                self._frame_filled(nbytes)
+            else:
+                end = len(self._backlog) + nbytes
+                self._backlog = b""
+                self._cut(_scratch_view[:end])
+        except WireError as error:
+            self.fail(str(error))
+        self._dispatch.handled(self.active_at)
+        self._flush()
+
+    def _frame_filled(self, nbytes: int) -> None:
+        frame = self._frame
+        assert frame is not None
+        self._filled += nbytes
+        if self._filled < len(frame):
+            return
+        if self._filled == self._size:
+            self._frame = None
+            self._frame_view = _scratch_view
+            self._handle(frame)
+            self._room.arrived(self)
+        else:
+            self._start_frame(frame)
+
+    def _start_frame(self, begun: bytearray | memoryview) -> None:
+        """A buffer for the frame of `_size` bytes that starts with `begun`."""
+        filled = len(begun)
+        frame = bytearray(min(self._size, max(FRAME_START_SIZE, 2 * filled)))
+        frame[:filled] = begun
+        self._filled = filled
+        self._frame = frame
+        self._frame_view = memoryview(frame)
+
+    def _cut(self, data: memoryview) -> None:
+        """Handle the whole frames in `data` and keep what is behind them."""
+        at, end = 0, len(data)
+        while end - at >= 4:
+            if self._paused:
+                break
+            size = _SIZE.unpack_from(data, at)[0]
+            if not 0 <= size <= self._frame_size_max:
+                raise WireError(
+                    f"a request of {size} bytes, where socket.request.max.bytes is"
+                    f" {self._frame_size_max}"
+                )
+            begin = at + 4
+            if self._room.is_full:
+                if end - begin < min(2, size):
+                    break
+                if is_bulk(size, data[begin : begin + 2]):
+                    self._queued = True
+                    self._room.wait(self)
+                    self._pause()
+                    break
+            if size > end - begin:
+                if size > BULK_SIZE:
+                    self._room.arriving(self, size)
+                    self._size = size
+                    self._start_frame(data[begin:])
+                    return
+                break
+            at = begin + size
+            self._handle(bytearray(data[begin:at]))
+        if at < end:
+            self._backlog = bytes(data[at:])
+
+    def _handle(self, frame: bytearray) -> None:
+        assert self.peer is not None
+        if self._transport is None or self._transport.is_closing():
+            return
+        answer = self._dispatch.answer(frame, self.peer)
+        if answer is None:
+            return
+        if isinstance(answer, list):
+            if not self._pending:
+                self._out += answer
+                return
+            answer = self._dispatch.done(answer)
+        if answer.request is not None and answer.request.holds_records:
+            self._room.hold(answer.request)
+        answer.size = len(frame)
+        self._pending.append(answer)
+        self._pending_bytes += len(frame)
+        answer.on_ready(self._ready)
+        if len(self._pending) >= PENDING_MAX or self._pending_bytes >= PENDING_BYTES_MAX:
+            self._pause()
+
+    # What leaves.
+
+    def _ready(self, _: object) -> None:
+        """An answer has come: those at the head of the queue may leave."""
+        pending = self._pending
+        while pending and pending[0].ready:
+            first = pending.popleft()
+            self._pending_bytes -= first.size
+            try:
+                self._out += first.buffers()
+            except WireError as error:
+                self.fail(str(error))
+        self._flush()
+        if self._paused:
+            self._resume()
+
+    def _flush(self) -> None:
+        if self._out:
+            out, self._out = self._out, []
+            if self._transport is not None and not self._transport.is_closing():
+                size = sum(map(len, out))
+                self._listener.bytes_out += size
+                if self._outflow is not None and self._outflow.waits:
+                    self._outflow.send(out)
+                elif size <= JOIN_SIZE_MAX:
+                    self._transport.write(b"".join(out))  # type: ignore[arg-type]
+                elif any(isinstance(part, FileSlice) for part in out):
+                    self._send_files(out)
+                else:
+                    self._transport.writelines(out)  # type: ignore[arg-type]
+
+    def _send_files(self, out: list[Buffer | FileSlice]) -> None:
+        """Send buffers that have slices of files among them."""
+        transport = self._transport
+        assert transport is not None
+        if transport.get_write_buffer_size():
+            transport.writelines(
+                part.file.read(part.at, part.size) if isinstance(part, FileSlice) else part
+                for part in out
+            )
+            return
+        if self._outflow is None:
+            fd = transport.get_extra_info("socket").fileno()
+            self._outflow = Outflow(self._loop, fd, self._drained, self._broken)
+        self._outflow.send(out)
+        if self._outflow.waits:
+            self._write_paused = True
+            self._pause()
+
+    def _drained(self) -> None:
+        """The client has taken the slices that waited for it, or is gone."""
+        if self._transport is None or self._transport.is_closing():
+            return
+        self.resume_writing()
+        if self._closes:
+            self.close()
+
+    def _broken(self, error: OSError) -> None:
+        """A slice could not be sent to its end: the client is gone, or the disk fails."""
+        if not isinstance(error, ConnectionError):
+            self._listener.refused(self, f"an answer could not be read from the log: {error}")
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause_writing(self) -> None:
+        assert self._transport is not None
+        self._write_paused = True
+        self._held = self._transport.get_write_buffer_size()
+        self._listener.bytes_held += self._held
+        self._pause()
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._release()
+        self._resume()
+
+    def _release(self) -> None:
+        """The client has taken its answers, or is gone."""
+        self._listener.bytes_held -= self._held
+        self._held = 0
+
+    def mute(self, pause_ms: int) -> None:
+        """Read nothing for so long: its client is over a quota. A longer pause stands."""
+        if self._transport is None:
+            return
+        until = self._loop.time() + pause_ms / 1000
+        if self._muted is not None:
+            if self._muted.when() >= until:
+                return
+            self._muted.cancel()
+        self._muted = self._loop.call_at(until, self._unmute)
+        self._pause()
+
+    def _unmute(self) -> None:
+        self._muted = None
+        self.active_at = self._loop.time()
+        self._resume()
+
+    def _pause(self) -> None:
+        if not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if not self._paused or self._write_paused or self._transport is None:
+            return
+        if self._muted is not None or self._queued:
+            return
+        if len(self._pending) >= PENDING_MAX // 2 or self._pending_bytes >= PENDING_BYTES_MAX // 2:
+            return
+        self._paused = False
+        backlog, self._backlog = self._backlog, b""
+        try:
+            self._cut(memoryview(backlog))
+        except WireError as error:
+            self.fail(str(error))
+        self._flush()
+        if not self._paused and self._transport is not None:
+            self._transport.resume_reading()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the broker has stopped reading."""
+        return self._paused
+
+    def room_free(self) -> None:
+        """There is room again for what this connection stopped at."""
+        self._queued = False
+        self._resume()
+
+    def fail(self, reason: str) -> None:
+        """Close at once: what the client sent, or did not send, ends its connection."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._listener.refused(self, reason)
+            self._flush()
+            self._transport.close()
+
+    def hang_up(self) -> None:
+        """Close once what this read has brought is answered, and that is sent; what waits is given
+        up."""
+        self._loop.call_soon(self.close)
+
+    def close(self) -> None:
+        """Close once what has been written is sent."""
+        if self._outflow is not None and self._outflow.waits:
+            self._closes = True
+        elif self._transport is not None:
+            self._transport.close()

@@ -1,0 +1,107 @@
+"""The optional HTTP listener: `/metrics` for Prometheus, `/healthz` and `/readyz` for Kubernetes.
+
+One small request, one answer, and the connection is closed. Healthy means that the event loop
+answers and the log directory is online; ready means that clients are served as well. Each answer's
+`Server` header tells the broker's version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+from shoal import __version__
+from shoal.server.network.listener import bound_socket
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+#: A request's head may have this many bytes; curl's has 80, Prometheus' some 300.
+HEAD_SIZE_MAX = 8192
+#: A scraper that connects and says nothing is let go after this.
+TIMEOUT_S = 10
+CONNECTIONS_MAX = 100
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed",
+            503: "Service Unavailable"}  # fmt: skip
+_TEXT = "text/plain; charset=utf-8"
+_METRICS = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class HealthListener:
+    """Owns the HTTP socket."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.connections = 0
+        self.host, self.port = "", 0
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, host: str, port: int) -> None:
+        """Bind and accept. Raises `ListenError`."""
+        sock = bound_socket(host, port)
+        self.host, self.port = host, sock.getsockname()[1]
+        self._server = await self.broker.loop.create_server(lambda: _Http(self), sock=sock)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    def answer(self, path: str) -> tuple[int, str, str]:
+        """(status, content type, body) of a path."""
+        match path.partition("?")[0]:
+            case "/metrics":
+                return 200, _METRICS, self.broker.metrics.text()
+            case "/healthz":
+                why = self.broker.unhealthy()
+                return (200, _TEXT, "ok\n") if why is None else (503, _TEXT, why + "\n")
+            case "/readyz":
+                why = self.broker.not_ready()
+                return (200, _TEXT, "ready\n") if why is None else (503, _TEXT, why + "\n")
+        return 404, _TEXT, "There are /metrics, /healthz and /readyz.\n"
+
+
+class _Http(asyncio.Protocol):
+    def __init__(self, listener: HealthListener) -> None:
+        self._listener = listener
+        self._head = b""
+        self._transport: asyncio.Transport | None = None
+        self._timeout: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by behaviour alone
+        self._listener.connections += 1
+        if self._listener.connections > CONNECTIONS_MAX:
+            self._transport.abort()
+        self._timeout = self._listener.broker.loop.call_later(TIMEOUT_S, self._transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._listener.connections -= 1
+        if self._timeout is not None:
+            self._timeout.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        assert self._transport is not None
+        if self._transport.is_closing():
+            return
+        self._head += data
+        if b"\r\n\r\n" in self._head:
+            self._transport.write(self._response())
+            self._transport.close()
+        elif len(self._head) > HEAD_SIZE_MAX:
+            self._transport.abort()
+
+    def _response(self) -> bytes:
+        words = self._head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        if len(words) != 3 or not words[2].startswith("HTTP/1."):
+            status, kind, body = 400, _TEXT, "This is an HTTP listener.\n"
+        elif words[0] not in ("GET", "HEAD"):
+            status, kind, body = 405, _TEXT, "GET or HEAD.\n"
+        else:
+            status, kind, body = self._listener.answer(words[1])
+        data = body.encode()
+        head = (
+            f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\n"
+            f"Content-Length: {len(data)}\r\nServer: shoal/{__version__}\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        return head.encode() + (b"" if words[0] == "HEAD" else data)

@@ -1,0 +1,204 @@
+"""A listening socket and the connections that came in by it.
+
+Bounds in number: `max.connections` over the broker's listeners (those for controllers apart),
+`max.connections.per.ip` with its exceptions; who comes above is refused at once. In time:
+`max.connection.creation.rate` and the connection quotas of addresses, in `server.admission`; and
+`connections.max.idle.ms`, checked by one sweep over all connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from shoal.server.config import address
+from shoal.server.network.api import Listeners, Peer
+from shoal.server.network.connection import Connection
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+    from shoal.server.network.dispatch import Dispatcher
+
+#: Connections that the kernel completes before they are accepted, unless
+#: `socket.listen.backlog.size` is set; Kafka's 50 are few for a group that starts as a whole.
+BACKLOG = 1024
+#: Between two looks for idle connections.
+IDLE_SWEEP_MS = 10_000
+
+
+class ListenError(Exception):
+    """An address that cannot be listened on, as a sentence with its remedy."""
+
+
+class Listener:
+    """Owns one listening socket, its connections and their traffic counters."""
+
+    def __init__(self, broker: Broker, dispatch: Dispatcher, name: str) -> None:
+        self.loop = broker.loop
+        self.name = name
+        self.host, self.port = "", 0
+        #: Bytes of answers that clients are slow to take.
+        self.bytes_held = 0
+        self.bytes_in = self.bytes_out = self.opened_total = self.refused_total = 0
+        self.room = broker.room
+        self._broker = broker
+        self._dispatch = dispatch
+        self._connections: dict[Connection, None] = {}
+        self._per_host: dict[str, int] = {}
+        self._socket: socket.socket | None = None
+        self._server: asyncio.Server | None = None
+        config = broker.config
+        self.request_size_max: int = config["socket.request.max.bytes"]
+        given = "socket.listen.backlog.size" in config.given
+        self._backlog: int = config["socket.listen.backlog.size"] if given else BACKLOG
+        self._idle_max_ms: int = config["connections.max.idle.ms"]
+        given = "socket.receive.buffer.bytes" in config.given
+        self._receive_buffer_bytes: int = config["socket.receive.buffer.bytes"] if given else -1
+        #: Large answers go in small steps, so that client and broker work side by side: with the
+        #: megabytes that Linux would take a consumer of 1 KB records is half as fast (`bench`).
+        self._send_buffer_bytes: int = config["socket.send.buffer.bytes"]
+
+    @property
+    def count(self) -> int:
+        """Connections that are open."""
+        return len(self._connections)
+
+    def bind(self, host: str, port: int) -> None:
+        """Take the address; port 0 takes a free one. Raises `ListenError`."""
+        self._socket = bound_socket(host, port, self._backlog)
+        if self._receive_buffer_bytes > 0:  # Accepted connections inherit it.
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer_bytes)
+        self.host, self.port = host, self._socket.getsockname()[1]
+
+    async def accept(self) -> None:
+        """Serve clients from here on."""
+        assert self._socket is not None
+        self._server = await self.loop.create_server(
+            lambda: Connection(self, self._dispatch), sock=self._socket, backlog=self._backlog
+        )
+        if self._idle_max_ms >= 0:
+            self._broker.timers.every(IDLE_SWEEP_MS, self._sweep)
+
+    def opened(self, connection: Connection, transport: asyncio.Transport) -> Peer | None:
+        """A client has connected: who it is, or None when there is no room for it."""
+        self.opened_total += 1
+        host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
+        here = self._per_host.get(host, 0)
+        in_all = self._count_of_kind()
+        admission = self._broker.admission
+        if not admission.has_room(host, in_all, here):
+            self.refused_total += 1
+            return None
+        accepted = transport.get_extra_info("socket")
+        if self._send_buffer_bytes > 0 and accepted is not None:
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer_bytes)
+        self._connections[connection] = None
+        self._per_host[host] = here + 1
+        name = f"{self.host}:{self.port}-{host}:{port}-{self.opened_total}"
+        peer = Peer(
+            host, port, self.name, "User:ANONYMOUS", name, {}, pause=connection.mute,
+            hang_up=connection.hang_up, number=self.opened_total,
+        )  # fmt: skip
+        turn = admission.turn(host)
+        if turn.wait_ms:
+            connection.mute(turn.wait_ms)
+            if turn.refused:
+                reason = f"{host} is over its quota of new connections"
+                self.loop.call_later(turn.wait_ms / 1000, connection.fail, reason)
+        return peer
+
+    def _count_of_kind(self) -> int:
+        """Connections of the listeners that this one shares `max.connections` with. As in Kafka,
+        listeners for controllers are counted apart: clients cannot take all connections of the
+        quorum."""
+        kinds = self._broker.cluster.kinds
+        apart = kinds[self.name] is Listeners.CONTROLLER
+        return sum(
+            listener.count
+            for listener in self._broker.listeners
+            if (kinds[listener.name] is Listeners.CONTROLLER) is apart
+        )
+
+    def closed(self, connection: Connection, peer: Peer) -> None:
+        """Its transport is gone."""
+        del self._connections[connection]
+        left = self._per_host[peer.host] - 1
+        if left:
+            self._per_host[peer.host] = left
+        else:
+            del self._per_host[peer.host]
+        for call in list(peer.on_close.values()):
+            call()
+        peer.on_close.clear()
+
+    def refused(self, connection: Connection, reason: str) -> None:
+        """What a client sent ends its connection."""
+        self.refused_total += 1
+        peer = connection.peer.connection_id if connection.peer else ""
+        self._broker.log.warning("connection closed", reason=reason, connection=peer)
+
+    def stop_accepting(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        elif self._socket is not None:
+            self._socket.close()
+
+    async def close(self) -> None:
+        """Close every connection once its written answers are sent."""
+        self.stop_accepting()
+        for connection in list(self._connections):
+            connection.close()
+        # A turn of the loop lets transports that have nothing to send go.
+        await asyncio.sleep(0)
+
+    def _sweep(self) -> None:
+        since = self.loop.time() - self._idle_max_ms / 1000
+        for connection in [c for c in self._connections if c.active_at < since]:
+            connection.fail(f"idle for connections.max.idle.ms ({self._idle_max_ms})")
+
+
+def bound_socket(host: str, port: int, backlog: int = BACKLOG) -> socket.socket:
+    """A listening TCP socket; an empty host means all addresses. Raises `ListenError`."""
+    try:
+        info = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except socket.gaierror as error:
+        raise ListenError(
+            f"Cannot listen on {host}:{port}: the host name is not known ({error.strerror})."
+            " Use an address of this machine, or 0.0.0.0 for all of them."
+        ) from None
+    family, kind, proto, _, address = sorted(info, key=lambda i: i[0] != socket.AF_INET)[0]
+    sock = socket.socket(family, kind, proto)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+        # SO_REUSEADDR lets two sockets bind one port until one of them listens. Clients that come
+        # before `accept` wait in the backlog.
+        sock.listen(backlog)
+    except OSError as error:
+        sock.close()
+        raise ListenError(_why(host, port, error)) from None
+    sock.setblocking(False)
+    return sock
+
+
+def _why(host: str, port: int, error: OSError) -> str:
+    where = f"Cannot listen on {address(host, port)}: "
+    match error.errno:
+        case errno.EADDRINUSE:
+            return where + (
+                "another process listens there. Stop it, or choose another port"
+                " (--listener HOST:PORT; port 0 takes a free one)."
+            )
+        case errno.EADDRNOTAVAIL:
+            return where + (
+                "this machine has no such address. Listen on one it has, or on 0.0.0.0,"
+                " and tell clients the other one by advertised.listeners."
+            )
+        case errno.EACCES:
+            return where + "ports below 1024 need a privilege. Choose a higher port."
+    return where + os.strerror(error.errno or 0) + "."

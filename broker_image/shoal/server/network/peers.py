@@ -1,0 +1,73 @@
+"""Requests of this broker to the other brokers of its cluster: one connection to each, made when it
+is needed. What may wait at its peer (a replica's fetch) has a link of its own.
+
+Peers are found in the image, at the listener that brokers use among themselves; one that has come
+back elsewhere gets a new connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shoal.client.errors import Unreachable
+from shoal.protocol.api import ApiKey
+from shoal.server.network.links import Link
+
+if TYPE_CHECKING:
+    from shoal.client.settings import Address
+    from shoal.server.broker import Broker
+
+REQUEST_TIMEOUT_MS = 5_000
+
+
+class Peers:
+    """Owns the connections to other brokers."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._links: dict[int, Link] = {}
+
+    def address_of(self, broker_id: int) -> Address | None:
+        """Where a broker listens for others; None while it is not registered."""
+        found = self._broker.image.brokers.get(broker_id)
+        if found is None:
+            return None
+        endpoint = found.endpoint(self._broker.cluster.inter_broker)
+        if endpoint is None and found.endpoints:
+            endpoint = found.endpoints[0]
+        return None if endpoint is None else (endpoint.host, endpoint.port)
+
+    def link(self, address: Address, request_timeout_ms: int = REQUEST_TIMEOUT_MS) -> Link:
+        """A new link of this broker; whoever asks for it closes it."""
+        client_id = f"broker-{self._broker.node_id}"
+        return Link(
+            address,
+            client_id=client_id,
+            request_timeout_ms=request_timeout_ms,
+            timeouts=self._broker.setup_timeouts,
+        )
+
+    async def request(
+        self,
+        broker_id: int,
+        api_key: ApiKey,
+        fields: Mapping[str, Any],
+        *,
+        timeout_ms: int | None = None,
+    ) -> Any:
+        """kio's entity of that broker's answer. Raises `ClientError`."""
+        address = self.address_of(broker_id)
+        if address is None:
+            raise Unreachable(f"broker {broker_id} is not registered")
+        link = self._links.get(broker_id)
+        if link is None or link.address != address:
+            if link is not None:
+                link.close()
+            link = self._links[broker_id] = self.link(address)
+        return await link.request(api_key, fields, timeout_ms=timeout_ms)
+
+    def close(self) -> None:
+        for link in self._links.values():
+            link.close()
+        self._links.clear()

@@ -1,0 +1,134 @@
+"""Room for requests, over all connections: `queued.max.requests` and `queued.max.request.bytes`.
+
+Apache Kafka bounds requests that were received and are not yet processed. One that waits for
+replicas, records or a coordinator does not count. Here a request is processed as soon as it has
+arrived, so two things take room: the bytes of large requests that are arriving, and produce
+requests whose records wait to be appended.
+
+While there is no room, a connection stops reading at its next large request or produce. Fetches,
+heartbeats and other small requests pass: without them, what takes the room might never finish.
+Connections go on in the order in which they stopped. A client that sent part of a large request and
+then nothing for `STALL_S` is disconnected if others wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from shoal.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from shoal.server.network.api import Request
+    from shoal.server.network.connection import Connection
+
+#: Requests above this size count while they arrive. Smaller ones arrive in buffers that all
+#: connections share.
+BULK_SIZE = 64 * 1024
+_PRODUCE, _FETCH = (key.to_bytes(2, "big") for key in (ApiKey.PRODUCE, ApiKey.FETCH))
+#: Seconds without a byte after which a request that is arriving gives up its room.
+STALL_S = 10.0
+#: Seconds between two searches for such requests.
+_LOOK_S = 1.0
+
+
+class RequestRoom:
+    """Owns the counts, and the queue of connections that wait."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, requests_max: int, bytes_max: int) -> None:
+        """`bytes_max` is unlimited unless positive."""
+        self._loop = loop
+        self._requests_max = requests_max
+        self._bytes_max = bytes_max if bytes_max > 0 else None
+        #: Produce requests that wait to be appended.
+        self.requests = 0
+        #: Their bytes, and those of requests that are arriving, by their announced sizes.
+        self.bytes = 0
+        #: As in Kafka, the last request that finds room may take more than was left.
+        self.is_full = False
+        #: Connections with a request that is arriving, and those that wait, in order.
+        self._arriving: dict[Connection, int] = {}
+        self._waiting: dict[Connection, None] = {}
+        self._wakes = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def bytes_left(self) -> int | None:
+        """Bytes that may still be taken; None without a limit."""
+        return None if self._bytes_max is None else max(0, self._bytes_max - self.bytes)
+
+    @property
+    def waiting(self) -> int:
+        """Connections that wait."""
+        return len(self._waiting)
+
+    def arriving(self, connection: Connection, size: int) -> None:
+        """A large request of `size` bytes begins to arrive."""
+        self._arriving[connection] = size
+        self._count(size)
+
+    def arrived(self, connection: Connection) -> None:
+        """It has arrived and was handled, or its connection is gone."""
+        size = self._arriving.pop(connection, None)
+        if size is not None:
+            self._count(-size)
+
+    def hold(self, request: Request) -> None:
+        """A produce request waits to be appended; `Request.free` ends that."""
+        size = request.size
+        self._count(size, 1)
+
+        def freed() -> None:
+            self._count(-size, -1)
+
+        request.on_freed = freed
+
+    def wait(self, connection: Connection) -> None:
+        """Call `connection.room_free` when it is its turn."""
+        self._waiting[connection] = None
+        if self._timer is None:
+            self._timer = self._loop.call_later(_LOOK_S, self._look)
+
+    def leave(self, connection: Connection) -> None:
+        """The connection is gone."""
+        self._waiting.pop(connection, None)
+        self.arrived(connection)
+
+    def _count(self, size: int, requests: int = 0) -> None:
+        self.bytes += size
+        self.requests += requests
+        too_large = self._bytes_max is not None and self.bytes >= self._bytes_max
+        self.is_full = too_large or self.requests >= self._requests_max
+        if self._waiting and not self._wakes and not self.is_full:
+            # Not at once: a connection that goes on may give back room itself.
+            self._wakes = True
+            self._loop.call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._wakes = False
+        for connection in list(self._waiting):
+            if self.is_full:
+                return
+            # One that goes on may have to wait again, behind the others.
+            if self._waiting.pop(connection, self) is None:
+                connection.room_free()
+
+    def _look(self) -> None:
+        """Disconnect clients that stall while others wait."""
+        self._timer = None
+        if not self._waiting:
+            return
+        self._timer = self._loop.call_later(_LOOK_S, self._look)
+        since = self._loop.time() - STALL_S
+        stalled = [c for c in self._arriving if c.active_at < since and not c.is_paused]
+        for connection in stalled:
+            connection.fail(
+                f"a request stopped arriving for {STALL_S:.0f} s while others waited for the room"
+                " of queued.max.request.bytes"
+            )
+
+
+def is_bulk(size: int, key: memoryview) -> bool:
+    """Whether a request of `size` bytes, which begins with the two bytes `key`, has to wait for
+    room. A follower's first fetch of many partitions is large, and others may wait for it."""
+    return key == _PRODUCE or (size > BULK_SIZE and key != _FETCH)

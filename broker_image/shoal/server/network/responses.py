@@ -1,0 +1,93 @@
+"""Answers made of the replies of several shards, or of one reply put into another form.
+
+Replies that are there already, as most are, make the answer at once: no task, no callback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.network.api import Answer, Body
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+Response = Mapping[str, Any]
+Outcome = Response | ApiError
+
+
+def combined(
+    replies: Sequence[asyncio.Future[Any]], combine: Callable[[list[Outcome]], Body]
+) -> Answer:
+    """`combine` the outcomes, in the order of the replies, when the last is there. A reply that
+    was refused is its `ApiError`."""
+    if all(reply.done() for reply in replies):
+        return combine([_outcome(reply) for reply in replies])
+    answer: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
+    left = len(replies)
+
+    def done(reply: asyncio.Future[Any]) -> None:
+        nonlocal left
+        left -= 1
+        if not reply.cancelled():
+            reply.exception()  # Looked at, though the client may be gone.
+        if left == 0 and not answer.done():
+            try:
+                answer.set_result(combine([_outcome(reply) for reply in replies]))
+            except ApiError as refused:
+                answer.set_exception(refused)
+
+    for reply in replies:
+        reply.add_done_callback(done)
+    return answer
+
+
+def mapped(reply: asyncio.Future[Any], form: Callable[[Any], Body]) -> Answer:
+    """The reply in another form; a refusal stays one."""
+
+    def one(outcomes: list[Outcome]) -> Body:
+        (outcome,) = outcomes
+        if isinstance(outcome, ApiError):
+            raise outcome
+        return form(outcome)
+
+    return combined((reply,), one)
+
+
+def _outcome(reply: asyncio.Future[Any]) -> Outcome:
+    error = reply.exception()
+    if error is None:
+        return reply.result()
+    if isinstance(error, ApiError):
+        return error
+    raise error
+
+
+def old_epoch_error(error: ErrorCode, version: int, since: int) -> ErrorCode:
+    """The error for a producer that may be too old to know PRODUCER_FENCED (KIP-588)."""
+    if error is ErrorCode.producer_fenced and version < since:
+        return ErrorCode.invalid_producer_epoch
+    return error
+
+
+def leader_endpoints(
+    broker: Broker, listener: str, leader_ids: Iterable[int]
+) -> list[dict[str, Any]]:
+    """Where leaders are that a refusal has named, so that its client need not ask (KIP-951)."""
+    rows = []
+    for leader_id in sorted(set(leader_ids)):
+        found = broker.image.brokers.get(leader_id)
+        endpoint = None if found is None else found.endpoint(listener)
+        if found is not None and endpoint is not None:
+            rows.append(
+                {
+                    "node_id": leader_id,
+                    "host": endpoint.host,
+                    "port": endpoint.port,
+                    "rack": found.rack,
+                }
+            )
+    return rows

@@ -1,0 +1,1 @@
+"""Client quotas and the rates that they bound."""

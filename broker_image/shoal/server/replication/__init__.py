@@ -1,0 +1,1 @@
+"""Partitions of this broker, and how they follow and are followed."""

@@ -1,0 +1,210 @@
+"""The partitions that stand on this broker, by topic id and by name.
+
+The registry follows the metadata image: `apply` opens, changes and removes partitions as a delta
+says. A topic's configs in force become its logs' `LogConfig` here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from shoal.log.config import LogConfig
+from shoal.log.log import Log
+from shoal.metadata.delta import MetadataDelta
+from shoal.metadata.image import MetadataImage, PartitionImage, ResourceType, TopicImage
+from shoal.replication.leadership import LAG_TIME_MAX_MS, AlterPartition
+from shoal.replication.partition import Partition
+
+if TYPE_CHECKING:
+    from shoal.log.directory import LogDirectory
+    from shoal.server.disk import Disk
+    from shoal.server.network.purgatory import Purgatory
+    from shoal.server.timers import Clock
+
+#: The controller's own log stands among the topics' and is no topic of the image.
+_OWN_TOPICS = ("__cluster_metadata",)
+
+
+class Partitions:
+    """Owns the partitions of one broker; the log directory owns their files."""
+
+    def __init__(
+        self,
+        node_id: int,
+        directory: LogDirectory,
+        *,
+        purgatory: Purgatory,
+        disk: Disk,
+        clock: Clock,
+    ) -> None:
+        self._node_id = node_id
+        self._directory = directory
+        self._purgatory = purgatory
+        self._disk = disk
+        self._clock = clock
+        self._lag_time_max_ms = LAG_TIME_MAX_MS
+        self._by_id: dict[tuple[UUID, int], Partition] = {}
+        self._by_name: dict[tuple[str, int], Partition] = {}
+        #: Called with partitions that have been opened, and that are gone.
+        self.on_opened: list[Callable[[Partition], None]] = []
+        self.on_removed: list[Callable[[Partition], None]] = []
+        #: Called with partitions whose leader, ISR or replicas have been told, also at opening.
+        self.on_registered: list[Callable[[Partition], None]] = []
+        #: A partition's ways to the controller; set before any is opened.
+        self.alter: Callable[[Partition, AlterPartition], None] = _unreplicated
+        self.broker_epoch_of: Callable[[int], int] = lambda broker_id: -1
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def get(self, topic_id: UUID, index: int) -> Partition | None:
+        return self._by_id.get((topic_id, index))
+
+    def by_name(self, topic: str, index: int) -> Partition | None:
+        return self._by_name.get((topic, index))
+
+    def find(self, name: str, topic_id: UUID | None, index: int) -> Partition | None:
+        """By id where there is one, else by name."""
+        if topic_id is not None:
+            return self._by_id.get((topic_id, index))
+        return self._by_name.get((name, index))
+
+    def load(self, image: MetadataImage) -> None:
+        """Open what the image has, and remove directories of topics that are gone."""
+        self._lag_time_max_ms = image.broker_config["replica.lag.time.max.ms"]
+        for topic in image.topics.values():
+            self._open(topic, image)
+        for (name, index), topic_id in list(self._directory.found()):
+            held = self._by_name.get((name, index))
+            if name not in _OWN_TOPICS and (held is None or topic_id not in (None, held.topic_id)):
+                self._delete_files(name, index)
+        for staged in self._directory.staged_deletes():
+            self._purge(staged)
+
+    def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        """Follow the image by one step."""
+        for topic in delta.deleted:
+            for index in range(len(topic.partitions)):
+                self._remove(topic, index)
+        for topic in delta.created:
+            self._open(topic, image)
+        for _, topic in delta.changed:
+            self._open(topic, image)
+        if delta.broker_config_changed:
+            self._lag_time_max_ms = image.broker_config["replica.lag.time.max.ms"]
+            self._configure(image, {p.topic for p in self})
+        else:
+            names = {name for kind, name in delta.configs if kind == ResourceType.TOPIC}
+            self._configure(image, names)
+
+    def _open(self, topic: TopicImage, image: MetadataImage) -> None:
+        settings = image.topic_config(topic.name)
+        for index, registered in enumerate(topic.partitions):
+            partition = self._by_id.get((topic.topic_id, index))
+            if self._node_id not in registered.replicas:
+                if partition is not None:
+                    self._remove(topic, index)  # It was reassigned to other brokers.
+                continue
+            if partition is None:
+                log = self._directory.open_log(
+                    topic.name,
+                    index,
+                    LogConfig.of(settings),
+                    now_ms=self._clock.now_ms(),
+                    topic_id=topic.topic_id,
+                )
+                self._add(topic, index, log, registered, settings)
+            else:
+                partition.register(registered, self._clock.now_ms())
+                self._registered(partition)
+                partition.moved()
+
+    def _add(
+        self,
+        topic: TopicImage,
+        index: int,
+        log: Log,
+        registered: PartitionImage,
+        settings: Mapping[str, Any],
+    ) -> None:
+        partition = Partition(
+            topic.name,
+            topic.topic_id,
+            index,
+            log,
+            node_id=self._node_id,
+            leader_id=registered.leader,
+            leader_epoch=registered.leader_epoch,
+            isr=registered.isr,
+            replicas=registered.replicas,
+            partition_epoch=registered.partition_epoch,
+            high_watermark=self._directory.high_watermarks.get((topic.name, index), 0),
+            now_ms=self._clock.now_ms(),
+        )
+        partition.sync_requested = self._disk.sync_soon
+        partition.alter_requested = self.alter
+        partition.broker_epoch_of = self.broker_epoch_of
+        partition.on_advance.append(self._advanced)
+        partition.on_append.append(self._appended)
+        _adopt(partition, settings, self._lag_time_max_ms)
+        self._by_id[partition.key] = self._by_name[(topic.name, index)] = partition
+        for call in self.on_opened:
+            call(partition)
+        self._registered(partition)
+
+    def _remove(self, topic: TopicImage, index: int) -> None:
+        partition = self._by_id.pop((topic.topic_id, index), None)
+        if partition is None:
+            return
+        del self._by_name[(topic.name, index)]
+        partition.leader_id = -1
+        partition.moved()
+        for call in self.on_removed:
+            call(partition)
+        self._delete_files(topic.name, index)
+
+    def _delete_files(self, topic: str, index: int) -> None:
+        staged = self._directory.delete_log(topic, index)
+        if staged is not None:
+            self._purge(staged)
+
+    def _purge(self, staged: str) -> None:
+        self._disk.remove(lambda: self._directory.purge(staged))
+
+    def _configure(self, image: MetadataImage, names: set[str]) -> None:
+        for partition in self:
+            if partition.topic in names:
+                settings = image.topic_config(partition.topic)
+                partition.log.config = LogConfig.of(settings)
+                _adopt(partition, settings, self._lag_time_max_ms)
+
+    def _registered(self, partition: Partition) -> None:
+        for call in self.on_registered:
+            call(partition)
+
+    def _advanced(self, partition: Partition) -> None:
+        self._purgatory.wake(partition.key)
+
+    def _appended(self, partition: Partition) -> None:
+        if partition.leadership is not None:
+            for replica in partition.leadership.followers:
+                self._purgatory.wake(("replica", replica))
+
+
+def _unreplicated(partition: Partition, asked: AlterPartition) -> None:
+    raise AssertionError(f"{partition.topic}-{partition.index} has no replicas to keep in sync")
+
+
+def _adopt(partition: Partition, settings: Mapping[str, Any], lag_time_max_ms: int) -> None:
+    """Topic configs that concern the partition and not its log."""
+    partition.flush_messages = settings["flush.messages"]
+    partition.min_isr = settings["min.insync.replicas"]
+    partition.lag_time_max_ms = lag_time_max_ms
+    # Kafka syncs before it answers when every message is to be flushed, so that asks for it too.
+    partition.group_commit = settings["shoal.flush.group.commit"] or settings["flush.messages"] <= 1
+    partition.sync_tail()

@@ -1,0 +1,113 @@
+"""Throttled replication: what this broker sends to and fetches for throttled replicas (KIP-73).
+
+A topic names its throttled replicas, as partition:broker or `*`, apart for leaders and followers; a
+broker has a rate for either side. What replicas in sync take is counted and never held back: a
+throttle slows those who catch up, as in a reassignment, and fences nobody.
+
+The bytes of a side are tokens of a bucket that fills at the rate, up to one sample of
+`replication.quota.window.size.seconds`; what was taken beyond is owed for at most as many samples
+as `replication.quota.window.num`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.metadata.image import MetadataImage, ResourceType
+from shoal.server.quota.rates import Bucket
+
+if TYPE_CHECKING:
+    from shoal.replication.partition import Partition
+    from shoal.server.broker import Broker
+
+LEADER, FOLLOWER = "leader", "follower"
+_REPLICAS = {
+    LEADER: "leader.replication.throttled.replicas",
+    FOLLOWER: "follower.replication.throttled.replicas",
+}
+_RATES = {
+    LEADER: "leader.replication.throttled.rate",
+    FOLLOWER: "follower.replication.throttled.rate",
+}
+#: A rate may change, so who waits for one looks again.
+WAIT_MAX_MS = 1_000
+_ALL = "*"
+
+
+class ReplicationQuota:
+    """One side's throttle: `LEADER` for what is sent, `FOLLOWER` for what is fetched."""
+
+    def __init__(self, broker: Broker, side: str) -> None:
+        self._broker = broker
+        self._side = side
+        #: By topic: indexes of partitions whose replica here is throttled, None for all.
+        self._throttled: dict[str, frozenset[int] | None] = {}
+        self._bucket: Bucket | None = None
+        self.bytes_total = 0
+        broker.metrics.add(
+            f"kafka_server_{side.capitalize()}Replication_throttled_byte_total",
+            "counter",
+            f"Bytes of throttled replicas that this broker has counted as their {side}.",
+            lambda: [((), self.bytes_total)],
+        )
+
+    def changed(self, image: MetadataImage) -> None:
+        """Configs of topics or brokers have changed."""
+        name, here = _REPLICAS[self._side], str(self._broker.node_id)
+        self._throttled = {}
+        for (kind, topic), own in image.configs.items():
+            if kind != ResourceType.TOPIC or name not in own:
+                continue
+            listed = image.topic_config(topic)[name]
+            if listed == (_ALL,):
+                self._throttled[topic] = None
+                continue
+            pairs = [pair.split(":") for pair in listed]
+            indexes = frozenset(int(index) for index, broker in pairs if broker == here)
+            if indexes:
+                self._throttled[topic] = indexes
+        if not self._throttled:
+            self._bucket = None
+
+    @property
+    def active(self) -> bool:
+        """Whether any replica is throttled here."""
+        return bool(self._throttled)
+
+    def throttles(self, partition: Partition) -> bool:
+        """Whether the replica of this partition is throttled here."""
+        if partition.topic not in self._throttled:
+            return False
+        indexes = self._throttled[partition.topic]
+        return indexes is None or partition.index in indexes
+
+    def wait_ms(self, now_ms: int) -> int:
+        """How long throttled replicas that are not in sync have to wait now; 0 for not at all."""
+        if not self._throttled:
+            return 0
+        rate, window_s, samples = self._limits()
+        if rate <= 0:
+            return WAIT_MAX_MS
+        if self._bucket is None:
+            self._bucket = Bucket(rate, window_s, now_ms)
+        wait_ms = self._bucket.fill(rate, window_s, now_ms, debt_s=window_s * samples)
+        return min(wait_ms, WAIT_MAX_MS)
+
+    def room(self, now_ms: int) -> int:
+        """Bytes that a throttled replica may have at once."""
+        return 0 if self.wait_ms(now_ms) or self._bucket is None else int(self._bucket.tokens)
+
+    def took(self, size_bytes: int, now_ms: int) -> None:
+        """That much went to, or came for, a throttled replica."""
+        self.bytes_total += size_bytes
+        self.wait_ms(now_ms)
+        if self._bucket is not None:
+            self._bucket.take(size_bytes)
+
+    def _limits(self) -> tuple[int, int, int]:
+        config = self._broker.image.broker_config
+        return (
+            config[_RATES[self._side]],
+            config["replication.quota.window.size.seconds"],
+            config["replication.quota.window.num"],
+        )

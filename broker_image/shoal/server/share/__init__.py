@@ -1,0 +1,1 @@
+"""Share groups on this broker: fetches, acknowledgements, their state and dead letters."""

@@ -1,0 +1,417 @@
+"""Writes the dead letters of a share partition, and lets their records leave the window after that,
+or hold their keys where the group wants it (`ShareLeader.letters_written`).
+
+At-least-once, where Kafka is best-effort: a record is ARCHIVING before its letter is appended, and
+ARCHIVED only when the letter is committed; both are persisted. What a former leader left ARCHIVING
+is written by the next one, perhaps again. A letter that cannot be written is tried again, ever
+later; its record keeps its place meanwhile, and metrics and the log say why. It is dropped only
+where the group says after how long, or has no dead-letter topic any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shoal.client.errors import ClientError
+from shoal.coordinator.share.dead_letters import (
+    Source,
+    cause_of,
+    letters,
+    part,
+    readable,
+    size_bytes,
+    split,
+)
+from shoal.coordinator.share.fate import Doomed
+from shoal.log.errors import AppendRefused, LogOffline, OffsetOutOfRange
+from shoal.metadata.image import TopicImage
+from shoal.metadata.topics import NewTopic
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+from shoal.record.batch import CorruptBatch, headers
+from shoal.record.records import Record, build_batch, read_records
+from shoal.replication.partition import Partition
+from shoal.replication.written import Written
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+    from shoal.server.share.leader import ShareLeader
+    from shoal.server.timers import Timer
+
+#: Letters of one batch at most; fewer where they are large, or the topic refuses them.
+LETTERS_MAX = 2000
+READ_BYTES = 1 << 20
+RETRY_MS, RETRY_MS_MAX = 500, 30_000
+COMMIT_TIMEOUT_MS = 30_000
+_TOPIC_NAME = "errors.deadletterqueue.topic.name"
+_COPY = "errors.deadletterqueue.copy.record.enable"
+_DROP_AFTER = "shoal.errors.deadletterqueue.drop.after.ms"
+_PREFIX = "errors.deadletterqueue.topic.name.prefix"
+_AUTO_CREATE = "errors.deadletterqueue.auto.create.topics.enable"
+#: Of the topic.
+_ENABLE = "errors.deadletterqueue.group.enable"
+
+
+class Trouble(NamedTuple):
+    """Why letters cannot be written now: a word for metrics, a sentence for people."""
+
+    reason: str
+    message: str
+
+
+class DeadLetterMeter:
+    """Counts of one broker, by group, and by group and reason: letters written and dropped,
+    attempts to write some and those that failed."""
+
+    def __init__(self) -> None:
+        self.written: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+        self.attempts: Counter[str] = Counter()
+        self.failed: Counter[tuple[str, str]] = Counter()
+
+
+class Elsewhere(NamedTuple):
+    """A dead-letter partition that another broker leads."""
+
+    leader_id: int
+    topic: TopicImage
+    partition_index: int
+
+
+class DeadLetters:
+    """The letters that one share partition still has to write."""
+
+    __slots__ = (
+        "_broker",
+        "_busy",
+        "_leader",
+        "_letters_max",
+        "_retries",
+        "_timer",
+        "_under_way",
+        "queue",
+        "trouble",
+    )
+
+    def __init__(self, broker: Broker, leader: ShareLeader) -> None:
+        self._broker = broker
+        self._leader = leader
+        #: What is ARCHIVING and waits; what is being written is `_under_way` in its stead.
+        self.queue: list[Doomed] = []
+        self._under_way: list[Doomed] = []
+        self.trouble: Trouble | None = None
+        self._busy = False
+        self._letters_max = LETTERS_MAX
+        self._retries = 0
+        self._timer: Timer | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether there are letters yet to be written."""
+        return bool(self.queue or self._under_way)
+
+    def add(self, doomed: Sequence[Doomed]) -> None:
+        """Write the letters of what is persisted as ARCHIVING from now on."""
+        now_ms, group_id = self._broker.clock.now_ms(), self._leader.key.group_id
+        client_id = self._broker.share.sessions.client_id
+        count = 0
+        for one in doomed:
+            count += one.last - one.first + 1
+            named = client_id(group_id, one.member_id)
+            self.queue.append(one._replace(since_ms=now_ms, client_id=named))
+        self._broker.share.floods.note(group_id, count)
+        self.write()
+
+    def load(self) -> None:
+        """Take up what a former leader left ARCHIVING."""
+        limit = self._leader.settings.delivery_count_limit
+        now_ms = self._broker.clock.now_ms()
+        self.queue = [
+            Doomed(first, last, count, cause_of(count, limit), "", since_ms=now_ms)
+            for first, last, count in self._leader.share.archiving()
+        ]
+        self.write()
+
+    def stop(self) -> None:
+        """The share partition is dropped."""
+        self.queue, self._under_way = [], []
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def write(self) -> None:
+        """Write the next batch of letters, unless one is under way or a retry is awaited."""
+        if self._busy or self._timer is not None or not self.queue:
+            return
+        config = self._broker.image.group_config(self._leader.key.group_id)
+        if not config[_TOPIC_NAME]:
+            self._drop(self.queue, "the group has no dead-letter topic any more")
+            return
+        target = self._target(config[_TOPIC_NAME])
+        if isinstance(target, Trouble):
+            self._failed(target)
+        elif target is not None:
+            self._append(target, copied=config[_COPY])
+
+    def _target(self, name: str) -> Partition | Elsewhere | Trouble | None:
+        """The partition that the letters go to; None while the topic is being created."""
+        broker, source = self._broker, self._leader.partition
+        prefix = broker.image.broker_config[_PREFIX]
+        if name.startswith("__") or not name.startswith(prefix) or name == source.topic:
+            return Trouble(
+                "topic-name",
+                f"{name} cannot be a dead-letter topic: its name has to begin with {prefix!r},"
+                " not with '__', and it cannot be the topic that the records come from",
+            )
+        topic = broker.image.topics.get(name)
+        if topic is None:
+            if not broker.image.broker_config[_AUTO_CREATE]:
+                return Trouble(
+                    "topic-missing",
+                    f"there is no topic {name}: create it with {_ENABLE}=true, or set"
+                    f" the broker config {_AUTO_CREATE}",
+                )
+            self._create(name)
+            return None
+        if not broker.image.topic_config(name)[_ENABLE]:
+            return Trouble("topic-forbidden", f"topic {name} takes no dead letters: set {_ENABLE}")
+        index = source.index % len(topic.partitions)
+        partition = broker.partitions.by_name(name, index)
+        if partition is not None and partition.is_leader:
+            return partition
+        leader_id = topic.partitions[index].leader
+        if leader_id < 0 or leader_id == broker.node_id:
+            return Trouble("topic-offline", f"partition {index} of {name} has no leader")
+        return Elsewhere(leader_id, topic, index)
+
+    def _create(self, name: str) -> None:
+        self._busy = True
+        topic = NewTopic(name, configs=((_ENABLE, "true"),))
+
+        def created(done: Any) -> None:
+            self._busy = False
+            error = None if done.cancelled() else done.exception()
+            code = ErrorCode.none if error or done.cancelled() else done.result()[0]["error_code"]
+            if error is not None or code not in (ErrorCode.none, ErrorCode.topic_already_exists):
+                why = str(error) if error is not None else code.name
+                self._failed(Trouble("topic-not-created", f"{name} was not created: {why}"))
+            else:
+                self.write()
+
+        self._broker.create_topics([topic]).add_done_callback(created)
+
+    def _append(self, target: Partition | Elsewhere, *, copied: bool) -> None:
+        leader, now_ms = self._leader, self._broker.clock.now_ms()
+        meter, group_id = self._broker.share.dead_letters, leader.key.group_id
+        chunk, left = part(self.queue, self._letters_max)
+        source = Source(group_id, leader.partition.topic, leader.partition.index)
+        found: dict[int, Record] = {}
+        if copied:
+            name = target.topic if isinstance(target, Partition) else target.topic.name
+            bytes_max = self._broker.image.topic_config(name)["max.message.bytes"]
+            try:
+                found, end = _records(leader.partition, readable(chunk), bytes_max)
+            except (OSError, LogOffline) as error:
+                self._failed(Trouble("log-unreadable", str(error)))
+                return
+            if end is not None:
+                chunk, above = split(chunk, end)
+                left = above + left
+        meter.attempts[group_id] += 1
+        if isinstance(target, Elsewhere):
+            self._under_way, self.queue = chunk, left
+            self._send(target, source, found)
+            return
+        try:
+            try:
+                batch = build_batch(letters(source, chunk, found, now_ms=now_ms))
+                appended = target.append(batch, now_ms=now_ms)
+            except AppendRefused as refused:
+                if refused.code is not ErrorCode.message_too_large:
+                    raise
+                if (size := _count(chunk)) > 1:
+                    self._letters_max = size // 2
+                    self.write()
+                    return
+                # Nothing but its headers fits: better a letter without the record than none.
+                meter.failed[(group_id, "record-too-large")] += 1
+                batch = build_batch(letters(source, chunk, {}, now_ms=now_ms))
+                appended = target.append(batch, now_ms=now_ms)
+        except AppendRefused as refused:
+            self._failed(Trouble("record-refused", refused.message))
+            return
+        except (OSError, LogOffline) as error:
+            self._failed(Trouble("topic-offline", str(error)))
+            return
+        self._busy = True
+        self._under_way, self.queue = chunk, left
+        written = Written.by(target, appended.last_offset + 1)
+        committed = self._broker.purgatory.park(
+            keys=[target.key],
+            attempt=lambda: () if written.is_committed or written.is_lost else None,
+            expire=lambda: (),
+            deadline_ms=now_ms + COMMIT_TIMEOUT_MS,
+        )
+        committed.add_done_callback(lambda _: self._committed(written))
+        self._broker.purgatory.wake(target.key)
+
+    def _send(self, target: Elsewhere, source: Source, found: dict[int, Record]) -> None:
+        """Have the letters under way written by the broker that leads the dead-letter partition."""
+        self._busy = True
+        now_ms = self._broker.clock.now_ms()
+        batch = build_batch(letters(source, self._under_way, found, now_ms=now_ms))
+        sent = asyncio.ensure_future(_produce(self._broker, target, batch))
+        sent.add_done_callback(lambda done: self._sent(target, source, bool(found), done))
+
+    def _sent(
+        self, target: Elsewhere, source: Source, whole: bool, done: asyncio.Future[ErrorCode]
+    ) -> None:
+        """The leader has answered; `whole` tells that letters had their records with them."""
+        self._busy = False
+        if done.cancelled() or not self._under_way:
+            return  # Stopped meanwhile.
+        code, size = done.result(), _count(self._under_way)
+        if code is ErrorCode.message_too_large and size == 1 and whole:
+            # Nothing but its headers fits: better a letter without the record than none.
+            self._broker.share.dead_letters.failed[(source.group_id, "record-too-large")] += 1
+            self._send(target, source, {})
+            return
+        chunk, self._under_way = self._under_way, []
+        if code is ErrorCode.none:
+            self._written(chunk)
+            return
+        self.queue = chunk + self.queue
+        if code is ErrorCode.message_too_large and size > 1:
+            self._letters_max = size // 2
+            self.write()
+        else:
+            name = target.topic.name
+            self._failed(Trouble("record-refused", f"{name} took no letters: {code.name}"))
+
+    def _committed(self, written: Written) -> None:
+        self._busy = False
+        chunk, self._under_way = self._under_way, []
+        if not written.is_committed:
+            self.queue = chunk + self.queue
+            why = "lost its leader first" if written.is_lost else "did not commit in time"
+            self._failed(Trouble("not-committed", f"{written.partition.topic} {why}"))
+            return
+        self._written(chunk)
+
+    def _written(self, chunk: Sequence[Doomed]) -> None:
+        self.trouble, self._retries = None, 0
+        self._letters_max = min(2 * self._letters_max, LETTERS_MAX)
+        self._leader.letters_written(chunk)
+        self._broker.share.dead_letters.written[self._leader.key.group_id] += _count(chunk)
+        self.write()
+
+    def _failed(self, trouble: Trouble) -> None:
+        """Try again later, and drop what has been tried for longer than the group wants."""
+        group_id, now_ms = self._leader.key.group_id, self._broker.clock.now_ms()
+        self._broker.share.dead_letters.failed[(group_id, trouble.reason)] += 1
+        if self.trouble is None or self.trouble.reason != trouble.reason:
+            self._broker.log.warning(
+                "dead letters cannot be written",
+                group=group_id,
+                topic=self._leader.partition.topic,
+                partition=self._leader.partition.index,
+                reason=trouble.message,
+            )
+        self.trouble = trouble
+        patience_ms = self._broker.image.group_config(group_id)[_DROP_AFTER]
+        if patience_ms >= 0:
+            late = [one for one in self.queue if now_ms - one.since_ms >= patience_ms]
+            self._drop(late, trouble.message)
+        if self.queue:
+            delay_ms = min(RETRY_MS << min(self._retries, 10), RETRY_MS_MAX)
+            self._retries += 1
+            self._timer = self._broker.timers.at(now_ms + delay_ms, self._retry)
+
+    def _retry(self) -> None:
+        self._timer = None
+        self.write()
+
+    def _drop(self, doomed: list[Doomed], why: str) -> None:
+        if not doomed:
+            return
+        self.queue = [one for one in self.queue if one not in doomed]
+        self._leader.letters_written(doomed, dropped=True)
+        group_id, count = self._leader.key.group_id, _count(doomed)
+        self._broker.share.dead_letters.dropped[group_id] += count
+        self._broker.log.warning(
+            "records left their group without a dead letter",
+            group=group_id,
+            records=count,
+            reason=why,
+        )
+
+
+async def _produce(broker: Broker, target: Elsewhere, batch: bytearray) -> ErrorCode:
+    """Produce with acks=all at the leader of a partition."""
+    partition = {"index": target.partition_index, "records": bytes(batch)}
+    fields = {
+        "transactional_id": None,
+        "acks": -1,
+        "timeout_ms": COMMIT_TIMEOUT_MS,
+        "topic_data": [
+            {
+                "name": target.topic.name,
+                "topic_id": target.topic.topic_id,
+                "partition_data": [partition],
+            }
+        ],
+    }
+    try:
+        answer = await broker.peers.request(
+            target.leader_id, ApiKey.PRODUCE, fields, timeout_ms=2 * COMMIT_TIMEOUT_MS
+        )
+    except ClientError:
+        return ErrorCode.not_leader_or_follower
+    return ErrorCode(answer.responses[0].partition_responses[0].error_code)
+
+
+def _count(doomed: Sequence[Doomed]) -> int:
+    return sum(one.last - one.first + 1 for one in doomed)
+
+
+def _records(
+    source: Partition, wanted: Sequence[int], bytes_max: int
+) -> tuple[dict[int, Record], int | None]:
+    """The records of some offsets, which rise, as far as the log still has them and can read them.
+
+    Ends when they are larger than `bytes_max` together, and then tells the first offset that was
+    not looked for; but there is always one that was.
+    """
+    found: dict[int, Record] = {}
+    log, at, size = source.log, 0, 0
+    while at < len(wanted):
+        offset = max(wanted[at], log.log_start_offset)
+        try:
+            data, next_offset = log.read(offset, READ_BYTES, max_offset=source.high_watermark)
+        except (OffsetOutOfRange, CorruptBatch):
+            break
+        if not data:
+            break
+        for position, header in headers(data):
+            at = bisect_left(wanted, header.base_offset, at)
+            past = bisect_left(wanted, header.last_offset + 1, at)
+            if at == past:
+                continue
+            try:
+                records = {r.offset: r for r in read_records(data, position)}
+            except CorruptBatch:
+                records = {}
+            for one in wanted[at:past]:
+                record = records.get(one)
+                if record is None:
+                    continue
+                size += size_bytes(record)
+                if size > bytes_max and found:
+                    return found, one
+                found[one] = record
+            at = past
+        at = max(at, bisect_left(wanted, next_offset, at))
+    return found, None

@@ -1,0 +1,324 @@
+"""One ShareFetch: its acknowledgements, what it waits for, and its response.
+
+A request whose partitions have nothing to acquire waits for a high watermark to move or for
+records to come back, up to its `max_wait`; one with acknowledgements also waits for these to be
+committed. Records are acquired when they are read, and given back undelivered when the connection
+is gone before the answer could leave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from shoal.coordinator.share.acquisition import Wanted
+from shoal.coordinator.share.sessions import FINAL_EPOCH, INITIAL_EPOCH, ShareSession
+from shoal.log.errors import LogOffline, OffsetOutOfRange
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.protocol.features import HEADERS_ONLY, OWN_CLIENT
+from shoal.protocol.share import PartitionRecords, ShareFetchRequest, write_fetch
+from shoal.record.batch import HEADER_SIZE, headers
+from shoal.server.network.api import Answer, Body, Peer, Request
+from shoal.server.network.deferred import Prompt
+from shoal.server.network.responses import leader_endpoints
+from shoal.server.share.acknowledge import Acks
+from shoal.server.share.leader import Phase, ShareLeader
+from shoal.server.share.state_write import Failure
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+RECORD_LIMIT = 1
+#: Topic id and partition index.
+_Key = tuple[UUID, int]
+
+
+class ShareFetch:
+    """One request under way."""
+
+    __slots__ = (
+        "_acks",
+        "_answer",
+        "_begun_ms",
+        "_broker",
+        "_entries",
+        "_headers_only",
+        "_is_first",
+        "_keys",
+        "_leaders",
+        "_locks",
+        "_parked",
+        "_peer",
+        "_request",
+        "_room",
+        "_session",
+        "_wanted",
+    )
+
+    def __init__(self, broker: Broker, request: Request, session: ShareSession, acks: Acks) -> None:
+        body: ShareFetchRequest = request.body
+        self._broker = broker
+        self._request = body
+        self._peer = request.peer
+        self._room = broker.quotas.room(request)
+        self._session = session
+        self._acks = acks
+        self._begun_ms = broker.clock.now_ms()
+        self._is_first = body.share_session_epoch == INITIAL_EPOCH
+        self._wanted = Wanted(
+            session.member_id,
+            body.max_records,
+            body.batch_size,
+            body.share_acquire_mode & ~HEADERS_ONLY == RECORD_LIMIT,
+        )
+        self._headers_only = bool(body.share_acquire_mode & HEADERS_ONLY)
+        session.reassigned = False
+        self._keys = self._rotated(list(session.partitions), body.share_session_epoch)
+        #: What has been collected for the answer; None while the fetch waits.
+        self._entries: dict[_Key, PartitionRecords] | None = None
+        self._locks: list[tuple[ShareLeader, int]] = []
+        #: Leaders elsewhere that the answer names.
+        self._leaders: dict[_Key, tuple[int, int]] = {}
+        self._answer: Prompt | None = None
+        self._parked: Prompt | None = None
+
+    @staticmethod
+    def _rotated(keys: list[_Key], epoch: int) -> list[_Key]:
+        """Begin with another partition each time, so that none is served last for ever."""
+        turn = epoch % len(keys) if keys else 0
+        return keys[turn:] + keys[:turn]
+
+    def answer(self) -> Answer:
+        """The response, or the future of it."""
+        body = self._request
+        if self._fetches_nothing() or self._collect(must=False):
+            self._entries = self._entries or {}
+        elif body.max_wait_ms <= 0:
+            self._collect(must=True)
+        else:
+            self._parked = self._broker.purgatory.park_fetch(
+                keys=self._wake_keys(),
+                attempt=self._attempt,
+                expire=self._expire,
+                deadline_ms=self._broker.clock.now_ms() + body.max_wait_ms,
+            )
+            self._broker.share.waiting_fetches += 1
+            self._parked.add_done_callback(self._woken)
+            if self._acks.settled:
+                return self._parked
+            self._parked.add_done_callback(lambda _: self._finish())
+        if self._entries is not None and self._acks.settled:
+            return self._encode()
+        self._answer = Prompt()
+        self._answer.add_done_callback(self._given_up)
+        self._acks.on_settled = self._finish
+        return self._answer
+
+    def _fetches_nothing(self) -> bool:
+        body = self._request
+        return (
+            not self._keys
+            or body.max_records <= 0
+            or body.max_bytes <= 0
+            or body.is_renew_ack
+            or body.share_session_epoch == FINAL_EPOCH
+        )
+
+    def _wake_keys(self) -> list[Hashable]:
+        group_id = self._session.group_id
+        of_partitions = (key for tp in self._keys for key in (tp, ("share", group_id, *tp)))
+        return [("share member", group_id, self._session.member_id), *of_partitions]
+
+    # Attempts.
+
+    def _attempt(self) -> Body | None:
+        # A member with another assignment is let go, to ask for its new partitions.
+        return self._done() if self._collect(must=self._session.reassigned) else None
+
+    def _woken(self, _: Prompt) -> None:
+        self._broker.share.waiting_fetches -= 1
+
+    def _expire(self) -> Body:
+        self._broker.share.expired_fetches += 1
+        self._collect(must=True)
+        return self._done()
+
+    def _done(self) -> Body:
+        # With acknowledgements under way the answer is made by `_finish`, out of what was got.
+        return self._encode() if self._answer is None else ()
+
+    def _finish(self) -> None:
+        answer = self._answer
+        if self._entries is None or answer is None or answer.done() or not self._acks.settled:
+            return
+        # The answer holds records, and must not live until a cycle is found.
+        self._acks.on_settled = None
+        answer.set_result(self._encode())
+
+    def _given_up(self, answer: Prompt) -> None:
+        if answer.cancelled():
+            if self._parked is not None:
+                self._parked.cancel()
+            for leader, lock in self._locks:
+                if leader.phase is Phase.ACTIVE:
+                    leader.take_back(lock)
+
+    def _collect(self, *, must: bool) -> bool:
+        """Acquire what there is, if that is enough to answer, or `must` be."""
+        session = self._session
+        if self._broker.share.sessions.get(session.group_id, session.member_id) is not session:
+            self._entries = {}  # Closed, or opened anew: nothing is acquired for it any more.
+            return True
+        if not must and not self._worth_answering():
+            return False
+        entries: dict[_Key, PartitionRecords] = {}
+        left_records, left_bytes = self._request.max_records, self._max_bytes()
+        topic = self._broker.share.topic
+        for key in self._keys:
+            if key not in session.partitions:
+                continue
+            leader = self._broker.share.lead(session.group_id, *key)
+            meter = topic(key[0])
+            if meter is not None:
+                meter.fetches += 1
+            if isinstance(leader, Failure):
+                if meter is not None:
+                    meter.failed_fetches += 1
+                entries[key] = self._refusal(key, leader)
+                continue
+            entry = PartitionRecords(key[1])
+            if leader.phase is Phase.ACTIVE and left_records > 0 and left_bytes > 0:
+                try:
+                    wanted = self._wanted._replace(max_records=left_records)
+                    records, got = leader.fetch(wanted, left_bytes)
+                except ApiError as error:
+                    entries[key] = self._refusal(key, Failure(error.code, error.message))
+                    continue
+                if got.total:
+                    self._locks.append((leader, got.lock))
+                    if self._headers_only:
+                        records = headers_of(records)
+                    entry = entry._replace(
+                        records=records, acquired=got.records, acquired_encoded=got.encoded
+                    )
+                    left_records -= got.total
+                    size = sum(map(len, records))
+                    left_bytes -= size
+                    self._broker.metrics.topic(leader.partition.topic).bytes_out += size
+            entries[key] = entry
+        if not must and not self._locks and not any(e.error_code for e in entries.values()):
+            return False
+        self._entries = entries
+        if self._locks:
+            service, group_id = self._broker.share, session.group_id
+            service.acquire_times.note(group_id, service.now_ms() - self._begun_ms)
+            service.fetch_ratios.note(group_id, 100 * len(self._locks) // len(self._keys))
+        return True
+
+    def _worth_answering(self) -> bool:
+        """Whether there is anything to say yet: records enough, or news of a failure."""
+        session, body = self._session, self._request
+        available = 0
+        for key in self._keys:
+            leader = self._broker.share.lead(session.group_id, *key)
+            if isinstance(leader, Failure):
+                if session.partitions.get(key):
+                    return True
+            elif leader.phase is Phase.ACTIVE and leader.may_acquire():
+                if body.min_bytes <= 1:
+                    return True
+                try:
+                    available += leader.available_bytes(body.min_bytes)
+                except (OSError, LogOffline, OffsetOutOfRange):
+                    return True  # The answer tells of it.
+                if available >= min(body.min_bytes, self._max_bytes()):
+                    return True
+        return False
+
+    def _max_bytes(self) -> int:
+        broker = self._broker
+        limit = min(self._request.max_bytes, broker.image.broker_config["fetch.max.bytes"])
+        limit = min(limit, broker.answer_room())
+        return limit if self._room is None else min(limit, self._room)
+
+    def _refusal(self, key: _Key, failure: Failure) -> PartitionRecords:
+        entry = PartitionRecords(key[1], failure.code, failure.message)
+        leader = current_leader(self._broker, key, failure.code)
+        if leader is None:
+            return entry
+        self._leaders[key] = leader
+        return entry._replace(current_leader=leader)
+
+    # The response.
+
+    def _encode(self) -> Body:
+        entries = self._entries or {}
+        acknowledged = dict.fromkeys(self._acks.partitions)
+        failures = self._acks.failures
+        topics: dict[UUID, list[PartitionRecords]] = {}
+        session = self._session.partitions
+        for key in self._keys:
+            entry = entries.get(key)
+            if entry is None:
+                continue
+            news = bool(entry.acquired or entry.error_code or session.get(key))
+            if key in session:
+                session[key] = entry.error_code != 0
+            if key in acknowledged:
+                entry = _with_result(entry, failures.get(key))
+            elif not news:
+                continue
+            topics.setdefault(key[0], []).append(entry)
+        for key in acknowledged:
+            if key not in entries:
+                topics.setdefault(key[0], []).append(
+                    _with_result(PartitionRecords(key[1]), failures.get(key))
+                )
+        broker = self._broker
+        lock_ms = broker.share.settings(self._session.group_id).lock_duration_ms
+        leaders = self._leaders.values()
+        endpoints = endpoints_of(broker, self._peer, leaders) if leaders else ()
+        return write_fetch(topics, acquisition_lock_timeout_ms=lock_ms, endpoints=endpoints)
+
+
+def current_leader(broker: Broker, key: _Key, code: int) -> tuple[int, int] | None:
+    """Id and epoch of the leader that a refusal names (KIP-951); None if it names none."""
+    if code not in (ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch):
+        return None
+    topic = broker.image.topics_by_id.get(key[0])
+    if topic is None or not 0 <= key[1] < len(topic.partitions):
+        return None
+    found = topic.partitions[key[1]]
+    # This broker refuses although it leads: it is cut off, or reads the state again.
+    return None if found.leader == broker.node_id else (found.leader, found.leader_epoch)
+
+
+def endpoints_of(
+    broker: Broker, peer: Peer, leaders: Iterable[tuple[int, int]]
+) -> list[tuple[int, str, int, str | None]]:
+    """Node id, host, port and rack of each of these leaders, on the listener of the client."""
+    found = leader_endpoints(broker, peer.listener, (leader_id for leader_id, _ in leaders))
+    return [(row["node_id"], row["host"], row["port"], row["rack"]) for row in found]
+
+
+def check_acquire_mode(request: Request) -> None:
+    """Raises INVALID_REQUEST for an acquire mode that is none, as `HEADERS_ONLY` is to clients
+    that were not told of it."""
+    mode = request.body.share_acquire_mode
+    own = request.peer.client_software[0] == OWN_CLIENT
+    if mode & ~HEADERS_ONLY not in (0, RECORD_LIMIT) or (mode & HEADERS_ONLY and not own):
+        raise ApiError(ErrorCode.invalid_request, f"Unknown share acquire mode id: {mode}")
+
+
+def headers_of(records: Sequence[memoryview]) -> list[memoryview]:
+    """The batches' headers."""
+    return [data[at : at + HEADER_SIZE] for data in records for at, _ in headers(data)]
+
+
+def _with_result(entry: PartitionRecords, failure: Failure | None) -> PartitionRecords:
+    if failure is None:
+        return entry
+    return entry._replace(
+        acknowledge_error_code=failure.code, acknowledge_error_message=failure.message
+    )

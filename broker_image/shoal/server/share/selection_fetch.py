@@ -1,0 +1,232 @@
+"""Fetches of groups that have key order, delay or priority (`coordinator.share.selection`).
+
+A fetch looks at a bounded number of records that were not looked at before, takes what is most
+urgent among all that are known, and reads exactly the batches these are in. Where looking is not
+done the waiting fetches are woken for another turn, so that no single one takes long.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted
+from shoal.coordinator.share.batches import AbortedTransaction, Batches, scan
+from shoal.coordinator.share.recent import Recent
+from shoal.coordinator.share.selection import Range, Selection, encoded, open_lock, ranges_of
+from shoal.coordinator.share.settings import ShareSettings
+from shoal.coordinator.share.share_partition import StateBatch
+from shoal.protocol.errors import ApiError
+
+if TYPE_CHECKING:
+    from shoal.server.share.leader import ShareLeader
+
+#: Records that one fetch looks at: some 5 ms of work.
+LOOKS_MAX = 2000
+#: Bytes of the log that are read at a time to look at records, at least and at most; and those
+#: between two records that are taken that are rather read with them than passed over.
+LOOK_BYTES_MIN, LOOK_BYTES = 48 * 1024, 128 * 1024
+READ_SIZE_MIN = 16 * 1024
+#: Places in the log that one fetch reads; what lies further goes to the next.
+READS_MAX = 100
+
+
+def selection_of(leader: ShareLeader, settings: ShareSettings) -> Selection | None:
+    """What the leader knows of its records under the group's configs as of now."""
+    policy, known = settings.selection, leader.selection
+    if known is None or known.policy != policy:
+        leader.selection = known = None if policy is None else Selection(leader.share, policy)
+    return known
+
+
+def may_acquire(leader: ShareLeader, settings: ShareSettings) -> bool:
+    """Whether a fetch may get something now."""
+    selection = selection_of(leader, settings)
+    assert selection is not None
+    if leader.is_full(settings) or selection.held_to_the_full:
+        return False
+    return selection.may_choose() or selection.wants_look(1, leader.limit(settings))
+
+
+def fetch(
+    leader: ShareLeader, wanted: Wanted, max_bytes: int, settings: ShareSettings, now_ms: int
+) -> tuple[list[memoryview], Acquired]:
+    """Acquire and read. Raises `ApiError` when the log cannot be read."""
+    selection = selection_of(leader, settings)
+    assert selection is not None
+    room = settings.max_record_locks - selection.in_flight()
+    records = min(wanted.max_records, room, selection.portion.records)
+    if records <= 0 or selection.held_to_the_full:
+        return [], NOTHING
+    limit = leader.limit(settings)
+    changes = _look(leader, selection, records, limit, settings, now_ms)
+    views: list[memoryview] = []
+    acquired: list[Range] = []
+    total, fresh = 0, False
+    number = leader.share.locks.next_number()
+    if selection.may_choose():
+        chosen, given_up = selection.choose(records, settings, now_ms)
+        changes += given_up
+        try:
+            pieces = _read(leader, selection, chosen, max_bytes, limit)
+        except ApiError:
+            selection.put_back(chosen, now_ms)
+            raise
+        read = sum(len(piece.offsets) for piece in pieces)
+        selection.put_back(chosen[read:], now_ms)
+        known = [piece.batches for piece in pieces if piece.batches is not None]
+        acquired = selection.lock_new(chosen[:read], number, known)
+        views = [view for piece in pieces for view in piece.views]
+        if acquired:
+            total, fresh = read, True
+        else:
+            views = []
+            for offsets, batches in _apart(selection.recent, pieces):
+                got, passed_by = selection.lock(offsets, number, batches, settings, now_ms)
+                changes += passed_by
+                acquired += got
+                views += batches.thinned(got) if got else ()
+            total = sum(last - first + 1 for first, last, _ in acquired)
+    if changes:
+        leader.share.advance()
+    if not acquired:
+        if selection.wants_look(records, limit):
+            leader.service.wake_soon(leader)  # All that seemed to be ready was outdated.
+        return [], Acquired((), 0, 0, changes)
+    deadline_ms = now_ms + settings.lock_duration_ms
+    open_lock(leader.share, number, wanted.member_id, deadline_ms, acquired, total)
+    return views, Acquired(acquired, total, number, changes, fresh, encoded(acquired))
+
+
+def look(
+    leader: ShareLeader, settings: ShareSettings, now_ms: int
+) -> tuple[list[StateBatch], bool]:
+    """Look at records that no fetch has looked at yet, about `LOOKS_MAX` of them.
+
+    Returns what was passed by, to be persisted, and whether a further look finds more. Raises
+    `ApiError` when the log cannot be read.
+    """
+    selection = selection_of(leader, settings)
+    assert selection is not None
+    records, limit = selection.policy.lookahead, leader.limit(settings)
+    before = selection.cursor
+    changes = _look(leader, selection, records, limit, settings, now_ms)
+    if changes:
+        leader.share.advance()
+    # Where nothing was read there is nothing to go on with.
+    return changes, selection.cursor > before and selection.wants_look(records, limit)
+
+
+class _Piece(NamedTuple):
+    """Chosen offsets, the read that has them, or None where those are several that were made
+    before, and what of it a member gets."""
+
+    offsets: list[int]
+    batches: Batches | None
+    views: list[memoryview]
+
+
+def _apart(recent: Recent, pieces: Sequence[_Piece]) -> list[tuple[list[int], Batches]]:
+    """Chosen offsets, by the one read that has them."""
+    found = []
+    for piece in pieces:
+        one = piece.batches
+        found += recent.apart(piece.offsets) if one is None else [(piece.offsets, one)]
+    return found
+
+
+def _read(
+    leader: ShareLeader, selection: Selection, chosen: list[int], max_bytes: int, limit: int
+) -> list[_Piece]:
+    """What holds the chosen offsets, which rise, as far as one fetch may read."""
+    pieces: list[_Piece] = []
+    left = max_bytes
+    while chosen and len(pieces) < READS_MAX and (left > 0 or not pieces):
+        past, view = selection.recent.gathered(chosen, left, READ_SIZE_MIN)
+        if past:
+            left -= len(view)
+            pieces.append(_Piece(chosen[:past], None, [view]))
+            chosen = chosen[past:]
+            continue
+        batches = _batches(leader, selection.recent, chosen, max(left, READ_SIZE_MIN), limit)
+        if not len(batches):
+            break
+        past = bisect_right(chosen, batches.lasts[-1])
+        if not past:
+            break
+        views = batches.thinned(ranges_of(chosen[:past]))
+        left -= sum(map(len, views))
+        pieces.append(_Piece(chosen[:past], batches, views))
+        chosen = chosen[past:]
+    return pieces
+
+
+def _batches(
+    leader: ShareLeader, recent: Recent, chosen: Sequence[int], room_bytes: int, limit: int
+) -> Batches:
+    """Batches of the first of rising offsets, and of others that lie near: out of what was read
+    before, or read anew as far as that has them not."""
+    known, end = recent.find(chosen[0])
+    if known is not None and len(known.data) <= room_bytes:
+        return known
+    if end is not None:
+        chosen = chosen[: bisect_left(chosen, end)]
+    guess = _span(chosen, READ_SIZE_MIN / leader.record_size) * leader.record_size * 1.1
+    data, _ = leader.read(chosen[0], min(int(guess), room_bytes), limit)
+    return scan(data, chosen[0])
+
+
+def _span(chosen: Sequence[int], gap_max: float) -> int:
+    """How many offsets one read takes in of rising ones: up to where a gap is worth a new read."""
+    last = chosen[0]
+    for offset in chosen:
+        if offset - last > gap_max:
+            break
+        last = offset
+    return last - chosen[0] + 1
+
+
+def _look(
+    leader: ShareLeader,
+    selection: Selection,
+    records: int,
+    limit: int,
+    settings: ShareSettings,
+    now_ms: int,
+) -> list[StateBatch]:
+    """Look at further records, as many as are needed and one fetch may: what was passed by."""
+    changes: list[StateBatch] = []
+    budget = LOOKS_MAX
+    while selection.wants_look(records, limit):
+        if budget <= 0:
+            if not selection.may_choose():
+                leader.service.wake_soon(leader)
+            break
+        fresh, offset = None, selection.next_look()
+        if not selection.is_open:
+            if offset >= limit:
+                break
+            wanted = int((records - selection.ready) * leader.record_size)
+            size = min(max(wanted, LOOK_BYTES_MIN), LOOK_BYTES)
+            data, next_offset = leader.read(offset, size, limit)
+            aborted = []
+            if settings.read_committed:
+                aborted = [
+                    AbortedTransaction(t.producer_id, t.first_offset, t.last_offset)
+                    for t in leader.partition.log.aborted_transactions(offset, next_offset)
+                ]
+            batches = scan(data, offset, aborted)
+            if not len(batches):
+                break
+            size = max(1, batches.lasts[-1] - batches.bases[0] + 1)
+            leader.record_size = len(data) / size
+            fresh = batches
+            if batches.passed_by:
+                selection.recent.clear()
+            else:
+                selection.recent.add(batches)
+        looked, passed_by = selection.look(now_ms, budget, settings, fresh)
+        budget -= max(looked, 1)
+        changes += passed_by
+    return changes

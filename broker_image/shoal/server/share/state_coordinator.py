@@ -1,0 +1,221 @@
+"""The share coordinator on this broker: share partitions' state, in `__share_group_state`.
+
+The leader of a share partition writes through `write`; the RPCs between brokers, and the admin
+requests that go through them, through `decide`. The log is cut off behind the oldest snapshot
+that is still needed, every `share.coordinator.state.topic.prune.interval.ms`. A log that grows fast
+is cut sooner: the next coordinator has to replay it before it serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+from shoal.coordinator.contract import Reply, Result, Token
+from shoal.coordinator.share.records import ShareKey
+from shoal.coordinator.share.state_store import ShareStateShard, StateStoreConfig
+from shoal.log.errors import LogOffline
+from shoal.protocol.errors import ApiError, ErrorCode, WireError
+from shoal.server.coordinators.service import CoordinatorService, InternalTopic
+from shoal.server.metrics.registry import label
+from shoal.server.network.api import Request
+from shoal.server.network.responses import Outcome
+
+if TYPE_CHECKING:
+    from shoal.metadata.delta import MetadataDelta
+    from shoal.metadata.image import MetadataImage
+    from shoal.server.broker import Broker
+    from shoal.server.share.leader import ShareLeader
+    from shoal.server.share.state_write import StateWrite
+
+TOPIC = "__share_group_state"
+#: kio's None for Kafka's zero UUID, which no topic has.
+NO_TOPIC = UUID(int=0)
+#: A log of more records is cut before its interval is over. 5,000 take 0.1 s to replay.
+REPLAY_RECORDS_MAX = 5_000
+#: The log of many share partitions may have this many records for each. Refreshed snapshots are
+#: a fifth of all records then, at most.
+_RECORDS_PER_STATE = 10
+#: Time between two looks at the sizes of the logs.
+_LOOK_MS = 1_000
+#: Decides on one share partition: what is answered of it, and the records behind that.
+DecideOne = Callable[[ShareStateShard, int], tuple[Mapping[str, Any], Result]]
+
+
+class Prune(NamedTuple):
+    """The effect of a look at one state partition: the log below `offset` is not needed."""
+
+    partition: int
+    offset: int
+
+
+class ShareStates(CoordinatorService[ShareStateShard]):
+    """The shards of `__share_group_state`."""
+
+    key_type = 2
+
+    def __init__(self, broker: Broker) -> None:
+        config = broker.image.broker_config
+        name = "share.coordinator.state.topic."
+        topic = InternalTopic(TOPIC, compacted=False)
+        settings = StateStoreConfig(
+            config["share.coordinator.snapshot.update.records.per.snapshot"],
+            config["share.coordinator.cold.partition.snapshot.interval.ms"],
+        )
+        super().__init__(
+            broker,
+            topic,
+            lambda partition: ShareStateShard(settings, self._partition_count),
+            write_timeout_ms=config["share.coordinator.write.timeout.ms"],
+            codec=config[f"{name}compression.codec"],
+        )
+        #: By broker: the newest connection by which its share partitions were read or written.
+        self._newest: dict[int, int] = {}
+        #: By partition: how many connections each listener had taken when its shard was loaded.
+        self._before: dict[int, dict[str, int]] = {}
+        broker.timers.every(config[f"{name}prune.interval.ms"], self.prune)
+        broker.timers.every(_LOOK_MS, self._bound_replay)
+        self.performers[Prune] = self._cut
+        broker.metrics.add(
+            "kafka_server_share_coordinator_metrics_write_total",
+            "counter",
+            "Records written to __share_group_state.",
+            lambda: (((), self.records),),
+        )
+        broker.metrics.add(
+            "kafka_server_share_coordinator_metrics_last_pruned_offset",
+            "gauge",
+            "The offset below which a state partition was cut off.",
+            lambda: [
+                (label(topic=TOPIC, partition=str(index)), partition.log.log_start_offset)
+                for index, partition in self._watched.items()
+            ],
+        )
+
+    def _partition_count(self, topic_id: UUID) -> int | None:
+        topic = self._broker.image.topics_by_id.get(topic_id)
+        return None if topic is None else len(topic.partitions)
+
+    def metadata_changed(self, image: MetadataImage, delta: MetadataDelta | None) -> None:
+        super().metadata_changed(image, delta)
+        deleted = [topic.topic_id for topic in delta.deleted] if delta is not None else []
+        if deleted:
+            now_ms = self._broker.clock.now_ms()
+            for partition, _ in self.shards():
+                self.runtime.apply(partition, lambda s, _: s.topics_deleted(deleted), now_ms)
+
+    def decide(self, key: ShareKey, decide: DecideOne) -> asyncio.Future[Any]:
+        """Let the shard of one share partition decide; the future gets what is answered of it."""
+
+        def decided(shard: ShareStateShard, now_ms: int, token: Token) -> Result:
+            answer, result = decide(shard, now_ms)
+            return Result(result.records, (Reply(token, answer),))
+
+        return self.submit(key.coordinator_key(), decided)
+
+    def write(self, index: int, write: StateWrite, now_ms: int) -> None:
+        """Take a write of a share partition that this broker leads."""
+        if self._is_cut_off(index):
+            write.set_exception(ApiError(ErrorCode.not_coordinator))
+            return
+        self.runtime.submit(index, write, write.decide, now_ms)
+        self._watch_deadline(self.runtime.deadline_of(index))
+
+    def _activate(self, index: int) -> None:
+        self._before[index] = {one.name: one.opened_total for one in self._broker.listeners}
+        super()._activate(index)
+
+    def check_in_time(self, request: Request) -> None:
+        """Raise `WireError` for a broker's request that may have stood in the network while its
+        sender gave it up and went on: laid over newer writes, it would undo them, and its epochs
+        are theirs.
+
+        It went on over a newer connection, or at another coordinator, which this one has followed:
+        what comes over a connection from before that may be older than what was replayed. The
+        sender sends again over a new one.
+        """
+        client_id, peer = request.header.client_id, request.peer
+        kind, _, id = (client_id or "").partition("-")
+        if kind != "broker" or not id.isdecimal() or int(id) not in self._broker.image.brokers:
+            return
+        if peer.number < self._newest.get(int(id), 0):
+            raise WireError(f"a late request of {client_id}, which has a newer connection")
+        for key in keys_of(request.body):
+            partition = self.partition_for(key.coordinator_key())
+            before = self._before.get(-1 if partition is None else partition, {})
+            if peer.number <= before.get(peer.listener, 0):
+                raise WireError(
+                    f"a request of {client_id} on a connection from before this coordinator"
+                )
+        self._newest[int(id)] = peer.number
+
+    def flush_after(self, leaders: Iterable[ShareLeader]) -> None:
+        """Take what leaders have to write, and append it at once."""
+        turn_ends, self._turn_ends = self._turn_ends, True  # Nothing is left for the turn's end.
+        try:
+            for leader in leaders:
+                leader.flush()
+        finally:
+            self._turn_ends = turn_ends
+            self.runtime.flush(self._broker.clock.now_ms())
+
+    def prune(self) -> None:
+        """Cut off what no rebuild needs."""
+        for index, _ in self.shards():
+            self._prune(index)
+
+    def _prune(self, index: int) -> None:
+        """Cut one log once all that was decided so far is committed. A snapshot that is not could
+        be lost with this leader, and a rebuild would need the one before."""
+
+        def decide(shard: ShareStateShard, _: int) -> Result:
+            needed = shard.redundant_offset
+            return Result(effects=() if needed is None else (Prune(index, needed),))
+
+        self.runtime.apply(index, decide, self._broker.clock.now_ms())
+
+    def _cut(self, prune: Prune) -> None:
+        partition = self._watched[prune.partition]
+        if partition.log.log_start_offset >= prune.offset:
+            return
+        try:
+            partition.delete_records(prune.offset)
+        except (OSError, LogOffline) as error:
+            self._broker.log.error(
+                "share-group state was not pruned", partition=prune.partition, error=str(error)
+            )
+
+    def _bound_replay(self) -> None:
+        """Cut logs that would take long to replay; share partitions that are seldom written get new
+        snapshots for that."""
+        for index, shard in self.shards():
+            log = self._watched[index].log
+            most = max(REPLAY_RECORDS_MAX, _RECORDS_PER_STATE * len(shard))
+            if log.log_end_offset - log.log_start_offset <= most:
+                continue
+            now_ms, below = self._broker.clock.now_ms(), log.log_end_offset - most // 2
+            for result in shard.refresh(below, now_ms):
+                self.runtime.apply(index, lambda *_, new=result: new, now_ms)
+            self._prune(index)
+
+
+def keys_of(body: Any) -> Iterator[ShareKey]:
+    """The share partitions that a request of the share coordinator's RPCs is about."""
+    for topic in body.topics:
+        for entry in topic.partitions:
+            yield ShareKey(body.group_id, topic.topic_id or NO_TOPIC, entry.partition)
+
+
+def outcomes_by_topic(
+    keys: Iterable[ShareKey], outcomes: Iterable[Outcome]
+) -> list[dict[str, Any]]:
+    """The `results` of a share-group state RPC: a refusal of the coordinator becomes the error of
+    its share partition."""
+    topics: dict[UUID, list[dict[str, Any]]] = {}
+    for key, outcome in zip(keys, outcomes, strict=True):
+        if isinstance(outcome, ApiError):
+            outcome = {"error_code": outcome.code, "error_message": outcome.message}
+        topics.setdefault(key.topic_id, []).append({"partition": key.partition, **outcome})
+    return [{"topic_id": topic_id, "partitions": p} for topic_id, p in topics.items()]
