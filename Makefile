@@ -29,7 +29,7 @@ lint: venv       ## style and formatting
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 types: venv      ## static types
-	$(BIN)/mypy broker_image/shoal operator/shoal_operator spark_operator_jobs/shoal_spark
+	$(BIN)/mypy broker_image/shoal operator/shoal_operator spark_operator_jobs/shoal_spark tools
 imports: venv    ## layers and forbidden imports
 	$(BIN)/lint-imports
 check: lint types imports   ## seconds: style, types, layers, unit and wire tests
@@ -93,9 +93,9 @@ nightly: venv java kcat     ## the long tail: tests marked nightly, simulated cl
 	$(BIN)/python tests/nightly.py
 
 docs: venv                  ## the pages that are generated from tables
-	$(BIN)/python -m shoal.metadata.config_page > docs/configs.md
-	$(BIN)/python -m shoal.server.compat_page > docs/compat.md
-	$(BIN)/python -m shoal_operator.reference crds docs/reference
+	$(BIN)/python tools/config_page.py > docs/configs.md
+	$(BIN)/python tools/compat_page.py > docs/compat.md
+	$(BIN)/python tools/crd_reference.py crds docs/reference
 	$(BIN)/python bench/pages.py
 lock: venv       ## pin all dependencies anew
 	$(BIN)/python -m pip install -q uv

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
+import compat_page
 import pytest
 from kafka_tools import KafkaTools
 from servers import ShoalProcess
 from shoal.protocol.api import ApiKey
-from shoal.server import compat_page
 from wireclient import WireClient
 
 #: What producers, consumers, share consumers and administrators of one broker call.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import compat_page
 import pytest
 from clusters import ShoalCluster, running
 from kafkas import KafkaProcess
@@ -15,7 +16,6 @@ from servers import ShoalProcess
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode, WireError
-from shoal.server import compat_page
 from wireclient import WireClient
 
 BROKER, CONTROLLER = "broker", "controller"

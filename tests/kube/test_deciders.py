@@ -4,6 +4,7 @@ import asyncio
 import copy
 import datetime
 
+import crd_reference
 import pytest
 import yaml
 from shoal.client.errors import KafkaError
@@ -12,7 +13,7 @@ from shoal.metadata.configs import BROKER
 from shoal.metadata.configs import GROUP as GROUP_KEYS
 from shoal.protocol.errors import ErrorCode
 from shoal.server.config import from_environment
-from shoal_operator import conditions, quantities, reference
+from shoal_operator import conditions, quantities
 from shoal_operator.broker_states import (
     EARLIEST,
     LATEST,
@@ -443,8 +444,8 @@ def test_the_store_keeps_the_newest_version_of_the_same_object() -> None:
 def test_the_reference_is_made_of_the_definitions(request) -> None:
     root = request.config.rootpath
     shown = {p.name: p.read_text() for p in (root / "docs/reference").glob("*.md")}
-    made = reference.pages(root / "crds")
-    assert shown == made, "python -m shoal_operator.reference crds docs/reference"
+    made = crd_reference.pages(root / "crds")
+    assert shown == made, "python tools/crd_reference.py crds docs/reference"
 
 
 def test_the_chart_ships_the_same_crds(request) -> None:

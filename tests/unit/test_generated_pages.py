@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.server import compat_page
+import compat_page
 
 ROOT = Path(__file__).parents[2]
 

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+import config_page
 import pytest
-from shoal.metadata import config_page, configs
+from shoal.metadata import configs
 from shoal.metadata.config_keys import Scope, Standing, Type, duration_ms, text_of
 from shoal.metadata.configs import BROKER, GROUP, TOPIC, ConfigError, Source, UnknownConfig
 from shoal.metadata.image import MetadataImage, ResourceType
@@ -49,7 +50,7 @@ def test_a_topics_defaults_are_those_of_the_broker_configs_it_inherits() -> None
 
 def test_the_page_is_the_one_in_the_repository() -> None:
     assert DOCS.read_text() == config_page.page(), (
-        "python -m shoal.metadata.config_page > docs/configs.md"
+        "python tools/config_page.py > docs/configs.md"
     )
 
 

@@ -1,4 +1,4 @@
-"""`docs/configs.md`, made of the tables: `python -m shoal.metadata.config_page`."""
+"""`docs/configs.md`, made of the tables: `python tools/config_page.py`."""
 
 from __future__ import annotations
 

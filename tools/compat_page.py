@@ -1,4 +1,4 @@
-"""`docs/compat.md`, made of the table of handlers: `python -m shoal.server.compat_page`.
+"""`docs/compat.md`, made of the table of handlers: `python tools/compat_page.py`.
 
 `KAFKA` is what a broker of Apache Kafka 4.3.1 names on the listener of its clients, and
 `KAFKA_CONTROLLERS` what a controller names on its own. The page puts them beside what `HANDLERS`

@@ -1,6 +1,6 @@
 """`docs/reference`, made of the custom resource definitions:
 
-    python -m shoal_operator.reference crds docs/reference
+    python tools/crd_reference.py crds docs/reference
 
 What `kubectl explain` shows and what these pages say have one source: the schemas in `crds/`.
 """
@@ -109,7 +109,7 @@ def pages(crds: Path) -> dict[str, str]:
 def main() -> None:
     """Write the pages; the arguments are the two directories."""
     if len(sys.argv) != 3:
-        sys.exit("usage: python -m shoal_operator.reference CRDS DOCS")
+        sys.exit("usage: python tools/crd_reference.py CRDS DOCS")
     source, target = map(Path, sys.argv[1:])
     for name, text in pages(source).items():
         (target / name).write_text(text)
