@@ -19,10 +19,12 @@ from shoal.metadata.records import decode
 from shoal.metadata.topics import NewTopic
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.record.records import build_batch
+from shoal.server import logs
 from shoal.server.cluster import metadata_log
 from shoal.server.cluster.metadata_log import Metadata, random_id
 from shoal.server.cluster.quorum import Quorum
 from shoal.server.disk import Disk
+from shoal.server.metadata_cache import MetadataCache
 from shoal.server.timers import Clock
 
 BROKER = BrokerImage(
@@ -36,9 +38,10 @@ class Node:
     def __init__(self, storage: MemoryStorage) -> None:
         self.directory = LogDirectory(storage, "/data")
         self.directory.open(cluster_id="c", node_id=1, directory_id=UUID(int=9))
-        self.disk = Disk(asyncio.get_running_loop(), lambda *_: None)
+        self.disk = Disk(asyncio.get_running_loop(), logs.get())
         self.quorum = Quorum(self.directory, self.disk, Clock())
-        self.metadata = Metadata(self.quorum, Clock(), Scope(1))
+        self.cache = MetadataCache(Scope(1))
+        self.metadata = Metadata(self.quorum, Clock(), self.cache)
         self.quorum.start()
         self.metadata.register(BROKER, clean=self.directory.clean)
         self.directory.started()
@@ -108,7 +111,7 @@ def test_decisions_see_those_before_them_and_publish_in_order() -> None:
     async def main() -> None:
         node = Node(MemoryStorage())
         seen: list[list[str]] = []
-        node.metadata.on_change.append(lambda image, delta: seen.append(sorted(image.topics)))
+        node.cache.subscribe(lambda image, delta: seen.append(sorted(image.topics)))
         answers = await asyncio.gather(
             node.create("a"), node.create("a"), node.create("b"), node.create("a.b")
         )
@@ -193,7 +196,7 @@ def test_a_follower_that_fails_refuses_that_answer_alone() -> None:
             if error is not None:
                 raise error
 
-        node.metadata.on_change.append(follow)
+        node.cache.subscribe(follow)
         first, second = node.create("a"), node.create("b")
         with pytest.raises(ApiError, match="full"):
             await first

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,10 +25,7 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.quorum.voters import Endpoint as QuorumEndpoint
 from shoal.quorum.voters import ReplicaKey, Voter, VoterSet
-from shoal.replication.partition import Partition
 from shoal.server import ineffective_configs as idle_settings
-from shoal.server import logs
-from shoal.server.cluster.config import cluster_config
 from shoal.server.cluster.controller import Controller
 from shoal.server.cluster.controller_channel import ControllerChannel
 from shoal.server.cluster.lifecycle import CannotJoin, Lifecycle
@@ -43,8 +39,8 @@ from shoal.server.config import BrokerConfig
 from shoal.server.coordinators.groups import GroupService
 from shoal.server.coordinators.service import CoordinatorService, InternalTopic
 from shoal.server.coordinators.transactions import TransactionService
-from shoal.server.disk import Disk
 from shoal.server.handlers import HANDLERS
+from shoal.server.metadata_cache import MetadataCache
 from shoal.server.metrics import broker as broker_metrics
 from shoal.server.metrics import coordinator as coordinator_metrics
 from shoal.server.metrics.registry import Metrics
@@ -58,6 +54,7 @@ from shoal.server.network.listener import Listener, ListenError
 from shoal.server.network.peers import Peers as BrokerPeers
 from shoal.server.network.purgatory import Purgatory
 from shoal.server.network.request_limits import RequestRoom
+from shoal.server.node import Node
 from shoal.server.quota.client_quotas import Quotas
 from shoal.server.replication.batch_validator import Examiner
 from shoal.server.replication.log_maintenance import Background
@@ -65,7 +62,6 @@ from shoal.server.replication.partitions import Partitions
 from shoal.server.replication.quotas import FOLLOWER, LEADER, ReplicationQuota
 from shoal.server.replication.replicas import Replicas
 from shoal.server.share.service import ShareService
-from shoal.server.timers import Clock, Timers
 
 if TYPE_CHECKING:
     from shoal.client.settings import Address
@@ -100,21 +96,23 @@ class Broker:
     """Owns every part; handlers reach them through it."""
 
     def __init__(self, config: BrokerConfig, loop: asyncio.AbstractEventLoop) -> None:
+        self.node = node = Node(config, loop)
         self.config = config
-        self.cluster = cluster_config(config)
+        self.cluster = node.cluster
         self.loop = loop
-        self.node_id = config.node_id
-        self.log = logs.get(broker=self.node_id)
-        self.clock = Clock()
-        self.timers = Timers(loop, self.clock)
+        self.node_id = node.id
+        self.log = node.log
+        self.clock = node.clock
+        self.timers = node.timers
+        self.disk = node.disk
+        self.metadata_cache = MetadataCache(Scope(self.node_id, config.given))
         self.purgatory = Purgatory(loop, self.timers)
         self.metrics = Metrics()
-        self.disk = Disk(loop, self._sync_failed)
         self.examiner = Examiner(loop)
         self.fetch_sessions = FetchSessions(
             config["max.incremental.fetch.session.cache.slots"],
             FETCH_SESSION_EVICTION_MS,
-            lambda: random.randrange(1, 1 << 31),
+            lambda: node.random.randrange(1, 1 << 31),
         )
         self.quotas = Quotas(self)
         self.throttles = {side: ReplicationQuota(self, side) for side in (LEADER, FOLLOWER)}
@@ -170,7 +168,7 @@ class Broker:
     @property
     def image(self) -> MetadataImage:
         """The metadata as of now."""
-        return self.metadata.image
+        return self.metadata_cache.image
 
     @property
     def cluster_id(self) -> str:
@@ -218,7 +216,7 @@ class Broker:
         self.quotas.changed()
         self._throttle()
         self._opened = True
-        self.metadata.on_change.append(self._metadata_changed)
+        self.metadata_cache.subscribe(self._metadata_changed)
         self.suspects.changed(self.image)
         self.groups = GroupService(self)
         self.coordinators.append(self.groups)
@@ -271,8 +269,7 @@ class Broker:
             settings=self.cluster.settings,
             make_peers=self._peers,
         )
-        scope = Scope(self.node_id, self.config.given)
-        self.metadata = Metadata(self.quorum, self.clock, scope)
+        self.metadata = Metadata(self.quorum, self.clock, self.metadata_cache)
         self._check_voters()
         self.quorum.on_step.append(self._check_voters)
         self._check_listener(formed=self.quorum.raft.voters.latest_offset >= 0)
@@ -352,7 +349,7 @@ class Broker:
         made = {row["name"] for row in rows if row["error_code"] is ErrorCode.none}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(IMAGE_TIMEOUT_S):
-                await self.metadata.until(lambda image: made <= image.topics.keys())
+                await self.metadata_cache.until(lambda image: made <= image.topics.keys())
         return rows
 
     async def _start_controller(self) -> None:
@@ -604,18 +601,6 @@ class Broker:
     def _throttle(self) -> None:
         for throttle in self.throttles.values():
             throttle.changed(self.image)
-
-    def _sync_failed(self, partition: Partition, error: Exception) -> None:
-        then = "is offline until the broker starts again"
-        if not partition.log.offline:
-            then = "is synced a little later"
-        self.log.error(
-            f"the disk refused a sync; the log {then}",
-            topic=partition.topic,
-            partition=partition.index,
-            error=str(error),
-        )
-        partition.moved()
 
 
 def _listed(ids: Iterable[int]) -> str:

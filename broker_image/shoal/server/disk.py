@@ -27,9 +27,9 @@ _AGAIN_S = 1.0
 class Disk:
     """Owns the worker threads and the set of partitions to sync."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, failed: Callable[..., None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, log: Any) -> None:
         self._loop = loop
-        self._failed = failed
+        self._log = log
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="disk")
         # Unlinking a large file takes a while, and no sync shall wait for it.
         self._removals = ThreadPoolExecutor(1, thread_name_prefix="removal")
@@ -81,6 +81,18 @@ class Disk:
         if sync is None:
             partition.synced(partition.log.recovery_point)
         return sync
+
+    def _failed(self, partition: Partition, error: Exception) -> None:
+        then = "is offline until the broker starts again"
+        if not partition.log.offline:
+            then = "is synced a little later"
+        self._log.error(
+            f"the disk refused a sync; the log {then}",
+            topic=partition.topic,
+            partition=partition.index,
+            error=str(error),
+        )
+        partition.moved()
 
     def _ended(
         self, due: list[tuple[Partition, Sync]], done: asyncio.Future[list[OSError | None]]

@@ -84,7 +84,7 @@ class Controller:
     def start(self) -> None:
         broker = self._broker
         broker.quorum.on_step.append(self._stepped)
-        broker.metadata.on_change.append(self._changed)
+        broker.metadata_cache.subscribe(self._changed)
         broker.timers.every(_LOOK_MS, self._look)
         broker.timers.every(_GROW_MS, lambda: self._now_and_then(internal_topics.grow))
         config = broker.config

@@ -63,7 +63,7 @@ class Lifecycle:
         """Register, and catch up with the metadata. Raises `CannotJoin`."""
         broker = self._broker
         await self._reach_itself()
-        broker.metadata.on_change.append(self._changed)
+        broker.metadata_cache.subscribe(self._changed)
         broker.channel.on_leader.append(self._beat.set)
         limit_ms = broker.config["initial.broker.registration.timeout.ms"]
         try:

@@ -24,7 +24,7 @@ from shoal.log.uuids import uuid_text
 from shoal.metadata import controller
 from shoal.metadata.controller import Decision
 from shoal.metadata.delta import Draft, MetadataDelta, apply, difference
-from shoal.metadata.image import BrokerImage, MetadataImage, Scope
+from shoal.metadata.image import BrokerImage, MetadataImage
 from shoal.metadata.records import MetadataRecord, decode, encode
 from shoal.metadata.snapshot import records_of
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
@@ -34,6 +34,7 @@ from shoal.record.records import build_batch
 
 if TYPE_CHECKING:
     from shoal.server.cluster.quorum import Quorum
+    from shoal.server.metadata_cache import MetadataCache
     from shoal.server.timers import Clock
 
 #: Records of a snapshot that go into one batch: 2 to 3 ms of work.
@@ -60,20 +61,17 @@ class _Pending(NamedTuple):
 
 
 class Metadata:
-    """The state machine on the quorum's log. `image` is the committed one."""
+    """The state machine on the quorum's log. Publishes committed images to `cache`."""
 
-    def __init__(self, quorum: Quorum, clock: Clock, scope: Scope) -> None:
+    def __init__(self, quorum: Quorum, clock: Clock, cache: MetadataCache) -> None:
         self.quorum = quorum
         self._clock = clock
-        self.image = MetadataImage(scope=scope)
+        self._cache = cache
         #: Below it the log's records are in the image.
         self.applied = 0
         #: What lies behind the image, while this node leads in `_epoch`; None while it does not.
         self._pending: deque[_Pending] | None = None
         self._epoch = -1
-        #: Called with the new image and the delta to it, once it is committed.
-        self.on_change: list[Callable[[MetadataImage, MetadataDelta], None]] = []
-        self._watchers: list[asyncio.Future[None]] = []
         #: Called with a sentence when the log has what this release does not read; raised if unset.
         self.on_unreadable: Callable[[str], None] | None = None
         #: Bytes of records that the newest snapshot does not have.
@@ -82,8 +80,13 @@ class Metadata:
         self._saving = False
         self._save_task: asyncio.Task[None] | None = None
         self._following = self._again = False
-        self._load_snapshot()
+        self._load_snapshot(first=True)
         quorum.on_step.append(self._stepped)
+
+    @property
+    def image(self) -> MetadataImage:
+        """The committed image."""
+        return self._cache.image
 
     @property
     def log_end_offset(self) -> int:
@@ -113,13 +116,6 @@ class Metadata:
             with quorum.in_place():
                 answer = self.submit(decide)
             answer.result()
-
-    async def until(self, holds: Callable[[MetadataImage], bool]) -> None:
-        """Wait for an image of which that is true."""
-        while not holds(self.image):
-            changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._watchers.append(changed)
-            await changed
 
     def submit(
         self, decide: Decide, respond: Callable[[Any], Any] = lambda response: response
@@ -211,8 +207,9 @@ class Metadata:
         else:
             self._catch_up(quorum.high_watermark)
 
-    def _load_snapshot(self) -> None:
-        """Begin with the newest snapshot, where the log has no more what lies before it."""
+    def _load_snapshot(self, *, first: bool = False) -> None:
+        """Begin with the newest snapshot, where the log has no more what lies before it. The
+        `first` one has nobody to tell, and its delta would take long to compute."""
         snapshot_id = self.quorum.snapshot_id
         if snapshot_id is None or snapshot_id.offset <= self.applied:
             return
@@ -223,11 +220,13 @@ class Metadata:
         except (CorruptBatch, WireError) as error:
             raise self._unreadable(error) from None
         before = self.image
-        self.image, _ = draft.finish(offset=snapshot_id.offset - 1, epoch=snapshot_id.epoch)
+        image, _ = draft.finish(offset=snapshot_id.offset - 1, epoch=snapshot_id.epoch)
         self.applied = snapshot_id.offset
         self._unsaved_bytes = 0
-        if self.on_change:
-            self._publish(self.image, difference(before, self.image))
+        if first:
+            self._cache.image = image
+        else:
+            self._cache.publish(image, difference(before, image))
 
     def _unreadable(self, error: Exception) -> CorruptLog:
         return CorruptLog(
@@ -284,9 +283,11 @@ class Metadata:
                 any_record = True
             epoch = found
         self.applied = high_watermark
-        self.image, delta = draft.finish(offset=high_watermark - 1, epoch=epoch)
+        image, delta = draft.finish(offset=high_watermark - 1, epoch=epoch)
         if any_record:
-            self._publish(self.image, delta)
+            self._cache.publish(image, delta)
+        else:
+            self._cache.image = image
 
     def _lead(self) -> None:
         """Begin as the active controller, with what the log has."""
@@ -309,26 +310,16 @@ class Metadata:
         """Adopt, publish and answer what is below the high watermark."""
         while pending and pending[0].offset < high_watermark:
             one = pending.popleft()
-            self.image = one.image
+            self._cache.image = one.image
             self.applied = max(self.applied, one.offset + 1)
             self._answer(one)
-
-    def _publish(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        try:
-            for call in self.on_change:
-                call(image, delta)
-        finally:
-            watchers, self._watchers = self._watchers, []
-            for watcher in watchers:
-                if not watcher.done():
-                    watcher.set_result(None)
 
     def _answer(self, one: _Pending) -> None:
         """Publish what was decided and give the answer, or why that failed."""
         answer = one.answer
         try:
             if one.delta is not None:
-                self._publish(one.image, one.delta)
+                self._cache.publish(one.image, one.delta)
             if answer is None:
                 return
             response = one.respond()

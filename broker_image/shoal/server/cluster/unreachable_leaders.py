@@ -80,6 +80,6 @@ class Suspects:
             self._until.pop(broker_id, None)
 
     async def _gone(self, broker_id: int) -> None:
-        await self._broker.metadata.until(
+        await self._broker.metadata_cache.until(
             lambda image: broker_id not in image.active or broker_id not in self._until
         )

@@ -98,7 +98,7 @@ class ShareService:
         self._told_of_loops = False
         self._settings: dict[str, ShareSettings] = {}
         self._settings_of: MetadataImage | None = None
-        broker.metadata.on_change.append(self._configs_changed)
+        broker.metadata_cache.subscribe(self._configs_changed)
         broker.partitions.on_removed.append(self._partition_removed)
         broker.timers.every(IDLE_CHECK_MS, self._drop_idle)
         broker.groups.before_delete[GroupType.SHARE] = self._delete_group
