@@ -25,9 +25,14 @@ HEAP = os.environ.get("BENCH_HEAP", "1g")
 #: ten seconds, and needs several times that on a busy machine.
 WAIT_S = float(os.environ.get("BENCH_WAIT", "300"))
 #: What Kafka's start script gives the JVM beside the heap.
-JVM = ("-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20",
-       "-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent",
-       "-Djava.awt.headless=true")  # fmt: skip
+JVM = (
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-Djava.awt.headless=true",
+)
 #: The page cache that a load has filled is free for the next one, which need not ask the machine's
 #: host for memory: on a virtual machine that took more time than all else in a broker.
 DELETE_DELAY_MS = 1000
@@ -161,11 +166,16 @@ class Shoal(Broker):
 
     def command(self) -> list[str]:
         return [
-            sys.executable, "-m", "shoal.cli", "server", f"--listener={self.address}",
-            f"--data-dir={self.directory / 'data'}", "--log-level=warning",
+            sys.executable,
+            "-m",
+            "shoal.cli",
+            "server",
+            f"--listener={self.address}",
+            f"--data-dir={self.directory / 'data'}",
+            "--log-level=warning",
             "--set=group.share.min.record.lock.duration.ms=1000",
             f"--set=log.segment.delete.delay.ms={DELETE_DELAY_MS}",
-        ]  # fmt: skip
+        ]
 
 
 class Kafka(Broker):
@@ -208,10 +218,20 @@ class Kafka(Broker):
         }
         path.write_text("".join(f"{k}={v}\n" for k, v in lines.items()))
         subprocess.run(
-            [*self._java("kafka.tools.StorageTool"), "format", "--standalone",
-             "-t", "benchmark-of-shoal-00000", "-c", str(path), "--feature", "share.version=1"],
-            check=True, capture_output=True,
-        )  # fmt: skip
+            [
+                *self._java("kafka.tools.StorageTool"),
+                "format",
+                "--standalone",
+                "-t",
+                "benchmark-of-shoal-00000",
+                "-c",
+                str(path),
+                "--feature",
+                "share.version=1",
+            ],
+            check=True,
+            capture_output=True,
+        )
 
     def command(self) -> list[str]:
         return self._java("kafka.Kafka", str(self._properties))

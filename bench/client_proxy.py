@@ -185,9 +185,11 @@ def main() -> None:
     for name, found in rates.items():
         ours, theirs, proxy = (statistics.median(found[b]) for b in ("shoal", "kafka", "proxy"))
         table.add_row(
-            name, *(f"{rate:,.0f}" for rate in (ours, theirs, proxy)),
-            f"{ours / theirs:.2f}", f"{proxy / theirs:.2f}",
-        )  # fmt: skip
+            name,
+            *(f"{rate:,.0f}" for rate in (ours, theirs, proxy)),
+            f"{ours / theirs:.2f}",
+            f"{proxy / theirs:.2f}",
+        )
     Console(width=None if sys.stdout.isatty() else 130).print(table)
 
 

@@ -90,10 +90,15 @@ class Steady:
         #: By partition: offset and value of each record that was acknowledged.
         self._values: list[dict[int, bytes]] = [{} for _ in range(partitions)]
         self._topic, self._stop = topic, threading.Event()
-        self._producer = Producer({
-            "bootstrap.servers": cluster.bootstrap, "acks": "all", "linger.ms": 0,
-            "enable.idempotence": True, **QUIET,
-        })  # fmt: skip
+        self._producer = Producer(
+            {
+                "bootstrap.servers": cluster.bootstrap,
+                "acks": "all",
+                "linger.ms": 0,
+                "enable.idempotence": True,
+                **QUIET,
+            }
+        )
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Steady:
@@ -112,9 +117,11 @@ class Steady:
             while sent < (time.perf_counter() - began) * PACE:
                 for partition in range(len(self.acknowledged)):
                     self._producer.produce(
-                        self._topic, repr(time.perf_counter()).encode(), partition=partition,
+                        self._topic,
+                        repr(time.perf_counter()).encode(),
+                        partition=partition,
                         on_delivery=self._delivered,
-                    )  # fmt: skip
+                    )
                 sent += 1
             self._producer.poll(0.002)
 
@@ -128,10 +135,15 @@ class Steady:
     def check(self) -> None:
         """Raise LoadFailed unless the topic has every acknowledged record at its offset, once the
         producer is closed."""
-        consumer = Consumer({
-            "bootstrap.servers": self._bootstrap, "group.id": f"verify-{self._topic}",
-            "enable.auto.commit": False, **CHECKED, **QUIET,
-        })  # fmt: skip
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self._bootstrap,
+                "group.id": f"verify-{self._topic}",
+                "enable.auto.commit": False,
+                **CHECKED,
+                **QUIET,
+            }
+        )
         try:
             for partition, values in enumerate(self._values):
                 consumer.assign([TopicPartition(self._topic, partition, 0)])
@@ -193,9 +205,13 @@ def kill_share_leader(cluster: Cluster, scale: float) -> Figures:
     admin = cluster.admin()
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(30)
-    consumer = ShareConsumer({
-        "bootstrap.servers": cluster.bootstrap, "group.id": group, **QUIET,
-    })  # fmt: skip
+    consumer = ShareConsumer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "group.id": group,
+            **QUIET,
+        }
+    )
     consumer.subscribe([topic])
 
     def delivered(since: float) -> bool:
@@ -246,10 +262,15 @@ def create_topics(cluster: Cluster, scale: float) -> Figures:
 def transactions(cluster: Cluster, scale: float) -> Figures:
     """1 KB records in transactions of 100 ms; a record counts when its transaction is committed."""
     (topic,) = create(cluster, PARTITIONS)
-    producer = Producer({
-        "bootstrap.servers": cluster.bootstrap, "transactional.id": uuid.uuid4().hex,
-        "linger.ms": 5, "queue.buffering.max.messages": 20_000, **QUIET,
-    })  # fmt: skip
+    producer = Producer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "transactional.id": uuid.uuid4().hex,
+            "linger.ms": 5,
+            "queue.buffering.max.messages": 20_000,
+            **QUIET,
+        }
+    )
     producer.init_transactions(60)
     values, sizes = random_values(1024), []
     sizes.append(_one(producer, topic, values))

@@ -56,10 +56,18 @@ class ShoalNode(Broker):
     def command(self) -> list[str]:
         pairs = [f"--set={name}={value}" for name, value in SETTINGS.items()]
         return [
-            sys.executable, "-m", "shoal.cli", "server", f"--node-id={self.id}",
-            f"--quorum={self._voters}", f"--cluster-id={CLUSTER_ID}", "--log-level=warning",
-            f"--listener={self.bootstrap}", f"--data-dir={self.directory / 'data'}", *pairs,
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "shoal.cli",
+            "server",
+            f"--node-id={self.id}",
+            f"--quorum={self._voters}",
+            f"--cluster-id={CLUSTER_ID}",
+            "--log-level=warning",
+            f"--listener={self.bootstrap}",
+            f"--data-dir={self.directory / 'data'}",
+            *pairs,
+        ]
 
 
 class KafkaNode(Kafka):
@@ -84,10 +92,22 @@ class KafkaNode(Kafka):
         path.write_text("".join(f"{k}={v}\n" for k, v in lines.items()))
         voters = ",".join(f"{n}@127.0.0.1:{port}:{_DIRECTORIES[n]}" for n, port in known.items())
         done = subprocess.run(
-            [*self._java("kafka.tools.StorageTool"), "format", "--initial-controllers", voters,
-             "-t", CLUSTER_ID, "-c", str(path), "--feature", "share.version=1"],
-            check=False, capture_output=True, text=True,
-        )  # fmt: skip
+            [
+                *self._java("kafka.tools.StorageTool"),
+                "format",
+                "--initial-controllers",
+                voters,
+                "-t",
+                CLUSTER_ID,
+                "-c",
+                str(path),
+                "--feature",
+                "share.version=1",
+            ],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
         if done.returncode:
             raise LoadFailed(f"Kafka's data directory: {done.stderr[-2000:]}")
 

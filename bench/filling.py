@@ -86,9 +86,15 @@ def mark(word: str) -> None:
 
 
 def produce(
-    bootstrap: str, topic: str, count: int, values: Sequence[bytes], *,
-    partitions: int = 1, first: int = 0, **conf: Any,
-) -> tuple[float, Sent]:  # fmt: skip
+    bootstrap: str,
+    topic: str,
+    count: int,
+    values: Sequence[bytes],
+    *,
+    partitions: int = 1,
+    first: int = 0,
+    **conf: Any,
+) -> tuple[float, Sent]:
     """Send `count` records, the values in turn, 500 to a partition before the next one.
 
     The partitions are `first` and those after it; `conf` are settings of librdkafka. Returns the
@@ -96,11 +102,17 @@ def produce(
     acknowledged.
     """
     sent = sent_values(values, (first + n // 500 % partitions for n in range(count)))
-    producer = Producer({
-        "bootstrap.servers": bootstrap, "linger.ms": 5, "batch.size": 1_000_000,
-        "queue.buffering.max.messages": 200_000, "queue.buffering.max.kbytes": 1 << 20,
-        **QUIET, **conf,
-    })  # fmt: skip
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 5,
+            "batch.size": 1_000_000,
+            "queue.buffering.max.messages": 200_000,
+            "queue.buffering.max.kbytes": 1 << 20,
+            **QUIET,
+            **conf,
+        }
+    )
     size = len(values)
     began = time.perf_counter()
     for n in range(count):
@@ -124,11 +136,17 @@ def verify(bootstrap: str, topic: str, sent: Sent, *, gaps: bool = False) -> Non
 
     `gaps`: the topic has control records, as transactions leave them.
     """
-    consumer = Consumer({
-        "bootstrap.servers": bootstrap, "group.id": f"verify-{topic}", **CHECKED, **QUIET,
-        "queued.min.messages": 1_000_000, "fetch.message.max.bytes": 8 << 20,
-        "enable.auto.commit": False,
-    })  # fmt: skip
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"verify-{topic}",
+            **CHECKED,
+            **QUIET,
+            "queued.min.messages": 1_000_000,
+            "fetch.message.max.bytes": 8 << 20,
+            "enable.auto.commit": False,
+        }
+    )
     try:
         consumer.assign([TopicPartition(topic, p, 0) for p in sent.counts])
         stored, wanted = Stored(max(sent.counts) + 1), sum(sent.counts.values())

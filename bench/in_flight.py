@@ -134,12 +134,23 @@ class Client:
 
     async def fetch(self, topic_id: Any, partitions: int) -> int:
         told = [{"partition_index": n, "acknowledgement_batches": []} for n in range(partitions)]
-        answer = await self.call(ApiKey.SHARE_FETCH, 1, {
-            "group_id": self.group, "member_id": MEMBER, "share_session_epoch": self.session_epoch,
-            "max_wait_ms": 100, "min_bytes": 1, "max_bytes": 50 << 20, "max_records": 5000,
-            "batch_size": 5000,
-            "topics": [] if self.session_epoch else [{"topic_id": topic_id, "partitions": told}],
-        })  # fmt: skip
+        answer = await self.call(
+            ApiKey.SHARE_FETCH,
+            1,
+            {
+                "group_id": self.group,
+                "member_id": MEMBER,
+                "share_session_epoch": self.session_epoch,
+                "max_wait_ms": 100,
+                "min_bytes": 1,
+                "max_bytes": 50 << 20,
+                "max_records": 5000,
+                "batch_size": 5000,
+                "topics": []
+                if self.session_epoch
+                else [{"topic_id": topic_id, "partitions": told}],
+            },
+        )
         assert not answer.error_code, answer
         self.session_epoch += 1
         ranges = (a for t in answer.responses for p in t.partitions for a in p.acquired_records)
@@ -157,10 +168,16 @@ class Client:
             }
             for index, found in batches.items()
         ]
-        answer = await self.call(ApiKey.SHARE_ACKNOWLEDGE, 1, {
-            "group_id": self.group, "member_id": MEMBER, "share_session_epoch": self.session_epoch,
-            "topics": [{"topic_id": topic_id, "partitions": rows}],
-        })  # fmt: skip
+        answer = await self.call(
+            ApiKey.SHARE_ACKNOWLEDGE,
+            1,
+            {
+                "group_id": self.group,
+                "member_id": MEMBER,
+                "share_session_epoch": self.session_epoch,
+                "topics": [{"topic_id": topic_id, "partitions": rows}],
+            },
+        )
         self.session_epoch += 1
         codes = {p.error_code for t in answer.responses for p in t.partitions}
         assert not answer.error_code and codes == {0}, (answer.error_code, codes)
@@ -168,18 +185,27 @@ class Client:
 
 async def fill(client: Client, partitions: int, each: int) -> Any:
     """A topic with so many records in each partition; its id."""
-    answer = await client.call(ApiKey.CREATE_TOPICS, 7, {
-        "timeout_ms": 60_000,
-        "topics": [{"name": TOPIC, "num_partitions": partitions, "replication_factor": 1}],
-    })  # fmt: skip
+    answer = await client.call(
+        ApiKey.CREATE_TOPICS,
+        7,
+        {
+            "timeout_ms": 60_000,
+            "topics": [{"name": TOPIC, "num_partitions": partitions, "replication_factor": 1}],
+        },
+    )
     now_ms = int(time.time() * 1000)
     batch = bytes(build_batch([(now_ms, None, b"x" * 10, ())] * BATCH))
     rows = [{"index": index, "records": batch} for index in range(partitions)]
     for _ in range(each // BATCH):
-        await client.call(ApiKey.PRODUCE, 10, {
-            "acks": -1, "timeout_ms": 10_000,
-            "topic_data": [{"name": TOPIC, "partition_data": rows}],
-        })  # fmt: skip
+        await client.call(
+            ApiKey.PRODUCE,
+            10,
+            {
+                "acks": -1,
+                "timeout_ms": 10_000,
+                "topic_data": [{"name": TOPIC, "partition_data": rows}],
+            },
+        )
     return answer.topics[0].topic_id
 
 
@@ -195,10 +221,16 @@ async def join(client: Client, partitions: int, each: int, lock_ms: int) -> None
     await client.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]})
     epoch, assigned = 0, 0
     while assigned < partitions:
-        answer = await client.call(ApiKey.SHARE_GROUP_HEARTBEAT, 1, {
-            "group_id": client.group, "member_id": MEMBER, "member_epoch": epoch,
-            "subscribed_topic_names": [TOPIC],
-        })  # fmt: skip
+        answer = await client.call(
+            ApiKey.SHARE_GROUP_HEARTBEAT,
+            1,
+            {
+                "group_id": client.group,
+                "member_id": MEMBER,
+                "member_epoch": epoch,
+                "subscribed_topic_names": [TOPIC],
+            },
+        )
         epoch = answer.member_epoch
         told = answer.assignment.topic_partitions if answer.assignment else ()
         assigned = sum(len(t.partitions) for t in told)

@@ -53,11 +53,24 @@ def rate_of_produce(run: Run, records: int, size: int, acks: str) -> Figures:
     warm = count // 2
     mark(BEGIN)
     ended = _java(
-        "org.apache.kafka.tools.ProducerPerformance", "--topic", topic,
-        "--num-records", str(count + warm), "--warmup-records", str(warm),
-        "--record-size", str(size), "--throughput", "-1", "--bootstrap-server", run.bootstrap,
-        "--command-property", f"acks={acks}", "linger.ms=5", "batch.size=65536",
-    )  # fmt: skip
+        "org.apache.kafka.tools.ProducerPerformance",
+        "--topic",
+        topic,
+        "--num-records",
+        str(count + warm),
+        "--warmup-records",
+        str(warm),
+        "--record-size",
+        str(size),
+        "--throughput",
+        "-1",
+        "--bootstrap-server",
+        run.bootstrap,
+        "--command-property",
+        f"acks={acks}",
+        "linger.ms=5",
+        "batch.size=65536",
+    )
     mark(END)
     rate = perf_rate(ended.stdout, ended.stderr, warm=warm, count=count)
     sent = Sent()

@@ -63,12 +63,16 @@ def rate_of_consume(run: Run, records: int, size: int, partitions: int, group: s
         run.bootstrap, topic, count, random_values(size), acks="all", partitions=partitions
     )
     settings = {
-        "bootstrap.servers": run.bootstrap, "group.id": f"g-{topic}",
+        "bootstrap.servers": run.bootstrap,
+        "group.id": f"g-{topic}",
         "auto.offset.reset": "earliest",
-        "enable.auto.commit": False, "queued.min.messages": 1_000_000,
-        "queued.max.messages.kbytes": 1 << 20, "fetch.message.max.bytes": 8 << 20,
-        **CHECKED, **QUIET,
-    }  # fmt: skip
+        "enable.auto.commit": False,
+        "queued.min.messages": 1_000_000,
+        "queued.max.messages.kbytes": 1 << 20,
+        "fetch.message.max.bytes": 8 << 20,
+        **CHECKED,
+        **QUIET,
+    }
     if group == "consumer":
         settings["group.protocol"] = "consumer"
     mark(BEGIN)
@@ -95,10 +99,16 @@ def rate_of_share(run: Run, records: int, size: int, mode: str) -> Figures:
     topic, count, group = run.topic(), run.count(records), run.share_group()
     _, sent = produce(run.bootstrap, topic, count, random_values(size), acks="all")
     mark(BEGIN)
-    consumer = ShareConsumer({
-        "bootstrap.servers": run.bootstrap, "group.id": group, "share.acknowledgement.mode": mode,
-        "max.poll.records": 500, **CHECKED, **QUIET,
-    })  # fmt: skip
+    consumer = ShareConsumer(
+        {
+            "bootstrap.servers": run.bootstrap,
+            "group.id": group,
+            "share.acknowledgement.mode": mode,
+            "max.poll.records": 500,
+            **CHECKED,
+            **QUIET,
+        }
+    )
     taken, confirmed, stall = Taken(), Confirmed(), Stall(count)
     consumer.set_acknowledgement_commit_callback(confirmed)
     consumer.subscribe([topic])
@@ -132,10 +142,16 @@ def _worker(
     bootstrap: str, group: str, topic: str, each: bool, go: Any, done: Any, work: Work
 ) -> None:
     """One explicit share consumer: acknowledges, and commits each record or each poll."""
-    consumer = ShareConsumer({
-        "bootstrap.servers": bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit",
-        "max.poll.records": 500, **CHECKED, **QUIET,
-    })  # fmt: skip
+    consumer = ShareConsumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "share.acknowledgement.mode": "explicit",
+            "max.poll.records": 500,
+            **CHECKED,
+            **QUIET,
+        }
+    )
     consumer.subscribe([topic])
     go.wait()
     while not done.is_set():
@@ -199,9 +215,7 @@ def check_processes(workers: list[Any]) -> None:
 
 def _synchronous(bootstrap: str, topic: str, count: int, values: list[bytes], out: Any) -> None:
     sent = sent_values(values, [0] * count)
-    producer = Producer({
-        "bootstrap.servers": bootstrap, "linger.ms": 0, "acks": "all", **QUIET
-    })  # fmt: skip
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "acks": "all", **QUIET})
     times, left = [], 0
     for n in range(count):
         began = time.perf_counter()

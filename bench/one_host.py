@@ -44,10 +44,15 @@ class Host(Broker):
 
     def command(self) -> list[str]:
         return [
-            sys.executable, "-m", "shoal.cli", "server", f"--brokers-per-host={self.brokers}",
-            f"--listener={self.bootstrap}", f"--data-dir={self.directory / 'data'}",
+            sys.executable,
+            "-m",
+            "shoal.cli",
+            "server",
+            f"--brokers-per-host={self.brokers}",
+            f"--listener={self.bootstrap}",
+            f"--data-dir={self.directory / 'data'}",
             "--log-level=warning",
-        ]  # fmt: skip
+        ]
 
     def cpu_s(self) -> float:
         """CPU seconds of the process and of those that it has started."""
@@ -68,11 +73,19 @@ def send(bootstrap: str, topic: str, count: int, partition: int) -> None:
 def receive(bootstrap: str, topic: str, count: int, partition: int) -> None:
     """Read the `count` records of a partition `PASSES` times."""
     consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "bench", "fetch.max.bytes": 50 << 20,
-         "max.partition.fetch.bytes": 8 << 20, "enable.auto.commit": False,
-         # librdkafka pauses for a second once it holds more than the application asked for.
-         "queued.max.messages.kbytes": 1 << 17, "fetch.queue.backoff.ms": 10, **CHECKED, **QUIET}
-    )  # fmt: skip
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "bench",
+            "fetch.max.bytes": 50 << 20,
+            "max.partition.fetch.bytes": 8 << 20,
+            "enable.auto.commit": False,
+            # librdkafka pauses for a second once it holds more than the application asked for.
+            "queued.max.messages.kbytes": 1 << 17,
+            "fetch.queue.backoff.ms": 10,
+            **CHECKED,
+            **QUIET,
+        }
+    )
     for _ in range(PASSES):
         consumer.assign([TopicPartition(topic, partition, 0)])
         taken, stall = Taken(PARTITIONS), Stall(count)

@@ -23,9 +23,11 @@ DOCS = ROOT / "docs"
 PAGE = DOCS / "performance.md"
 RUNS = DOCS / "benchmarks"
 TITLES = {
-    "one-broker": "One broker against Apache Kafka", "queues": "Queues",
-    "cluster": "Three brokers against three of Apache Kafka", "spark": "Spark",
-}  # fmt: skip
+    "one-broker": "One broker against Apache Kafka",
+    "queues": "Queues",
+    "cluster": "Three brokers against three of Apache Kafka",
+    "spark": "Spark",
+}
 _LIST = re.compile(r"(<!-- runs -->\n).*?(<!-- end -->)", re.DOTALL)
 _TABLE = re.compile(r"(<!-- run: ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -52,10 +54,17 @@ def summary(document: dict[str, Any], name: str) -> str:
     compares = any(row.get("ratio") is not None for row in document["rows"])
     head = ["load", "figure", *sides.values(), *(["ratio"] if compares else []), "goal", "result"]
     lines = [
-        [row["load"], name_of(row), *(number(row.get(side)) for side in sides),
-         *([ratio(row)] if compares else []), goal_of(row), verdict(row)]
-        for row in document["rows"] if row.get("goal") or row.get("failed")
-    ]  # fmt: skip
+        [
+            row["load"],
+            name_of(row),
+            *(number(row.get(side)) for side in sides),
+            *([ratio(row)] if compares else []),
+            goal_of(row),
+            verdict(row),
+        ]
+        for row in document["rows"]
+        if row.get("goal") or row.get("failed")
+    ]
     source = f"[Run of {document['date']}](benchmarks/{name}.md), commit {document['commit']}."
     return f"\n{table(head, lines)}\n{source}\n\n{notes_of(document)}"
 
@@ -69,11 +78,15 @@ def run_page(document: dict[str, Any], name: str) -> str:
     """The page of a run: where and when, and all figures with their ranges."""
     sides = sides_of(document)
     facts = [
-        ["date", document["date"]], ["commit", document["commit"]],
+        ["date", document["date"]],
+        ["commit", document["commit"]],
         ["machine", document["machine"]],
-        *([key.replace("_", " "), str(document[key])]
-          for key in ("load_before", "kafka_heap", "scale") if document.get(key) is not None),
-    ]  # fmt: skip
+        *(
+            [key.replace("_", " "), str(document[key])]
+            for key in ("load_before", "kafka_heap", "scale")
+            if document.get(key) is not None
+        ),
+    ]
     if document.get("seconds"):
         facts.append(["duration", f"{document['seconds'] / 60:.0f} min"])
     head = ["load", "figure", "rounds"]

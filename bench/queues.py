@@ -81,13 +81,23 @@ def group_with(run: Run, **configs: str) -> str:
     return group
 
 
-def fill(run: Run, topic: str, keys: list[int], headers: Callable[[int], Any] = lambda _: None,
-         batch: int = 10) -> Sent:  # fmt: skip
+def fill(
+    run: Run,
+    topic: str,
+    keys: list[int],
+    headers: Callable[[int], Any] = lambda _: None,
+    batch: int = 10,
+) -> Sent:
     """100 B to each of the keys, in small batches; the record of key n goes to partition n % 2."""
-    producer = Producer({
-        "bootstrap.servers": run.bootstrap, "linger.ms": 5, "batch.num.messages": batch,
-        "queue.buffering.max.messages": 200_000, **QUIET,
-    })  # fmt: skip
+    producer = Producer(
+        {
+            "bootstrap.servers": run.bootstrap,
+            "linger.ms": 5,
+            "batch.num.messages": batch,
+            "queue.buffering.max.messages": 200_000,
+            **QUIET,
+        }
+    )
     values = random_values(100)
     sent = sent_values(values, (key % 2 for key in keys))
     for n, key in enumerate(keys):
@@ -96,24 +106,42 @@ def fill(run: Run, topic: str, keys: list[int], headers: Callable[[int], Any] = 
                 producer.poll(0.01)
             producer.poll(0)
         producer.produce(
-            topic, values[n % len(values)], f"k{key}", partition=key % 2, headers=headers(n),
+            topic,
+            values[n % len(values)],
+            f"k{key}",
+            partition=key % 2,
+            headers=headers(n),
             on_delivery=sent,
-        )  # fmt: skip
+        )
     sent.check(producer.flush(120))
     return sent
 
 
 def member(bootstrap: str, group: str, **conf: Any) -> ShareConsumer:
-    return ShareConsumer({
-        "bootstrap.servers": bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit",
-        **CHECKED, **QUIET, **conf,
-    })  # fmt: skip
+    return ShareConsumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "share.acknowledgement.mode": "explicit",
+            **CHECKED,
+            **QUIET,
+            **conf,
+        }
+    )
 
 
 def _work(
-    bootstrap: str, group: str, topic: str, work_s: float, polled: int, each: bool,
-    go: Any, end: Any, work: Work, out: Any,
-) -> None:  # fmt: skip
+    bootstrap: str,
+    group: str,
+    topic: str,
+    work_s: float,
+    polled: int,
+    each: bool,
+    go: Any,
+    end: Any,
+    work: Work,
+    out: Any,
+) -> None:
     """Take records, work on each, commit each poll or record; counts those of key 0 and others that
     were finished for the first time."""
     consumer = member(bootstrap, group, **{"max.poll.records": polled})
@@ -143,9 +171,17 @@ def _work(
 
 
 def worked(
-    run: Run, group: str, topic: str, until: Callable[[Any], bool], sent: Sent, *,
-    work_s: float = 0, polled: int = 500, each: bool = False, warm: int = 500,
-) -> tuple[float, float]:  # fmt: skip
+    run: Run,
+    group: str,
+    topic: str,
+    until: Callable[[Any], bool],
+    sent: Sent,
+    *,
+    work_s: float = 0,
+    polled: int = 500,
+    each: bool = False,
+    warm: int = 500,
+) -> tuple[float, float]:
     """Eight members at work until it is enough: hot and other records a second, after the first
     `warm` ones."""
     out = multiprocessing.Array("q", 2)
@@ -191,16 +227,22 @@ def key_order(broker: Measured, run: Run, counts: tuple[int, int], *, each: bool
         group = group_with(run, share_ordering=ordering)
         cpu, members_cpu = broker.cpu_s(), ended_cpu_s()
         rates = worked(
-            run, group, topic, lambda out, n=count: sum(out[:]) >= n, sent, each=each,
+            run,
+            group,
+            topic,
+            lambda out, n=count: sum(out[:]) >= n,
+            sent,
+            each=each,
             warm=count // 20,
-        )  # fmt: skip
+        )
         found[f"{told}_per_s"] = sum(rates)
         found[f"{told}_cpu_us"] = (broker.cpu_s() - cpu) / count * 1e6
         found[f"{told}_members_cpu_us"] = (ended_cpu_s() - members_cpu) / count * 1e6
     return {
-        **found, "ratio": found["ordered_per_s"] / found["unordered_per_s"],
+        **found,
+        "ratio": found["ordered_per_s"] / found["unordered_per_s"],
         "ratio_by_cpu": _cpu_us(found, "unordered") / _cpu_us(found, "ordered"),
-    }  # fmt: skip
+    }
 
 
 def _cpu_us(found: Figures, told: str) -> float:
@@ -228,9 +270,11 @@ def hot_key(broker: Measured, run: Run) -> Figures:
 
         rates[hot] = worked(run, group, topic, over, sent, work_s=0.005, polled=10)
     return {
-        "others_per_s": rates[False][1], "others_beside_hot_per_s": rates[True][1],
-        "hot_per_s": rates[True][0], "ratio": rates[True][1] / rates[False][1],
-    }  # fmt: skip
+        "others_per_s": rates[False][1],
+        "others_beside_hot_per_s": rates[True][1],
+        "hot_per_s": rates[True][0],
+        "ratio": rates[True][1] / rates[False][1],
+    }
 
 
 def _listen(bootstrap: str, group: str, topic: str, end: Any, work: Work, out: Any) -> None:
@@ -298,15 +342,16 @@ async def _reject(bootstrap: str, group: str, topic: str, end: threading.Event) 
     """A member that rejects whatever it gets, and comes back when its broker does."""
     while not end.is_set():
         try:
-            async with (
-                Client(bootstrap) as client, await client.share(group, [topic]) as session
-            ):  # fmt: skip
+            async with Client(bootstrap) as client, await client.share(group, [topic]) as session:
                 acks: list[Any] = []
                 while not end.is_set():
                     found = await session.acquire(
-                        max_records=1000, max_wait_ms=200, acknowledgements=acks, payload=False,
+                        max_records=1000,
+                        max_wait_ms=200,
+                        acknowledgements=acks,
+                        payload=False,
                         mode=AcquireMode.RECORD_LIMIT,
-                    )  # fmt: skip
+                    )
                     acks = [a for one in found for a in one.acknowledge(AcknowledgeType.REJECT)]
         except (ClientError, OSError):
             await asyncio.sleep(0.1)
@@ -327,9 +372,11 @@ def dead_letters(broker: Measured, run: Run) -> Figures:
     cpu_us = (broker.cpu_s() - cpu) / count * 1e6
     found = _sources(run, letters)
     return {
-        "rate": count / elapsed, "cpu_us": cpu_us, "lost": count - len(found),
+        "rate": count / elapsed,
+        "cpu_us": cpu_us,
+        "lost": count - len(found),
         "twice": sum(found.values()) - len(found),
-    }  # fmt: skip
+    }
 
 
 def dead_letters_over_a_kill(broker: Measured, run: Run) -> Figures:
@@ -345,9 +392,10 @@ def dead_letters_over_a_kill(broker: Measured, run: Run) -> Figures:
             time.sleep(0.1)
     found = _sources(run, letters)
     return {
-        "written_before": before, "lost": count - len(found),
+        "written_before": before,
+        "lost": count - len(found),
         "twice": sum(found.values()) - len(found),
-    }  # fmt: skip
+    }
 
 
 def _with_letters(run: Run, count: int) -> tuple[str, str, str]:
@@ -359,10 +407,14 @@ def _with_letters(run: Run, count: int) -> tuple[str, str, str]:
     for future in run.admin.incremental_alter_configs([resource]).values():
         future.result(30)
     fill(run, topic, list(range(count)), batch=100)
-    group = group_with(run, **{
-        f"{DLQ}.topic.name": letters, f"{DLQ}.copy.record.enable": "true",
-        "share.partition.max.record.locks": "4000",
-    })  # fmt: skip
+    group = group_with(
+        run,
+        **{
+            f"{DLQ}.topic.name": letters,
+            f"{DLQ}.copy.record.enable": "true",
+            "share.partition.max.record.locks": "4000",
+        },
+    )
     return group, topic, letters
 
 
@@ -385,10 +437,15 @@ def _rejecters(run: Run, group: str, topic: str) -> Iterator[None]:
 def _sources(run: Run, letters: str) -> dict[tuple[Any, Any], int]:
     """How many letters each record has, by source partition and offset, once all have come or
     none comes any more."""
-    consumer = Consumer({
-        "bootstrap.servers": run.bootstrap, "group.id": f"read-{letters}",
-        "auto.offset.reset": "earliest", **CHECKED, **QUIET,
-    })  # fmt: skip
+    consumer = Consumer(
+        {
+            "bootstrap.servers": run.bootstrap,
+            "group.id": f"read-{letters}",
+            "auto.offset.reset": "earliest",
+            **CHECKED,
+            **QUIET,
+        }
+    )
     consumer.subscribe([letters])
     found: dict[tuple[Any, Any], int] = {}
     idle_since = time.monotonic()
@@ -426,11 +483,26 @@ GOALS = {
     ("dead letters over kill -9", "lost"): Goal(0, more=False, alone=True),
 }
 FIGURES = (
-    "rate", "unordered_per_s", "ordered_per_s", "ratio", "ratio_by_cpu", "unordered_cpu_us",
-    "ordered_cpu_us", "unordered_members_cpu_us", "ordered_members_cpu_us", "others_per_s",
-    "others_beside_hot_per_s", "hot_per_s", "bytes_each", "p50_ms", "p99_ms", "cpu_us",
-    "written_before", "lost", "twice",
-)  # fmt: skip
+    "rate",
+    "unordered_per_s",
+    "ordered_per_s",
+    "ratio",
+    "ratio_by_cpu",
+    "unordered_cpu_us",
+    "ordered_cpu_us",
+    "unordered_members_cpu_us",
+    "ordered_members_cpu_us",
+    "others_per_s",
+    "others_beside_hot_per_s",
+    "hot_per_s",
+    "bytes_each",
+    "p50_ms",
+    "p99_ms",
+    "cpu_us",
+    "written_before",
+    "lost",
+    "twice",
+)
 
 
 def main() -> None:
@@ -457,9 +529,12 @@ def main() -> None:
 
 
 def _round(
-    name: str, load: Callable[[Measured, Run], Figures], broker: Measured, scale: float,
+    name: str,
+    load: Callable[[Measured, Run], Figures],
+    broker: Measured,
+    scale: float,
     results: Results,
-) -> None:  # fmt: skip
+) -> None:
     if results.has_failed(name):
         return
     try:

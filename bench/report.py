@@ -12,30 +12,52 @@ from rich.table import Table
 
 #: Name and unit of each figure.
 NAMES = {
-    "rate": "rate, records/s", "p50_ms": "median latency, ms", "p99_ms": "99th percentile, ms",
-    "wait_ms": "wait, ms", "cpu_s": "broker CPU, s", "client_cpu_s": "client CPU, s",
-    "repeated": "redelivered records", "redelivered": "redelivered records",
-    "record_cpu_ms": "CPU of a single record, ms", "record_ms": "time of a single record, ms",
-    "rss_mb": "memory, MB", "idle_mb": "memory when idle, MB",
-    "loaded_mb": "memory after all loads, MB", "idle_cpu": "idle CPU, cores",
-    "start_s": "start, s", "cpu_s_gb": "broker CPU, s/GB", "pause_ms": "longest turn, CPU ms",
-    "record_cpu_us": "broker CPU of a record, µs", "record_bytes": "memory of a record, B",
-    "mixed_record_bytes": "memory of a record in mixed states, B", "pause_s": "pause, s",
-    "errors": "client errors", "whole_s": "duration, s", "failover_s": "all partitions led, s",
-    "sync_s": "in sync, s", "partitions": "partitions survived",
+    "rate": "rate, records/s",
+    "p50_ms": "median latency, ms",
+    "p99_ms": "99th percentile, ms",
+    "wait_ms": "wait, ms",
+    "cpu_s": "broker CPU, s",
+    "client_cpu_s": "client CPU, s",
+    "repeated": "redelivered records",
+    "redelivered": "redelivered records",
+    "record_cpu_ms": "CPU of a single record, ms",
+    "record_ms": "time of a single record, ms",
+    "rss_mb": "memory, MB",
+    "idle_mb": "memory when idle, MB",
+    "loaded_mb": "memory after all loads, MB",
+    "idle_cpu": "idle CPU, cores",
+    "start_s": "start, s",
+    "cpu_s_gb": "broker CPU, s/GB",
+    "pause_ms": "longest turn, CPU ms",
+    "record_cpu_us": "broker CPU of a record, µs",
+    "record_bytes": "memory of a record, B",
+    "mixed_record_bytes": "memory of a record in mixed states, B",
+    "pause_s": "pause, s",
+    "errors": "client errors",
+    "whole_s": "duration, s",
+    "failover_s": "all partitions led, s",
+    "sync_s": "in sync, s",
+    "partitions": "partitions survived",
     "unordered_per_s": "rate without order, records/s",
-    "ordered_per_s": "rate with key order, records/s", "ratio": "with to without",
+    "ordered_per_s": "rate with key order, records/s",
+    "ratio": "with to without",
     "unordered_cpu_us": "broker CPU without order, µs",
     "ordered_cpu_us": "broker CPU with key order, µs",
     "unordered_members_cpu_us": "client CPU without order, µs",
     "ordered_members_cpu_us": "client CPU with key order, µs",
-    "ratio_by_cpu": "with to without, by CPU", "others_per_s": "rate without a hot key, records/s",
+    "ratio_by_cpu": "with to without, by CPU",
+    "others_per_s": "rate without a hot key, records/s",
     "others_beside_hot_per_s": "rate beside a hot key, records/s",
-    "hot_per_s": "rate of the hot key, records/s", "bytes_each": "memory of a record, B",
-    "cpu_us": "broker CPU of a record, µs", "lost": "lost records", "twice": "repeated records",
-    "written_before": "written before the kill", "rows_per_s": "rate, rows/s",
-    "p50_s": "median latency, s", "max_s": "longest latency, s",
-}  # fmt: skip
+    "hot_per_s": "rate of the hot key, records/s",
+    "bytes_each": "memory of a record, B",
+    "cpu_us": "broker CPU of a record, µs",
+    "lost": "lost records",
+    "twice": "repeated records",
+    "written_before": "written before the kill",
+    "rows_per_s": "rate, rows/s",
+    "p50_s": "median latency, s",
+    "max_s": "longest latency, s",
+}
 HEAD = ["load", "figure", "Shoal", "Shoal min-max", "Kafka", "Kafka min-max", "ratio", "goal", ""]
 
 
@@ -70,8 +92,12 @@ def ratio(row: Row) -> str:
 def cells(row: Row) -> list[str]:
     """A row as text, one number a cell, but that a range is least and greatest."""
     if row.get("failed"):
-        return [row["load"], "; ".join(f"{s}: {e}" for s, e in row["failed"].items()),
-                *[""] * 6, "failed"]  # fmt: skip
+        return [
+            row["load"],
+            "; ".join(f"{s}: {e}" for s, e in row["failed"].items()),
+            *[""] * 6,
+            "failed",
+        ]
     found = [row["load"], NAMES[row["figure"]]]
     for side in ("shoal", "kafka"):
         least_and_greatest = row["spread"].get(side)
@@ -113,8 +139,11 @@ def picture(rows: list[Row], path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(10, 0.32 * len(found) + 1.2))
     colours = ["#2a9d3a" if r["met"] else "#c0392b" for r in found]
-    axes.barh([f"{r['load']}: {NAMES[r['figure']]}" for r in found],
-              [max(r["ratio"], 0.01) for r in found], color=colours)  # fmt: skip
+    axes.barh(
+        [f"{r['load']}: {NAMES[r['figure']]}" for r in found],
+        [max(r["ratio"], 0.01) for r in found],
+        color=colours,
+    )
     for place, row in enumerate(found):
         axes.plot(
             [row["goal"]["value"]] * 2, [place - 0.4, place + 0.4], color="black", linewidth=2

@@ -90,11 +90,16 @@ class Results:
         theirs = medians.get("kafka")
         ratio = ratio_of(ours, theirs)
         return {
-            "load": load, "figure": figure, "shoal": ours, "kafka": theirs, "ratio": ratio,
+            "load": load,
+            "figure": figure,
+            "shoal": ours,
+            "kafka": theirs,
+            "ratio": ratio,
             "spread": {side: [values[0], values[-1]] for side, values in sides.items()},
             "rounds": len(sides["shoal"]),
-            "goal": goal and goal._asdict(), "met": goal and goal.met(ours, ratio),
-        }  # fmt: skip
+            "goal": goal and goal._asdict(),
+            "met": goal and goal.met(ours, ratio),
+        }
 
 
 def ratio_of(ours: float, theirs: float | None) -> float | None:
@@ -151,6 +156,8 @@ def _commit() -> str:
     ).stdout.strip()
     changed = subprocess.run(
         [*words, "status", "--porcelain", "--untracked-files=no"],
-        capture_output=True, text=True, check=False,
-    ).stdout.strip()  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout.strip()
     return f"{head}+" if head and changed else head

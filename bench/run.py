@@ -48,25 +48,43 @@ GOALS: dict[str, dict[str, Goal]] = {
     "jobs, 8 partitions, commit a record": {"rate": Goal(2.0), "cpu_s": Goal(0.3, more=False)},
     "jobs, 2 partitions, commit a poll": {"rate": Goal(1.2)},
     "jobs, 8 partitions, commit a poll": {"rate": Goal(1.2)},
-    "synchronous": {"rate": Goal(1.4), "p50_ms": Goal(0.75, more=False),
-                    "p99_ms": Goal(0.75, more=False)},
+    "synchronous": {
+        "rate": Goal(1.4),
+        "p50_ms": Goal(0.75, more=False),
+        "p99_ms": Goal(0.75, more=False),
+    },
     "end to end": {"p50_ms": Goal(0.8, more=False), "p99_ms": Goal(0.8, more=False)},
-    "1,000 partitions": {"rss_mb": Goal(0.125, more=False),
-                         "idle_cpu": Goal(0.01, more=False, alone=True)},
+    "1,000 partitions": {
+        "rss_mb": Goal(0.125, more=False),
+        "idle_cpu": Goal(0.01, more=False, alone=True),
+    },
     "memory": {"idle_mb": Goal(0.125, more=False), "loaded_mb": Goal(0.125, more=False)},
     "start": {"start_s": Goal(0.25, more=False)},
     "restart": {"start_s": Goal(1.0, more=False)},
     "1,000,000 records in flight": {"pause_ms": Goal(20.0, more=False, alone=True)},
     "first record of a new group": {"wait_ms": Goal(200.0, more=False, alone=True)},
     "records of a killed member": {"wait_ms": Goal(1000.0, more=False, alone=True)},
-}  # fmt: skip
+}
 #: A load that takes longer waits for a broker that is gone, or whose disk is full.
 LOAD_TIMEOUT_S = 600
 FIGURES = [
-    "rate", "wait_ms", "p50_ms", "p99_ms", "cpu_s", "client_cpu_s", "repeated", "rss_mb", "idle_mb",
-    "loaded_mb", "idle_cpu", "start_s", "pause_ms", "record_cpu_us", "record_bytes",
+    "rate",
+    "wait_ms",
+    "p50_ms",
+    "p99_ms",
+    "cpu_s",
+    "client_cpu_s",
+    "repeated",
+    "rss_mb",
+    "idle_mb",
+    "loaded_mb",
+    "idle_cpu",
+    "start_s",
+    "pause_ms",
+    "record_cpu_us",
+    "record_bytes",
     "mixed_record_bytes",
-]  # fmt: skip
+]
 
 
 def goal_of(name: str, figure: str) -> Goal | None:
@@ -83,9 +101,12 @@ def run_load(broker: Broker, name: str, scale: float) -> Figures:
     """
     child = subprocess.Popen(
         [sys.executable, str(HERE / "loads.py"), name, broker.bootstrap, str(scale)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     begin, used, last = 0.0, None, ""
     assert child.stdout is not None and child.stdin is not None
     patience = threading.Timer(LOAD_TIMEOUT_S, _end, (child,))
@@ -129,8 +150,10 @@ def crowd(broker: Broker) -> Figures:
     """Memory and idle CPU (share of a core) with 1,000 partitions and 100 idle connections."""
     child = subprocess.Popen(
         [sys.executable, str(HERE / "loads.py"), "crowd", broker.bootstrap],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert child.stdout is not None and child.stdin is not None
     if not child.stdout.readline():
         raise LoadFailed(f"the idle consumers ended with exit code {child.wait(60)}")

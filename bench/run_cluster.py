@@ -47,16 +47,30 @@ CROWDED = {figure: Goal(1.0, more=False) for figure in ("rss_mb", "start_s", "fa
 WARMED = ("produce 1 KB, acks=all", "transactions of 100 ms")
 #: Seconds of a round on both clusters on a quiet machine of two cores, for the estimate.
 ROUND_S = {
-    "produce 1 KB, acks=all": 15, "transactions of 100 ms": 25, "rolling restart": 60,
+    "produce 1 KB, acks=all": 15,
+    "transactions of 100 ms": 25,
+    "rolling restart": 60,
     "create 1,000 topics x 3": 15,
-}  # fmt: skip
+}
 KILL_ROUND_S, CROWD_S = 40, 300
 #: Fewest partitions of the crowded cluster that are worth a comparison.
 PARTITIONS_MIN = 500
 #: Single records, and those before them that do not count.
 ALONE, ALONE_WARM = 1_000, 200
-FIGURES = ("rate", "cpu_s_gb", "pause_s", "errors", "whole_s", "start_s", "failover_s", "sync_s",
-           "rss_mb", "record_cpu_ms", "record_ms", "partitions")  # fmt: skip
+FIGURES = (
+    "rate",
+    "cpu_s_gb",
+    "pause_s",
+    "errors",
+    "whole_s",
+    "start_s",
+    "failover_s",
+    "sync_s",
+    "rss_mb",
+    "record_cpu_ms",
+    "record_ms",
+    "partitions",
+)
 
 
 def goal_of(name: str, figure: str) -> Goal | None:
@@ -68,8 +82,9 @@ def goal_of(name: str, figure: str) -> Goal | None:
 def one_by_one(cluster: Cluster) -> Figures:
     """CPU of all brokers for a single record, and its time with acks=all."""
     (topic,) = create(cluster, 1)
-    producer = Producer({"bootstrap.servers": cluster.bootstrap, "acks": "all", "linger.ms": 0,
-                         **QUIET})  # fmt: skip
+    producer = Producer(
+        {"bootstrap.servers": cluster.bootstrap, "acks": "all", "linger.ms": 0, **QUIET}
+    )
     times: list[float] = []
     sent = Sent()
     for number in range(ALONE_WARM + ALONE):
@@ -130,17 +145,22 @@ def crowded(cluster: Cluster, partitions: int) -> Figures:
         sync_s = time.perf_counter() - returned
         note("in sync again")
         return {
-            "whole_s": made_s, "rss_mb": rss_mb, "failover_s": failover_s, "start_s": start_s,
-            "sync_s": sync_s, **record,
-        }  # fmt: skip
+            "whole_s": made_s,
+            "rss_mb": rss_mb,
+            "failover_s": failover_s,
+            "start_s": start_s,
+            "sync_s": sync_s,
+            **record,
+        }
     except KafkaException as error:
         raise LoadFailed(str(error)) from None
     finally:
         cluster.stop()
 
 
-def crowd(sides: list[type[ShoalNode] | type[KafkaNode]], partitions: int, folder: Path,
-          results: Results) -> None:  # fmt: skip
+def crowd(
+    sides: list[type[ShoalNode] | type[KafkaNode]], partitions: int, folder: Path, results: Results
+) -> None:
     """Compare crowded clusters at the largest number of partitions that Kafka survives."""
 
     def once(kind: type[ShoalNode] | type[KafkaNode], count: int) -> Figures:

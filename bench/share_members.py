@@ -18,10 +18,15 @@ LOCK_END_S = 150
 
 
 def _member(bootstrap: str, group: str, topic: str) -> ShareConsumer:
-    member = ShareConsumer({
-        "bootstrap.servers": bootstrap, "group.id": group, "share.acknowledgement.mode": "explicit",
-        **CHECKED, **QUIET,
-    })  # fmt: skip
+    member = ShareConsumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "share.acknowledgement.mode": "explicit",
+            **CHECKED,
+            **QUIET,
+        }
+    )
     member.subscribe([topic])
     return member
 

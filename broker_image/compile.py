@@ -49,8 +49,10 @@ def build(folder: Path, extension: Extension) -> str | None:
     sources = sorted(map(str, (folder / extension.sources).glob("*.c")))
     done = subprocess.run(
         [*command, *FLAGS, f"-I{include}", "-o", str(part), *sources],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         part.unlink(missing_ok=True)
         return done.stderr.strip()

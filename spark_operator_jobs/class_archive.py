@@ -83,8 +83,14 @@ class Nothing(BaseHTTPRequestHandler):
             self.end_headers()
             self.rfile.read(1)
             return
-        self._say({"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "1"},
-                   "items": []})  # fmt: skip
+        self._say(
+            {
+                "kind": "PodList",
+                "apiVersion": "v1",
+                "metadata": {"resourceVersion": "1"},
+                "items": [],
+            }
+        )
 
     def _say(self, answer: dict) -> None:
         body = json.dumps(answer).encode()
@@ -154,12 +160,22 @@ def job(kind: str) -> None:
 def submit(lists: str, master: str, confs: dict[str, str], *words: str) -> None:
     settings = [f"--conf={name}={value}" for name, value in (CONFS | confs).items()]
     argv = [HOME / "bin/spark-submit", f"--master={master}", *settings, *words]
-    more = {"SHOAL_CLASS_LISTS": lists, "SPARK_LOCAL_IP": "127.0.0.1", "KUBECONFIG": os.devnull,
-            "SPARK_WORKER_DIR": lists}  # fmt: skip
+    more = {
+        "SHOAL_CLASS_LISTS": lists,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "KUBECONFIG": os.devnull,
+        "SPARK_WORKER_DIR": lists,
+    }
     done = subprocess.run(
-        argv, env=os.environ | more, cwd=lists, timeout=TIMEOUT_S, text=True, check=False,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        argv,
+        env=os.environ | more,
+        cwd=lists,
+        timeout=TIMEOUT_S,
+        text=True,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     if done.returncode:
         raise OSError(f"{words} at {master}:\n{done.stdout[-8000:]}")
 
@@ -186,10 +202,19 @@ def main(archive: Path, path: Path) -> None:
         names.write_text("".join(f"{line}\n" for line in lines))
         path.write_text(":".join(jars()))
         subprocess.run(
-            ["java", "-Xshare:dump", f"-XX:SharedClassListFile={names}", "-Xlog:cds*=error",
-             f"-XX:SharedArchiveFile={archive}", "-cp", path.read_text()],
-            check=True, stdout=subprocess.DEVNULL, timeout=TIMEOUT_S,
-        )  # fmt: skip
+            [
+                "java",
+                "-Xshare:dump",
+                f"-XX:SharedClassListFile={names}",
+                "-Xlog:cds*=error",
+                f"-XX:SharedArchiveFile={archive}",
+                "-cp",
+                path.read_text(),
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            timeout=TIMEOUT_S,
+        )
     archive.chmod(0o644)
     print(f"{len(found)} JVMs, {len(lines)} classes, {archive.stat().st_size >> 20} MiB")
 

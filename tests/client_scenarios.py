@@ -86,8 +86,9 @@ async def topics_come_grow_and_go(client: Client) -> None:
     assert [p.leader_id >= 0 for p in described.partitions] == [True, True]
     again = await admin.topics.create([NewTopic(topic, 1), NewTopic("no good name", 1)])
     assert {error.code for error in again.values() if isinstance(error, KafkaError)} == {
-        ErrorCode.topic_already_exists, ErrorCode.invalid_topic_exception,
-    }  # fmt: skip
+        ErrorCode.topic_already_exists,
+        ErrorCode.invalid_topic_exception,
+    }
     expect(await admin.topics.create_partitions({topic: 5}))
     assert len((await client.cluster.topic(topic)).partitions) == 5
     assert topic in await admin.topics.list()
@@ -116,10 +117,12 @@ async def configs_of_topics_and_groups(client: Client) -> None:
     unset = ConfigChange("retention.ms", None, AlterOperation.DELETE)
     expect(await client.admin.configs.alter({of_topic: [unset]}))
     await value_is(client, of_topic, "retention.ms", "604800000")
-    refused = await client.admin.configs.alter({
-        of_topic: [ConfigChange("no.such.config", "1")],
-        of_group: [ConfigChange("share.session.timeout.ms", "50000")],
-    })  # fmt: skip
+    refused = await client.admin.configs.alter(
+        {
+            of_topic: [ConfigChange("no.such.config", "1")],
+            of_group: [ConfigChange("share.session.timeout.ms", "50000")],
+        }
+    )
     assert refused[of_group] is None
     error = refused[of_topic]
     assert isinstance(error, KafkaError) and error.code == ErrorCode.invalid_config
@@ -145,18 +148,26 @@ async def produced_records_come_back(client: Client) -> None:
         async with client.producer(compression=codec) as producer:
             sent = [
                 await producer.send(
-                    topic, None if i == 3 else b"v%d" % i, key=None if i % 2 else b"k",
-                    headers=headers if i else (), timestamp_ms=1_000_000 + i,
+                    topic,
+                    None if i == 3 else b"v%d" % i,
+                    key=None if i % 2 else b"k",
+                    headers=headers if i else (),
+                    timestamp_ms=1_000_000 + i,
                 )
                 for i in range(5)
-            ]  # fmt: skip
+            ]
         results = [future.result() for future in sent]
         assert [r.offset for r in results] == list(range(len(expected), len(expected) + 5))
         expected += [
-            (r.offset, 1_000_000 + i, None if i % 2 else b"k", None if i == 3 else b"v%d" % i,
-             headers if i else ())
+            (
+                r.offset,
+                1_000_000 + i,
+                None if i % 2 else b"k",
+                None if i == 3 else b"v%d" % i,
+                headers if i else (),
+            )
             for i, r in enumerate(results)
-        ]  # fmt: skip
+        ]
     fetched = await client.fetch_range(topic, 0, 0, len(expected) - 1)
     assert [tuple(record) for one in fetched for record in one.records()] == expected
 
@@ -285,8 +296,10 @@ async def a_session_that_the_broker_has_ended(client: Client) -> None:
         (first,) = await acquire(session)
         leader = await client.cluster.leader(topic, 0)
         closing = {
-            "group_id": group, "member_id": session.member_id, "share_session_epoch": -1,
-        }  # fmt: skip
+            "group_id": group,
+            "member_id": session.member_id,
+            "share_session_epoch": -1,
+        }
         answer = await client.cluster.request(leader, ApiKey.SHARE_ACKNOWLEDGE, closing)
         assert not answer.error_code
         ((_, error),) = await session.acknowledge(first.acknowledge(AcknowledgeType.ACCEPT))
@@ -337,11 +350,14 @@ async def members_share_one_partition(client: Client) -> None:
         await asyncio.gather(*(_assigned(session) for session in sessions))
         await fill(client, topic, [b"x"] * 60)
         taken = [
-            {r.offset for r in decoded(await acquire(
-                session, max_records=20, mode=AcquireMode.RECORD_LIMIT
-            ))}
+            {
+                r.offset
+                for r in decoded(
+                    await acquire(session, max_records=20, mode=AcquireMode.RECORD_LIMIT)
+                )
+            }
             for session in sessions
-        ]  # fmt: skip
+        ]
         assert [len(some) for some in taken] == [20, 20, 20]
         assert len(set.union(*taken)) == 60
         described = expect(await client.admin.groups.describe([group]))[group]
@@ -451,12 +467,16 @@ async def hundreds_of_objects_in_a_few_calls(client: Client) -> None:
     expect(await client.admin.topics.create([NewTopic(topic, 1) for topic in topics]))
     groups = [name("many") for _ in range(100)]
     change = [ConfigChange("share.auto.offset.reset", "earliest")]
-    expect(await client.admin.configs.alter(
-        {Resource(ResourceType.GROUP, group): change for group in groups}
-    ))  # fmt: skip
-    ends = expect(await client.admin.topics.offsets(
-        {TopicPartition(topic, 0): int(OffsetSpec.LATEST) for topic in topics}
-    ))  # fmt: skip
+    expect(
+        await client.admin.configs.alter(
+            {Resource(ResourceType.GROUP, group): change for group in groups}
+        )
+    )
+    ends = expect(
+        await client.admin.topics.offsets(
+            {TopicPartition(topic, 0): int(OffsetSpec.LATEST) for topic in topics}
+        )
+    )
     assert {offset.offset for offset in ends.values()} == {0} and len(ends) == 100
     described = await client.admin.groups.describe(groups)
     assert len(described) == 100

@@ -30,9 +30,14 @@ class Shoal:
     ) -> subprocess.CompletedProcess[str]:
         """Run to the end and expect that exit status, and never a traceback."""
         done = subprocess.run(
-            [*SHOAL, *words], input=stdin, capture_output=True, text=True, env=self.environment,
-            timeout=RUN_TIMEOUT_S, check=False,
-        )  # fmt: skip
+            [*SHOAL, *words],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env=self.environment,
+            timeout=RUN_TIMEOUT_S,
+            check=False,
+        )
         assert "Traceback" not in done.stderr, done.stderr
         assert done.returncode == status, (words, done.returncode, done.stdout, done.stderr)
         return done
@@ -66,9 +71,13 @@ class RunningCommand:
         self.lines: list[str] = []
         # Of tests that a shell runs in the background, children would not hear Ctrl-C.
         self._process = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
+        )
         assert self._process.stdout is not None
         self._reader = threading.Thread(target=self._read, args=(self._process.stdout,))
         self._reader.start()
@@ -109,9 +118,14 @@ class Terminal:
     def __init__(self, words: list[str], environment: dict[str, str]) -> None:
         self._master, slave = pty.openpty()
         self._process = subprocess.Popen(
-            words, stdin=slave, stdout=slave, stderr=slave, env=environment,
-            start_new_session=True, preexec_fn=_own_terminal,
-        )  # fmt: skip
+            words,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=_own_terminal,
+        )
         os.close(slave)
         self.text = ""
         self._reader = threading.Thread(target=self._read)

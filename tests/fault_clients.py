@@ -286,10 +286,16 @@ class ShareMember(Worker):
             place = (record.partition, record.offset)
             self.history.acquires.append(
                 Acquire(
-                    self._name, *place, record.value or b"", record.delivery_count, sent,
-                    answered, lock_s, leader,
+                    self._name,
+                    *place,
+                    record.value or b"",
+                    record.delivery_count,
+                    sent,
+                    answered,
+                    lock_s,
+                    leader,
                 )
-            )  # fmt: skip
+            )
             settles[place] = Settle(
                 self._name, *place, _action(record.offset, record.delivery_count), 0.0, 0.0, None
             )
@@ -297,9 +303,11 @@ class ShareMember(Worker):
         await self._settle(session, settles, _without(gaps, settles))
 
     async def _settle(
-        self, session: ShareSession, settles: dict[tuple[int, int], Settle],
+        self,
+        session: ShareSession,
+        settles: dict[tuple[int, int], Settle],
         gaps: Sequence[Acknowledgement],
-    ) -> None:  # fmt: skip
+    ) -> None:
         sent = time.monotonic()
         acks = [
             Acknowledgement(self.topic, s.partition, s.offset, s.offset, _ACTIONS[s.type])
@@ -312,8 +320,9 @@ class ShareMember(Worker):
         finally:
             self.history.settles += settles.values()
         now = time.monotonic()
-        refused = {(r.acknowledgement.partition, r.acknowledgement.first_offset): r.error
-                   for r in refusals}  # fmt: skip
+        refused = {
+            (r.acknowledgement.partition, r.acknowledgement.first_offset): r.error for r in refusals
+        }
         for place, one in settles.items():
             error = refused.get(place)
             one.answered = now

@@ -137,11 +137,18 @@ def batch(
     replaces the compressed data; `producer` is id, epoch and base sequence."""
     number = len(records) if count is None else count
     header = BatchHeader(
-        base_offset, 0, leader_epoch, 2, 0, attributes | codec,
+        base_offset,
+        0,
+        leader_epoch,
+        2,
+        0,
+        attributes | codec,
         number - 1 if last_offset_delta is None else last_offset_delta,
-        base_timestamp, base_timestamp if max_timestamp is None else max_timestamp,
-        *producer, number,
-    )  # fmt: skip
+        base_timestamp,
+        base_timestamp if max_timestamp is None else max_timestamp,
+        *producer,
+        number,
+    )
     body = compress(codec, b"".join(records) + tail) if raw is None else raw
     return bytes(seal(header, body))
 
@@ -181,9 +188,14 @@ def _structure(codec: Compression) -> Iterator[Case]:
     three = records(3)
     yield case("sound", batch(*three, codec=codec))
     yield case("one sound", batch(record(), codec=codec))
-    yield case("sound, headers and nulls", batch(
-        record(0, key=None, headers=headers((b"a", b"1"), (b"b", None))),
-        record(1, value=None, headers=headers((b"", b""))), codec=codec))  # fmt: skip
+    yield case(
+        "sound, headers and nulls",
+        batch(
+            record(0, key=None, headers=headers((b"a", b"1"), (b"b", None))),
+            record(1, value=None, headers=headers((b"", b""))),
+            codec=codec,
+        ),
+    )
     yield case("count 4 over 3 records", batch(*three, codec=codec, count=4))
     yield case("count 2 over 3 records", batch(*three, codec=codec, count=2))
     yield case("count 1000 over 1", batch(record(), codec=codec, count=1000))
@@ -192,17 +204,24 @@ def _structure(codec: Compression) -> Iterator[Case]:
     yield case("no records", batch(codec=codec, count=0, last_offset_delta=0))
     yield case("no compressed bytes", batch(codec=codec, count=1, raw=b""))
     yield case("plain bytes", batch(codec=codec, count=3, raw=b"these are no records at all"))
-    yield case("garbled", batch(codec=codec, count=3,
-               raw=_flipped(bytes(compress(codec, b"".join(three))))))  # fmt: skip
-    yield case("cut", batch(codec=codec, count=3,
-               raw=bytes(compress(codec, b"".join(three)))[:-4]))  # fmt: skip
+    yield case(
+        "garbled",
+        batch(codec=codec, count=3, raw=_flipped(bytes(compress(codec, b"".join(three))))),
+    )
+    yield case("cut", batch(codec=codec, count=3, raw=bytes(compress(codec, b"".join(three)))[:-4]))
     yield case("tail in the data", batch(*three, codec=codec, tail=b"\0\0\0"))
-    yield case("tail behind the data", batch(
-        codec=codec, count=3, raw=bytes(compress(codec, b"".join(three))) + b"\0\0\0"))  # fmt: skip
+    yield case(
+        "tail behind the data",
+        batch(codec=codec, count=3, raw=bytes(compress(codec, b"".join(three))) + b"\0\0\0"),
+    )
     deltas = {
-        "from 1": (1, 2, 3), "all 0": (0, 0, 0), "a gap": (0, 1, 7), "backwards": (2, 1, 0),
-        "negative": (0, -1, 1), "huge": (0, 1, 2**31 - 1),
-    }  # fmt: skip
+        "from 1": (1, 2, 3),
+        "all 0": (0, 0, 0),
+        "a gap": (0, 1, 7),
+        "backwards": (2, 1, 0),
+        "negative": (0, -1, 1),
+        "huge": (0, 1, 2**31 - 1),
+    }
     for name, offsets in deltas.items():
         data = batch(*(record(i) for i in offsets), codec=codec, count=3)
         yield case(f"offsets {name}", data)
@@ -329,8 +348,11 @@ def _headers() -> Iterator[Case]:
 def _compressed_lies() -> Iterator[Case]:
     """Small batches that announce or expand to very much."""
     gzipped = bytes(compress(Compression.GZIP, b""))[:9]
-    yield Case("70 bytes of gzip, 2147483647 records", "plain",
-               batch(codec=1, count=2**31 - 1, raw=gzipped))  # fmt: skip
+    yield Case(
+        "70 bytes of gzip, 2147483647 records",
+        "plain",
+        batch(codec=1, count=2**31 - 1, raw=gzipped),
+    )
     for codec in CODECS[1:]:
         bomb = [record(0, value=bytes(8 << 20)), record(1)]
         yield Case(f"{codec.name} expands to 8 MiB", "plain", batch(*bomb, codec=codec))
@@ -374,8 +396,11 @@ def _keys() -> Iterator[Case]:
             f"{codec.name} no key, recompressed", "zstd-compacted", batch(*mixed, codec=codec)
         )
         yield Case(f"{codec.name} no key, stamped", "stamped-compacted", batch(*mixed, codec=codec))
-    yield Case("all but one without a key", "compacted", batch(record(0), *(
-        record(i, key=None) for i in range(1, 50))))  # fmt: skip
+    yield Case(
+        "all but one without a key",
+        "compacted",
+        batch(record(0), *(record(i, key=None) for i in range(1, 50))),
+    )
 
 
 def _times(codec: Compression) -> Iterator[Case]:
@@ -406,8 +431,11 @@ def _times(codec: Compression) -> Iterator[Case]:
     none = batch(*records(2), codec=codec, base_timestamp=-1)
     yield Case(f"{codec.name} times: none", "timed", none)
     both = batch(
-        record(0, key=None), record(1, timestamp_delta=old),
-        record(2, key=None, timestamp_delta=old), codec=codec)  # fmt: skip
+        record(0, key=None),
+        record(1, timestamp_delta=old),
+        record(2, key=None, timestamp_delta=old),
+        codec=codec,
+    )
     yield Case(f"{codec.name} times: no key and too old", "compacted-timed", both)
 
 

@@ -18,10 +18,30 @@ from shoal.record.records import build_batch
 
 _WIDTH = {"int8": 8, "int16": 16, "uint16": 16, "int32": 32, "uint32": 32, "int64": 64}
 _STRINGS = (
-    "", "t", "g", "no such thing", ".", "..", "__consumer_offsets", "__share_group_state", "é",
-    "a" * 249, "a" * 250, "x" * 32_767, "/etc/passwd", "../../x", "-1", "NaN", "(a+)+$", "\0",
-    "consumer", "range", "uniform", "retention.ms", "1",
-)  # fmt: skip
+    "",
+    "t",
+    "g",
+    "no such thing",
+    ".",
+    "..",
+    "__consumer_offsets",
+    "__share_group_state",
+    "é",
+    "a" * 249,
+    "a" * 250,
+    "x" * 32_767,
+    "/etc/passwd",
+    "../../x",
+    "-1",
+    "NaN",
+    "(a+)+$",
+    "\0",
+    "consumer",
+    "range",
+    "uniform",
+    "retention.ms",
+    "1",
+)
 
 
 class Author:

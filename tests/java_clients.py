@@ -42,8 +42,10 @@ class JavaProcess:
             roles = [f"{one.role}:{name}" for name, one in self._clients.items()]
             self._process = subprocess.Popen(
                 java(str(SOURCE), *self._words, *roles, heap="384m"),
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
             self._reader.start()
 
     def finish(self, name: str) -> None:
@@ -165,16 +167,32 @@ class JavaSharer(JavaClient):
             sent = _fetched(event["since"], self.history)
             value = event["v"].encode()
             self.history.acquires.append(
-                Acquire(self.name, event["p"], event["o"], value, event["n"], sent, event["t"],
-                        lock_s=0.0, leader=-1)
-            )  # fmt: skip
+                Acquire(
+                    self.name,
+                    event["p"],
+                    event["o"],
+                    value,
+                    event["n"],
+                    sent,
+                    event["t"],
+                    lock_s=0.0,
+                    leader=-1,
+                )
+            )
             self.times.append(event["t"])
         elif kind == "settled":
             for offset, fate in event["fates"].items():
                 self.history.settles.append(
-                    Settle(self.name, event["p"], int(offset), fate, event["since"], event["t"],
-                           event["ok"])
-                )  # fmt: skip
+                    Settle(
+                        self.name,
+                        event["p"],
+                        int(offset),
+                        fate,
+                        event["since"],
+                        event["t"],
+                        event["ok"],
+                    )
+                )
                 self.done += event["ok"] is True
 
 

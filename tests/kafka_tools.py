@@ -57,9 +57,15 @@ def absent() -> str:
 def java(*words: str, heap: str = "256m") -> list[str]:
     """A command line that starts a class of Kafka's, for a short life."""
     return [
-        "java", f"-Xmx{heap}", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Dlog4j2.level=OFF",
-        "-cp", f"{LIBRARY}/*", *words,
-    ]  # fmt: skip
+        "java",
+        f"-Xmx{heap}",
+        "-XX:TieredStopAtLevel=1",
+        "-XX:+UseSerialGC",
+        "-Dlog4j2.level=OFF",
+        "-cp",
+        f"{LIBRARY}/*",
+        *words,
+    ]
 
 
 def command(script: str, *words: str) -> list[str]:
@@ -82,9 +88,13 @@ class KafkaTools:
     def run(self, tool: str, *words: str, stdin: str = "", status: int = 0) -> str:
         """Run to the end, expect that exit status; all it said."""
         done = subprocess.run(
-            self._words(tool, words), input=stdin, capture_output=True, text=True,
-            timeout=RUN_TIMEOUT_S, check=False,
-        )  # fmt: skip
+            self._words(tool, words),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=RUN_TIMEOUT_S,
+            check=False,
+        )
         said = done.stdout + done.stderr
         assert done.returncode == status, (tool, words, done.returncode, said)
         return said

@@ -40,9 +40,13 @@ class KafkaProcess:
     """A broker with its controller. `listeners`: name to security protocol, beside PLAINTEXT."""
 
     def __init__(
-        self, directory: Path, *, listeners: Mapping[str, str] | None = None,
-        configs: Mapping[str, str] | None = None, format_flags: tuple[str, ...] = (),
-    ) -> None:  # fmt: skip
+        self,
+        directory: Path,
+        *,
+        listeners: Mapping[str, str] | None = None,
+        configs: Mapping[str, str] | None = None,
+        format_flags: tuple[str, ...] = (),
+    ) -> None:
         self.directory = directory
         protocols = {"PLAINTEXT": "PLAINTEXT", **(listeners or {}), "CONTROLLER": "PLAINTEXT"}
         ports = dict(zip(protocols, free_ports(len(protocols)), strict=True))
@@ -69,11 +73,23 @@ class KafkaProcess:
         properties = self.directory / "server.properties"
         properties.write_text("".join(f"{n}={v}\n" for n, v in self._configs.items()))
         done = subprocess.run(
-            java("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "--standalone",
-                 "-c", str(properties), "--feature", "share.version=1",
-                 *self._format_flags),
-            capture_output=True, text=True, timeout=START_TIMEOUT_S, check=False,
-        )  # fmt: skip
+            java(
+                "kafka.tools.StorageTool",
+                "format",
+                "-t",
+                CLUSTER_ID,
+                "--standalone",
+                "-c",
+                str(properties),
+                "--feature",
+                "share.version=1",
+                *self._format_flags,
+            ),
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT_S,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         with (self.directory / "out").open("wb") as out:
             self._process = subprocess.Popen(

@@ -68,18 +68,31 @@ def parts_of(hours: float, seed: int) -> list[Part]:
 
     def seeds(number: int) -> Command:
         begin = first + number * SEEDS
-        words = (*PYTEST, f"--timeout={UNTIMED_S:.0f}", "tests/sim/test_cluster_sim.py",
-                 "-k", "test_seeds")  # fmt: skip
+        words = (
+            *PYTEST,
+            f"--timeout={UNTIMED_S:.0f}",
+            "tests/sim/test_cluster_sim.py",
+            "-k",
+            "test_seeds",
+        )
         return Command(words, {"CLUSTER_SEEDS": f"{begin}-{begin + SEEDS - 1}"})
 
     def faults(number: int) -> Command:
-        words = (*PYTEST, "-s", f"--timeout={faults_s + SLACK_S:.0f}",
-                 "tests/cluster/test_faults.py", "-k", "five")  # fmt: skip
+        words = (
+            *PYTEST,
+            "-s",
+            f"--timeout={faults_s + SLACK_S:.0f}",
+            "tests/cluster/test_faults.py",
+            "-k",
+            "five",
+        )
         environment = {"SHOAL_FAULTS_S": f"{faults_s:.0f}", "SHOAL_FAULTS_SEED": str(seed)}
         return Command(words, environment)
 
-    marked = Command((*PYTEST, f"--timeout={UNTIMED_S:.0f}", "-m", "nightly", "tests",
-                      "--ignore=tests/e2e"), {"NIGHTLY_SEED": str(seed)})  # fmt: skip
+    marked = Command(
+        (*PYTEST, f"--timeout={UNTIMED_S:.0f}", "-m", "nightly", "tests", "--ignore=tests/e2e"),
+        {"NIGHTLY_SEED": str(seed)},
+    )
     fuzz = Command(("make", "fuzz", f"FUZZ=--seconds {fuzz_s:.0f}"))
     e2e = Command(("make", "e2e"), {"PYTEST_ADDOPTS": "-m 'nightly or not nightly'"})
     return [
@@ -113,9 +126,13 @@ def run(part: Part, folder: Path) -> Outcome:
 def _run(command: Command, log: int, limit_s: float) -> int:
     """Exit code of a command; TOO_LATE if it was killed, with all it started."""
     process = subprocess.Popen(
-        command.words, cwd=ROOT, env={**os.environ, **command.environment},
-        stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
+        command.words,
+        cwd=ROOT,
+        env={**os.environ, **command.environment},
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     try:
         return process.wait(max(1.0, limit_s))
     except subprocess.TimeoutExpired:

@@ -23,9 +23,15 @@ class Queue:
     """Made with names of its own; the group starts at the topic's beginning."""
 
     def __init__(
-        self, client: SyncClient, bootstrap: str, *, partitions: int = 1, replicas: int = 1,
-        topic_configs: Mapping[str, str] | None = None, **group_configs: str,
-    ) -> None:  # fmt: skip
+        self,
+        client: SyncClient,
+        bootstrap: str,
+        *,
+        partitions: int = 1,
+        replicas: int = 1,
+        topic_configs: Mapping[str, str] | None = None,
+        **group_configs: str,
+    ) -> None:
         self.client = client
         self.bootstrap = bootstrap
         self.topic = f"t-{uuid.uuid4().hex[:8]}"
@@ -42,9 +48,15 @@ class Queue:
         expect(self.client.run(self.client.admin.configs.alter({resource: changes})))
 
     def produce(
-        self, values: Iterable[bytes | str | int], *, batch: int = 0, partition: int | None = None,
-        key: bytes | None = None, headers: Headers = (), compression: str = "none",
-    ) -> list[Produced]:  # fmt: skip
+        self,
+        values: Iterable[bytes | str | int],
+        *,
+        batch: int = 0,
+        partition: int | None = None,
+        key: bytes | None = None,
+        headers: Headers = (),
+        compression: str = "none",
+    ) -> list[Produced]:
         """Produce values over all partitions in turn; `batch` records to each of the log's."""
         encoded = [v if isinstance(v, bytes) else str(v).encode() for v in values]
         size = batch or max(len(encoded), 1)
@@ -55,11 +67,14 @@ class Queue:
             for begin in range(0, len(encoded), size):
                 futures = [
                     await producer.send(
-                        self.topic, value, key=key, headers=headers,
+                        self.topic,
+                        value,
+                        key=key,
+                        headers=headers,
                         partition=(begin + i) % self.partitions if partition is None else partition,
                     )
                     for i, value in enumerate(encoded[begin : begin + size])
-                ]  # fmt: skip
+                ]
                 await producer.flush()
                 found += [await future for future in futures]
             return found

@@ -85,15 +85,24 @@ class ShoalProcess:
         pairs = [f"--set={name}={value}" for name, value in self.configs.items()]
         self._process = subprocess.Popen(
             [
-                *self._command, sys.executable, "-m", "shoal.cli", "server",
-                f"--listener={self.bootstrap}", f"--data-dir={self.data_dir}",
-                f"--metrics={self._metrics_listener}", *pairs, *self.flags,
+                *self._command,
+                sys.executable,
+                "-m",
+                "shoal.cli",
+                "server",
+                f"--listener={self.bootstrap}",
+                f"--data-dir={self.data_dir}",
+                f"--metrics={self._metrics_listener}",
+                *pairs,
+                *self.flags,
             ],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
             # SHOAL_CLUSTER and the like are for the tests; a broker refuses what it does not know.
             env={k: v for k, v in os.environ.items() if not k.startswith("SHOAL_")}
             | self.environment,
-        )  # fmt: skip
+        )
         self._ready = ready = threading.Event()
         self._said_ready = False
         streams = (self._process.stdout, self._process.stderr)

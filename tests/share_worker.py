@@ -48,7 +48,7 @@ class Member:
         command = java or [sys.executable, __file__]
         self._process = subprocess.Popen(
             [*command, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )  # fmt: skip
+        )
         assert self._process.stdout is not None
         self._reader = threading.Thread(target=self._read, args=(self._process.stdout,))
         self._reader.start()
@@ -116,8 +116,9 @@ def settle(
     tell(e="begin", fates=fates)
     try:
         results = consumer.commit_sync(10)
-        codes = {told.partition: error.args[0].code() if error else 0
-                 for told, error in results.items()}  # fmt: skip
+        codes = {
+            told.partition: error.args[0].code() if error else 0 for told, error in results.items()
+        }
     except KafkaException as error:
         codes = {partition: error.args[0].code() for partition in {m.partition() for m in polled}}
     tell(e="end", codes=codes)

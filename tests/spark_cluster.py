@@ -35,14 +35,19 @@ def session(place: Path) -> SparkSession:
     os.environ[scaling.FILE] = str(place / "executors")
     quick = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     settings = {
-        "spark.driver.extraJavaOptions": quick, "spark.executor.extraJavaOptions": quick,
-        "spark.ui.enabled": "false", "spark.driver.memory": "512m",
-        "spark.executor.memory": "512m", "spark.executor.cores": "1",
-        "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-        "spark.decommission.enabled": "true", "spark.local.dir": str(place / "local"),
+        "spark.driver.extraJavaOptions": quick,
+        "spark.executor.extraJavaOptions": quick,
+        "spark.ui.enabled": "false",
+        "spark.driver.memory": "512m",
+        "spark.executor.memory": "512m",
+        "spark.executor.cores": "1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.decommission.enabled": "true",
+        "spark.local.dir": str(place / "local"),
         "spark.python.daemon.module": "shoal_spark.daemon",
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(sys.path),
-    }  # fmt: skip
+    }
     builder = SparkSession.builder.master(f"local-cluster[{EXECUTORS},1,512]").appName("tests")
     spark = builder.config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

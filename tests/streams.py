@@ -41,9 +41,13 @@ class Stream:
         )
 
     def start(
-        self, sink: Sink | None = None, *, available_now: bool = False, every: str = "",
+        self,
+        sink: Sink | None = None,
+        *,
+        available_now: bool = False,
+        every: str = "",
         **options: Any,
-    ) -> StreamingQuery:  # fmt: skip
+    ) -> StreamingQuery:
         """`sink` is called with each batch before its rows are noted; `every` is the time of a
         `processingTime` trigger."""
 

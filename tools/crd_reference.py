@@ -23,9 +23,11 @@ _CONDITIONS_TEXT = (
     "they are true. A new resource has `observedGeneration` -1 and `Ready` `Unknown`."
 )
 _BOUNDS = {
-    "minimum": "at least {}", "maximum": "at most {}", "maxItems": "at most {} items",
+    "minimum": "at least {}",
+    "maximum": "at most {}",
+    "maxItems": "at most {} items",
     "pattern": "matches `{}`",
-}  # fmt: skip
+}
 
 
 def page(definition: Mapping[str, Any]) -> str:

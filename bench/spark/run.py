@@ -61,16 +61,22 @@ def session(master: str, **confs: str) -> Iterator[SparkSession]:
     """A session with Spark's Kafka source and ours."""
     jars = [str(p) for p in LIBRARY.glob("*.jar") if p.name.startswith(JARS)]
     if len(jars) < len(JARS):
-        sys.exit(f"Spark's Kafka source is missing in {LIBRARY}: mvn -q -f {HERE / 'pom.xml'} "
-                 "dependency:copy-dependencies -DoutputDirectory=lib")  # fmt: skip
+        sys.exit(
+            f"Spark's Kafka source is missing in {LIBRARY}: mvn -q -f {HERE / 'pom.xml'} "
+            "dependency:copy-dependencies -DoutputDirectory=lib"
+        )
     paths = os.pathsep.join(sys.path)
     os.environ.update(PYSPARK_PYTHON=sys.executable, PYTHONPATH=paths)
     settings = {
-        "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
-        "spark.jars": ",".join(jars), "spark.driver.memory": "1g",
-        "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
-        "spark.sql.shuffle.partitions": "2", **confs,
-    }  # fmt: skip
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.jars": ",".join(jars),
+        "spark.driver.memory": "1g",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+        **confs,
+    }
     spark = SparkSession.builder.master(master).config(map=settings).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     shoal_spark.register(spark)
@@ -112,9 +118,11 @@ def fill(client: SyncClient, topic: str, rows: int, size: int) -> int:
 
 
 def progress(
-    spark: SparkSession, kind: str, options: Mapping[str, str],
+    spark: SparkSession,
+    kind: str,
+    options: Mapping[str, str],
     sink: Callable[[DataFrame, int], None] | None = None,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """Drain a queue; the progress of each batch that had rows."""
     with tempfile.TemporaryDirectory() as checkpoint:
         frame = spark.readStream.format(kind).options(**options).load()
@@ -153,10 +161,19 @@ class Bench:
         self._folder.cleanup()
 
     def compare(
-        self, spark: SparkSession, rows: int, size: int, per_trigger: int, skip: int,
-        sink: Callable[[DataFrame, int], None] | None = None, find: int = 0, *,
-        name: str, results: Results, **more: str,
-    ) -> None:  # fmt: skip
+        self,
+        spark: SparkSession,
+        rows: int,
+        size: int,
+        per_trigger: int,
+        skip: int,
+        sink: Callable[[DataFrame, int], None] | None = None,
+        find: int = 0,
+        *,
+        name: str,
+        results: Results,
+        **more: str,
+    ) -> None:
         """Rows a second, ours and Spark's, in rounds that alternate.
 
         `find` batches of ours do not count either, in which it finds their size.
@@ -168,11 +185,9 @@ class Bench:
         for number in range(self.given.rounds + 1):
             group = new_group(self.client, max(LOCKS, per_trigger // PARTITIONS))
             options = {
-                "sharegroup": {
-                    **where, "group.id": group, "maxRecordsPerTrigger": limit, **more
-                },
+                "sharegroup": {**where, "group.id": group, "maxRecordsPerTrigger": limit, **more},
                 "kafka": {**where, "startingOffsets": "earliest", "maxOffsetsPerTrigger": limit},
-            }  # fmt: skip
+            }
             for kind, side in sides.items():
                 if number == self.given.rounds:
                     verify(spark, kind, options[kind], rows, checksum)
@@ -192,22 +207,38 @@ class Bench:
 
     def scaling(self, name: str, results: Results) -> None:
         rows = int(14_000 * self.given.scale)
-        with session(f"local-cluster[{EXECUTORS},1,512]",
-                     **{"spark.executor.memory": "512m", "spark.executor.cores": "1",
-                        "spark.python.daemon.module": "shoal_spark.daemon",
-                        "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", "")},
-                     ) as spark:  # fmt: skip
+        with session(
+            f"local-cluster[{EXECUTORS},1,512]",
+            **{
+                "spark.executor.memory": "512m",
+                "spark.executor.cores": "1",
+                "spark.python.daemon.module": "shoal_spark.daemon",
+                "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+            },
+        ) as spark:
             # As the jobs do it: batches of so many seconds, within a group's default record locks.
-            more = {"minPartitions": str(EXECUTORS), "batch.target.ms": str(BATCH_TARGET_MS),
-                    "maxRecordsPerTrigger": str(PARTITIONS * LOCKS)}  # fmt: skip
-            self.compare(spark, rows, 100, 2_000, skip=1, sink=working, find=2,
-                         name=name, results=results, **more)  # fmt: skip
+            more = {
+                "minPartitions": str(EXECUTORS),
+                "batch.target.ms": str(BATCH_TARGET_MS),
+                "maxRecordsPerTrigger": str(PARTITIONS * LOCKS),
+            }
+            self.compare(
+                spark,
+                rows,
+                100,
+                2_000,
+                skip=1,
+                sink=working,
+                find=2,
+                name=name,
+                results=results,
+                **more,
+            )
 
     def latency(self, name: str, results: Results) -> None:
         """Seconds from produce until the group's start offset has moved past the record."""
         topic, group = new_topic(self.client), new_group(self.client, 1000)
-        options = {"kafka.bootstrap.servers": self.bootstrap, "subscribe": topic,
-                   "group.id": group}  # fmt: skip
+        options = {"kafka.bootstrap.servers": self.bootstrap, "subscribe": topic, "group.id": group}
         took = []
         with session("local[2]") as spark, tempfile.TemporaryDirectory() as checkpoint:
             frame = spark.readStream.format("sharegroup").options(**options).load()

@@ -120,8 +120,11 @@ class Pipeline:
         return Sample(
             time.monotonic() - began,
             max(0, counts[TASKS] - counts[RESULTS] - counts[DEAD_LETTERS]),
-            int(status.get("desiredReplicas", 0)), running, counts[RESULTS], counts[DEAD_LETTERS],
-        )  # fmt: skip
+            int(status.get("desiredReplicas", 0)),
+            running,
+            counts[RESULTS],
+            counts[DEAD_LETTERS],
+        )
 
     def lag(self) -> int:
         """What the operator says is not settled yet; -1 while it says nothing."""
@@ -132,19 +135,36 @@ class Pipeline:
         """Start a pod that puts `count` image tasks into the queue."""
         self.kubectl("delete", "pod/feeder", "--ignore-not-found", "--wait=true")
         words = (
-            "python3", "/opt/spark/jobs/feed_images.py", "--bootstrap-servers",
-            "demo-bootstrap:9092", "--topic", TASKS, "--partitions", str(PARTITIONS),
-            "--count", str(count), "--size", "128", "--broken-every", str(BROKEN_EVERY),
-            "--name", self.run, "--spread",
-        )  # fmt: skip
+            "python3",
+            "/opt/spark/jobs/feed_images.py",
+            "--bootstrap-servers",
+            "demo-bootstrap:9092",
+            "--topic",
+            TASKS,
+            "--partitions",
+            str(PARTITIONS),
+            "--count",
+            str(count),
+            "--size",
+            "128",
+            "--broken-every",
+            str(BROKEN_EVERY),
+            "--name",
+            self.run,
+            "--spread",
+        )
         container = {
-            "name": "feeder", "image": images.tag("spark"), "imagePullPolicy": "Never",
+            "name": "feeder",
+            "image": images.tag("spark"),
+            "imagePullPolicy": "Never",
             "command": list(words),
-        }  # fmt: skip
+        }
         pod = {
-            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "feeder"},
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "feeder"},
             "spec": {"restartPolicy": "Never", "containers": [container]},
-        }  # fmt: skip
+        }
         self.kubectl("apply", "--filename=-", input=json.dumps(pod))
 
     def feeder_failed(self) -> str:

@@ -348,9 +348,12 @@ class Groups:
         fields = {"groupId": state.group, **self._fields(resource, state)}
         if error:
             verdict = Verdict(
-                False, "ConfigRefused", f"The brokers refused the group's settings: {error}.",
-                progressing=error.retriable, degraded=not error.retriable,
-            )  # fmt: skip
+                False,
+                "ConfigRefused",
+                f"The brokers refused the group's settings: {error}.",
+                progressing=error.retriable,
+                degraded=not error.retriable,
+            )
             return resource, verdict, fields
         if state.type not in ("", "share"):
             wrong = Verdict.refused(
@@ -371,10 +374,11 @@ class Groups:
     ) -> tuple[Verdict, dict[str, Any]]:
         if state.members:
             waiting = Verdict(
-                True, "ResetWaits",
+                True,
+                "ResetWaits",
                 f"The reset {reset['id']!r} waits until the group's {state.members} members left.",
                 progressing=True,
-            )  # fmt: skip
+            )
             return waiting, {}
         topics = reset.get("topics") or resource["spec"].get("topics", [])
         if not topics:
@@ -385,9 +389,12 @@ class Groups:
             await self._move(resource, reset, topics, state)
         except KafkaError as error:
             verdict = Verdict(
-                True, "ResetRefused", f"The reset {reset['id']!r} was refused: {error}.",
-                progressing=True, warning=("ResetRefused", str(error)),
-            )  # fmt: skip
+                True,
+                "ResetRefused",
+                f"The reset {reset['id']!r} was refused: {error}.",
+                progressing=True,
+                warning=("ResetRefused", str(error)),
+            )
             return verdict, {}
         await self._kube.event(
             resource,

@@ -105,8 +105,13 @@ for _api_version, _kind, _labels in WATCHED:
     )
 
 
-@kopf.on.event("apiextensions.k8s.io", "v1", "customresourcedefinitions", field="metadata.name",
-               value=SPARK_CRD)  # fmt: skip
+@kopf.on.event(
+    "apiextensions.k8s.io",
+    "v1",
+    "customresourcedefinitions",
+    field="metadata.name",
+    value=SPARK_CRD,
+)
 async def watch_definitions(memo: Environment, **_: Any) -> None:
     """A Spark operator was installed, or taken away."""
     memo.operator.spark_changed()

@@ -59,9 +59,10 @@ class Store:
         found = self._kinds[kind]
         wanted = sorted(self._by_cluster.get((kind, namespace, cluster), ()))
         return [
-            o for name in wanted
+            o
+            for name in wanted
             if (o := found.get((namespace, name))) and o["spec"].get("cluster") == cluster
-        ]  # fmt: skip
+        ]
 
 
 def _newer(one: Manifest, other: Manifest) -> bool:

@@ -193,9 +193,12 @@ class Topics:
             again = error.retriable or self._too_early(resource, error)
             where = "Retrying." if again else "Change the spec."
             verdict = Verdict(
-                False, _camel(error), f"The brokers refused the topic: {error}. {where}",
-                progressing=again, degraded=not again,
-            )  # fmt: skip
+                False,
+                _camel(error),
+                f"The brokers refused the topic: {error}. {where}",
+                progressing=again,
+                degraded=not again,
+            )
             return verdict, fields
         refusal = plan[name][1].refusal
         if refusal:

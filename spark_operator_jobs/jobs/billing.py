@@ -50,15 +50,23 @@ def invoice(row: dict[str, Any], lines_max: int = LINES_MAX) -> dict[str, Any]:
     total = sum(line["price_cents"] * line["quantity"] for line in lines)
     number = f"{row['topic']}-{row['partition']}-{row['offset']}"
     text = [
-        f"Invoice {number}", f"for {order['account']}, {order['order']}", "",
-        *(f"{line['quantity']:>3} x {line['wine']:<40} {euros(line['price_cents'])}"
-          for line in lines),
-        "", f"Total {euros(total)}",
-    ]  # fmt: skip
+        f"Invoice {number}",
+        f"for {order['account']}, {order['order']}",
+        "",
+        *(
+            f"{line['quantity']:>3} x {line['wine']:<40} {euros(line['price_cents'])}"
+            for line in lines
+        ),
+        "",
+        f"Total {euros(total)}",
+    ]
     return {
-        "order_id": order["order"], "number": number, "account": order["account"],
-        "total_cents": total, "pdf": pdf(text),
-    }  # fmt: skip
+        "order_id": order["order"],
+        "number": number,
+        "account": order["account"],
+        "total_cents": total,
+        "pdf": pdf(text),
+    }
 
 
 def euros(cents: int) -> str:

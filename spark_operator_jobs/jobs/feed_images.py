@@ -43,9 +43,14 @@ def pictures(size: int, count: int) -> Iterator[tuple[str, bytes]]:
         side = min(image.size) * (60 + number % 40) // 100
         left = (image.width - side) * (number * 7 % 11) // 10
         top = (image.height - side) * (number * 3 % 11) // 10
-        window = image.crop((min(left, image.width - side), min(top, image.height - side),
-                             min(left, image.width - side) + side,
-                             min(top, image.height - side) + side))  # fmt: skip
+        window = image.crop(
+            (
+                min(left, image.width - side),
+                min(top, image.height - side),
+                min(left, image.width - side) + side,
+                min(top, image.height - side) + side,
+            )
+        )
         out = io.BytesIO()
         window.resize((size, size)).rotate(90 * (number % 4)).save(out, "JPEG", quality=85)
         yield name, out.getvalue()

@@ -51,10 +51,13 @@ def orders(count: int, accounts: int, seed: int) -> Iterator[Task]:
         stolen = account % TAKEN_OVER == TAKEN_OVER - 1 and number > count // 4
         home = COUNTRIES[account % len(COUNTRIES)]
         lines = [
-            {"wine": wine.name, "price_cents": wine.price_cents,
-             "quantity": choose.randint(24, 60) if stolen else choose.randint(1, 6)}
+            {
+                "wine": wine.name,
+                "price_cents": wine.price_cents,
+                "quantity": choose.randint(24, 60) if stolen else choose.randint(1, 6),
+            }
             for wine in choose.sample(wines, choose.randint(1, 4))
-        ]  # fmt: skip
+        ]
         order: dict[str, Any] = {
             "order": f"order-{number:07d}",
             "account": f"account-{account:05d}",

@@ -48,9 +48,12 @@ def arguments(
         "--spread", action="store_true", help="over the partitions in turn, not by key"
     )
     parser.add_argument(
-        "--config", action="append", default=[], metavar="NAME=VALUE",
+        "--config",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
         help="a config of the group, such as share.ordering=key",
-    )  # fmt: skip
+    )
     return parser
 
 
@@ -76,10 +79,15 @@ async def _feed(given: argparse.Namespace, tasks: Iterable[Task]) -> int:
         waiting, sent = [], 0
         async with client.producer() as producer:
             for number, task in enumerate(tasks):
-                waiting.append(await producer.send(
-                    given.topic, task.value, key=task.key.encode(), headers=list(task.headers),
-                    partition=number % given.partitions if given.spread else None,
-                ))  # fmt: skip
+                waiting.append(
+                    await producer.send(
+                        given.topic,
+                        task.value,
+                        key=task.key.encode(),
+                        headers=list(task.headers),
+                        partition=number % given.partitions if given.spread else None,
+                    )
+                )
                 if len(waiting) == WINDOW:
                     await asyncio.gather(*waiting)
                     sent, waiting = sent + len(waiting), []

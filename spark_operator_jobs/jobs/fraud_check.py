@@ -99,9 +99,14 @@ def amounts(rows: DataFrame) -> DataFrame:
     )
     total = "aggregate(o.lines, 0L, (sum, l) -> sum + l.price_cents * l.quantity)"
     return parsed.selectExpr(
-        "topic", "partition", "offset", f"if({total} is null, null, o.account) as account",
-        "o.order as order", "o.country as country", f"coalesce({total}, 0) as amount_cents",
-    )  # fmt: skip
+        "topic",
+        "partition",
+        "offset",
+        f"if({total} is null, null, o.account) as account",
+        "o.order as order",
+        "o.country as country",
+        f"coalesce({total}, 0) as amount_cents",
+    )
 
 
 def sink(given: argparse.Namespace) -> Callable[[DataFrame, int], None]:

@@ -39,9 +39,12 @@ def thumbnail(value: bytes) -> dict[str, Any]:
     out = io.BytesIO()
     small.save(out, "JPEG", quality=80)
     return {
-        "format": kind, "width": width, "height": height,
-        "hash": perceptual_hash(image), "thumbnail": out.getvalue(),
-    }  # fmt: skip
+        "format": kind,
+        "width": width,
+        "height": height,
+        "hash": perceptual_hash(image),
+        "thumbnail": out.getvalue(),
+    }
 
 
 def perceptual_hash(image: Any) -> str:

@@ -31,23 +31,31 @@ def parser(description: str, *, topics: str = "", group: str = "") -> argparse.A
     made.add_argument("--group", default=found("SHOAL_GROUP_ID", group))
     made.add_argument("--checkpoint", default=found("SHOAL_CHECKPOINT", ""), metavar="URI")
     made.add_argument(
-        "--max-records", type=int, default=int(found("SHOAL_MAX_RECORDS_PER_TRIGGER", "10000")),
+        "--max-records",
+        type=int,
+        default=int(found("SHOAL_MAX_RECORDS_PER_TRIGGER", "10000")),
         help="records of one micro-batch",
-    )  # fmt: skip
+    )
     made.add_argument(
-        "--batch-target-ms", type=int,
+        "--batch-target-ms",
+        type=int,
         default=int(found("SHOAL_BATCH_TARGET_MS", str(BATCH_TARGET_MS))),
         help="how long a micro-batch is to take; a --trigger has a rhythm of its own",
-    )  # fmt: skip
+    )
     cores = int(found("SHOAL_CORES_PER_EXECUTOR", "1"))
     made.add_argument(
-        "--tasks", type=int, default=cores * int(found("SHOAL_MAX_EXECUTORS", "0")),
+        "--tasks",
+        type=int,
+        default=cores * int(found("SHOAL_MAX_EXECUTORS", "0")),
         help="tasks of a micro-batch at least, so that so many cores find work",
-    )  # fmt: skip
+    )
     made.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE",
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
         help="a further option of the source, such as kafka.security.protocol=SSL",
-    )  # fmt: skip
+    )
     made.add_argument("--trigger", default="", help="such as '5 seconds'; without it: at once")
     made.add_argument("--available-now", action="store_true", help="drain what is there, and end")
     return made

@@ -140,9 +140,17 @@ def _dead_letter(partition: int, record: Any) -> tuple:
         for name in ("partition", "offset", "delivery.count")
     ]
     return (
-        record.key, record.value, partition, record.offset, at, told.get("group"),
-        told.get("topic"), *numbers, told.get("message"), own,
-    )  # fmt: skip
+        record.key,
+        record.value,
+        partition,
+        record.offset,
+        at,
+        told.get("group"),
+        told.get("topic"),
+        *numbers,
+        told.get("message"),
+        own,
+    )
 
 
 class DeadLetterSource(DataSource):  # type: ignore[misc]

@@ -123,8 +123,10 @@ class Member:
             )
         log.warning(
             "share group %s: %s is false: records of a batch that takes longer than a lock are "
-            "delivered again", self.options.group_id, _RENEWAL,
-        )  # fmt: skip
+            "delivered again",
+            self.options.group_id,
+            _RENEWAL,
+        )
         return False
 
     def _check_topics(self) -> None:
@@ -162,10 +164,13 @@ class Member:
         try:
             found = self._client.run(
                 self._session.acquire(
-                    max_records=max_records, max_bytes=max_bytes, max_wait_ms=wait_ms,
-                    mode=mode, payload=False,
+                    max_records=max_records,
+                    max_bytes=max_bytes,
+                    max_wait_ms=wait_ms,
+                    mode=mode,
+                    payload=False,
                 )
-            )  # fmt: skip
+            )
         except ClientError as error:
             self._forgive(error)
             return []

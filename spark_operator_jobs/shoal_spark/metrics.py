@@ -24,9 +24,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("shoal_spark")
 #: Records: what the group has yet to settle, what this query holds, what it did since its start.
 NAMES = (
-    "lag", "inFlight", "owed", "acquired", "redelivered", "accepted", "released", "rejected",
-    "renewed", "lost",
-)  # fmt: skip
+    "lag",
+    "inFlight",
+    "owed",
+    "acquired",
+    "redelivered",
+    "accepted",
+    "released",
+    "rejected",
+    "renewed",
+    "lost",
+)
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 
 

@@ -115,11 +115,21 @@ class SourceOptions:
     def of(cls, given: Mapping[str, str]) -> SourceOptions:
         """Raises `InvalidOption`."""
         words = Words(
-            given, "group.id", "subscribe", "includeHeaders", "minPartitions",
-            "maxRecordsPerTrigger", "maxBytesPerTrigger", "batch.target.ms", "maxDeliveryCount",
-            "share.renew", "share.acquire.mode", "fetch.max.wait.ms", "failOnDataLoss",
+            given,
+            "group.id",
+            "subscribe",
+            "includeHeaders",
+            "minPartitions",
+            "maxRecordsPerTrigger",
+            "maxBytesPerTrigger",
+            "batch.target.ms",
+            "maxDeliveryCount",
+            "share.renew",
+            "share.acquire.mode",
+            "fetch.max.wait.ms",
+            "failOnDataLoss",
             "outcomes.dir",
-        )  # fmt: skip
+        )
         connection = words.connection()
         group = words.required("group.id")
         topics = words.names("subscribe")

@@ -57,9 +57,13 @@ class Released(Exception):
 
 
 def apply(
-    frame: DataFrame, function: Callable[[dict[str, Any]], Mapping[str, Any]], schema: str, *,
-    release: tuple[type[Exception], ...] = (), delay_ms: int = 0,
-) -> DataFrame:  # fmt: skip
+    frame: DataFrame,
+    function: Callable[[dict[str, Any]], Mapping[str, Any]],
+    schema: str,
+    *,
+    release: tuple[type[Exception], ...] = (),
+    delay_ms: int = 0,
+) -> DataFrame:
     """Run `function` on every row of the source: a row as a dict in, a dict of `schema` out.
 
     `schema` is DDL. The result has `topic`, `partition`, `offset`, the columns of `schema` (null
@@ -132,9 +136,14 @@ def outcome(row: Row) -> Outcome:
         raise ValueError(f"column 'delayMs' is {delay_ms}; it must lie in 0 to {DELAY_MS_MAX}")
     topic, partition, offset = (given[name] for name in PLACE)
     return Outcome(
-        topic, partition, offset, offset, kind, delay_ms if kind == Kind.RELEASE else 0,
+        topic,
+        partition,
+        offset,
+        offset,
+        kind,
+        delay_ms if kind == Kind.RELEASE else 0,
         str(given.get("reason") or ""),
-    )  # fmt: skip
+    )
 
 
 def _columns(given: Iterable[str]) -> list[str]:
@@ -147,8 +156,9 @@ def _columns(given: Iterable[str]) -> list[str]:
 
 def _say(outcomes: Iterable[Outcome]) -> None:
     for one in list(outcomes)[:LOGGED_MAX]:
-        log.warning("%s-%d offset %d: %s: %s", one.topic, one.partition, one.first, one.kind,
-                    one.reason)  # fmt: skip
+        log.warning(
+            "%s-%d offset %d: %s: %s", one.topic, one.partition, one.first, one.kind, one.reason
+        )
 
 
 @dataclass(frozen=True)

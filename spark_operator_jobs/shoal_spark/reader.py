@@ -192,9 +192,14 @@ class Driver:
         batch = self.ledger.give(start.seq + 1, fresh)
         self.pace.given(start.seq + 1, sets.count(batch), time.monotonic())
         self._end = Offset(
-            start.seq + 1, self.options.group_id, self.options.topics, batch,
-            tuple(self.ledger.owed), dict(self.member.starts), self.member.id,
-        )  # fmt: skip
+            start.seq + 1,
+            self.options.group_id,
+            self.options.topics,
+            batch,
+            tuple(self.ledger.owed),
+            dict(self.member.starts),
+            self.member.id,
+        )
         return self._end
 
     def run(self, batch: Offset) -> None:
@@ -238,8 +243,14 @@ class Driver:
         self.member.positions()
         counts = self.member.counts
         names = (
-            "acquired", "redelivered", "accepted", "released", "rejected", "renewed", "lost",
-        )  # fmt: skip
+            "acquired",
+            "redelivered",
+            "accepted",
+            "released",
+            "rejected",
+            "renewed",
+            "lost",
+        )
         return {
             "group": self.options.group_id,
             "lag": self.member.lag,
@@ -296,9 +307,10 @@ class Driver:
         log.warning(
             "share group %s: other members hold records of %s, or they wait to be delivered "
             "again; nothing has moved for %.0f s, so the query ends without them",
-            group, ", ".join(f"{t}-{p}" for t, p in self._drain.open(self.member.starts)),
+            group,
+            ", ".join(f"{t}-{p}" for t, p in self._drain.open(self.member.starts)),
             patience_s(self.member.lock_ms),
-        )  # fmt: skip
+        )
         return True
 
     def _divert(self, found: Iterable[Range]) -> None:
@@ -365,5 +377,6 @@ class Driver:
             log.warning(
                 "share group %s: %d records had lost their locks before they could be settled; "
                 "they will be delivered again, here or elsewhere",
-                self.options.group_id, sets.count(refused),
-            )  # fmt: skip
+                self.options.group_id,
+                sets.count(refused),
+            )

@@ -30,9 +30,10 @@ log = logging.getLogger("shoal_spark")
 #: Bounds of what one fetch asks for; a batch larger than that comes whole (KIP-74).
 CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 64 << 10, 4 << 20
 _GONE = (
-    ErrorCode.offset_out_of_range, ErrorCode.unknown_topic_or_partition,
+    ErrorCode.offset_out_of_range,
+    ErrorCode.unknown_topic_or_partition,
     ErrorCode.unknown_topic_id,
-)  # fmt: skip
+)
 _clients: dict[Connection, SyncClient] = {}
 
 

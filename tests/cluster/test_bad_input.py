@@ -20,7 +20,7 @@ from clusters import CLUSTER_ID, ShoalCluster, running
         ),
     ],
     ids=["no-voter", "twice", "roles", "advertised"],
-)  # fmt: skip
+)
 def test_settings(tmp_path: Path, flags: list[str], parts: list[str]) -> None:
     cluster = ShoalCluster(tmp_path, 1)
     said = cluster.node(1, tmp_path / "data", {}, *flags).refusal()

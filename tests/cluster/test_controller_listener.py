@@ -23,11 +23,17 @@ ROLES = {4: "broker"}
 WARNING = "clients can reach the metadata quorum"
 SHARED = {"controller.listener.names": "PLAINTEXT"}
 QUORUM_APIS = (
-    (ApiKey.VOTE, 2), (ApiKey.BEGIN_QUORUM_EPOCH, 1), (ApiKey.END_QUORUM_EPOCH, 1),
-    (ApiKey.FETCH_SNAPSHOT, 1), (ApiKey.UPDATE_RAFT_VOTER, 0), (ApiKey.ENVELOPE, 0),
-    (ApiKey.ALTER_PARTITION, 3), (ApiKey.BROKER_REGISTRATION, 4), (ApiKey.BROKER_HEARTBEAT, 1),
+    (ApiKey.VOTE, 2),
+    (ApiKey.BEGIN_QUORUM_EPOCH, 1),
+    (ApiKey.END_QUORUM_EPOCH, 1),
+    (ApiKey.FETCH_SNAPSHOT, 1),
+    (ApiKey.UPDATE_RAFT_VOTER, 0),
+    (ApiKey.ENVELOPE, 0),
+    (ApiKey.ALTER_PARTITION, 3),
+    (ApiKey.BROKER_REGISTRATION, 4),
+    (ApiKey.BROKER_HEARTBEAT, 1),
     (ApiKey.ALLOCATE_PRODUCER_IDS, 0),
-)  # fmt: skip
+)
 
 
 def serves(address: str, key: ApiKey, version: int) -> bool:
@@ -188,8 +194,11 @@ def test_a_lone_broker_grows_by_a_listener_for_controllers(tmp_path: Path) -> No
 def test_clients_that_take_all_connections_leave_the_quorum_its_own(tmp_path: Path) -> None:
     """`max.connections` counts listeners for controllers apart."""
     (port,) = free_ports(1)
-    flags = [f"--listener=CONTROLLER://127.0.0.1:{port}",
-             "--set=controller.listener.names=CONTROLLER", "--set=max.connections=3"]  # fmt: skip
+    flags = [
+        f"--listener=CONTROLLER://127.0.0.1:{port}",
+        "--set=controller.listener.names=CONTROLLER",
+        "--set=max.connections=3",
+    ]
     broker = ShoalProcess(tmp_path, flags=flags).start()
     clients = []
     try:

@@ -38,10 +38,12 @@ def prepare(client: SyncClient) -> None:
     ]
     expect(client.run(client.admin.topics.create(topics)))
     configs = {
-        "share.auto.offset.reset": "earliest", "share.ordering": "key",
-        "share.ordering.key.dead.letter": "hold", f"{DLQ}.topic.name": "dlq.t",
+        "share.auto.offset.reset": "earliest",
+        "share.ordering": "key",
+        "share.ordering.key.dead.letter": "hold",
+        f"{DLQ}.topic.name": "dlq.t",
         f"{DLQ}.copy.record.enable": "true",
-    }  # fmt: skip
+    }
     changes = {Resource(ResourceType.GROUP, GROUP): [ConfigChange(*c) for c in configs.items()]}
     expect(client.run(client.admin.configs.alter(changes)))
 
@@ -59,10 +61,14 @@ class Taken:
 
     def __init__(self, bootstrap: str) -> None:
         self.values: list[tuple[int, bytes]] = []
-        self.member = ShareConsumer({
-            "bootstrap.servers": bootstrap, "group.id": GROUP,
-            "share.acknowledgement.mode": "explicit", "reconnect.backoff.max.ms": 500,
-        })  # fmt: skip
+        self.member = ShareConsumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": GROUP,
+                "share.acknowledgement.mode": "explicit",
+                "reconnect.backoff.max.ms": 500,
+            }
+        )
         self.member.subscribe(["t"])
 
     def poll(self, *, rejecting: bool) -> list[tuple[int, bytes]]:

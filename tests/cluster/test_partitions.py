@@ -192,9 +192,12 @@ class Cut:
 
     def makes_no_topic(self, id: int) -> None:
         topic = {
-            "name": "of-nobody", "num_partitions": 1, "replication_factor": 3,
-            "assignments": (), "configs": (),
-        }  # fmt: skip
+            "name": "of-nobody",
+            "num_partitions": 1,
+            "replication_factor": 3,
+            "assignments": (),
+            "configs": (),
+        }
         create = {"topics": [topic], "timeout_ms": PATIENCE_MS, "validate_only": False}
         answer = self.asked(id, ApiKey.CREATE_TOPICS, create)
         assert answer is None or answer.topics[0].error_code is not ErrorCode.none, answer

@@ -288,13 +288,17 @@ def test_who_does_not_lead_names_the_leader_and_where_it_is(
     other = next(id for id in cluster.brokers if id != partition.leader_id)
     batch = bytes(build_batch([(1_700_000_000_000, None, b"v", ())]))
     data = [{"index": 0, "records": batch}]
-    produce = {"acks": -1, "timeout_ms": 9_000, "topic_data": [
-        {"name": topic, "topic_id": topic_id, "partition_data": data}
-    ]}  # fmt: skip
+    produce = {
+        "acks": -1,
+        "timeout_ms": 9_000,
+        "topic_data": [{"name": topic, "topic_id": topic_id, "partition_data": data}],
+    }
     asked = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1_000}
-    fetch = {"max_wait_ms": 0, "min_bytes": 1, "topics": [
-        {"topic": topic, "topic_id": topic_id, "partitions": [asked]}
-    ]}  # fmt: skip
+    fetch = {
+        "max_wait_ms": 0,
+        "min_bytes": 1,
+        "topics": [{"topic": topic, "topic_id": topic_id, "partitions": [asked]}],
+    }
     produced = cluster.ask(other, ApiKey.PRODUCE, produce)
     fetched = cluster.ask(other, ApiKey.FETCH, fetch)
     for answer, row in (

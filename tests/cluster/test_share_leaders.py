@@ -40,12 +40,19 @@ def topic_id(cluster: ShoalCluster) -> UUID:
 def share_fetch(cluster: ShoalCluster, broker: int, topic_id: UUID, index: int) -> Any:
     partition = {"partition_index": index, "acknowledgement_batches": []}
     body = {
-        "group_id": "g", "member_id": "m", "share_session_epoch": 0, "max_wait_ms": 0,
-        "min_bytes": 1, "max_bytes": 1 << 20, "max_records": 10, "batch_size": 10,
-        "share_acquire_mode": 0, "is_renew_ack": False,
+        "group_id": "g",
+        "member_id": "m",
+        "share_session_epoch": 0,
+        "max_wait_ms": 0,
+        "min_bytes": 1,
+        "max_bytes": 1 << 20,
+        "max_records": 10,
+        "batch_size": 10,
+        "share_acquire_mode": 0,
+        "is_renew_ack": False,
         "topics": [{"topic_id": topic_id, "partitions": [partition]}],
         "forgotten_topics_data": [],
-    }  # fmt: skip
+    }
     return cluster.ask(broker, ApiKey.SHARE_FETCH, body)
 
 

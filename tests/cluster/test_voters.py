@@ -47,8 +47,14 @@ def test_a_voter_takes_the_place_of_another(tmp_path: Path) -> None:
         joined = eventually(lambda: caught_up(cluster, 4))
         host, _, port = cluster.controllers[4].rpartition(":")
         listener = {"name": "CONTROLLER", "host": host, "port": int(port)}
-        change(cluster, ApiKey.ADD_RAFT_VOTER, 4, joined.replica_directory_id,
-               timeout_ms=30_000, listeners=[listener])  # fmt: skip
+        change(
+            cluster,
+            ApiKey.ADD_RAFT_VOTER,
+            4,
+            joined.replica_directory_id,
+            timeout_ms=30_000,
+            listeners=[listener],
+        )
         assert sorted(rows(cluster, "current_voters")) == [1, 2, 3, 4]
         first = rows(cluster, "current_voters")[1]
         change(cluster, ApiKey.REMOVE_RAFT_VOTER, 1, first.replica_directory_id)

@@ -29,9 +29,17 @@ async def produce(broker: ShoalProcess, topic: str, count: int, **options: Any) 
         return [await future for future in sent]
 
 
-@pytest.mark.parametrize("options", [{"acks": 0}, {"acks": 1}, {"acks": "all"},
-                                     {"enable_idempotence": True}, {"compression_type": "lz4"}],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"acks": 0},
+        {"acks": 1},
+        {"acks": "all"},
+        {"enable_idempotence": True},
+        {"compression_type": "lz4"},
+    ],
+    ids=str,
+)
 def test_produce_and_consume(shared_broker: ShoalProcess, options: dict[str, Any]) -> None:
     async def run() -> None:
         topic = await make_topic(shared_broker)

@@ -13,9 +13,26 @@ from wireclient import WireClient
 
 #: What producers, consumers, share consumers and administrators of one broker call.
 SINGLE_NODE = [
-    *range(4), *range(8, 24), 32, 33, 35, 37, *range(42, 48), 55, 57, 60, 61, *range(64, 67), 68,
-    69, *range(74, 80), *range(83, 88), 90, 91, 92,
-]  # fmt: skip
+    *range(4),
+    *range(8, 24),
+    32,
+    33,
+    35,
+    37,
+    *range(42, 48),
+    55,
+    57,
+    60,
+    61,
+    *range(64, 67),
+    68,
+    69,
+    *range(74, 80),
+    *range(83, 88),
+    90,
+    91,
+    92,
+]
 TELEMETRY = {71: (0, 0), 72: (0, 0)}
 
 

@@ -43,8 +43,20 @@ def topic(shoal: Shoal) -> str:
 def test_topics(shoal: Shoal) -> None:
     shoal.run("topics", "create", "kept", "-p", "2", "-c", "retention.ms=60000")
     assert shoal.says("topics", "create", "kept", "--if-not-exists") == "Topic kept exists.\n"
-    assert shoal.says("topics", "alter", "kept", "-p", "3", "--set", "max.message.bytes=5000",
-                      "--unset", "retention.ms") == "Altered topic kept.\n"  # fmt: skip
+    assert (
+        shoal.says(
+            "topics",
+            "alter",
+            "kept",
+            "-p",
+            "3",
+            "--set",
+            "max.message.bytes=5000",
+            "--unset",
+            "retention.ms",
+        )
+        == "Altered topic kept.\n"
+    )
     (found,) = shoal.json("topics", "describe", "kept")
     assert found["configs"] == {"max.message.bytes": "5000"}
     assert [p["log_end_offset"] for p in found["partitions"]] == [0, 0, 0]
@@ -71,12 +83,18 @@ def test_produce_and_consume(shoal: Shoal, tmp_path: Path) -> None:
     file = tmp_path / "records.json"
     file.write_text('{"value": {"x": 1}, "key": "c", "headers": {"h": "v"}, "timestamp": 5}\n')
     shoal.run("produce", "words", "--file", str(file), "--input", "json", "--compression", "zstd")
-    rows = [json.loads(line) for line in shoal.says(
-        "consume", "words", "--from-beginning", "-e", "-f", "json"
-    ).splitlines()]  # fmt: skip
+    rows = [
+        json.loads(line)
+        for line in shoal.says(
+            "consume", "words", "--from-beginning", "-e", "-f", "json"
+        ).splitlines()
+    ]
     assert [(r["key"], r["value"]) for r in rows] == [
-        ("a", "1"), ("b", "2"), ("no value", ""), ("c", '{"x": 1}'),
-    ]  # fmt: skip
+        ("a", "1"),
+        ("b", "2"),
+        ("no value", ""),
+        ("c", '{"x": 1}'),
+    ]
     assert rows[0]["headers"] == [["from", "test"]] and rows[3]["headers"] == [["h", "v"]]
     assert rows[3]["timestamp"] == 5
     read = ("consume", "words", "-f", "{offset}")
@@ -111,8 +129,9 @@ def test_a_share_group_from_its_first_record_to_its_end(shoal: Shoal, topic: str
     text = shoal.says(*take, "-n", "1", "-a", "accept")
     assert text.startswith(f"{topic}-") and " @0 delivery 1: " in text
     assert shoal.json("groups", "lag", group)[0]["lag"] == 5
-    again = shoal.says(*take, "-f", "{partition} {offset} {delivery_count}", "-n", "10",
-                       "-a", "release").splitlines()  # fmt: skip
+    again = shoal.says(
+        *take, "-f", "{partition} {offset} {delivery_count}", "-n", "10", "-a", "release"
+    ).splitlines()
     assert len(again) == 10
     assert max(int(line.split()[2]) for line in again) > 1
     shoal.run("groups", "reset-offsets", group, "-t", topic, "--to-latest", "--execute")
@@ -216,8 +235,21 @@ def test_a_live_top(shoal: Shoal) -> None:
 
 def test_dump(shoal: Shoal, server: ShoalProcess, topic: str) -> None:
     group = f"dumped-{topic}"
-    taken = int(shoal.says("share-consume", topic, "-g", group, "--from-beginning", "-n", "1",
-                           "-a", "accept", "-f", "{partition}"))  # fmt: skip
+    taken = int(
+        shoal.says(
+            "share-consume",
+            topic,
+            "-g",
+            group,
+            "--from-beginning",
+            "-n",
+            "1",
+            "-a",
+            "accept",
+            "-f",
+            "{partition}",
+        )
+    )
     shoal.run("consume", topic, "-g", f"c-{group}", "--from-beginning", "-n", "6")
 
     def dump(*words: str) -> list[dict]:
@@ -309,8 +341,9 @@ def test_a_group_of_another_type(shoal: Shoal, topic: str) -> None:
         assert "shoal groups list" in said
         said = shoal.refusal("groups", "delete", group)
         assert "still has members" in said
-        said = shoal.refusal("groups", "reset-offsets", group, "-t", topic, "--to-earliest",
-                             "--execute")  # fmt: skip
+        said = shoal.refusal(
+            "groups", "reset-offsets", group, "-t", topic, "--to-earliest", "--execute"
+        )
         assert "has 1 members; stop them first" in said
     finally:
         member.kill()
@@ -320,7 +353,11 @@ def test_a_reader_that_goes_away(shoal: Shoal, topic: str) -> None:
     """`shoal consume … | head -1` ends quietly."""
     command = " ".join([*SHOAL, "consume", topic, "--from-beginning", "--timeout", "3s"])
     done = subprocess.run(
-        ["bash", "-c", f"{command} | head -1"], env=shoal.environment, capture_output=True,
-        text=True, timeout=180, check=True,
-    )  # fmt: skip
+        ["bash", "-c", f"{command} | head -1"],
+        env=shoal.environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=True,
+    )
     assert len(done.stdout.splitlines()) == 1 and done.stderr == ""

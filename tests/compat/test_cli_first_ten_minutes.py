@@ -35,8 +35,16 @@ def test_first_ten_minutes(broker: ShoalProcess) -> None:
             worker.kill()
 
     shoal.run("produce", "tasks", stdin="poison\n")
-    once = ("share-consume", "tasks", "-g", "workers", "-n", "1", "-f",
-            "{value} delivery {delivery_count}")  # fmt: skip
+    once = (
+        "share-consume",
+        "tasks",
+        "-g",
+        "workers",
+        "-n",
+        "1",
+        "-f",
+        "{value} delivery {delivery_count}",
+    )
     assert shoal.says(*once, "--ack", "release") == "poison delivery 1\n"
     assert shoal.json("groups", "lag", "workers")[0]["lag"] == 1
     assert shoal.says(*once, "--ack", "release") == "poison delivery 2\n"

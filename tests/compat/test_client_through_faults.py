@@ -300,7 +300,8 @@ def test_a_group_of_another_kind(shared_broker: ShoalProcess) -> None:
                 with pytest.raises(KafkaError) as caught:
                     await GroupConsumer.join(client.cluster, group, [topic])
                 assert caught.value.code in (
-                    ErrorCode.group_id_not_found, ErrorCode.inconsistent_group_protocol,
-                )  # fmt: skip
+                    ErrorCode.group_id_not_found,
+                    ErrorCode.inconsistent_group_protocol,
+                )
 
     asyncio.run(run())

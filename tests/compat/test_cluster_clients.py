@@ -28,16 +28,36 @@ def test_the_verifiable_clients_lose_nothing_with_a_killed_leader(tmp_path: Path
         # By itself the tool has its producer give up at the first error.
         settings = tmp_path / "producer.properties"
         settings.write_text("retries=2147483647\nenable.idempotence=true\n")
-        tools.run("topics", "--create", "--topic", "t", "--partitions", "3",
-                  "--replication-factor", "3")  # fmt: skip
-        writer = tools.start("verifiable-producer", "--topic", "t", "--max-messages", str(COUNT),
-                             "--throughput", str(RATE), "--acks", "-1",
-                             "--command-config", str(settings))  # fmt: skip
-        reader = tools.start("verifiable-consumer", "--topic", "t", "--group-id", "g",
-                             "--reset-policy", "earliest")  # fmt: skip
-        sharer = tools.start("verifiable-share-consumer", "--topic", "t", "--group-id", "s",
-                             "--offset-reset-strategy", "earliest",
-                             "--acknowledgement-mode", "sync")  # fmt: skip
+        tools.run(
+            "topics", "--create", "--topic", "t", "--partitions", "3", "--replication-factor", "3"
+        )
+        writer = tools.start(
+            "verifiable-producer",
+            "--topic",
+            "t",
+            "--max-messages",
+            str(COUNT),
+            "--throughput",
+            str(RATE),
+            "--acks",
+            "-1",
+            "--command-config",
+            str(settings),
+        )
+        reader = tools.start(
+            "verifiable-consumer", "--topic", "t", "--group-id", "g", "--reset-policy", "earliest"
+        )
+        sharer = tools.start(
+            "verifiable-share-consumer",
+            "--topic",
+            "t",
+            "--group-id",
+            "s",
+            "--offset-reset-strategy",
+            "earliest",
+            "--acknowledgement-mode",
+            "sync",
+        )
         try:
             eventually(lambda: count(reader, "records_consumed") > 100)
             eventually(lambda: count(sharer, "offsets_acknowledged") > 100)

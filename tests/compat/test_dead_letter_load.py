@@ -66,9 +66,12 @@ class Rejecter(threading.Thread):
             acks: list = []
             while not self._told_to_end.is_set():
                 found = await session.acquire(
-                    max_records=1000, max_wait_ms=200, acknowledgements=acks, payload=False,
+                    max_records=1000,
+                    max_wait_ms=200,
+                    acknowledgements=acks,
+                    payload=False,
                     mode=AcquireMode.RECORD_LIMIT,
-                )  # fmt: skip
+                )
                 acks = [a for one in found for a in one.acknowledge(AcknowledgeType.REJECT)]
 
     def end(self) -> None:

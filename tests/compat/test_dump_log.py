@@ -25,10 +25,18 @@ def dump(directory: Path, *flags: str) -> str:
     kinds = (".log", "index", ".snapshot")
     files = sorted(str(f) for f in directory.iterdir() if f.name.endswith(kinds))
     result = subprocess.run(
-        command("kafka-dump-log", "--deep-iteration", "--print-data-log", *flags, "--files",
-                ",".join(files)),
-        capture_output=True, text=True, timeout=180,
-    )  # fmt: skip
+        command(
+            "kafka-dump-log",
+            "--deep-iteration",
+            "--print-data-log",
+            *flags,
+            "--files",
+            ",".join(files),
+        ),
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
     assert result.returncode == 0, result.stderr
     for fault in ("mismatch", "Found", "Error", "not found", "isvalid: false"):
         assert fault not in result.stdout, result.stdout

@@ -56,9 +56,10 @@ def test_the_feature_is_named_to_our_client_alone(broker: ShoalProcess, queue: Q
     for software in ("apache-kafka-java", "confluent-kafka-python", "librdkafka"):
         with WireClient(broker.bootstrap) as wire:
             told = wire.call(
-                ApiKey.API_VERSIONS, 4,
+                ApiKey.API_VERSIONS,
+                4,
                 {"client_software_name": software, "client_software_version": "1"},
-            )  # fmt: skip
+            )
             assert told.error_code == 0
             assert all(not f.name.startswith("shoal") for f in told.supported_features)
 
@@ -69,11 +70,19 @@ def test_others_that_ask_for_it_are_refused_as_for_any_mode_that_is_none(
 ) -> None:
     with WireClient(broker.bootstrap) as wire:
         body = {
-            "group_id": "g", "member_id": "m", "share_session_epoch": 0, "max_wait_ms": 0,
-            "min_bytes": 1, "max_bytes": 1 << 20, "max_records": 1, "batch_size": 1,
-            "share_acquire_mode": mode, "is_renew_ack": False, "topics": [],
+            "group_id": "g",
+            "member_id": "m",
+            "share_session_epoch": 0,
+            "max_wait_ms": 0,
+            "min_bytes": 1,
+            "max_bytes": 1 << 20,
+            "max_records": 1,
+            "batch_size": 1,
+            "share_acquire_mode": mode,
+            "is_renew_ack": False,
+            "topics": [],
             "forgotten_topics_data": [],
-        }  # fmt: skip
+        }
         answer = wire.call(ApiKey.SHARE_FETCH, 2, body)
     assert answer.error_code == ErrorCode.invalid_request
     assert answer.error_message == f"Unknown share acquire mode id: {mode}"

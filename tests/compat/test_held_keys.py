@@ -33,15 +33,23 @@ class Held(Queue):
         self.letters = f"dlq.{self.topic}"
         new = NewTopic(self.letters, 1, 1, configs={f"{DLQ}.group.enable": "true"})
         expect(client.run(client.admin.topics.create([new])))
-        self.configure(**{
-            "share.ordering": "key", "share.ordering.key.dead.letter": "hold",
-            f"{DLQ}.topic.name": self.letters, f"{DLQ}.copy.record.enable": "true", **configs,
-        })  # fmt: skip
+        self.configure(
+            **{
+                "share.ordering": "key",
+                "share.ordering.key.dead.letter": "hold",
+                f"{DLQ}.topic.name": self.letters,
+                f"{DLQ}.copy.record.enable": "true",
+                **configs,
+            }
+        )
         self.shoal = Shoal(bootstrap)
-        self.member = ShareConsumer({
-            "bootstrap.servers": bootstrap, "group.id": self.group,
-            "share.acknowledgement.mode": "explicit",
-        })  # fmt: skip
+        self.member = ShareConsumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": self.group,
+                "share.acknowledgement.mode": "explicit",
+            }
+        )
         self.member.subscribe([self.topic])
 
     def send(self, *records: str) -> None:
@@ -205,10 +213,15 @@ def test_kafkas_own_formatter_prints_the_state_of_what_is_held(
     (row,) = tools.rows("share-groups", "--describe", "--group", queue.group)
     assert (row["START-OFFSET"], row["LAG"]) == ("0", "2"), "its tools pass over our tag"
     said = tools.run(
-        "console-consumer", "--topic", "__share_group_state", "--from-beginning", "--formatter",
+        "console-consumer",
+        "--topic",
+        "__share_group_state",
+        "--from-beginning",
+        "--formatter",
         "org.apache.kafka.tools.consumer.group.share.ShareGroupStateMessageFormatter",
-        "--timeout-ms", "4000",
-    )  # fmt: skip
+        "--timeout-ms",
+        "4000",
+    )
     values = [
         s["value"]["data"] for s in objects(said) if s["key"]["data"]["groupId"] == queue.group
     ]
@@ -251,10 +264,13 @@ def test_a_reset_or_deletion_forgets_what_is_held(queue: Held) -> None:
     assert queue.held() == []
     queue.shoal.run("groups", "delete", queue.group)
     assert queue.shoal.json("share", "redrive", queue.letters)["redriven"] == 1
-    queue.member = ShareConsumer({
-        "bootstrap.servers": queue.bootstrap, "group.id": queue.group,
-        "share.acknowledgement.mode": "explicit",
-    })  # fmt: skip
+    queue.member = ShareConsumer(
+        {
+            "bootstrap.servers": queue.bootstrap,
+            "group.id": queue.group,
+            "share.acknowledgement.mode": "explicit",
+        }
+    )
 
 
 def _reset(queue: Held, words: tuple[str, ...]) -> bool:

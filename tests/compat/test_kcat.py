@@ -19,9 +19,13 @@ class Kcat:
 
     def __call__(self, *words: str, stdin: str = "") -> str:
         done = subprocess.run(
-            [*self._start, *words], input=stdin, capture_output=True, text=True, timeout=90,
+            [*self._start, *words],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=90,
             check=False,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, (words, done.stdout, done.stderr)
         return done.stdout
 
@@ -51,8 +55,19 @@ def test_metadata(run: Kcat, topic: str) -> None:
 @pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
 def test_produce_and_consume(run: Kcat, topic: str, codec: str) -> None:
     lines = "".join(f"k{i}:v{i}\n" for i in range(200))
-    run("-P", "-t", topic, "-K:", "-H", "a=1", "-z", codec, "-X", "enable.idempotence=true",
-        stdin=lines)  # fmt: skip
+    run(
+        "-P",
+        "-t",
+        topic,
+        "-K:",
+        "-H",
+        "a=1",
+        "-z",
+        codec,
+        "-X",
+        "enable.idempotence=true",
+        stdin=lines,
+    )
     found = run("-C", "-t", topic, "-e", "-o", "beginning", "-f", "%o %h %k:%s\n").splitlines()
     assert found == [f"{i} a=1 k{i}:v{i}" for i in range(200)]
     assert run("-C", "-t", topic, "-e", "-o", "-2", "-f", "%o ") == "198 199 "
@@ -68,8 +83,14 @@ def test_offsets_by_time(run: Kcat, topic: str) -> None:
 @pytest.mark.parametrize("protocol", ["range", "roundrobin", "cooperative-sticky"])
 def test_a_group_goes_on_where_it_stopped(run: Kcat, topic: str, protocol: str) -> None:
     run("-P", "-t", topic, stdin="".join(f"{i}\n" for i in range(20)))
-    group = ("-X", "auto.offset.reset=earliest", "-X", f"partition.assignment.strategy={protocol}",
-             "-f", "%o ")  # fmt: skip
+    group = (
+        "-X",
+        "auto.offset.reset=earliest",
+        "-X",
+        f"partition.assignment.strategy={protocol}",
+        "-f",
+        "%o ",
+    )
     first = run(*group, "-c", "12", "-G", f"g-{topic}", topic)
     second = run(*group, "-c", "8", "-G", f"g-{topic}", topic)
     assert (first + second).split() == [str(i) for i in range(20)]

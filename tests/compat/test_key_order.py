@@ -124,9 +124,13 @@ def test_a_member_that_leaves_hands_its_keys_over_from_where_they_stand(
 def test_a_released_record_holds_its_key_also_in_back_off(
     broker: ShoalProcess, queue: Queue, join: Callable[[], ShareConsumer]
 ) -> None:
-    queue.configure(**KEY_ORDER, **{
-        "share.redelivery.backoff.ms": "1500", "share.redelivery.backoff.jitter": "0",
-    })  # fmt: skip
+    queue.configure(
+        **KEY_ORDER,
+        **{
+            "share.redelivery.backoff.ms": "1500",
+            "share.redelivery.backoff.jitter": "0",
+        },
+    )
     produce(queue, "a1", "a2", "a3", "b1")
     member = join()
     came = take(member)
@@ -216,10 +220,12 @@ def test_the_most_urgent_record_goes_first(queue: Queue, join: Callable[[], Shar
         queue.produce([value] * 3, headers=(("urgency", urgency),), batch=1)
     consumer = ShareConsumer(
         {
-            "bootstrap.servers": queue.bootstrap, "group.id": queue.group,
-            "share.acknowledgement.mode": "explicit", "max.poll.records": 3,
+            "bootstrap.servers": queue.bootstrap,
+            "group.id": queue.group,
+            "share.acknowledgement.mode": "explicit",
+            "max.poll.records": 3,
         }
-    )  # fmt: skip
+    )
     consumer.subscribe([queue.topic])
     order = []
     while len(order) < 9:
@@ -250,9 +256,15 @@ def test_sixteen_members_of_librdkafka_and_java_never_break_the_order_of_a_key(
 
 
 def run(
-    queue: Queue, *, members: int, java: int, keys: int, records: int, kills: int,
+    queue: Queue,
+    *,
+    members: int,
+    java: int,
+    keys: int,
+    records: int,
+    kills: int,
     released: float | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Each works for a random while on a record, and the kills are spread over the run."""
     queue.configure(**KEY_ORDER, **{"share.delivery.count.limit": "10"})
     queue.client.run(_send(queue, random.Random(7).choices(range(keys), k=records)))

@@ -60,9 +60,11 @@ class Load:
                 value = b"%d " % self.sent + rng.randbytes(rng.choice([0, 10, 1000]))
                 try:
                     self._producer.produce(
-                        self._topic, value, partition=self.sent % PARTITIONS,
+                        self._topic,
+                        value,
+                        partition=self.sent % PARTITIONS,
                         on_delivery=self._delivered,
-                    )  # fmt: skip
+                    )
                 except BufferError:
                     break
                 self.sent += 1

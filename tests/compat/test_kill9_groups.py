@@ -27,10 +27,16 @@ class Committer:
         self.wrong: list[str] = []
         self._stop = threading.Event()
         self._consumer = Consumer(
-            {"bootstrap.servers": bootstrap, "group.id": protocol, "group.protocol": protocol,
-             "enable.auto.commit": False, "auto.offset.reset": "earliest", **PATIENT,
-             **SHORT_FETCHES}
-        )  # fmt: skip
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": protocol,
+                "group.protocol": protocol,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                **PATIENT,
+                **SHORT_FETCHES,
+            }
+        )
         self._consumer.subscribe([topic])
         self._thread = threading.Thread(target=self._run)
         self._thread.start()

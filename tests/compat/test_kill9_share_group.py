@@ -99,10 +99,17 @@ class Load:
         self.acknowledged: dict[Key, str] = {}
         self.failed: list[str] = []
         self._producer = Producer(
-            {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 1,
-             "batch.num.messages": 13, "reconnect.backoff.ms": 20, "log_level": 0,
-             "reconnect.backoff.max.ms": 100, "message.timeout.ms": 60_000}
-        )  # fmt: skip
+            {
+                "bootstrap.servers": bootstrap,
+                "enable.idempotence": True,
+                "linger.ms": 1,
+                "batch.num.messages": 13,
+                "reconnect.backoff.ms": 20,
+                "log_level": 0,
+                "reconnect.backoff.max.ms": 100,
+                "message.timeout.ms": 60_000,
+            }
+        )
         self._thread = threading.Thread(target=self._run, args=(topic,))
         self._thread.start()
 
@@ -110,9 +117,11 @@ class Load:
         for number in range(RECORDS):
             value = f"job {number}"
             self._producer.produce(
-                topic, value, partition=number % PARTITIONS,
+                topic,
+                value,
+                partition=number % PARTITIONS,
                 on_delivery=lambda error, message: self._told(error, message),
-            )  # fmt: skip
+            )
             self._producer.poll(0.002)
 
     def _told(self, error: Any, message: Any) -> None:
@@ -186,8 +195,7 @@ def check(members: list[Member], acknowledged: dict[Key, str], downs: list[Span]
     wrong = [w for key, some in sorted(found.items()) for w in faults_of(key, some, downs)]
     assert not wrong, wrong[:10]
     unsettled = [
-        key for key, some in found.items()
-        if not any(d.fate in ("ACCEPT", "REJECT") for d in some)
-    ]  # fmt: skip
+        key for key, some in found.items() if not any(d.fate in ("ACCEPT", "REJECT") for d in some)
+    ]
     assert not unsettled
     assert sum(map(len, found.values())) > RECORDS

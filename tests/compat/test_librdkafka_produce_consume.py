@@ -46,9 +46,11 @@ def produce(broker: ShoalProcess, topic: str, values: Iterable[bytes], **conf: o
     producer = Producer({"bootstrap.servers": broker.bootstrap, **conf})
     for number, value in enumerate(values):
         producer.produce(
-            topic, value, partition=0,
+            topic,
+            value,
+            partition=0,
             on_delivery=lambda e, m, number=number: delivered(number, e, m),
-        )  # fmt: skip
+        )
         producer.poll(0)
     assert producer.flush(30) == 0
     return [offsets[number] for number in sorted(offsets)]
@@ -129,8 +131,10 @@ def test_keys_headers_and_timestamps(shared_broker: ShoalProcess, topic: str) ->
     assert producer.flush(20) == 0
     first, second = consume(shared_broker, topic, 2)
     assert (first.key(), first.timestamp()[1], first.headers()) == (
-        b"k", 1234, [("a", b"1"), ("b", None)],
-    )  # fmt: skip
+        b"k",
+        1234,
+        [("a", b"1"), ("b", None)],
+    )
     assert second.value() is None
 
 

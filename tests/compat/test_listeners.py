@@ -72,11 +72,21 @@ BODIES: dict[ApiKey, dict[str, Any]] = {
 
 
 def fetch(topic: str, topic_id: uuid.UUID) -> dict[str, Any]:
-    partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1 << 20,
-                 "current_leader_epoch": -1}  # fmt: skip
+    partition = {
+        "partition": 0,
+        "fetch_offset": 0,
+        "partition_max_bytes": 1 << 20,
+        "current_leader_epoch": -1,
+    }
     row = {"topic": topic, "topic_id": topic_id, "partitions": [partition]}
-    return {"max_wait_ms": 0, "min_bytes": 0, "max_bytes": 1 << 20, "session_epoch": -1,
-            "replica_id": -1, "topics": [row]}  # fmt: skip
+    return {
+        "max_wait_ms": 0,
+        "min_bytes": 0,
+        "max_bytes": 1 << 20,
+        "session_epoch": -1,
+        "replica_id": -1,
+        "topics": [row],
+    }
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +114,10 @@ def shoal(cluster: ShoalCluster) -> dict[str, str]:
 def lone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """A broker that is its own controller, with a listener for controllers."""
     (port,) = free_ports(1)
-    flags = [f"--listener=CONTROLLER://127.0.0.1:{port}",
-             "--set=controller.listener.names=CONTROLLER"]  # fmt: skip
+    flags = [
+        f"--listener=CONTROLLER://127.0.0.1:{port}",
+        "--set=controller.listener.names=CONTROLLER",
+    ]
     process = ShoalProcess(tmp_path_factory.mktemp("lone"), flags=flags).start()
     yield {BROKER: process.bootstrap, CONTROLLER: f"127.0.0.1:{port}"}
     assert process.stop() == 0
@@ -236,8 +248,12 @@ def test_a_voter_is_added_with_an_endpoint_for_controllers(
 ) -> None:
     """An endpoint of another listener's name is refused."""
     elsewhere = {"name": "PLAINTEXT", "host": "127.0.0.1", "port": 1}
-    body = {"voter_id": 9, "voter_directory_id": uuid.UUID(int=9), "listeners": [elsewhere],
-            "timeout_ms": 1000}  # fmt: skip
+    body = {
+        "voter_id": 9,
+        "voter_directory_id": uuid.UUID(int=9),
+        "listeners": [elsewhere],
+        "timeout_ms": 1000,
+    }
     codes = []
     for addresses in (peer, shoal):
         with WireClient(addresses[BROKER]) as client:

@@ -305,10 +305,13 @@ def held(broker: ShoalProcess, queue: Queue) -> set[str]:
 def test_what_fills_a_window_and_what_headers_could_not_say_is_told(
     broker: ShoalProcess, queue: Queue, member: ShareConsumer
 ) -> None:
-    queue.configure(**{
-        f"{BACKOFF}.ms": "60000", "share.partition.max.record.locks": "100",
-        "share.delay.max.ms": "60000",
-    })  # fmt: skip
+    queue.configure(
+        **{
+            f"{BACKOFF}.ms": "60000",
+            "share.partition.max.record.locks": "100",
+            "share.delay.max.ms": "60000",
+        }
+    )
     queue.produce(range(100), headers=(("shoal.deliver.after", b"soon"),))
     poll(member, lambda _: RELEASE)
     queue.produce(["behind"])

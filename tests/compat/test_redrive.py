@@ -50,10 +50,13 @@ class Letters(Queue):
 
     def reject(self, count: int, unless: Callable[[bytes], bool] = lambda value: False) -> None:
         """Reject that many records as they come, but those `unless` accepts; all are settled."""
-        member = ShareConsumer({
-            "bootstrap.servers": self.bootstrap, "group.id": self.group,
-            "share.acknowledgement.mode": "explicit",
-        })  # fmt: skip
+        member = ShareConsumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": self.group,
+                "share.acknowledgement.mode": "explicit",
+            }
+        )
         member.subscribe([self.topic])
         seen = 0
 

@@ -115,19 +115,24 @@ def test_on_kafka_our_client_refuses_it_and_the_broker_passes_it_over(kafka: Kaf
         assert RELEASE_DELAY_FEATURE not in node.link.features
         # As if it had not been asked: Kafka takes the release and sees no delay.
         topic_id = found.acquired[0].topic_id
-        batch = {"first_offset": 0, "last_offset": 0, "acknowledge_types": [2],
-                 "release_delay_ms": 60_000}  # fmt: skip
+        batch = {
+            "first_offset": 0,
+            "last_offset": 0,
+            "acknowledge_types": [2],
+            "release_delay_ms": 60_000,
+        }
         partition = {"partition_index": 0, "acknowledgement_batches": [batch]}
         with WireClient(kafka.bootstrap) as wire:
             answer = wire.call(
-                ApiKey.SHARE_ACKNOWLEDGE, 1,
+                ApiKey.SHARE_ACKNOWLEDGE,
+                1,
                 {
                     "group_id": queue.group,
                     "member_id": session.member_id,
                     "share_session_epoch": node.epoch,
                     "topics": [{"topic_id": topic_id, "partitions": [partition]}],
                 },
-            )  # fmt: skip
+            )
         codes = (answer.error_code, answer.responses[0].partitions[0].error_code)
         assert codes == (ErrorCode.none, ErrorCode.none)
         node.step()

@@ -21,8 +21,11 @@ def server(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a server that is expected not to start."""
     return subprocess.run(
         [sys.executable, "-m", "shoal.cli", "server", *flags],
-        capture_output=True, text=True, timeout=90, env={**os.environ, **environment},
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env={**os.environ, **environment},
+    )
 
 
 def refusal(result: subprocess.CompletedProcess[str]) -> str:

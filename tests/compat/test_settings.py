@@ -143,9 +143,15 @@ def test_batches_of_offsets_are_compressed(node: Node) -> None:
         "group_id": "g",
         "generation_id_or_member_epoch": -1,
         "member_id": "",
-        "topics": [{"name": "t", "partitions": [{"partition_index": 0, "committed_offset": 7,
-                    "committed_metadata": "note" * 20}]}],
-    }  # fmt: skip
+        "topics": [
+            {
+                "name": "t",
+                "partitions": [
+                    {"partition_index": 0, "committed_offset": 7, "committed_metadata": "note" * 20}
+                ],
+            }
+        ],
+    }
     with WireClient(node.bootstrap) as client:
         client.create_topic("t")
 
@@ -166,8 +172,10 @@ def test_batches_of_offsets_are_compressed(node: Node) -> None:
         kafka_tools.command(
             "kafka-dump-log", "--print-data-log", "--offsets-decoder", "--files", str(log)
         ),
-        capture_output=True, text=True, timeout=180,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
     assert result.returncode == 0, result.stderr
     assert "compresscodec: zstd" in result.stdout.lower(), result.stdout
     assert re.search(r'"group":"g","topic":"t","partition":0', result.stdout), result.stdout

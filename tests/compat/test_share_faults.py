@@ -127,9 +127,11 @@ def test_a_queue_under_faults(start_broker: Callable[..., ShoalProcess]) -> None
     admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(15)
     entries = [
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
-        for name, value in (("share.auto.offset.reset", "earliest"),
-                            ("share.delivery.count.limit", "25"))
-    ]  # fmt: skip
+        for name, value in (
+            ("share.auto.offset.reset", "earliest"),
+            ("share.delivery.count.limit", "25"),
+        )
+    ]
     resource = ConfigResource(ConfigResource.Type.GROUP, group, incremental_configs=entries)
     for future in admin.incremental_alter_configs([resource]).values():
         future.result(15)

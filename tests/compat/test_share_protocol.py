@@ -77,9 +77,12 @@ class Member:
         ]
 
     def acknowledge(
-        self, *acks: tuple[int, int, list[int]], version: int = 2, renew: bool = False,
+        self,
+        *acks: tuple[int, int, list[int]],
+        version: int = 2,
+        renew: bool = False,
         epoch: int | None = None,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """The whole answer, or the error code of its one partition."""
         body = {
             "group_id": self.setup.group,

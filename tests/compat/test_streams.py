@@ -51,8 +51,11 @@ class Application:
         words = [str(SOURCE), f"{name}-in", f"{name}-out"]
         self._process = subprocess.Popen(
             kafka_tools.java(*words, *(f"{k}={v}" for k, v in given.items()), heap="384m"),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 

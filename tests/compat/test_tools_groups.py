@@ -95,8 +95,15 @@ def test_kafka_consumer_groups(tools: KafkaTools, topic: str, protocol: str) -> 
         assert state[-4:] == ["(1)", strategy, "Stable", "1"]
         said = tools.run("consumer-groups", "--delete", *of)
         assert "GroupNotEmptyException: The group is not empty." in said
-        said = tools.run("consumer-groups", "--reset-offsets", *of, "--topic", topic,
-                         "--to-earliest", "--execute")  # fmt: skip
+        said = tools.run(
+            "consumer-groups",
+            "--reset-offsets",
+            *of,
+            "--topic",
+            topic,
+            "--to-earliest",
+            "--execute",
+        )
         assert "Assignments can only be reset if the group" in said and "is inactive" in said
 
     rows = tools.rows("consumer-groups", "--list", "--type", "--state")
@@ -137,8 +144,16 @@ def share_consumer(bootstrap: str, topic: str) -> Iterator[Polling]:
 def test_kafka_share_groups(tools: KafkaTools, topic: str) -> None:
     group = f"s-{topic}"
     of = ("--group", group)
-    tools.run("configs", "--alter", "--entity-type", "groups", "--entity-name", group,
-              "--add-config", "share.auto.offset.reset=earliest")  # fmt: skip
+    tools.run(
+        "configs",
+        "--alter",
+        "--entity-type",
+        "groups",
+        "--entity-name",
+        group,
+        "--add-config",
+        "share.auto.offset.reset=earliest",
+    )
 
     def positions() -> dict[int, tuple[str, str]]:
         rows = tools.rows("share-groups", "--describe", *of)
@@ -154,8 +169,16 @@ def test_kafka_share_groups(tools: KafkaTools, topic: str) -> None:
         assert state[-3:] == ["(1)", "Stable", "1"]
         said = tools.run("share-groups", "--delete", *of)
         assert f"Share group '{group}' is not EMPTY." in said
-        said = tools.run("share-groups", "--reset-offsets", *of, "--topic", topic,
-                         "--to-earliest", "--execute", status=1)  # fmt: skip
+        said = tools.run(
+            "share-groups",
+            "--reset-offsets",
+            *of,
+            "--topic",
+            topic,
+            "--to-earliest",
+            "--execute",
+            status=1,
+        )
         assert f"Share group '{group}' is not empty." in said
 
     assert {"GROUP": group, "STATE": "Empty"} in tools.rows("share-groups", "--list", "--state")

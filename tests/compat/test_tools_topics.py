@@ -33,8 +33,16 @@ def produce(tools: KafkaTools, topic: str, counts: dict[int, int]) -> None:
 
 
 def test_kafka_topics(tools: KafkaTools, topic: str) -> None:
-    create(tools, topic, "--partitions", "2", "--config", "cleanup.policy=compact",
-           "--config", "segment.ms=100000")  # fmt: skip
+    create(
+        tools,
+        topic,
+        "--partitions",
+        "2",
+        "--config",
+        "cleanup.policy=compact",
+        "--config",
+        "segment.ms=100000",
+    )
     again = ("topics", "--create", "--topic", topic)
     assert f"Topic '{topic}' already exists." in tools.run(*again, status=1)
     assert tools.run(*again, "--if-not-exists") == ""
@@ -163,20 +171,33 @@ def test_the_cluster(tools: KafkaTools, topic: str) -> None:
     assert (levels["group.version"], levels["share.version"]) == ("1", "2")
     every = ("--election-type", "preferred", "--all-topic-partitions")
     assert tools.run("leader-election", *every) == ""
-    said = tools.run("leader-election", "--election-type", "unclean", "--topic", topic,
-                     "--partition", "0")  # fmt: skip
+    said = tools.run(
+        "leader-election", "--election-type", "unclean", "--topic", topic, "--partition", "0"
+    )
     assert f"Valid replica already elected for partitions {topic}-0" in said
     assert tools.run("transactions", "list").split() == [
-        "TransactionalId", "Coordinator", "ProducerId", "TransactionState",
-    ]  # fmt: skip
+        "TransactionalId",
+        "Coordinator",
+        "ProducerId",
+        "TransactionState",
+    ]
     said = tools.run("transactions", "describe-producers", "--topic", topic, "--partition", "0")
     assert said.split()[:2] == ["ProducerId", "ProducerEpoch"]
 
 
 def test_client_metrics(tools: KafkaTools) -> None:
     one = ("--name", "m1")
-    tools.run("client-metrics", "--alter", *one, "--metrics", "org.apache.kafka.producer.",
-              "--interval", "5000", "--match", "client_id=x")  # fmt: skip
+    tools.run(
+        "client-metrics",
+        "--alter",
+        *one,
+        "--metrics",
+        "org.apache.kafka.producer.",
+        "--interval",
+        "5000",
+        "--match",
+        "client_id=x",
+    )
     assert tools.run("client-metrics", "--list") == "m1\n"
     assert tools.run("client-metrics", "--describe", *one).splitlines() == [
         "Client metrics configs for m1 are:",

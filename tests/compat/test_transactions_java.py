@@ -66,11 +66,25 @@ def test_a_copier_that_aborts_half_of_its_transactions(
     assert client.produce(source, records=bytes(build_batch(rows))).error_code == 0
     words = [
         "org.apache.kafka.tools.TransactionalMessageCopier",
-        "--broker-list", tools.bootstrap, "--consumer-group", name, "--transactional-id", name,
-        "--input-topic", source, "--input-partition", "0", "--output-topic", sink,
-        "--max-messages", str(RECORDS), "--transaction-size", "50", "--enable-random-aborts",
+        "--broker-list",
+        tools.bootstrap,
+        "--consumer-group",
+        name,
+        "--transactional-id",
+        name,
+        "--input-topic",
+        source,
+        "--input-partition",
+        "0",
+        "--output-topic",
+        sink,
+        "--max-messages",
+        str(RECORDS),
+        "--transaction-size",
+        "50",
+        "--enable-random-aborts",
         "--group-mode",
-    ]  # fmt: skip
+    ]
     done = subprocess.run(
         kafka_tools.java(*words), capture_output=True, text=True, timeout=120, check=False
     )
@@ -91,10 +105,22 @@ def test_a_copier_that_aborts_half_of_its_transactions(
 def test_many_small_transactions(client: WireClient, tools: KafkaTools, name: str) -> None:
     client.create_topic(name)
     said = tools.run(
-        "producer-perf-test", "--topic", name, "--num-records", "20000", "--record-size", "100",
-        "--throughput", "-1", "--transaction-duration-ms", "20", "--transactional-id", name,
-        "--command-property", f"bootstrap.servers={tools.bootstrap}",
-    )  # fmt: skip
+        "producer-perf-test",
+        "--topic",
+        name,
+        "--num-records",
+        "20000",
+        "--record-size",
+        "100",
+        "--throughput",
+        "-1",
+        "--transaction-duration-ms",
+        "20",
+        "--transactional-id",
+        name,
+        "--command-property",
+        f"bootstrap.servers={tools.bootstrap}",
+    )
     assert "20000 records sent" in said
     eventually(lambda: len(committed(client, name)) == 20_000)
 
@@ -138,9 +164,16 @@ def test_a_share_group_over_transactions(
 ) -> None:
     """Markers are nobody's records; what was aborted reaches only who asked for it."""
     client.create_topic(name)
-    tools.run("configs", "--alter", "--entity-type", "groups", "--entity-name", name,
-              "--add-config",
-              f"share.auto.offset.reset=earliest,share.isolation.level={isolation}")  # fmt: skip
+    tools.run(
+        "configs",
+        "--alter",
+        "--entity-type",
+        "groups",
+        "--entity-name",
+        name,
+        "--add-config",
+        f"share.auto.offset.reset=earliest,share.isolation.level={isolation}",
+    )
     producer = Producer(
         {"bootstrap.servers": tools.bootstrap, "transactional.id": name, "log_level": 0}
     )
@@ -154,7 +187,16 @@ def test_a_share_group_over_transactions(
         else:
             producer.abort_transaction(20)
     wanted = range(6) if isolation == "read_uncommitted" else range(1, 6, 2)
-    said = tools.run("console-share-consumer", "--topic", name, "--group", name,
-                     "--max-messages", str(len(wanted)), "--timeout-ms", "20000")  # fmt: skip
+    said = tools.run(
+        "console-share-consumer",
+        "--topic",
+        name,
+        "--group",
+        name,
+        "--max-messages",
+        str(len(wanted)),
+        "--timeout-ms",
+        "20000",
+    )
     found = [line for line in said.splitlines() if line.isdigit()]
     assert found == [str(number) for number in wanted]

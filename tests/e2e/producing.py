@@ -76,6 +76,9 @@ def _in_client(queue: Resources, *words: str) -> subprocess.Popen[str]:
     servers = f"SHOAL_BOOTSTRAP_SERVERS=main-bootstrap.{queue.namespace}.svc:9092"
     exec_ = ("kubectl", "exec", f"--namespace={queue.namespace}", "--stdin", "client", "--")
     return subprocess.Popen(
-        [*exec_, "env", servers, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True, env=queue.cluster.environment(),
-    )  # fmt: skip
+        [*exec_, "env", servers, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=queue.cluster.environment(),
+    )

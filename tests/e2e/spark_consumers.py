@@ -49,9 +49,11 @@ def spark(**more: object) -> dict[str, object]:
 def prepare(queue: Resources) -> Resources:
     """Topics, a group, and the job."""
     config_map = {
-        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "job"},
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "job"},
         "data": {JOB.name: JOB.read_text()},
-    }  # fmt: skip
+    }
     queue.apply(config_map, queue_topic(), queue_topic("done"), share_group(maxRecordLocks=2000))
     queue.wait("queuetopic/jobs", "queuetopic/done", "sharegroup/workers")
     return queue

@@ -52,7 +52,8 @@ CASES: dict[str, tuple[list[dict[str, str]], list[str]]] = {
     ),
     "nobody consumes": (group("50x50", "50x50", "0x50"), ["ShoalShareGroupStuck"]),
     "members hold records and do not settle them": (
-        group("50x50", "0x50", "50x50"), ["ShoalShareGroupStuck"]
+        group("50x50", "0x50", "50x50"),
+        ["ShoalShareGroupStuck"],
     ),
     "records get done": (group("900-10x50", "900-10x50", "0x50"), []),
     "all records are due later, or delivery is paused": (group("50x50", "0x50", "0x50"), []),
@@ -61,7 +62,7 @@ CASES: dict[str, tuple[list[dict[str, str]], list[str]]] = {
         [series('shoal_operator_errors_total{kind="QueueTopic"}', "0+5x50")],
         ["ShoalOperatorErrors"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)

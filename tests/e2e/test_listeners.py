@@ -70,7 +70,15 @@ def test_a_load_balancer_without_an_address_is_told(resources: Resources) -> Non
     resources.wait("queuecluster/main", timeout_s=90)
     assert outside(resources, "world") == "192.0.2.1:9095"
     shown = resources.kubectl(
-        "exec", "main-broker-0", "--", "shoal", "configs", "describe", "broker", "0",
-        "advertised.listeners", "--format=json",
-    ).stdout  # fmt: skip
+        "exec",
+        "main-broker-0",
+        "--",
+        "shoal",
+        "configs",
+        "describe",
+        "broker",
+        "0",
+        "advertised.listeners",
+        "--format=json",
+    ).stdout
     assert "WORLD://192.0.2.2:9095" in shown

@@ -13,9 +13,13 @@ from e2e.resources import Resources, queue_topic, share_consumer, share_group
 #: From lag over target until the first consumer's pod is made.
 REACTION_SECONDS_MAX = 10
 SCALING = {
-    "minReplicas": 0, "maxReplicas": 4, "targetLagPerReplica": 50, "recordsPerReplica": 10,
-    "cooldown": "3s", "scaleToZeroAfter": "5s",
-}  # fmt: skip
+    "minReplicas": 0,
+    "maxReplicas": 4,
+    "targetLagPerReplica": 50,
+    "recordsPerReplica": 10,
+    "cooldown": "3s",
+    "scaleToZeroAfter": "5s",
+}
 
 
 def pods(queue: Resources, consumer: str) -> int:
@@ -84,11 +88,14 @@ def test_kubectl_scale_drives_it_where_the_operator_does_not(queue: Resources) -
     queue.wait_status("shareconsumer/manual", readyReplicas=3)
     # Kubernetes' own autoscaler drives it too: below its least number it needs no metrics.
     target = {"apiVersion": "shoal.dev/v1alpha1", "kind": "ShareConsumer", "name": "manual"}
-    queue.apply({
-        "apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler",
-        "metadata": {"name": "manual"},
-        "spec": {"scaleTargetRef": target, "minReplicas": 4, "maxReplicas": 5},
-    })  # fmt: skip
+    queue.apply(
+        {
+            "apiVersion": "autoscaling/v2",
+            "kind": "HorizontalPodAutoscaler",
+            "metadata": {"name": "manual"},
+            "spec": {"scaleTargetRef": target, "minReplicas": 4, "maxReplicas": 5},
+        }
+    )
     queue.wait_status("shareconsumer/manual", replicas=4, readyReplicas=4)
     queue.kubectl("delete", "hpa/manual", "shareconsumer/manual")
     eventually(lambda: queue.find("deployment/manual") is None, timeout_s=30)

@@ -25,9 +25,11 @@ with open(path, "r+b") as file:
     file.write(bytes([byte ^ 1]))
 """
 LOGIN = {
-    "kafka.security.protocol": "SASL_PLAINTEXT", "kafka.sasl.mechanism": "PLAIN",
-    "kafka.sasl.username": "ann", "kafka.sasl.password": "wrong",
-}  # fmt: skip
+    "kafka.security.protocol": "SASL_PLAINTEXT",
+    "kafka.sasl.mechanism": "PLAIN",
+    "kafka.sasl.username": "ann",
+    "kafka.sasl.password": "wrong",
+}
 
 
 def job(group: str, **options: str) -> dict[str, object]:
@@ -56,9 +58,11 @@ def test_each_kind_is_told_with_its_remedy(queue: Resources, cluster: Cluster) -
     spark_operator.install(cluster, [queue.namespace])
     prepare(queue)
     queue.apply(
-        queue_topic("torn", partitions=1), share_group("torn", topics=["torn"]),
-        share_group("early", topics=["nope"]), share_group("locked-out"),
-    )  # fmt: skip
+        queue_topic("torn", partitions=1),
+        share_group("torn", topics=["torn"]),
+        share_group("early", topics=["nope"]),
+        share_group("locked-out"),
+    )
     queue.wait("queuetopic/torn", "sharegroup/torn", "sharegroup/locked-out")
     queue.produce("torn", 20)
     queue.kubectl("exec", "main-broker-0", "--", "python3", "-c", DAMAGE)
@@ -80,13 +84,21 @@ def test_each_kind_is_told_with_its_remedy(queue: Resources, cluster: Cluster) -
     tells(queue, "lost", "ApplicationFailed", "no topic 'nowhere'", "create it, or name another")
     tells(queue, "out", "ApplicationFailed", "InvalidOption", "check kafka.security.protocol")
     tells(
-        queue, "torn", "ApplicationFailed", "DataLoss: rows of topic 'torn' partition 0, offsets ",
-        "cannot be decoded", "Set failOnDataLoss to false",
-    )  # fmt: skip
+        queue,
+        "torn",
+        "ApplicationFailed",
+        "DataLoss: rows of topic 'torn' partition 0, offsets ",
+        "cannot be decoded",
+        "Set failOnDataLoss to false",
+    )
     # A checkpoint that is there, and an application that is started anew over it for another group.
     queue.wait_status("sharegroup/workers", lag=0, timeout_s=240)
     queue.patch("shareconsumer/moved", {"spec": {"spark": job("others")}})
     tells(
-        queue, "moved", "ApplicationFailed", "BadOffset: the checkpoint is of share group",
-        "'workers', and the query's group.id is 'others'", "checkpointLocation of its own",
-    )  # fmt: skip
+        queue,
+        "moved",
+        "ApplicationFailed",
+        "BadOffset: the checkpoint is of share group",
+        "'workers', and the query's group.id is 'others'",
+        "checkpointLocation of its own",
+    )

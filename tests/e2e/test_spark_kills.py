@@ -39,9 +39,9 @@ def test_nothing_is_lost(queue: Resources, cluster: Cluster) -> None:
     spark_operator.install(cluster, [queue.namespace])
     prepare(queue)
     queue.produce("jobs", RECORDS)
-    queue.apply(share_consumer(
-        spark=spark(maxRecordsPerTrigger=RECORDS_PER_TRIGGER), scaling=SCALING
-    ))  # fmt: skip
+    queue.apply(
+        share_consumer(spark=spark(maxRecordsPerTrigger=RECORDS_PER_TRIGGER), scaling=SCALING)
+    )
 
     def progress(part: float, executors_min: int = 1) -> None:
         """Until so many records are done, and so many executors at work."""

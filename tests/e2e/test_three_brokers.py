@@ -140,8 +140,9 @@ def watching(three: Resources, path: Path) -> Iterator[list[int]]:
     with path.open("w") as file:
         watch = subprocess.Popen(
             [*get, "--watch", "--output-watch-events", "--output=json"],
-            stdout=file, env={**os.environ, **three.cluster.environment()},
-        )  # fmt: skip
+            stdout=file,
+            env={**os.environ, **three.cluster.environment()},
+        )
         try:
             eventually(lambda: path.read_text().count('"ADDED"') >= len(BROKERS), timeout_s=30)
             yield up

@@ -138,8 +138,11 @@ def test_deletion_policies(queue: Resources) -> None:
             queue_topic(f"{name}-topic", deletionPolicy=policy),
             share_group(f"{name}-group", topics=[f"{name}-topic"], deletionPolicy=policy),
         )
-    names = [f"{kind}/{name}-{kind[5:]}" for kind in ("queuetopic", "sharegroup")
-             for name in ("retain", "delete")]  # fmt: skip
+    names = [
+        f"{kind}/{name}-{kind[5:]}"
+        for kind in ("queuetopic", "sharegroup")
+        for name in ("retain", "delete")
+    ]
     queue.wait(*names)
     queue.kubectl("delete", *names, "--timeout=30s")
     listed = "list", "--format=json"

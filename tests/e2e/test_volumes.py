@@ -27,13 +27,17 @@ def small_volume(resources: Resources, name: str, size: str) -> None:
     meta = {"name": name}
     node = {"key": "kubernetes.io/hostname", "operator": "Exists"}
     volume = {
-        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": meta,
+        "apiVersion": "v1",
+        "kind": "PersistentVolume",
+        "metadata": meta,
         "spec": {
-            "capacity": {"storage": "32Mi"}, "accessModes": ["ReadWriteOnce"],
-            "storageClassName": name, "local": {"path": path},
+            "capacity": {"storage": "32Mi"},
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": name,
+            "local": {"path": path},
             "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [node]}]}},
         },
-    }  # fmt: skip
+    }
     resources.cluster.kubectl("apply", "--filename=-", input=yaml.safe_dump(volume))
 
 
@@ -45,10 +49,13 @@ def small(resources: Resources) -> Iterator[Resources]:
     kubectl("delete", f"pv/{name}", "--ignore-not-found", "--timeout=60s")
     small_volume(resources, name, "24m")
     storage_class = {
-        "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
-        "provisioner": "kubernetes.io/no-provisioner", "allowVolumeExpansion": True,
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": {"name": name},
+        "provisioner": "kubernetes.io/no-provisioner",
+        "allowVolumeExpansion": True,
         "volumeBindingMode": "WaitForFirstConsumer",
-    }  # fmt: skip
+    }
     kubectl("apply", "--filename=-", input=yaml.safe_dump(storage_class))
     try:
         storage = {"size": "32Mi", "storageClassName": name}

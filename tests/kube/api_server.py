@@ -187,7 +187,9 @@ class ApiServer(Kube):
                 "apiVersion": "v1",
                 "kind": "Pod",
                 "metadata": {
-                    "name": name, "namespace": meta["namespace"], "labels": labels,
+                    "name": name,
+                    "namespace": meta["namespace"],
+                    "labels": labels,
                     "annotations": notes,
                 },
                 "spec": template["spec"],
@@ -196,7 +198,7 @@ class ApiServer(Kube):
                     "hostIP": "127.0.0.1",
                     "containerStatuses": serving,
                 },
-            }  # fmt: skip
+            }
             self._write("Pod", name, pod)
             if name in self.unready:
                 self.probe(name, succeeds=False)

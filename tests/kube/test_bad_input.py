@@ -28,14 +28,23 @@ from shoal_operator.workloads import application_verdict, last_words
 
 ENDS = Path(__file__).with_name("driver_ends")
 SPARK = {
-    "mainApplicationFile": "local:///job.py", "sparkVersion": "4.3.0",
-    "imagePullPolicy": "IfNotPresent", "minExecutors": 0, "maxExecutors": 6,
-    "coresPerExecutor": 1, "maxRecordsPerTrigger": 1000,
-}  # fmt: skip
+    "mainApplicationFile": "local:///job.py",
+    "sparkVersion": "4.3.0",
+    "imagePullPolicy": "IfNotPresent",
+    "minExecutors": 0,
+    "maxExecutors": 6,
+    "coresPerExecutor": 1,
+    "maxRecordsPerTrigger": 1000,
+}
 GROUP = {
-    "cluster": "main", "startOffset": "Earliest", "maxRecordLocks": 2000, "renewal": True,
-    "lockDuration": "30s", "deliveryLimit": 5, "isolation": "ReadUncommitted",
-}  # fmt: skip
+    "cluster": "main",
+    "startOffset": "Earliest",
+    "maxRecordLocks": 2000,
+    "renewal": True,
+    "lockDuration": "30s",
+    "deliveryLimit": 5,
+    "isolation": "ReadUncommitted",
+}
 
 
 @pytest.fixture(scope="module")

@@ -82,10 +82,17 @@ def test_the_older_claim_wins_and_a_leaving_one_counts_for_nothing() -> None:
 
 
 GROUP = {
-    "cluster": "main", "lockDuration": "1m30s", "deliveryLimit": 3, "maxRecordLocks": 500,
-    "startOffset": "ByDuration", "startOffsetDuration": "1h", "isolation": "ReadCommitted",
-    "renewal": False, "sessionTimeout": "", "heartbeatInterval": "5s",
-}  # fmt: skip
+    "cluster": "main",
+    "lockDuration": "1m30s",
+    "deliveryLimit": 3,
+    "maxRecordLocks": 500,
+    "startOffset": "ByDuration",
+    "startOffsetDuration": "1h",
+    "isolation": "ReadCommitted",
+    "renewal": False,
+    "sessionTimeout": "",
+    "heartbeatInterval": "5s",
+}
 
 
 def test_a_share_group_in_kafkas_words() -> None:
@@ -105,13 +112,19 @@ def test_what_kafkas_groups_lack_is_asked_for_only_where_the_spec_does() -> None
     plain = set(group_config(GROUP))
     letters = {"topic": "dlq.t", "copyRecords": True, "dropAfter": "1h", "floodPerMinute": 9}
     spec = GROUP | {
-        "ordering": "key", "pauseDelivery": True, "deadLetters": letters,
+        "ordering": "key",
+        "pauseDelivery": True,
+        "deadLetters": letters,
         "keyOrder": {"batch": 5, "deadLetter": "Hold", "maxHeld": 7},
-        "delay": {"max": "2h", "maxRecords": 9}, "priority": {"header": "p", "ageing": "5s"},
+        "delay": {"max": "2h", "maxRecords": 9},
+        "priority": {"header": "p", "ageing": "5s"},
         "redeliveryBackoff": {
-            "initial": "1s", "max": "1m", "multiplier": "1.5", "jitterPercent": 10,
+            "initial": "1s",
+            "max": "1m",
+            "multiplier": "1.5",
+            "jitterPercent": 10,
         },
-    }  # fmt: skip
+    }
     made = {k: v for k, v in group_config(spec).items() if k not in plain}
     assert made == {
         "share.ordering": "key",
@@ -137,12 +150,16 @@ def test_what_kafkas_groups_lack_is_asked_for_only_where_the_spec_does() -> None
             GROUP_KEYS[name].parse(value)
     assert dead_letter_topic(spec) is None
     letters["create"] = {"partitions": 3, "retention": "24h"}
-    assert dead_letter_topic(spec) == ("dlq.t", {
-        "partitions": 3,
-        "config": {
-            "errors.deadletterqueue.group.enable": "true", "retention.ms": "86400000",
+    assert dead_letter_topic(spec) == (
+        "dlq.t",
+        {
+            "partitions": 3,
+            "config": {
+                "errors.deadletterqueue.group.enable": "true",
+                "retention.ms": "86400000",
+            },
         },
-    })  # fmt: skip
+    )
 
 
 def test_what_metrics_say_of_a_queue() -> None:
@@ -166,10 +183,16 @@ shoal_share_group_held{group="f",why="window-full"} 1
 """
     found = numbers_of([page, page])
     assert found["a"].status() == {
-        "delivery": "DeadLettersFail", "deadLettered": 6, "redriven": 4, "archiving": 2,
-        "backingOff": 8, "delayed": 10, "heldByKey": 12, "keysHeldByDeadLetters": 14,
+        "delivery": "DeadLettersFail",
+        "deadLettered": 6,
+        "redriven": 4,
+        "archiving": 2,
+        "backingOff": 8,
+        "delayed": 10,
+        "heldByKey": 12,
+        "keysHeldByDeadLetters": 14,
         "oldestLockSeconds": 8,
-    }  # fmt: skip
+    }
     assert found["a"].behind_dead_letters == 18
     assert "topic-missing" in (found["a"].warning() or ("", ""))[1]
     assert (found["b"].delivery, (found["b"].warning() or ("",))[0]) == ("Flooded", "Flooded")
@@ -190,8 +213,9 @@ def test_a_broker_without_order_by_key_gets_all_else_and_the_status_says_so() ->
             text = "Unknown group config name: share.ordering"
             refused = {
                 g: KafkaError(ErrorCode.invalid_config, text)
-                for g, c in changes.items() if "share.ordering" in c
-            }  # fmt: skip
+                for g, c in changes.items()
+                if "share.ordering" in c
+            }
             self.set |= {g: c for g, c in changes.items() if g not in refused}
             return refused
 
@@ -237,8 +261,9 @@ def test_what_has_a_position_keeps_it_and_what_grew_is_read_from_its_start() -> 
     state = GroupState("g", "share", partitions=(SharePartition("t", 0, 7, 1),))
     latest = {"startOffset": "Latest"}
     assert first_positions(latest, state, {"t": 2, "u": 1}, 0) == {
-        ("t", 1): EARLIEST, ("u", 0): LATEST
-    }  # fmt: skip
+        ("t", 1): EARLIEST,
+        ("u", 0): LATEST,
+    }
     assert first_positions(latest, state, {"t": 1}, 0) == {}
 
 
@@ -328,16 +353,37 @@ def test_consumers_are_told_where_work_is() -> None:
     consumer = {
         "kind": "ShareConsumer",
         "metadata": {"name": "c", "namespace": "n", "uid": "u"},
-        "spec": {"deployment": {"template": {"spec": {"containers": [
-            {"name": "a", "env": [{"name": "X", "value": "1"}]},
-            {"name": "b", "env": [{"name": "SHOAL_TOPICS", "value": "mine"},
-                                  {"name": "SHOAL_LOG_LEVEL", "value": "debug"}]},
-        ]}}}},
-    }  # fmt: skip
-    made = deployment.manifest(consumer, cluster="main", replicas=4, bootstrap_servers="b:1",
-                               group_id="g", topics=["t", "u"])  # fmt: skip
-    told = [[(e["name"], e["value"]) for e in c["env"]]
-            for c in made["spec"]["template"]["spec"]["containers"]]  # fmt: skip
+        "spec": {
+            "deployment": {
+                "template": {
+                    "spec": {
+                        "containers": [
+                            {"name": "a", "env": [{"name": "X", "value": "1"}]},
+                            {
+                                "name": "b",
+                                "env": [
+                                    {"name": "SHOAL_TOPICS", "value": "mine"},
+                                    {"name": "SHOAL_LOG_LEVEL", "value": "debug"},
+                                ],
+                            },
+                        ]
+                    }
+                }
+            }
+        },
+    }
+    made = deployment.manifest(
+        consumer,
+        cluster="main",
+        replicas=4,
+        bootstrap_servers="b:1",
+        group_id="g",
+        topics=["t", "u"],
+    )
+    told = [
+        [(e["name"], e["value"]) for e in c["env"]]
+        for c in made["spec"]["template"]["spec"]["containers"]
+    ]
     where = [("SHOAL_BOOTSTRAP_SERVERS", "b:1"), ("SHOAL_GROUP_ID", "g")]
     assert told == [
         [*where, ("SHOAL_TOPICS", "t,u"), ("X", "1")],
@@ -351,9 +397,11 @@ def test_consumers_are_told_where_work_is() -> None:
 def _brokers(pull_policy: str = "Always", **spec: object) -> dict:
     meta = {"name": "main", "namespace": "n", "uid": "u"}
     least = {
-        "replicas": 1, "storage": {"size": "1Gi"}, "metrics": {"port": 9404},
+        "replicas": 1,
+        "storage": {"size": "1Gi"},
+        "metrics": {"port": 9404},
         "listeners": [{"name": "plain", "port": 9092}],
-    }  # fmt: skip
+    }
     resource = {"kind": "QueueCluster", "metadata": meta, "spec": {**least, **spec}}
     stateful = cluster.manifests(resource, "chart:1", {}, pull_policy)[-1]
     return stateful["spec"]["template"]["spec"]["containers"][0]

@@ -28,9 +28,12 @@ shoal_share_partition_not_due_records{{{LABELS},within="600"}} 2
 shoal_share_partition_next_due_timestamp_seconds{{{LABELS}}} 1767225600.5
 """
 CLUSTER = resource(
-    "QueueCluster", "main", replicas=1, listeners=[{"name": "plain", "port": 9092}],
+    "QueueCluster",
+    "main",
+    replicas=1,
+    listeners=[{"name": "plain", "port": 9092}],
     metrics={"port": 9404},
-)  # fmt: skip
+)
 POD = {"template": {"spec": {"containers": [{"name": "a"}]}}}
 
 
@@ -159,8 +162,11 @@ def test_a_lag_that_is_not_known_changes_nothing_and_is_no_signal(
         assert (status["desiredReplicas"], status["decision"]) == (3, "lag is not known now")
         assert "lag" not in status
         assert shop.consumers.signal("eaters") == {
-            "desiredReplicas": 3, "ceiling": 4, "replicas": 0, "readyReplicas": 0
-        }  # fmt: skip
+            "desiredReplicas": 3,
+            "ceiling": 4,
+            "replicas": 0,
+            "readyReplicas": 0,
+        }
 
     asyncio.run(scenario())
 

@@ -22,14 +22,25 @@ from shoal_operator.topics import Topics
 #: Far more than any of the scenarios takes.
 CHANGES_MAX, ROUNDS_MAX = 60, 30
 CHANGES = (
-    "alter_broker_config", "create_topics", "create_partitions", "alter_topic_configs",
-    "delete_topics", "alter_group_configs", "create_share_group", "set_share_offsets",
+    "alter_broker_config",
+    "create_topics",
+    "create_partitions",
+    "alter_topic_configs",
+    "delete_topics",
+    "alter_group_configs",
+    "create_share_group",
+    "set_share_offsets",
     "delete_groups",
-)  # fmt: skip
+)
 CLUSTER = resource(
-    "QueueCluster", "main", replicas=1, storage={"size": "1Gi"}, config={},
-    listeners=[{"name": "plain", "port": 9092}], metrics={"port": 9404},
-)  # fmt: skip
+    "QueueCluster",
+    "main",
+    replicas=1,
+    storage={"size": "1Gi"},
+    config={},
+    listeners=[{"name": "plain", "port": 9092}],
+    metrics={"port": 9404},
+)
 
 
 class MortalBrokers(Brokers):
@@ -291,12 +302,27 @@ def test_refused_positions_are_told_as_such(
         monkeypatch.setattr(Brokers, "resolved", then_goes)
         world.kube.add(CLUSTER)
         await world.settle()
-        topic = resource("QueueTopic", "passing", cluster="main", partitions=1, config={},
-                         deletionPolicy="Retain")  # fmt: skip
-        group = resource("ShareGroup", "passing", cluster="main", topics=["passing"],
-                         lockDuration="20s", deliveryLimit=4, maxRecordLocks=300, renewal=True,
-                         startOffset="Latest", isolation="ReadUncommitted",
-                         deletionPolicy="Retain")  # fmt: skip
+        topic = resource(
+            "QueueTopic",
+            "passing",
+            cluster="main",
+            partitions=1,
+            config={},
+            deletionPolicy="Retain",
+        )
+        group = resource(
+            "ShareGroup",
+            "passing",
+            cluster="main",
+            topics=["passing"],
+            lockDuration="20s",
+            deliveryLimit=4,
+            maxRecordLocks=300,
+            renewal=True,
+            startOffset="Latest",
+            isolation="ReadUncommitted",
+            deletionPolicy="Retain",
+        )
         world.kube.add(topic)
         world.kube.add(group)
         with pytest.raises(AssertionError, match="no end"):
@@ -338,12 +364,20 @@ def test_topics_and_groups_are_made_once(broker: ShoalProcess) -> None:
         world.kube.add(resource("QueueTopic", f"t{number}", **topic, deletionPolicy="Delete"))
         world.kube.add(
             resource(
-                "ShareGroup", f"g{number}", cluster="main", topics=[f"t{number}"],
-                lockDuration="20s", deliveryLimit=4, maxRecordLocks=300, startOffset="Latest",
-                isolation="ReadUncommitted", renewal=True, deletionPolicy="Delete",
+                "ShareGroup",
+                f"g{number}",
+                cluster="main",
+                topics=[f"t{number}"],
+                lockDuration="20s",
+                deliveryLimit=4,
+                maxRecordLocks=300,
+                startOffset="Latest",
+                isolation="ReadUncommitted",
+                renewal=True,
+                deletionPolicy="Delete",
                 reset={"id": "first", "to": "Earliest"},
             )
-        )  # fmt: skip
+        )
 
     async def look(world: World, number: int) -> Any:
         brokers = Brokers(world.bootstrap)

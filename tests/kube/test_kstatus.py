@@ -19,16 +19,35 @@ KINDS = ("QueueCluster", "QueueTopic", "ShareConsumer", "ShareGroup")
 READY = ("Reconciled", "NotManaged", "ScaledToZero")
 AT_WORK_AND_READY = ("RollWaits", "ResetWaits", "ResetRefused", "Suspending")
 AT_WORK = (
-    "ClusterNotFound", "BrokersUnreachable", "Creating", "DeletionWaits", "Starting", "Restarting",
-    "TopicNotFound", "PositionsRefused", "ShareGroupNotFound", "SparkOperatorSilent", "Rolling",
-    "ApplicationStarting", "ApplyFailed", "StatefulSetNotTakenUp", "ListenerWithoutAddress",
-)  # fmt: skip
+    "ClusterNotFound",
+    "BrokersUnreachable",
+    "Creating",
+    "DeletionWaits",
+    "Starting",
+    "Restarting",
+    "TopicNotFound",
+    "PositionsRefused",
+    "ShareGroupNotFound",
+    "SparkOperatorSilent",
+    "Rolling",
+    "ApplicationStarting",
+    "ApplyFailed",
+    "StatefulSetNotTakenUp",
+    "ListenerWithoutAddress",
+)
 STALLED = (
-    "NoMajority", "ConfigTwice", "RackNotSupported", "SecurityNotSupported",
+    "NoMajority",
+    "ConfigTwice",
+    "RackNotSupported",
+    "SecurityNotSupported",
     "PartitionsNeverShrink",
-    "ReplicasNotChanged", "TopicClaimed", "GroupClaimed", "OtherGroupType", "ResetNeedsTopics",
+    "ReplicasNotChanged",
+    "TopicClaimed",
+    "GroupClaimed",
+    "OtherGroupType",
+    "ResetNeedsTopics",
     "SparkOperatorMissing",
-)  # fmt: skip
+)
 #: Reasons with several states, one by one below.
 SEVERAL = ("Paused", "ConfigRefused", "BrokerNotReady", "ApplicationFailed", "Scaling")
 
@@ -85,8 +104,10 @@ def test_a_new_resource_is_in_progress() -> None:
     for status in STATUSES.values():
         (ready,) = status["conditions"]
         assert (status["observedGeneration"], ready["type"], ready["status"]) == (
-            -1, "Ready", "Unknown"
-        )  # fmt: skip
+            -1,
+            "Ready",
+            "Unknown",
+        )
     new = [resource(kind, status, generation=1) for kind, status in STATUSES.items()]
     assert results(new) == ["InProgress"] * len(KINDS)
 

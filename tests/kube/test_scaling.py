@@ -5,8 +5,13 @@ from hypothesis import strategies as st
 from shoal_operator.broker_states import GroupState
 from shoal_operator.scaling import History, Load, Policy, decide
 
-POLICY = Policy(replicas_max=6, target_lag=100, records_per_replica=50, cooldown_ms=60_000,
-                scale_to_zero_after_ms=300_000)  # fmt: skip
+POLICY = Policy(
+    replicas_max=6,
+    target_lag=100,
+    records_per_replica=50,
+    cooldown_ms=60_000,
+    scale_to_zero_after_ms=300_000,
+)
 
 
 def load(lag: int, partitions: int = 2, locks: int = 2000) -> Load:
@@ -59,8 +64,13 @@ def test_what_waits_for_a_redrive_keeps_nobody_running() -> None:
 
 
 def test_locks_are_a_ceiling() -> None:
-    decision = decide(Policy(replicas_max=100, target_lag=1, records_per_replica=500),
-                      Load(10_000, 2, 2000), 0, History(), 0)  # fmt: skip
+    decision = decide(
+        Policy(replicas_max=100, target_lag=1, records_per_replica=500),
+        Load(10_000, 2, 2000),
+        0,
+        History(),
+        0,
+    )
     assert decision.replicas == decision.ceiling == 8
     assert "record locks allow 8" in decision.why
 

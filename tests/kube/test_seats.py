@@ -78,8 +78,12 @@ def test_the_first_broker_of_a_pod_goes_last() -> None:
     """The others hand over by a controller, which may be the one beside them."""
     first, *others = template(wanted(3))["spec"]["containers"][:3]
     assert first["lifecycle"]["preStop"]["exec"]["command"] == [
-        "python3", "-m", "shoal.server.host.pre_stop", "10404", "11404",
-    ]  # fmt: skip
+        "python3",
+        "-m",
+        "shoal.server.host.pre_stop",
+        "10404",
+        "11404",
+    ]
     ready = {port["containerPort"] for one in others for port in one["ports"]}
     assert {10404, 11404} <= ready
     assert not any("lifecycle" in one for one in others)

@@ -10,9 +10,14 @@ from shoal_operator.store import Store
 from shoal_operator.workloads import Workloads, application_verdict, last_words
 
 PLACE = spark.Place(
-    cluster="main", bootstrap_servers="main-bootstrap.n.svc:9092", group_id="g",
-    topics=("t", "u"), image="spark:1", scale_url="http://operator:8080", driver_role="drivers",
-)  # fmt: skip
+    cluster="main",
+    bootstrap_servers="main-bootstrap.n.svc:9092",
+    group_id="g",
+    topics=("t", "u"),
+    image="spark:1",
+    scale_url="http://operator:8080",
+    driver_role="drivers",
+)
 CONSUMER = {
     "kind": "ShareConsumer",
     "metadata": {"name": "c", "namespace": "n", "uid": "u"},
@@ -20,13 +25,17 @@ CONSUMER = {
         "shareGroup": "g",
         "scaling": {"targetLagPerReplica": 10, "cooldown": "20s"},
         "spark": {
-            "mainApplicationFile": "local:///job.py", "sparkVersion": "4.3.0",
-            "imagePullPolicy": "IfNotPresent", "minExecutors": 0, "maxExecutors": 6,
-            "coresPerExecutor": 2, "maxRecordsPerTrigger": 1000,
+            "mainApplicationFile": "local:///job.py",
+            "sparkVersion": "4.3.0",
+            "imagePullPolicy": "IfNotPresent",
+            "minExecutors": 0,
+            "maxExecutors": 6,
+            "coresPerExecutor": 2,
+            "maxRecordsPerTrigger": 1000,
             "arguments": ["--to=$(BOOTSTRAP_SERVERS)", "$(GROUP_ID) $(TOPICS)", "$(CHECKPOINT)"],
         },
     },
-}  # fmt: skip
+}
 
 
 def consumer(**more):
@@ -90,8 +99,10 @@ def test_the_checkpoint_outlives_the_consumer() -> None:
     assert "ownerReferences" not in claim["metadata"]
     assert account["metadata"]["ownerReferences"] == binding["metadata"]["ownerReferences"]
     assert binding["roleRef"] == {
-        "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "drivers"
-    }  # fmt: skip
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "ClusterRole",
+        "name": "drivers",
+    }
 
 
 @pytest.mark.parametrize(

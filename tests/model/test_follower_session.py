@@ -50,9 +50,16 @@ class Plain:
     def __init__(self, index: int) -> None:
         log = Log.open(MemoryStorage(), f"t{index}-0", LogConfig(), now_ms=0, clean=False)
         self.partition = Partition(
-            f"t{index}", UUID(int=index + 1), 0, log, node_id=2, leader_id=1, leader_epoch=1,
-            isr=(1,), replicas=(1, 2),
-        )  # fmt: skip
+            f"t{index}",
+            UUID(int=index + 1),
+            0,
+            log,
+            node_id=2,
+            leader_id=1,
+            leader_epoch=1,
+            isr=(1,),
+            replicas=(1, 2),
+        )
         self.followed = False
         #: Followed anew: it is told of again, and an answer to what was asked before is no use.
         self.anew = False

@@ -64,9 +64,17 @@ class Leader:
     def _partition(self, index: int) -> Partition:
         log = Log.open(MemoryStorage(), f"t-{index}", LogConfig(), now_ms=0, clean=False)
         made = Partition(
-            "t", UUID(int=9), index, log, node_id=1, leader_id=1, leader_epoch=1, isr=(1, 2, 3),
-            replicas=(1, 2, 3), partition_epoch=0,
-        )  # fmt: skip
+            "t",
+            UUID(int=9),
+            index,
+            log,
+            node_id=1,
+            leader_id=1,
+            leader_epoch=1,
+            isr=(1, 2, 3),
+            replicas=(1, 2, 3),
+            partition_epoch=0,
+        )
         made.lag_time_max_ms = LAG_MS
         made.broker_epoch_of = lambda broker: 10
         made.alter_requested = lambda p, asked: self.asked.append((p.index, asked.members))
@@ -79,19 +87,27 @@ class Leader:
             self.positions.clear()
         rows = [
             SimpleNamespace(
-                partition=index, fetch_offset=offset, partition_max_bytes=10_000,
-                current_leader_epoch=epoch, last_fetched_epoch=-1, log_start_offset=0,
+                partition=index,
+                fetch_offset=offset,
+                partition_max_bytes=10_000,
+                current_leader_epoch=epoch,
+                last_fetched_epoch=-1,
+                log_start_offset=0,
             )
             for index, (offset, epoch) in enumerate(asked)
             if self.positions.get(index) != (offset, epoch)
-        ]  # fmt: skip
+        ]
         self.positions = dict(enumerate(asked))
         body = SimpleNamespace(
-            session_id=self.session_id, session_epoch=self.epoch, forgotten_topics_data=[],
+            session_id=self.session_id,
+            session_epoch=self.epoch,
+            forgotten_topics_data=[],
             topics=[SimpleNamespace(topic="t", topic_id=UUID(int=9), partitions=rows)],
-            max_bytes=100_000, min_bytes=1, max_wait=timedelta(milliseconds=500 if wait else 0),
+            max_bytes=100_000,
+            min_bytes=1,
+            max_wait=timedelta(milliseconds=500 if wait else 0),
             replica_state=SimpleNamespace(replica_id=FOLLOWER, replica_epoch=broker_epoch),
-        )  # fmt: skip
+        )
         session, incremental, cursors = self.sessions.begin(
             body, 17, self.now_ms, follower=self.knows_quiet
         )
@@ -129,12 +145,15 @@ class Leader:
 def rows_of(answer: Any) -> dict[int, tuple[Any, ...]]:
     return {
         row["partition_index"]: (
-            row["error_code"], row["high_watermark"], row["log_start_offset"],
-            bytes(row["records"]), row.get("diverging_epoch"),
+            row["error_code"],
+            row["high_watermark"],
+            row["log_start_offset"],
+            bytes(row["records"]),
+            row.get("diverging_epoch"),
         )
         for topic in answer["responses"]
         for row in topic["partitions"]
-    }  # fmt: skip
+    }
 
 
 class QuietPartitions(RuleBasedStateMachine):

@@ -111,9 +111,14 @@ class SelectionMachine(ShareMachine):
         policy=POLICIES,
     )
     def begin(
-        self, limit: int, cap: int, start: int, backoff: Backoff | None, dead_letters: bool,
+        self,
+        limit: int,
+        cap: int,
+        start: int,
+        backoff: Backoff | None,
+        dead_letters: bool,
         policy: SelectionPolicy,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().begin(limit, cap, start, backoff, dead_letters)
         self.policy = policy
         self._set(limit, cap, 100, backoff, dead_letters)

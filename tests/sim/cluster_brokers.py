@@ -151,9 +151,12 @@ class SimCluster:
     """Brokers 1 to n, each a voter unless told otherwise, on machines of their own."""
 
     def __init__(
-        self, kernel: Kernel, count: int, configs: Mapping[str, str] | None = None,
+        self,
+        kernel: Kernel,
+        count: int,
+        configs: Mapping[str, str] | None = None,
         voters: Sequence[int] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.kernel = kernel
         self.network = Network(kernel)
         replicas, min_isr = min(count, 3), 1 if count == 1 else 2

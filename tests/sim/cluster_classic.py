@@ -61,9 +61,13 @@ class ClassicMember:
     """One member; `join` again and again, and `leave`."""
 
     def __init__(
-        self, cluster: Cluster, group: str, history: GroupOffsets, instance: str | None,
+        self,
+        cluster: Cluster,
+        group: str,
+        history: GroupOffsets,
+        instance: str | None,
         owners: Owners | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`owners` is told what the member owns where others than it may speak for the group."""
         self.cluster = cluster
         self.group = group
@@ -129,9 +133,12 @@ class ClassicMember:
         }
         while True:
             answer = await self._ask(
-                ApiKey.JOIN_GROUP, fields, lane="join", timeout_ms=3 * REBALANCE_MS,
+                ApiKey.JOIN_GROUP,
+                fields,
+                lane="join",
+                timeout_ms=3 * REBALANCE_MS,
                 code=lambda answer: 0 if _wants_id(answer) else answer.error_code,
-            )  # fmt: skip
+            )
             self.member_id = answer.member_id
             if not _wants_id(answer):
                 self.generation = answer.generation_id
@@ -201,9 +208,13 @@ class ClassicMember:
 
         async def attempt() -> dict[TopicPartition, int]:
             answer = await ask_coordinator(
-                self.cluster, self.group, ApiKey.OFFSET_FETCH, body, 8,
+                self.cluster,
+                self.group,
+                ApiKey.OFFSET_FETCH,
+                body,
+                8,
                 code=lambda answer: answer.groups[0].error_code,
-            )  # fmt: skip
+            )
             rows = answer.groups[0].topics[0].partitions
             return {
                 TopicPartition(TOPIC, row.partition_index): row.committed_offset for row in rows
@@ -274,9 +285,13 @@ async def read_in_mixed_group(load: Workload, client: Client, name: str) -> None
 
 
 async def _read(
-    load: Workload, client: Client, name: str, group: str, history: GroupOffsets,
+    load: Workload,
+    client: Client,
+    name: str,
+    group: str,
+    history: GroupOffsets,
     owners: Owners | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """A member that reads and commits, is out for a while, and begins anew."""
     static = random.Random(f"{load.kernel.seed} {name}").random() < 0.4
     rng = random.Random(f"{load.kernel.seed} {name} {load.now}")

@@ -77,14 +77,19 @@ class Workload:
         self._programs: dict[Machine, Program] = {}
 
     def share_group(
-        self, group: str, delivery_count_limit: int,
+        self,
+        group: str,
+        delivery_count_limit: int,
         saw: Callable[[Record, bytes | None, str], None],
-    ) -> ShareHistory:  # fmt: skip
+    ) -> ShareHistory:
         """The history of a share group that both checkers look at."""
         history = ShareHistory(
-            group, delivery_count_limit, self.histories.counts, saw,
+            group,
+            delivery_count_limit,
+            self.histories.counts,
+            saw,
             lambda record, member: self.shares.look_at(group, record, member),
-        )  # fmt: skip
+        )
         self.shares.histories[group] = history
         return history
 
@@ -202,9 +207,12 @@ class WatchedMembership(ConsumerMembership):
                 rows = answer.assignment.topic_partitions
                 self._told = tuple(p for row in rows for p in row.partitions)
             owners.told(
-                self.member_id, answer.member_epoch, self._told, sent=sent,
+                self.member_id,
+                answer.member_epoch,
+                self._told,
+                sent=sent,
                 answered=self._load.now,
-            )  # fmt: skip
+            )
         return answer
 
 

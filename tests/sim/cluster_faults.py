@@ -284,8 +284,24 @@ def reassigned(load: Workload, rng: Random) -> End:
 FAULTS: dict[str, Fault] = {
     fault.__name__: fault
     for fault in (
-        crash, power_loss, blackout, restart, pause, partition, one_way, broken_connections, loss,
-        slow_network, slow_disk, disk_full, torn_write, disk_error, clock_jump, client_crash,
-        client_pause, voter_removed, reassigned,
+        crash,
+        power_loss,
+        blackout,
+        restart,
+        pause,
+        partition,
+        one_way,
+        broken_connections,
+        loss,
+        slow_network,
+        slow_disk,
+        disk_full,
+        torn_write,
+        disk_error,
+        clock_jump,
+        client_crash,
+        client_pause,
+        voter_removed,
+        reassigned,
     )
-}  # fmt: skip
+}

@@ -314,12 +314,14 @@ class ProcessLoop(asyncio.AbstractEventLoop):
 
     # The network.
 
-    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None,
-                                **options: Any) -> Any:  # fmt: skip
+    async def create_connection(
+        self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
+    ) -> Any:
         return await self.network.connect(self.process, protocol_factory, host, port)
 
-    async def create_server(self, protocol_factory: Any, host: Any = None, port: Any = None,
-                            **options: Any) -> Any:  # fmt: skip
+    async def create_server(
+        self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
+    ) -> Any:
         return self.network.serve(self.process, protocol_factory, options["sock"])
 
     # What goes wrong.

@@ -109,12 +109,21 @@ class _Call:
     """A connection that is being made."""
 
     def __init__(
-        self, network: Network, process: Process, factory: Any, to: Host, port: int,
+        self,
+        network: Network,
+        process: Process,
+        factory: Any,
+        to: Host,
+        port: int,
         future: asyncio.Future[Any],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.network, self.process, self.factory, self.to, self.port = (
-            network, process, factory, to, port
-        )  # fmt: skip
+            network,
+            process,
+            factory,
+            to,
+            port,
+        )
         self.future = future
         self.host: Host = process.host  # type: ignore[attr-defined]
         self.transport: Transport | None = None
@@ -143,8 +152,9 @@ class _Call:
             return
         local = (self.host.address, self.host.free_port())
         ours = Transport(network, self.host, self.process, local, self.to, asked=True)
-        theirs = Transport(network, self.to, listening.process, (self.to.address, self.port),
-                           self.host)  # fmt: skip
+        theirs = Transport(
+            network, self.to, listening.process, (self.to.address, self.port), self.host
+        )
         ours.peer, theirs.peer = theirs, ours
         self.transport = ours
         kernel.trace(f"{ours} opened")
@@ -223,9 +233,15 @@ class Transport(asyncio.Transport):
     """One end of a connection: what it sends on the way, and what has come and was not read."""
 
     def __init__(
-        self, network: Network, host: Host, process: Process, local: tuple[str, int],
-        remote: Host, *, asked: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        network: Network,
+        host: Host,
+        process: Process,
+        local: tuple[str, int],
+        remote: Host,
+        *,
+        asked: bool = False,
+    ) -> None:
         super().__init__()
         self.network, self.host, self.process, self.remote = network, host, process, remote
         self.kernel = network.kernel

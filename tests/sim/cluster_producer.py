@@ -80,11 +80,14 @@ class TransactionalProducer:
                     "transactional_id": self.transactional_id,
                     "acks": -1,
                     "timeout_ms": 3_000,
-                    "topic_data": [{
-                        "name": where.topic, "topic_id": topic.topic_id,
-                        "partition_data": [{"index": where.partition, "records": data}],
-                    }],
-                }  # fmt: skip
+                    "topic_data": [
+                        {
+                            "name": where.topic,
+                            "topic_id": topic.topic_id,
+                            "partition_data": [{"index": where.partition, "records": data}],
+                        }
+                    ],
+                }
                 answer = await link.request(ApiKey.PRODUCE, body, version=version)
             except ClientError:
                 self.cluster.forget_topic(where.topic)
@@ -117,9 +120,12 @@ class TransactionalProducer:
         }
         version = 4 if self.version == 1 else None
         await self._coordinated(
-            ApiKey.TXN_OFFSET_COMMIT, body, version, of=(group, GROUP),
+            ApiKey.TXN_OFFSET_COMMIT,
+            body,
+            version,
+            of=(group, GROUP),
             code=lambda answer: answer.topics[0].partitions[0].error_code,
-        )  # fmt: skip
+        )
 
     async def end(self, *, committed: bool) -> None:
         version = 4 if self.version == 1 else None
@@ -136,18 +142,24 @@ class TransactionalProducer:
         fields = {**self._who, "topics": topics}
         body = {f"v3_and_below_{name}": value for name, value in fields.items()}
         await self._coordinated(
-            ApiKey.ADD_PARTITIONS_TO_TXN, body, 3,
+            ApiKey.ADD_PARTITIONS_TO_TXN,
+            body,
+            3,
             code=lambda answer: (
                 answer.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code
             ),
-        )  # fmt: skip
+        )
         self._named.add(where)
 
     async def _coordinated(
-        self, key: ApiKey, body: dict[str, Any], version: int | None = None, *,
+        self,
+        key: ApiKey,
+        body: dict[str, Any],
+        version: int | None = None,
+        *,
         of: tuple[str, int] | None = None,
         code: Callable[[Any], int] = lambda answer: answer.error_code,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Ask the coordinator (of the transactional id, unless told), again where that may help."""
         name, kind = of or (self.transactional_id, TRANSACTION)
         return await self.cluster.retrying(

@@ -16,10 +16,17 @@ def _code(answer: Any) -> int:
 
 
 async def ask_coordinator(
-    cluster: Cluster, name: str, key: ApiKey, body: Mapping[str, Any],
-    version: int | None = None, *, kind: int = GROUP, code: Callable[[Any], int] = _code,
-    lane: str = "coordinator", timeout_ms: int | None = None,
-) -> Any:  # fmt: skip
+    cluster: Cluster,
+    name: str,
+    key: ApiKey,
+    body: Mapping[str, Any],
+    version: int | None = None,
+    *,
+    kind: int = GROUP,
+    code: Callable[[Any], int] = _code,
+    lane: str = "coordinator",
+    timeout_ms: int | None = None,
+) -> Any:
     """Ask the coordinator of a group or transactional id once, in at most that version. Raises
     `KafkaError` for the answer's error, which `code` gives."""
     node = await cluster.coordinator(name, kind)

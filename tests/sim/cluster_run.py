@@ -38,10 +38,18 @@ class Run:
     """What came of a seed."""
 
     def __init__(
-        self, seed: int, *, brokers: int = 0, faults: Sequence[str] | None = None,
-        duration_s: float = 0.0, short: bool = False, synced: bool | None = None,
-        parts: Sequence[str] | None = None, rest_s: float = REST_S, keep_trace: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        seed: int,
+        *,
+        brokers: int = 0,
+        faults: Sequence[str] | None = None,
+        duration_s: float = 0.0,
+        short: bool = False,
+        synced: bool | None = None,
+        parts: Sequence[str] | None = None,
+        rest_s: float = REST_S,
+        keep_trace: bool = False,
+    ) -> None:
         """What is not given is drawn, a `short` duration from a third of the range; `rest_s` bounds
         each step of the way to rest."""
         self.seed = seed

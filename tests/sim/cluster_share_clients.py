@@ -56,9 +56,13 @@ class Worker:
     """One member of a share group."""
 
     def __init__(
-        self, load: Workload, history: ShareHistory, topic: str, rng: random.Random,
+        self,
+        load: Workload,
+        history: ShareHistory,
+        topic: str,
+        rng: random.Random,
         ways: Ways | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.load = load
         self.history = history
         self.topic = topic
@@ -165,6 +169,9 @@ async def watch_lags(load: Workload, client: Client, name: str) -> None:
                 continue
             (least, alone), (end, still) = before[place], checker.ends(place, newest=True)
             history.lag_seen(
-                place, offset.lag, settled=settled.get(place, 0), end=end,
+                place,
+                offset.lag,
+                settled=settled.get(place, 0),
+                end=end,
                 least_end=least if alone and still else 0,
-            )  # fmt: skip
+            )

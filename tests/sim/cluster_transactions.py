@@ -53,9 +53,11 @@ async def _take_over(
     load: Workload, client: Client, rng: random.Random, source: TopicPartition
 ) -> None:
     producer = TransactionalProducer(
-        client.cluster, f"processor-{source.partition}",
-        version=rng.choice((1, 2, 2)), timeout_ms=rng.choice((1_500, 4_000)),
-    )  # fmt: skip
+        client.cluster,
+        f"processor-{source.partition}",
+        version=rng.choice((1, 2, 2)),
+        timeout_ms=rng.choice((1_500, 4_000)),
+    )
     await producer.init()
     position = await _committed(client.cluster, source)
     load.ledger.starts_at(source, position)
@@ -126,9 +128,13 @@ async def _committed(cluster: Cluster, source: TopicPartition) -> int:
 
     async def attempt() -> int:
         answer = await ask_coordinator(
-            cluster, PROCESSORS, ApiKey.OFFSET_FETCH, body, 8,
+            cluster,
+            PROCESSORS,
+            ApiKey.OFFSET_FETCH,
+            body,
+            8,
             code=lambda answer: answer.groups[0].error_code,
-        )  # fmt: skip
+        )
         (found,) = answer.groups[0].topics[0].partitions
         check(found.error_code, f"offset of {source}")
         return max(0, found.committed_offset)

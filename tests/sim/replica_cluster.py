@@ -44,8 +44,10 @@ class Producer:
         value = b"p%d-%d" % (self.id, self.sequence)
         data = build_batch(
             [(world.now_ms, None, value, ())],
-            producer_id=self.id, producer_epoch=0, base_sequence=self.sequence,
-        )  # fmt: skip
+            producer_id=self.id,
+            producer_epoch=0,
+            base_sequence=self.sequence,
+        )
         node = cluster.nodes[self._guess]
 
         def answered(code: ErrorCode, offset: int) -> None:
@@ -314,10 +316,21 @@ def prefer(cluster: ReplicaCluster) -> Callable[[], None] | None:
 FAULTS: dict[str, Fault] = {
     f.__name__: f
     for f in (
-        crash, power_loss, pause, isolate, cut_from_brokers, cut_from_controller, one_way,
-        deaf_to_controller, message_loss, reorder, slow_disk, disk_full, prefer,
+        crash,
+        power_loss,
+        pause,
+        isolate,
+        cut_from_brokers,
+        cut_from_controller,
+        one_way,
+        deaf_to_controller,
+        message_loss,
+        reorder,
+        slow_disk,
+        disk_full,
+        prefer,
     )
-}  # fmt: skip
+}
 
 
 def torment(

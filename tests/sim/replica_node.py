@@ -96,10 +96,18 @@ class ReplicaNode:
             )
             replicas = self.cluster.controller.partitions[index].replicas
             partition = Partition(
-                TOPIC, TOPIC_ID, index, log, node_id=self.id, leader_id=-1, leader_epoch=-1,
-                partition_epoch=-1, isr=(), replicas=replicas,
+                TOPIC,
+                TOPIC_ID,
+                index,
+                log,
+                node_id=self.id,
+                leader_id=-1,
+                leader_epoch=-1,
+                partition_epoch=-1,
+                isr=(),
+                replicas=replicas,
                 high_watermark=self.directory.high_watermarks.get((TOPIC, index), 0),
-            )  # fmt: skip
+            )
             partition.min_isr = self.cluster.controller.min_isr
             partition.lag_time_max_ms = LAG_TIME_MAX_MS
             partition.group_commit = self.cluster.group_commit
@@ -321,9 +329,10 @@ class ReplicaNode:
         alive = partial(_alive_in, self, self.incarnation)
         epoch = self.epoch
         network.carry(
-            self.id, leader_id, lambda: leader.alive(
-                lambda: leader.fetched(self.id, epoch, request, reply))()
-        )  # fmt: skip
+            self.id,
+            leader_id,
+            lambda: leader.alive(lambda: leader.fetched(self.id, epoch, request, reply))(),
+        )
         self.world.after(REQUEST_TIMEOUT_MS, self.alive(timed_out))
 
     def _do(self, fetcher: Fetcher, what: Answered) -> None:
@@ -379,9 +388,13 @@ class ReplicaNode:
         found: dict[Key, ReplicaFetched] = {}
         for key, fetch in session.partitions.items():
             answer = self.partitions[key[1]].fetched_by(
-                parked.replica_id, parked.broker_epoch, fetch,
-                max_bytes=FETCH_BYTES, min_one=True, now_ms=self.world.now_ms,
-            )  # fmt: skip
+                parked.replica_id,
+                parked.broker_epoch,
+                fetch,
+                max_bytes=FETCH_BYTES,
+                min_one=True,
+                now_ms=self.world.now_ms,
+            )
             if not answer.error_code:
                 self.cluster.checker.served(self.partitions[key[1]])
             must |= bool(answer.error_code or answer.diverging or answer.records)

@@ -143,8 +143,13 @@ class Scene:
     def make_topic(self, topic: str, replicas: Sequence[int], partitions: int = 1) -> UUID:
         """A topic with those replicas, led by the first; its id. All brokers know it."""
         rows = [{"partition_index": i, "broker_ids": replicas} for i in range(partitions)]
-        new = {"name": topic, "num_partitions": -1, "replication_factor": -1,
-               "assignments": rows, "configs": ()}  # fmt: skip
+        new = {
+            "name": topic,
+            "num_partitions": -1,
+            "replication_factor": -1,
+            "assignments": rows,
+            "configs": (),
+        }
         fields = {"topics": [new], "timeout_ms": 10_000, "validate_only": False}
         (row,) = self.asked(replicas[0], ApiKey.CREATE_TOPICS, fields).topics
         assert not row.error_code, row
@@ -154,9 +159,15 @@ class Scene:
         return found
 
     def produce(
-        self, id: int, topic_id: UUID, index: int = 0, *, acks: int = -1, timeout_ms: int = 30_000,
+        self,
+        id: int,
+        topic_id: UUID,
+        index: int = 0,
+        *,
+        acks: int = -1,
+        timeout_ms: int = 30_000,
         transaction: Mapping[str, Any] | None = None,
-    ) -> Asked:  # fmt: skip
+    ) -> Asked:
         """One record to a partition at that broker, the producer's first, in the transaction of
         those fields; the result is its row of the answer."""
         record = self.cluster.brokers[id].now_ms(), None, b"value", ()
@@ -188,9 +199,12 @@ class Scene:
 
 @contextlib.contextmanager
 def scene(
-    seed: int = 1, *, brokers: int = 3, configs: Mapping[str, str] | None = None,
+    seed: int = 1,
+    *,
+    brokers: int = 3,
+    configs: Mapping[str, str] | None = None,
     voters: Sequence[int] = (),
-) -> Iterator[Scene]:  # fmt: skip
+) -> Iterator[Scene]:
     """So many brokers, once they serve; what has happened is printed if the test fails."""
     kernel = Kernel(seed, keep_trace=True)
     with doors(kernel):

@@ -60,9 +60,11 @@ def test_the_same_seed_is_the_same_run() -> None:
     )
     there = subprocess.run(
         [sys.executable, "-c", program],
-        capture_output=True, text=True, check=True,
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    )
     assert there.stdout.strip() == here
 
 
@@ -119,9 +121,20 @@ def test_a_late_write_of_share_state_is_not_laid_over_newer_ones() -> None:
 def test_a_sync_that_a_full_disk_keeps_from_beginning_is_tried_again() -> None:
     """A full disk refused an index before the sync of its log had begun. Nobody tried again, and
     the log was said to be offline and was not: its follower waited for that sync for ever."""
-    faults = ["broken_connections", "pause", "voter_removed", "blackout", "disk_full",
-              "slow_network", "partition", "slow_disk", "one_way", "reassigned", "power_loss",
-              "blackout"]  # fmt: skip
+    faults = [
+        "broken_connections",
+        "pause",
+        "voter_removed",
+        "blackout",
+        "disk_full",
+        "slow_network",
+        "partition",
+        "slow_disk",
+        "one_way",
+        "reassigned",
+        "power_loss",
+        "blackout",
+    ]
     simulate(57, brokers=5, faults=faults, duration_s=25.0, synced=True, rest_s=30.0, parts=[])
 
 
@@ -180,26 +193,42 @@ def test_a_leader_that_is_behind_knows_no_lag() -> None:
     that led the partition itself reported a lag that was too low, instead of an unknown one."""
     faults = ["slow_disk", "crash", "disk_error"]
     simulate(
-        57, brokers=5, faults=faults, synced=True, duration_s=2.7372835806613076, parts=["queues"],
+        57,
+        brokers=5,
+        faults=faults,
+        synced=True,
+        duration_s=2.7372835806613076,
+        parts=["queues"],
         rest_s=30.0,
-    )  # fmt: skip
+    )
 
 
 def test_a_leader_that_comes_back_syncs_what_it_has() -> None:
     """All brokers were killed, and one led again with records that were not on its disk. Its high
     watermark waited for a sync that only the next record would have requested."""
     faults = ["blackout", "one_way", "disk_full"]
-    simulate(4294967364, brokers=5, faults=faults, duration_s=2.3028882634866616, synced=True,
-             parts=[], rest_s=15.0)  # fmt: skip
+    simulate(
+        4294967364,
+        brokers=5,
+        faults=faults,
+        duration_s=2.3028882634866616,
+        synced=True,
+        parts=[],
+        rest_s=15.0,
+    )
 
 
 def test_every_share_group_forgets_a_partition_whose_lead_is_lost() -> None:
     """Three groups read a partition that got another leader. The first one removed its callback,
     which hid the second one's: that group went on delivering from its old window."""
     simulate(
-        2352939297706, brokers=5, faults=["slow_disk", "crash"], duration_s=2.3853742030387535,
-        synced=False, parts=["classic", "queues"],
-    )  # fmt: skip
+        2352939297706,
+        brokers=5,
+        faults=["slow_disk", "crash"],
+        duration_s=2.3853742030387535,
+        synced=False,
+        parts=["classic", "queues"],
+    )
 
 
 #: What shows that an acknowledged record is gone.
@@ -234,28 +263,42 @@ CASES = [
     Case("keeps_share_state_in_memory", ("share-redelivered",), 1, 1, ["restart"]),
     Case("forgets_deliveries", ("share-delivery-count",), 3, 1, ["crash"] * 3),
     Case(
-        "takes_accepts_of_all", ("share-two-holders", "share-late-accept"),
-        1, 1, ["client_pause"] * 12, duration_s=20.0,
+        "takes_accepts_of_all",
+        ("share-two-holders", "share-late-accept"),
+        1,
+        1,
+        ["client_pause"] * 12,
+        duration_s=20.0,
     ),
     Case("shows_open_transactions", ("last_stable_offset", "dirty-read"), 1, 1, [], parts=EOS),
     Case("delivers_open_transactions", ("dirty-read",), 1, 1, [], parts=EOS),
     Case("forgets_aborted_transactions", ("dirty-read",), 1, 1, [], parts=EOS),
     Case("takes_records_of_fenced_producers", ("dirty-read",), 2, 1, [], parts=EOS),
-    Case(
-        "lets_fenced_producers_end", ("dirty-read", "lost-transaction"), 2, 1, [], parts=EOS
-    ),
+    Case("lets_fenced_producers_end", ("dirty-read", "lost-transaction"), 2, 1, [], parts=EOS),
     Case("counts_offsets_of_aborted_transactions", ("not-exactly-once",), 1, 1, [], parts=EOS),
     Case(
-        "takes_commits_of_old_generations", ("classic-old-generation", "offset-regression"),
-        4, 1, ["client_pause"] * 6, parts=("classic",),
+        "takes_commits_of_old_generations",
+        ("classic-old-generation", "offset-regression"),
+        4,
+        1,
+        ["client_pause"] * 6,
+        parts=("classic",),
     ),
     Case(
-        "gives_what_others_own", ("group-two-owners",), 37, 1, ["one_way", "client_crash"] * 5,
+        "gives_what_others_own",
+        ("group-two-owners",),
+        37,
+        1,
+        ["one_way", "client_crash"] * 5,
         parts=("mixed",),
     ),
     Case(
-        "counts_no_generations", ("classic-generation", "classic-two-owners"),
-        1, 1, ["client_pause"] * 6, parts=("classic",),
+        "counts_no_generations",
+        ("classic-generation", "classic-two-owners"),
+        1,
+        1,
+        ["client_pause"] * 6,
+        parts=("classic",),
     ),
     of_queues("ends_locks_early", "share-lock-overlap"),
     of_queues("ends_locks_late", "share-late-accept"),
@@ -271,7 +314,7 @@ CASES = [
     of_queues("knows_no_keys", "share-key-order"),
     of_queues("writes_no_dead_letters", "share-dead-letters", seed=2),
     of_queues("wakes_nobody", "share-stuck"),
-]  # fmt: skip
+]
 
 
 def test_every_mutant_has_a_case() -> None:

@@ -33,10 +33,19 @@ SESSION_S = int(CONFIGS["broker.session.timeout.ms"]) / 1000
 FOUND_S = 5.0
 #: How long the controller is waited for, in milliseconds.
 PATIENCE_MS = 1_500
-NEW_TOPIC = {"name": "work", "num_partitions": 1, "replication_factor": 3, "assignments": (),
-             "configs": ()}  # fmt: skip
-INIT = {"transactional_id": "t", "transaction_timeout_ms": 60_000, "producer_id": -1,
-        "producer_epoch": -1}  # fmt: skip
+NEW_TOPIC = {
+    "name": "work",
+    "num_partitions": 1,
+    "replication_factor": 3,
+    "assignments": (),
+    "configs": (),
+}
+INIT = {
+    "transactional_id": "t",
+    "transaction_timeout_ms": 60_000,
+    "producer_id": -1,
+    "producer_epoch": -1,
+}
 #: Requests that have a timeout, without it, and that change something.
 OF_THE_CONTROLLER: dict[ApiKey, dict[str, Any]] = {
     ApiKey.CREATE_TOPICS: {"topics": [NEW_TOPIC], "validate_only": False},
@@ -77,8 +86,11 @@ def test_a_coordinator_that_is_cut_off_refuses_in_time() -> None:
         assert not cluster.asked(id, ApiKey.CREATE_TOPICS, create).topics[0].error_code
 
         cluster.cut_off(cluster.cluster.brokers[id])
-        who = {"transactional_id": "t", "producer_id": producer.producer_id,
-               "producer_epoch": producer.producer_epoch}  # fmt: skip
+        who = {
+            "transactional_id": "t",
+            "producer_id": producer.producer_id,
+            "producer_epoch": producer.producer_epoch,
+        }
         asked = add_partition(cluster, id, who)
         assert added(asked) is ErrorCode.coordinator_not_available
         assert asked.after_s < WRITE_TIMEOUT_S + SOON_S
@@ -251,8 +263,14 @@ def a_marker_is_lost() -> None:
         topic_id = cluster.make_topic("work", [1, 2, 3])
         cluster.cut_off(cluster.cluster.brokers[1])
         topic = {"name": "work", "partition_indexes": [0]}
-        marker = {"producer_id": 7, "producer_epoch": 1, "transaction_result": False,
-                  "coordinator_epoch": 0, "transaction_version": 2, "topics": [topic]}  # fmt: skip
+        marker = {
+            "producer_id": 7,
+            "producer_epoch": 1,
+            "transaction_result": False,
+            "coordinator_epoch": 0,
+            "transaction_version": 2,
+            "topics": [topic],
+        }
         asked = cluster.ask(1, ApiKey.WRITE_TXN_MARKERS, {"markers": [marker]})
         cluster.until(lambda: cluster.leader("work", 0, 2) in (2, 3), "another leader")
         assert not written(cluster.produce(cluster.leader("work", 0, 2), topic_id))
@@ -281,8 +299,11 @@ def test_an_offset_of_a_deposed_leader_taken_for_its_own_is_found(
 def a_marker_is_refused() -> None:
     """A transaction is committed whose coordinator has not heard that another broker leads its
     partition."""
-    alone = {"transaction.state.log.num.partitions": "3", "transaction.state.log.min.isr": "1",
-             "transaction.state.log.replication.factor": "1"}  # fmt: skip
+    alone = {
+        "transaction.state.log.num.partitions": "3",
+        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.replication.factor": "1",
+    }
     with scene(configs=alone) as cluster:
         controller = cluster.controller()
         coordinators = {f"t{n}": cluster.coordinator(f"t{n}", TRANSACTION) for n in range(9)}
@@ -291,8 +312,11 @@ def a_marker_is_refused() -> None:
         topic_id = cluster.make_topic("work", [leader, controller.id])
         init = {**INIT, "transactional_id": name}
         producer = cluster.asked(id, ApiKey.INIT_PRODUCER_ID, init, version=4)
-        who = {"transactional_id": name, "producer_id": producer.producer_id,
-               "producer_epoch": producer.producer_epoch}  # fmt: skip
+        who = {
+            "transactional_id": name,
+            "producer_id": producer.producer_id,
+            "producer_epoch": producer.producer_epoch,
+        }
         assert not added(add_partition(cluster, id, who))
         assert not written(cluster.produce(leader, topic_id, transaction=who))
 
@@ -339,10 +363,12 @@ def test_a_broker_that_does_not_know_that_it_was_fenced_is_not_let_in_again() ->
         assert controller.broker is not None and off.broker is not None
         known = controller.broker.image.brokers
         before = {
-            "broker_id": off.id, "broker_epoch": known[off.id].broker_epoch,
-            "current_metadata_offset": off.broker.image.offset, "want_fence": False,
+            "broker_id": off.id,
+            "broker_epoch": known[off.id].broker_epoch,
+            "current_metadata_offset": off.broker.image.offset,
+            "want_fence": False,
             "want_shut_down": False,
-        }  # fmt: skip
+        }
         off.process.pause()
         broker = controller.broker
         cluster.until(lambda: broker.image.brokers[off.id].fenced, "it is fenced")
@@ -369,10 +395,20 @@ def test_a_late_write_of_share_state_meets_a_coordinator_that_left_and_came_back
             return {"group_id": "g", "topics": [{"topic_id": topic_id, "partitions": partitions}]}
 
         def write(last: int) -> dict[str, Any]:
-            batch = {"first_offset": 0, "last_offset": last, "delivery_state": 2,
-                     "delivery_count": 1}  # fmt: skip
-            return row(state_epoch=0, leader_epoch=5, start_offset=0, delivery_complete_count=0,
-                       state_batches=[batch], delays=[])  # fmt: skip
+            batch = {
+                "first_offset": 0,
+                "last_offset": last,
+                "delivery_state": 2,
+                "delivery_count": 1,
+            }
+            return row(
+                state_epoch=0,
+                leader_epoch=5,
+                start_offset=0,
+                delivery_complete_count=0,
+                state_batches=[batch],
+                delays=[],
+            )
 
         def code(answer: Any) -> ErrorCode:
             found: ErrorCode = answer.results[0].partitions[0].error_code

@@ -26,8 +26,11 @@ def test_produces_that_wait_for_a_coordinator_are_bounded() -> None:
         plain = cluster.make_topic("plain", [id])
         for other in cluster.others(cluster.cluster.brokers[id]):
             other.process.pause()
-        who = {"transactional_id": "t", "producer_id": producer.producer_id,
-               "producer_epoch": producer.producer_epoch}  # fmt: skip
+        who = {
+            "transactional_id": "t",
+            "producer_id": producer.producer_id,
+            "producer_epoch": producer.producer_epoch,
+        }
         held = cluster.produce(id, topic_id, transaction=who)
         broker = cluster.cluster.brokers[id].broker
         assert broker is not None
@@ -70,8 +73,9 @@ def test_partitions_are_spread_over_fetch_loops_and_move_between_them() -> None:
             cluster.produce(1, topic_id, index).result()
         loops = lambda: [  # noqa: E731
             len([way for way in one.broker.replicas._loops if way[0] == 1])
-            for one in cluster.cluster.brokers.values() if one.broker is not None
-        ]  # fmt: skip
+            for one in cluster.cluster.brokers.values()
+            if one.broker is not None
+        ]
         cluster.until(lambda: loops()[1:] == [3, 3], "three loops for each follower")
         for count in ("1", "4", "2"):
             entry = {"name": "num.replica.fetchers", "config_operation": 0, "value": count}
@@ -212,8 +216,10 @@ def test_brokers_send_heartbeats(monkeypatch: pytest.MonkeyPatch, interval_ms: i
         return await embedded(self, frame, *words)
 
     monkeypatch.setattr(Dispatcher, "embedded", spied)
-    configs = {"broker.heartbeat.interval.ms": str(interval_ms),
-               "broker.session.timeout.ms": "9000"}  # fmt: skip
+    configs = {
+        "broker.heartbeat.interval.ms": str(interval_ms),
+        "broker.session.timeout.ms": "9000",
+    }
     with scene(configs=configs) as cluster:
         cluster.passes(1)
         count = 0
@@ -225,16 +231,25 @@ def test_brokers_send_heartbeats(monkeypatch: pytest.MonkeyPatch, interval_ms: i
 @pytest.mark.parametrize("enabled", ["true", "false"])
 def test_logs_are_compacted(enabled: str) -> None:
     """log.cleaner.enable, log.cleaner.backoff.ms"""
-    configs = {"log.cleaner.enable": enabled, "log.cleaner.backoff.ms": "500",
-               "log.cleanup.policy": "compact", "log.roll.ms": "1000",
-               "log.cleaner.min.cleanable.ratio": "0.01", "log.flush.interval.messages": "1",
-               "log.retention.check.interval.ms": "500"}  # fmt: skip
+    configs = {
+        "log.cleaner.enable": enabled,
+        "log.cleaner.backoff.ms": "500",
+        "log.cleanup.policy": "compact",
+        "log.roll.ms": "1000",
+        "log.cleaner.min.cleanable.ratio": "0.01",
+        "log.flush.interval.messages": "1",
+        "log.retention.check.interval.ms": "500",
+    }
     with scene(configs=configs) as cluster:
         id = cluster.coordinator("g", GROUP)
         cluster.make_topic("t", [id])
         row = {"partition_index": 0, "committed_offset": 1, "committed_metadata": ""}
-        body = {"group_id": "g", "generation_id_or_member_epoch": -1, "member_id": "",
-                "topics": [{"name": "t", "partitions": [row]}]}  # fmt: skip
+        body = {
+            "group_id": "g",
+            "generation_id_or_member_epoch": -1,
+            "member_id": "",
+            "topics": [{"name": "t", "partitions": [row]}],
+        }
         for _ in range(4):
             answer = cluster.asked(id, ApiKey.OFFSET_COMMIT, body, version=9)
             assert not answer.topics[0].partitions[0].error_code
@@ -257,12 +272,17 @@ def test_writes_of_coordinators_are_given_up(config: str, key_type: int) -> None
         for other in cluster.others(cluster.cluster.brokers[id]):
             other.process.pause()
         if key_type == GROUP:
-            row: dict[str, Any] = {"partition_index": 0, "committed_offset": 1,
-                                   "committed_metadata": ""}  # fmt: skip
+            row: dict[str, Any] = {
+                "partition_index": 0,
+                "committed_offset": 1,
+                "committed_metadata": "",
+            }
             body: dict[str, Any] = {
-                "group_id": "g", "generation_id_or_member_epoch": -1, "member_id": "",
+                "group_id": "g",
+                "generation_id_or_member_epoch": -1,
+                "member_id": "",
                 "topics": [{"name": "t", "partitions": [row]}],
-            }  # fmt: skip
+            }
             asked = cluster.ask(id, ApiKey.OFFSET_COMMIT, body, version=9)
         else:
             row = {"partition": 0, "state_epoch": 0, "start_offset": 0}
@@ -274,16 +294,21 @@ def test_writes_of_coordinators_are_given_up(config: str, key_type: int) -> None
 
 def test_a_produce_waits_for_the_end_of_the_last_transaction() -> None:
     """add.partitions.to.txn.retry.backoff.max.ms: how long, where a marker cannot be written."""
-    configs = {"add.partitions.to.txn.retry.backoff.max.ms": "1700",
-               "replica.lag.time.max.ms": "60000"}  # fmt: skip
+    configs = {
+        "add.partitions.to.txn.retry.backoff.max.ms": "1700",
+        "replica.lag.time.max.ms": "60000",
+    }
     with scene(configs=configs) as cluster:
         id = cluster.coordinator("t", TRANSACTION)
         producer = cluster.asked(id, ApiKey.INIT_PRODUCER_ID, INIT, version=4)
         far = cluster.others(cluster.cluster.brokers[id])[0]
         away = cluster.make_topic("away", [far.id])
         own = cluster.make_topic("own", [id])
-        who = {"transactional_id": "t", "producer_id": producer.producer_id,
-               "producer_epoch": producer.producer_epoch}  # fmt: skip
+        who = {
+            "transactional_id": "t",
+            "producer_id": producer.producer_id,
+            "producer_epoch": producer.producer_epoch,
+        }
         cluster.produce(far.id, away, transaction=who).result()
         cluster.cut(cluster.cluster.brokers[id], far)
         ended = cluster.asked(id, ApiKey.END_TXN, {**who, "committed": True}, version=5)
@@ -318,12 +343,16 @@ def beats(cluster: Scene, id: int, kind: str, member: UUID, epoch: int = 0) -> A
     """A heartbeat that joins at epoch 0, and else tells nothing new."""
     joins = epoch == 0
     fields: dict[str, Any] = {
-        "group_id": "g", "member_id": uuid_text(member), "member_epoch": epoch,
+        "group_id": "g",
+        "member_id": uuid_text(member),
+        "member_epoch": epoch,
         "subscribed_topic_names": ["work"] if joins else None,
-    }  # fmt: skip
+    }
     if kind == "consumer":
-        fields |= {"rebalance_timeout_ms": 5_000 if joins else -1,
-                   "topic_partitions": [] if joins else None}  # fmt: skip
+        fields |= {
+            "rebalance_timeout_ms": 5_000 if joins else -1,
+            "topic_partitions": [] if joins else None,
+        }
     answer = cluster.asked(id, KINDS[kind][0], fields)
     assert not answer.error_code, answer
     return answer
@@ -374,8 +403,13 @@ def test_requests_to_the_controller_are_given_up() -> None:
     with scene(configs={"request.timeout.ms": "1700"}) as cluster:
         cut = cluster.others(cluster.controller())[0]
         cluster.cut_off(cut)
-        new = {"name": "t", "num_partitions": 1, "replication_factor": 1, "assignments": (),
-               "configs": ()}  # fmt: skip
+        new = {
+            "name": "t",
+            "num_partitions": 1,
+            "replication_factor": 1,
+            "assignments": (),
+            "configs": (),
+        }
         fields = {"topics": [new], "timeout_ms": 60_000, "validate_only": False}
         asked = cluster.ask(cut.id, ApiKey.CREATE_TOPICS, fields)
         (row,) = asked.result().topics
@@ -394,12 +428,19 @@ def test_cold_share_partitions_get_snapshots(interval_ms: str) -> None:
         topic_id = cluster.make_topic("t", [1], partitions=2)
         id = cluster.coordinator(f"g:{uuid_text(topic_id)}:0", SHARE)
         rows = [{"partition": p, "state_epoch": 0, "start_offset": 0} for p in (0, 1)]
-        body: dict[str, Any] = {"group_id": "g",
-                                "topics": [{"topic_id": topic_id, "partitions": rows}]}  # fmt: skip
+        body: dict[str, Any] = {
+            "group_id": "g",
+            "topics": [{"topic_id": topic_id, "partitions": rows}],
+        }
         cluster.asked(id, ApiKey.INITIALIZE_SHARE_GROUP_STATE, body)
         for offset in range(25):
-            row = {"partition": 1, "state_epoch": 0, "leader_epoch": 0, "start_offset": offset,
-                   "state_batches": []}  # fmt: skip
+            row = {
+                "partition": 1,
+                "state_epoch": 0,
+                "leader_epoch": 0,
+                "start_offset": offset,
+                "state_batches": [],
+            }
             body = {"group_id": "g", "topics": [{"topic_id": topic_id, "partitions": [row]}]}
             cluster.asked(id, ApiKey.WRITE_SHARE_GROUP_STATE, body)
         log = cluster.partition("__share_group_state", 0, id).log

@@ -147,9 +147,11 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
     authorizer = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
     plain = "org.apache.kafka.common.security.plain.PlainLoginModule required user_ann=secret;"
     configs = {
-        "authorizer.class.name": authorizer, "allow.everyone.if.no.acl.found": "true",
-        "sasl.enabled.mechanisms": "PLAIN", "listener.name.sasl.plain.sasl.jaas.config": plain,
-    }  # fmt: skip
+        "authorizer.class.name": authorizer,
+        "allow.everyone.if.no.acl.found": "true",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl.plain.sasl.jaas.config": plain,
+    }
     process = KafkaProcess(
         tmp_path_factory.mktemp("guarded") / "kafka",
         listeners={"SASL": "SASL_PLAINTEXT"},
@@ -168,9 +170,14 @@ def test_no_permission(
         queue = Queue(client, guarded.bootstrap)
         name = getattr(queue, kind)
         acl = AclBinding(
-            ResourceType[kind.upper()], name, ResourcePatternType.LITERAL, "User:ANONYMOUS", "*",
-            AclOperation.READ, AclPermissionType.DENY,
-        )  # fmt: skip
+            ResourceType[kind.upper()],
+            name,
+            ResourcePatternType.LITERAL,
+            "User:ANONYMOUS",
+            "*",
+            AclOperation.READ,
+            AclPermissionType.DENY,
+        )
         admin = AdminClient({"bootstrap.servers": guarded.bootstrap})
         for future in admin.create_acls([acl]).values():
             future.result(20)
@@ -187,9 +194,11 @@ def test_a_login_goes_to_driver_and_executors(
     """`kafka.*` is passed on by the source and the sink; a wrong password is said."""
     login = {
         "kafka.bootstrap.servers": guarded.addresses["SASL"],
-        "kafka.security.protocol": "SASL_PLAINTEXT", "kafka.sasl.mechanism": "PLAIN",
-        "kafka.sasl.username": "ann", "kafka.sasl.password": "secret",
-    }  # fmt: skip
+        "kafka.security.protocol": "SASL_PLAINTEXT",
+        "kafka.sasl.mechanism": "PLAIN",
+        "kafka.sasl.username": "ann",
+        "kafka.sasl.password": "secret",
+    }
     with SyncClient(guarded.bootstrap) as client:
         queue = Queue(client, guarded.bootstrap)
         rows = spark.createDataFrame([(str(n),) for n in range(20)], "value string")

@@ -16,11 +16,22 @@ def test_the_pipeline_on_one_machine(tmp_path: Path) -> None:
     """Every good image has a result, every broken one is a dead letter, tasks pass partitions."""
     picture = tmp_path / "demo.png"
     done = subprocess.run(
-        [sys.executable, "-m", "shoal.cli", "demo", "--images=300", f"--picture={picture}",
-         "--timeout=300"],
-        capture_output=True, text=True, check=False, cwd=tmp_path, timeout=350,
+        [
+            sys.executable,
+            "-m",
+            "shoal.cli",
+            "demo",
+            "--images=300",
+            f"--picture={picture}",
+            "--timeout=300",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        timeout=350,
         env={**os.environ, "TMPDIR": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr
     assert "294 of 294 images have a thumbnail" in done.stdout
     assert "6 of 6 broken ones are dead letters" in done.stdout

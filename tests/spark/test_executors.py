@@ -61,9 +61,12 @@ def running(queue: Queue, place: Path, **options: Any) -> Iterator[Application]:
     said = place / "said"
     with said.open("w") as out:
         process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), json.dumps(plan)], cwd=place,
-            stdout=out, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            [sys.executable, str(PROGRAM), json.dumps(plan)],
+            cwd=place,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
     try:
         yield Application(place, process, said)
         process.terminate()

@@ -46,9 +46,12 @@ def test_every_record_reaches_the_sink_once(
 
     with SyncClient(cluster.bootstrap) as client:
         queue = Queue(
-            client, cluster.bootstrap, partitions=PARTITIONS, replicas=3,
+            client,
+            cluster.bootstrap,
+            partitions=PARTITIONS,
+            replicas=3,
             share_record_lock_duration_ms=str(LOCK_MS),
-        )  # fmt: skip
+        )
         queue.produce(range(RECORDS), batch=20)
         query = spark_query.start(
             spark,

@@ -25,8 +25,11 @@ def killed(plan: dict[str, Any]) -> None:
     """Run the query in a process group of its own until it kills itself."""
     process = subprocess.Popen(
         [sys.executable, str(PROGRAM), json.dumps(plan)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     try:
         said, _ = process.communicate(timeout=RUN_TIMEOUT_S)
     except subprocess.TimeoutExpired:

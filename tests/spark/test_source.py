@@ -31,10 +31,14 @@ MakeQueue = Callable[..., Queue]
 @contextmanager
 def beside(queue: Queue) -> Iterator[ShareConsumer]:
     """A plain share consumer in the same group."""
-    consumer = ShareConsumer({
-        "bootstrap.servers": queue.bootstrap, "group.id": queue.group,
-        "share.acknowledgement.mode": "explicit", "max.poll.records": 20,
-    })  # fmt: skip
+    consumer = ShareConsumer(
+        {
+            "bootstrap.servers": queue.bootstrap,
+            "group.id": queue.group,
+            "share.acknowledgement.mode": "explicit",
+            "max.poll.records": 20,
+        }
+    )
     consumer.subscribe([queue.topic])
     try:
         yield consumer
@@ -65,10 +69,16 @@ def test_rows_and_parallelism(make_queue: MakeQueue, spark: SparkSession, tmp_pa
     assert max(stream.tasks.values()) == 6
     row = min(stream.rows, key=lambda r: (r["partition"], r["offset"]))
     assert row.asDict(recursive=True) == {
-        "key": b"k", "value": b"0", "topic": queue.topic, "partition": 0, "offset": 0,
-        "timestamp": row["timestamp"], "timestampType": 0, "deliveryCount": 1,
+        "key": b"k",
+        "value": b"0",
+        "topic": queue.topic,
+        "partition": 0,
+        "offset": 0,
+        "timestamp": row["timestamp"],
+        "timestampType": 0,
+        "deliveryCount": 1,
         "headers": [{"key": "h", "value": b"1"}, {"key": "n", "value": None}],
-    }  # fmt: skip
+    }
     assert row["timestamp"].year >= 2024
 
 

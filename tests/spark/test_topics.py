@@ -70,9 +70,13 @@ def test_a_groups_state_is_a_frame(
 def test_dead_letters_are_a_frame_with_reasons(shoal_queue: MakeQueue, spark: SparkSession) -> None:
     queue = shoal_queue(partitions=1)
     told = {
-        "topic": "orders", "partition": "3", "offset": "41", "group": "billing",
-        "delivery.count": "5", "message": "Offset rejected by client.",
-    }  # fmt: skip
+        "topic": "orders",
+        "partition": "3",
+        "offset": "41",
+        "group": "billing",
+        "delivery.count": "5",
+        "message": "Offset rejected by client.",
+    }
     headers = tuple((f"__dlq.errors.{name}", value.encode()) for name, value in told.items())
     queue.produce([b"broken"], key=b"k", headers=(*headers, ("trace", b"7")))
     source = spark.read.format("sharegroup-dead-letters").option(BOOTSTRAP, queue.bootstrap)

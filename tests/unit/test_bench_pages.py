@@ -23,9 +23,12 @@ def test_every_table_of_figures_names_a_run() -> None:
 def found_of(results: Results) -> dict[str, Any]:
     rows = results.rows(("rate", "cpu_s"), lambda load, figure: GOALS.get(figure))
     return {
-        "bench": "one-broker", "date": "2026-01-02", "commit": "abc", "machine": "2 cores",
+        "bench": "one-broker",
+        "date": "2026-01-02",
+        "commit": "abc",
+        "machine": "2 cores",
         "rows": rows,
-    }  # fmt: skip
+    }
 
 
 GOALS = {"rate": Goal(1.5), "cpu_s": Goal(0.5, more=False)}

@@ -18,10 +18,18 @@ def test_flag_beats_environment_beats_file() -> None:
 @pytest.mark.parametrize(
     ("flags", "environment", "text", "sentence"),
     [
-        ({"log.retention.msx": "1"}, {}, "",
-         "no broker config log.retention.msx, set by a flag. Did you mean log.retention.ms?"),
-        ({}, {"SHOAL_LOG_RETENTON_MS": "1"}, "",
-         "SHOAL_LOG_RETENTON_MS names no broker config. Did you mean SHOAL_LOG_RETENTION_MS?"),
+        (
+            {"log.retention.msx": "1"},
+            {},
+            "",
+            "no broker config log.retention.msx, set by a flag. Did you mean log.retention.ms?",
+        ),
+        (
+            {},
+            {"SHOAL_LOG_RETENTON_MS": "1"},
+            "",
+            "SHOAL_LOG_RETENTON_MS names no broker config. Did you mean SHOAL_LOG_RETENTION_MS?",
+        ),
         ({}, {}, "num.partitions = many", "Invalid value many for configuration num.partitions"),
         ({}, {}, "num.partitions = many", "set by x.properties"),
         ({"group.consumer.assignors": "range,foo"}, {}, "", "must be one of: uniform, range"),
@@ -32,7 +40,7 @@ def test_flag_beats_environment_beats_file() -> None:
         ({"advertised.listeners": "PLAINTEXT://0.0.0.0:1"}, {}, "", "no client can connect to"),
         ({"advertised.listeners": "B://b:1"}, {}, "", "which listeners has not"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_named(
     flags: dict[str, str], environment: dict[str, str], text: str, sentence: str
 ) -> None:
@@ -44,29 +52,42 @@ def test_a_mistake_is_named(
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ("group.share.max.share.sessions=150",
-         "group.share.max.share.sessions must be greater than or equal to group.share.max.size"),
-        ("group.share.max.record.lock.duration.ms=30000 group.share.record.lock.duration.ms=40000",
-         "group.share.record.lock.duration.ms must be less than or equal to"
-         " group.share.max.record.lock.duration.ms"),
-        ("group.share.min.delivery.count.limit=4 group.share.delivery.count.limit=3",
-         "group.share.delivery.count.limit must be greater than or equal to"
-         " group.share.min.delivery.count.limit"),
-        ("group.share.min.session.timeout.ms=70000",
-         "group.share.max.session.timeout.ms must be greater than or equal to"
-         " group.share.min.session.timeout.ms"),
-        ("group.share.heartbeat.interval.ms=50000 group.share.max.heartbeat.interval.ms=60000",
-         "group.share.heartbeat.interval.ms must be less than group.share.session.timeout.ms"),
-        ("group.consumer.session.timeout.ms=70000",
-         "group.consumer.session.timeout.ms must be less than or equal to"
-         " group.consumer.max.session.timeout.ms"),
+        (
+            "group.share.max.share.sessions=150",
+            "group.share.max.share.sessions must be greater than or equal to group.share.max.size",
+        ),
+        (
+            "group.share.max.record.lock.duration.ms=30000"
+            " group.share.record.lock.duration.ms=40000",
+            "group.share.record.lock.duration.ms must be less than or equal to"
+            " group.share.max.record.lock.duration.ms",
+        ),
+        (
+            "group.share.min.delivery.count.limit=4 group.share.delivery.count.limit=3",
+            "group.share.delivery.count.limit must be greater than or equal to"
+            " group.share.min.delivery.count.limit",
+        ),
+        (
+            "group.share.min.session.timeout.ms=70000",
+            "group.share.max.session.timeout.ms must be greater than or equal to"
+            " group.share.min.session.timeout.ms",
+        ),
+        (
+            "group.share.heartbeat.interval.ms=50000 group.share.max.heartbeat.interval.ms=60000",
+            "group.share.heartbeat.interval.ms must be less than group.share.session.timeout.ms",
+        ),
+        (
+            "group.consumer.session.timeout.ms=70000",
+            "group.consumer.session.timeout.ms must be less than or equal to"
+            " group.consumer.max.session.timeout.ms",
+        ),
         ("group.consumer.assignors=", "group.consumer.assignors must not be empty"),
         ("log.retention.hours=0", "log.retention.ms must be unlimited (-1) or, greater than"),
         ("queued.max.request.bytes=5", "queued.max.request.bytes must be larger or equal to"),
         ("replica.fetch.wait.max.ms=60000", "greater than or equal to replica.fetch.wait.max.ms"),
         ("log.cleaner.dedupe.buffer.size=1000", "must be at least 1MB per cleaner thread"),
     ],
-)  # fmt: skip
+)
 def test_values_that_do_not_go_together_are_named(given: str, sentence: str) -> None:
     """What KafkaConfig of Apache Kafka 4.3.1 was seen to refuse, one by one."""
     flags = dict(pair.split("=") for pair in given.split(" "))
@@ -102,8 +123,14 @@ def test_a_file_may_name_environment_variables() -> None:
 def test_properties_are_javas() -> None:
     text = "# no\n! no\n a=1\nb : 2\nc 3\nd=x\\\n   y\ne=\\u0041\\tz\nf\ng\\=h=i  \n\n"
     assert dict(config.properties(text)) == {
-        "a": "1", "b": "2", "c": "3", "d": "xy", "e": "A\tz", "f": "", "g=h": "i",
-    }  # fmt: skip
+        "a": "1",
+        "b": "2",
+        "c": "3",
+        "d": "xy",
+        "e": "A\tz",
+        "f": "",
+        "g=h": "i",
+    }
 
 
 def test_addresses() -> None:

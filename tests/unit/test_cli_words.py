@@ -71,10 +71,10 @@ def test_lines_to_send() -> None:
 def test_json_lines_to_send() -> None:
     read = _reader(Input.JSON, Line(None, b"fixed", (("h", b"1"),)), None, None)
     assert read(b'{"value": "a"}') == Line(b"a", b"fixed", (("h", b"1"),))
-    assert read(b'{"value": {"x": [1]}, "key": null, "headers": [["a", "b"], ["a", null]], '
-                b'"partition": 1, "timestamp": 5}') == Line(
-        b'{"x": [1]}', None, (("a", b"b"), ("a", None)), 1, 5
-    )  # fmt: skip
+    assert read(
+        b'{"value": {"x": [1]}, "key": null, "headers": [["a", "b"], ["a", null]], '
+        b'"partition": 1, "timestamp": 5}'
+    ) == Line(b'{"x": [1]}', None, (("a", b"b"), ("a", None)), 1, 5)
     for line, said in ((b"{", "is no JSON"), (b"[]", "no JSON object"), (b'{"v": 1}', "no 'v'")):
         with pytest.raises(Failed, match=said):
             read(line)
@@ -84,8 +84,11 @@ def test_acknowledgement_patterns() -> None:
     kinds = AcknowledgeType
     assert _pattern(None) is None
     assert _pattern("accept,release,reject,renew") == [
-        kinds.ACCEPT, kinds.RELEASE, kinds.REJECT, kinds.RENEW,
-    ]  # fmt: skip
+        kinds.ACCEPT,
+        kinds.RELEASE,
+        kinds.REJECT,
+        kinds.RENEW,
+    ]
     with pytest.raises(Failed, match="'maybe' is none of"):
         _pattern("accept,maybe")
 
@@ -93,14 +96,18 @@ def test_acknowledgement_patterns() -> None:
 def test_neighbouring_acknowledgements_become_one() -> None:
     release = AcknowledgeType.RELEASE
     given = [
-        Acknowledgement("t", 0, 2, 2), Acknowledgement("t", 0, 0, 1),
-        Acknowledgement("t", 0, 3, 3, release), Acknowledgement("t", 0, 5, 5, release),
+        Acknowledgement("t", 0, 2, 2),
+        Acknowledgement("t", 0, 0, 1),
+        Acknowledgement("t", 0, 3, 3, release),
+        Acknowledgement("t", 0, 5, 5, release),
         Acknowledgement("t", 1, 6, 6, release),
-    ]  # fmt: skip
+    ]
     assert merged(given) == [
-        Acknowledgement("t", 0, 0, 2), Acknowledgement("t", 0, 3, 3, release),
-        Acknowledgement("t", 0, 5, 5, release), Acknowledgement("t", 1, 6, 6, release),
-    ]  # fmt: skip
+        Acknowledgement("t", 0, 0, 2),
+        Acknowledgement("t", 0, 3, 3, release),
+        Acknowledgement("t", 0, 5, 5, release),
+        Acknowledgement("t", 1, 6, 6, release),
+    ]
 
 
 def test_metrics_text() -> None:

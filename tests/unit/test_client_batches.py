@@ -12,15 +12,23 @@ from shoal.record.records import build_batch
 def batch(base: int, count: int, producer: int = -1, *, transactional: bool = False) -> bytes:
     data = build_batch(
         [(0, None, b"%d" % (base + i), ()) for i in range(count)],
-        producer_id=producer, producer_epoch=0, base_sequence=0, transactional=transactional,
-    )  # fmt: skip
+        producer_id=producer,
+        producer_epoch=0,
+        base_sequence=0,
+        transactional=transactional,
+    )
     assign(data, 0, base, 0)
     return bytes(data)
 
 
 def marker(base: int, producer: int, *, committed: bool) -> bytes:
-    data = build_marker(committed=committed, producer_id=producer, producer_epoch=0,
-                        coordinator_epoch=0, timestamp_ms=0)  # fmt: skip
+    data = build_marker(
+        committed=committed,
+        producer_id=producer,
+        producer_epoch=0,
+        coordinator_epoch=0,
+        timestamp_ms=0,
+    )
     assign(data, 0, base, 0)
     return bytes(data)
 
@@ -45,16 +53,18 @@ def test_control_records_are_never_shown() -> None:
 
 def test_aborted_transactions_are_hidden_and_no_others() -> None:
     """KIP-98: an aborted transaction begins at its first offset and ends with its marker."""
-    data = b"".join([
-        batch(0, 1, 7, transactional=True),  # Committed by the marker at 1.
-        marker(1, 7, committed=True),
-        batch(2, 2, 7, transactional=True),  # Aborted by the marker at 6.
-        batch(4, 1, 8, transactional=True),  # Another producer, committed at 7.
-        batch(5, 1),
-        marker(6, 7, committed=False),
-        marker(7, 8, committed=True),
-        batch(8, 1, 7, transactional=True),  # The next transaction of the first producer.
-    ])  # fmt: skip
+    data = b"".join(
+        [
+            batch(0, 1, 7, transactional=True),  # Committed by the marker at 1.
+            marker(1, 7, committed=True),
+            batch(2, 2, 7, transactional=True),  # Aborted by the marker at 6.
+            batch(4, 1, 8, transactional=True),  # Another producer, committed at 7.
+            batch(5, 1),
+            marker(6, 7, committed=False),
+            marker(7, 8, committed=True),
+            batch(8, 1, 7, transactional=True),  # The next transaction of the first producer.
+        ]
+    )
     assert offsets(data, [(7, 2)]) == [0, 4, 5, 8]
     assert offsets(data) == [0, 2, 3, 4, 5, 8]
 

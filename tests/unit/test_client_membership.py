@@ -74,10 +74,13 @@ class _Cluster:
             assignment, self.assigned = SimpleNamespace(topic_partitions=[row]), None
         code = self.refusals.pop(0) if self.refusals else 0
         return SimpleNamespace(
-            error_code=code, error_message=None, member_epoch=1, member_id="m",
+            error_code=code,
+            error_message=None,
+            member_epoch=1,
+            member_id="m",
             assignment=assignment,
             heartbeat_interval=timedelta(seconds=5),
-        )  # fmt: skip
+        )
 
 
 def _member(kind: str, cluster: Any) -> Membership:

@@ -25,24 +25,34 @@ def test_no_addresses(text: str) -> None:
 
 
 def test_java_properties() -> None:
-    security = Settings.of("a", {
-        "security.protocol": "sasl_ssl",
-        "sasl.mechanism": "SCRAM-SHA-512",
-        "sasl.jaas.config": 'x.ScramLoginModule required username="ann" password="a\\"b;c=d";',
-        "ssl.truststore.type": "PEM",
-        "ssl.truststore.location": "/ca.pem",
-        "ssl.endpoint.identification.algorithm": "",
-    }).security  # fmt: skip
+    security = Settings.of(
+        "a",
+        {
+            "security.protocol": "sasl_ssl",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.jaas.config": 'x.ScramLoginModule required username="ann" password="a\\"b;c=d";',
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": "/ca.pem",
+            "ssl.endpoint.identification.algorithm": "",
+        },
+    ).security
     assert (security.protocol, security.mechanism) == ("SASL_SSL", "SCRAM-SHA-512")
     assert (security.username, security.password) == ("ann", 'a"b;c=d')
     assert security.ca == "/ca.pem" and not security.check_hostname
 
 
 def test_librdkafka_properties() -> None:
-    settings = Settings.of("a", {
-        "security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "PLAIN", "sasl.username": "ann",
-        "sasl.password": "pw", "client.id": "me", "request.timeout.ms": "500",
-    })  # fmt: skip
+    settings = Settings.of(
+        "a",
+        {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanisms": "PLAIN",
+            "sasl.username": "ann",
+            "sasl.password": "pw",
+            "client.id": "me",
+            "request.timeout.ms": "500",
+        },
+    )
     assert settings.client_id == "me" and settings.request_timeout_ms == 500
     assert (settings.security.username, settings.security.password) == ("ann", "pw")
     assert settings.security.tls is None
@@ -79,8 +89,9 @@ def test_scram_of_rfc_7677() -> None:
     """The exchange of RFC 7677, section 3."""
     client = ScramClient("SCRAM-SHA-256", "user", "pencil", "rOprNGfwEbeRWgbNEkqO")
     assert client.first() == b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
-    challenge = (b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,"
-                 b"s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096")  # fmt: skip
+    challenge = (
+        b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
+    )
     assert client.final(challenge) == (
         b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,"
         b"p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
@@ -111,10 +122,13 @@ def test_scram_escapes_names_and_checks_the_challenge() -> None:
 def test_the_partitioner_agrees_with_java() -> None:
     """The hashes that Kafka's own `UtilsTest.testMurmur2` expects, as signed numbers."""
     for data, signed in (
-        (b"21", -973932308), (b"foobar", -790332482), (b"a-little-bit-long-string", -985981536),
+        (b"21", -973932308),
+        (b"foobar", -790332482),
+        (b"a-little-bit-long-string", -985981536),
         (b"a-little-bit-longer-string", -1486304829),
-        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971), (b"abc", 479470107),
-    ):  # fmt: skip
+        (b"lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8", -58897971),
+        (b"abc", 479470107),
+    ):
         assert murmur2(data) == signed & 0xFFFFFFFF
     assert partition_of(b"foobar", 7) == (-790332482 & 0x7FFFFFFF) % 7
 

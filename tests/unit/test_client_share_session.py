@@ -45,13 +45,17 @@ class Link:
             return SimpleNamespace(error_code=0, acquisition_lock_timeout=lock, responses=[])
         one = SimpleNamespace(first_offset=0, last_offset=0, delivery_count=1)
         part = SimpleNamespace(
-            partition_index=self._partition, acknowledge_error_code=0, error_code=0,
-            acquired_records=[one], records=b"",
-        )  # fmt: skip
+            partition_index=self._partition,
+            acknowledge_error_code=0,
+            error_code=0,
+            acquired_records=[one],
+            records=b"",
+        )
         return SimpleNamespace(
-            error_code=0, acquisition_lock_timeout=timedelta(seconds=30),
+            error_code=0,
+            acquisition_lock_timeout=timedelta(seconds=30),
             responses=[SimpleNamespace(topic_id=TOPIC_ID, partitions=[part])],
-        )  # fmt: skip
+        )
 
 
 class Brokers:
@@ -117,9 +121,12 @@ def session(brokers: Brokers, partitions: int = 0) -> ShareSession:
         return False
 
     membership = SimpleNamespace(
-        group="g", member_id="m", check=lambda: None, changed=changed,
+        group="g",
+        member_id="m",
+        check=lambda: None,
+        changed=changed,
         assignment={TOPIC_ID: tuple(range(partitions or len(brokers.reachable)))},
-    )  # fmt: skip
+    )
     return ShareSession(brokers, membership)  # type: ignore[arg-type]
 
 

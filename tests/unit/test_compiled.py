@@ -281,10 +281,13 @@ def test_acquired_ranges_as_they_go_out(found: list[tuple[int, int, int]]) -> No
 batches = st.lists(
     st.builds(
         lambda first, size, state, count: (first, first + size, state, count),
-        st.integers(0, 30), st.integers(0, 4), st.sampled_from([0, 2, 4]), st.integers(0, 2),
+        st.integers(0, 30),
+        st.integers(0, 4),
+        st.sampled_from([0, 2, 4]),
+        st.integers(0, 2),
     ),
     max_size=12,
-)  # fmt: skip
+)
 
 
 @MANY

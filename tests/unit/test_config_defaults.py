@@ -197,8 +197,10 @@ def test_policies_of_share_groups(name: str) -> None:
     before = image({}, group=on).group_config("g")
     value = "none" if name == "share.ordering" else text_of(another(GROUP[name])) or ""
     after = image({}, group={**on, name: value}).group_config("g")
-    found = [(share_policies.selection(config), share_policies.backoff(config))
-             for config in (before, after)]  # fmt: skip
+    found = [
+        (share_policies.selection(config), share_policies.backoff(config))
+        for config in (before, after)
+    ]
     assert found[0] != found[1]
 
 
@@ -272,9 +274,11 @@ def asks(settings: QuorumSettings, *, answers: bool) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize(
     "name",
-    sorted(set(QUORUM) - {"controller.quorum.fetch.max.bytes",
-                          "controller.quorum.fetch.snapshot.max.bytes"}),
-)  # fmt: skip
+    sorted(
+        set(QUORUM)
+        - {"controller.quorum.fetch.max.bytes", "controller.quorum.fetch.snapshot.max.bytes"}
+    ),
+)
 def test_when_a_quorum_acts(name: str) -> None:
     """controller.quorum.election.timeout.ms, controller.quorum.election.backoff.max.ms,
     controller.quorum.fetch.timeout.ms, controller.quorum.request.timeout.ms,

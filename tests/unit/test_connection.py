@@ -69,23 +69,41 @@ def test_a_record_leaves_to_its_consumer_before_its_producer_is_told(tmp_path: P
         await broker.start()
         try:
             producer, consumer = Wire(broker, "producer", left), Wire(broker, "consumer", left)
-            producer.send(ApiKey.CREATE_TOPICS, 7, {
-                "timeout_ms": 60_000,
-                "topics": [{"name": "t", "num_partitions": 1, "replication_factor": 1}],
-            })  # fmt: skip
+            producer.send(
+                ApiKey.CREATE_TOPICS,
+                7,
+                {
+                    "timeout_ms": 60_000,
+                    "topics": [{"name": "t", "num_partitions": 1, "replication_factor": 1}],
+                },
+            )
             await eventually_async(lambda: left)
             left.clear()
             asked = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
-            consumer.send(ApiKey.FETCH, 12, {
-                "max_wait_ms": 60_000, "min_bytes": 1, "max_bytes": 1000, "session_epoch": -1,
-                "topics": [{"topic": "t", "partitions": [asked]}],
-            })  # fmt: skip
+            consumer.send(
+                ApiKey.FETCH,
+                12,
+                {
+                    "max_wait_ms": 60_000,
+                    "min_bytes": 1,
+                    "max_bytes": 1000,
+                    "session_epoch": -1,
+                    "topics": [{"topic": "t", "partitions": [asked]}],
+                },
+            )
             assert not left
             batch = bytes(build_batch([(1, None, b"v", ())]))
-            producer.send(ApiKey.PRODUCE, 10, {
-                "acks": -1, "timeout_ms": 1000,
-                "topic_data": [{"name": "t", "partition_data": [{"index": 0, "records": batch}]}],
-            })  # fmt: skip
+            producer.send(
+                ApiKey.PRODUCE,
+                10,
+                {
+                    "acks": -1,
+                    "timeout_ms": 1000,
+                    "topic_data": [
+                        {"name": "t", "partition_data": [{"index": 0, "records": batch}]}
+                    ],
+                },
+            )
             assert left == ["consumer", "producer"]
             assert batch[61:] in consumer.written[-1]
         finally:

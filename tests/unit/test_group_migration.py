@@ -85,19 +85,32 @@ class Shard:
 
     def classic_join(self, member_id: str = "", owned: list[int] | None = None) -> Any:
         request = classic_requests.JoinRequest(
-            GROUP, member_id, None, "c", "/h", "consumer", {"range": subscription(owned or [])},
-            45_000, 60_000, f"classic-{next(self.tokens)}",
-        )  # fmt: skip
+            GROUP,
+            member_id,
+            None,
+            "c",
+            "/h",
+            "consumer",
+            {"range": subscription(owned or [])},
+            45_000,
+            60_000,
+            f"classic-{next(self.tokens)}",
+        )
         return self.ask(self.shard.classic.join, request)
 
     def classic_sync(self, joined: Any, assignments: dict[str, list[int]] | None = None) -> Any:
         request = classic_requests.SyncRequest(
-            GROUP, joined["generation_id"], joined["member_id"], None, "consumer", "range",
+            GROUP,
+            joined["generation_id"],
+            joined["member_id"],
+            None,
+            "consumer",
+            "range",
             {
                 m: write_assignment({TOPIC_ID: frozenset(p)}, subscription(), Catalog(IMAGE))
                 for m, p in (assignments or {}).items()
             },
-        )  # fmt: skip
+        )
         return self.ask(self.shard.classic.sync, request)
 
     def classic_heartbeat(self, joined: Any) -> ErrorCode:
@@ -116,11 +129,13 @@ class Shard:
     def heartbeat(self, member_id: str, epoch: int, owned: set[int] | None = None) -> Any:
         joins = epoch == 0
         request = consumer.HeartbeatRequest(
-            GROUP, member_id, epoch,
+            GROUP,
+            member_id,
+            epoch,
             rebalance_timeout_ms=60_000 if joins else -1,
             subscribed_topic_names=frozenset([TOPIC]) if joins else None,
             owned={} if not owned else {TOPIC_ID: frozenset(owned)},
-        )  # fmt: skip
+        )
         return self.ask(self.shard.consumer.heartbeat, request)
 
 

@@ -98,12 +98,20 @@ OVERLAPS: list[tuple[str, dict[str, float], dict[str, float], bool]] = [
     ("by the same leader, restarted", {}, {"sent": 8.1, "answered": 8.2, "leader": 1}, False),
     ("before the outage", {}, {"sent": 2.12, "answered": 2.18, "leader": 1}, True),
     ("between the outage and the next answer", {}, {"answered": 2.45, "leader": 1}, True),
-    ("just after the next leader's first answer", {"sent": 2.51, "answered": 2.52, "leader": 2},
-     {"sent": 2.55, "answered": 2.6}, True),
+    (
+        "just after the next leader's first answer",
+        {"sent": 2.51, "answered": 2.52, "leader": 2},
+        {"sent": 2.55, "answered": 2.6},
+        True,
+    ),
     ("by a leader that was not lost", {"leader": 3}, {}, True),
-    ("by the lost leader, after the next leader's answer", {"sent": 2.51, "answered": 2.6},
-     {"sent": 2.65, "answered": 2.7}, True),
-]  # fmt: skip
+    (
+        "by the lost leader, after the next leader's answer",
+        {"sent": 2.51, "answered": 2.6},
+        {"sent": 2.65, "answered": 2.7},
+        True,
+    ),
+]
 
 
 @pytest.mark.parametrize(("name", "first", "second", "found"), OVERLAPS)

@@ -158,17 +158,32 @@ class Partition:
 
 
 STEPS: list[Callable[[Partition, Random], Any]] = [
-    Partition.look, Partition.look, Partition.look_at_one, Partition.take, Partition.take,
-    Partition.hold_one, Partition.take_behind, Partition.release, Partition.finish,
-    Partition.finish_each, Partition.move_start,
-]  # fmt: skip
+    Partition.look,
+    Partition.look,
+    Partition.look_at_one,
+    Partition.take,
+    Partition.take,
+    Partition.hold_one,
+    Partition.take_behind,
+    Partition.release,
+    Partition.finish,
+    Partition.finish_each,
+    Partition.move_start,
+]
 
 
 @settings(max_examples=600, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 1 << 30)), max_size=25))
 # A record without a key that is ready twice was chosen twice in Python.
-@example(list(zip([Partition.look, Partition.hold_one, Partition.release, Partition.take],
-                  [19030, 0, 1, 0], strict=True)))  # fmt: skip
+@example(
+    list(
+        zip(
+            [Partition.look, Partition.hold_one, Partition.release, Partition.take],
+            [19030, 0, 1, 0],
+            strict=True,
+        )
+    )
+)
 def test_both_kinds_come_to_the_same(steps: list[tuple[Any, int]]) -> None:
     pair = Partition(made()), Partition(PlainKeyQueues())
     for step, seed in steps:
@@ -195,9 +210,13 @@ def test_records_come_in_the_order_of_the_log(queues: Callable[[], KeyQueues]) -
 
 
 NUMBERS = st.one_of(
-    st.integers(-3, 40), st.integers(), st.sampled_from([(1 << 63) - 1, -(1 << 63), 1 << 63]),
-    st.none(), st.booleans(), st.floats(),
-)  # fmt: skip
+    st.integers(-3, 40),
+    st.integers(),
+    st.sampled_from([(1 << 63) - 1, -(1 << 63), 1 << 63]),
+    st.none(),
+    st.booleans(),
+    st.floats(),
+)
 LISTS = st.one_of(
     st.lists(NUMBERS, max_size=5),
     st.lists(st.tuples(NUMBERS, NUMBERS, st.sampled_from([0, 2, 4, None]), NUMBERS), max_size=4),
@@ -207,11 +226,19 @@ BUFFERS = st.binary(max_size=9) | st.lists(st.integers(-2, 5), max_size=9).map(
     lambda x: array("q", x)
 )
 CALLS = [
-    ("key_of", [NUMBERS]), ("is_held", [NUMBERS]), ("is_free", [NUMBERS]), ("first_of", [NUMBERS]),
-    ("followers", [NUMBERS, NUMBERS]), ("waiting_behind", [LISTS]), ("put", [NUMBERS, NUMBERS]),
-    ("put_new", [NUMBERS, LISTS | BUFFERS, LISTS]), ("hold", [NUMBERS]), ("release", [NUMBERS]),
-    ("end", [LISTS, st.just({})]), ("start_moved", [NUMBERS, st.just({})]),
-]  # fmt: skip
+    ("key_of", [NUMBERS]),
+    ("is_held", [NUMBERS]),
+    ("is_free", [NUMBERS]),
+    ("first_of", [NUMBERS]),
+    ("followers", [NUMBERS, NUMBERS]),
+    ("waiting_behind", [LISTS]),
+    ("put", [NUMBERS, NUMBERS]),
+    ("put_new", [NUMBERS, LISTS | BUFFERS, LISTS]),
+    ("hold", [NUMBERS]),
+    ("release", [NUMBERS]),
+    ("end", [LISTS, st.just({})]),
+    ("start_moved", [NUMBERS, st.just({})]),
+]
 
 
 def window(data: st.DataObject) -> Any:

@@ -98,8 +98,13 @@ def test_a_controller_that_does_not_answer_is_asked_on_another_connection() -> N
         )
         channel = ControllerChannel(broker)  # type: ignore[arg-type]
         channel._link = link  # type: ignore[assignment]
-        beat = {"broker_id": 1, "broker_epoch": 1, "current_metadata_offset": 0,
-                "want_fence": False, "want_shut_down": False}  # fmt: skip
+        beat = {
+            "broker_id": 1,
+            "broker_epoch": 1,
+            "current_metadata_offset": 0,
+            "want_fence": False,
+            "want_shut_down": False,
+        }
         with pytest.raises(ApiError, match="no controller that answers"):
             await channel.request(ApiKey.BROKER_HEARTBEAT, beat, timeout_ms=50)
         assert link.closed

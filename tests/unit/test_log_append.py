@@ -163,8 +163,9 @@ def test_a_coordinator_may_send_many_batches_at_once() -> None:
     assert refusal(log, data[:-1], Origin.COORDINATOR) is ErrorCode.corrupt_message
 
 
-@pytest.mark.parametrize("config", ({}, {"compression_type": "zstd"},
-                                    {"message_timestamp_type": "LogAppendTime"}))  # fmt: skip
+@pytest.mark.parametrize(
+    "config", ({}, {"compression_type": "zstd"}, {"message_timestamp_type": "LogAppendTime"})
+)
 def test_a_coordinators_records_stand_as_a_batch_of_theirs_would(config: dict[str, str]) -> None:
     pairs = [(b"k%d" % n, b"v" * n if n else None) for n in range(3)]
     made, whole = log_of(**config), log_of(**config)

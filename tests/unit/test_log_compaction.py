@@ -248,9 +248,12 @@ def in_transaction(log: Log, producer_id: int, sequence: int, key: bytes, value:
 
 def ended(log: Log, producer_id: int, *, committed: bool) -> None:
     marker = build_marker(
-        committed=committed, producer_id=producer_id, producer_epoch=0, coordinator_epoch=0,
+        committed=committed,
+        producer_id=producer_id,
+        producer_epoch=0,
+        coordinator_epoch=0,
         timestamp_ms=NOW_MS,
-    )  # fmt: skip
+    )
     log.append(marker, now_ms=NOW_MS, leader_epoch=0, origin=Origin.COORDINATOR)
 
 

@@ -156,8 +156,15 @@ def test_epochs_end_where_the_next_begins() -> None:
     for epoch in (1, 1, 4, 6):
         log.append(batch(b"a"), now_ms=NOW_MS, leader_epoch=epoch)
     assert [log.end_offset_for_epoch(e) for e in range(8)] == [
-        (0, 0), (1, 2), (1, 2), (1, 2), (4, 3), (4, 3), (6, 4), (-1, -1),
-    ]  # fmt: skip
+        (0, 0),
+        (1, 2),
+        (1, 2),
+        (1, 2),
+        (4, 3),
+        (4, 3),
+        (6, 4),
+        (-1, -1),
+    ]
     assert [log.epochs.epoch_of(at) for at in range(4)] == [1, 1, 4, 6]
     assert log.storage.read_file(f"{DIRECTORY}/leader-epoch-checkpoint") == b"0\n3\n1 0\n4 2\n6 3\n"
     log.truncate(3)

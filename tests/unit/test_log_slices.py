@@ -24,8 +24,13 @@ def test_a_slice_is_what_a_read_gives(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     config = LogConfig(segment_bytes=1 << 20)
     log = Log.open(DiskStorage(), str(tmp_path / "t-0"), config, now_ms=0, clean=False)
-    fill(log, (batch(*[rng.randbytes(rng.choice([10, 900, 30_000]))] * rng.randint(1, 9))
-               for _ in range(120)))  # fmt: skip
+    fill(
+        log,
+        (
+            batch(*[rng.randbytes(rng.choice([10, 900, 30_000]))] * rng.randint(1, 9))
+            for _ in range(120)
+        ),
+    )
     sliced = 0
     for _ in range(2000):
         offset = rng.randrange(log.log_end_offset + 1)

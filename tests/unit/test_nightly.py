@@ -38,8 +38,9 @@ def test_a_timed_part_repeats_with_new_commands_and_ends_at_its_first_failure(
     timed = Part(
         "timed",
         lambda n: Command((sys.executable, "-c", f"print({n}); raise SystemExit({n // 2})")),
-        limit_s=60.0, seconds=60.0,
-    )  # fmt: skip
+        limit_s=60.0,
+        seconds=60.0,
+    )
     outcome = run(timed, tmp_path)
     assert outcome.commands == 3 and outcome.failure.endswith("exit code 1")
     assert (tmp_path / "timed.log").read_text().split() == ["0", "1", "2"]

@@ -86,9 +86,14 @@ def test_a_transaction_goes_through_the_runtime(sim: Simulation[GroupShard]) -> 
     stand where the log has them, markers counted."""
     rows = [PartitionCommit(0, 8, -1, None)]
     request = CommitRequest(
-        "g", "", None, -1, [TopicCommit("t", None, rows)], 5,
+        "g",
+        "",
+        None,
+        -1,
+        [TopicCommit("t", None, rows)],
+        5,
         producer=ProducerIdAndEpoch(PRODUCER, 3),
-    )  # fmt: skip
+    )
     for decide in (
         lambda s, now_ms, t: s.offsets.commit(request._replace(producer=None), now_ms, t),
         lambda s, now_ms, t: s.offsets.commit(request, now_ms, t),

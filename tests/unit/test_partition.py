@@ -161,9 +161,16 @@ def test_a_new_leader_syncs_what_a_restart_left_unsynced() -> None:
     storage = MemoryStorage()
     append(partition(storage), b"a", b"b")
     back = Partition(
-        "t", UUID(int=1), 0, open_log(storage), node_id=1, leader_id=2, leader_epoch=3,
-        isr=(1, 2), replicas=(1, 2),
-    )  # fmt: skip
+        "t",
+        UUID(int=1),
+        0,
+        open_log(storage),
+        node_id=1,
+        leader_id=2,
+        leader_epoch=3,
+        isr=(1, 2),
+        replicas=(1, 2),
+    )
     asked: list[Partition] = []
     back.sync_requested = asked.append
     back.sync_tail()

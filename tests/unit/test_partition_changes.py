@@ -197,8 +197,10 @@ def test_a_reassignment_ends_when_what_it_adds_is_in_sync() -> None:
     assert row["partitions"][0]["error_code"] is ErrorCode.none
     now = cluster.partition
     assert (now.replicas, now.adding_replicas, now.removing_replicas) == (
-        (3, 4, 1, 2), (3, 4), (1, 2)
-    )  # fmt: skip
+        (3, 4, 1, 2),
+        (3, 4),
+        (1, 2),
+    )
     ((topic,),) = [reassignments.under_way(cluster.image, None)]
     assert topic["partitions"][0]["adding_replicas"] == (3, 4)
     assert cluster.alter([1, 2, 3]) is ErrorCode.none

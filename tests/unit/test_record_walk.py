@@ -84,10 +84,12 @@ def test_timestamps_wrap_as_in_java_and_minus_one_is_none() -> None:
     assert both(record(0), 1, base_timestamp=-7).max_timestamp == -1
 
 
-header_pairs = st.lists(st.tuples(st.binary(max_size=3), st.none() | st.binary(max_size=3)),
-                        max_size=3)  # fmt: skip
-fields = st.tuples(longs, st.none() | st.binary(max_size=70), st.none() | st.binary(max_size=200),
-                   header_pairs)  # fmt: skip
+header_pairs = st.lists(
+    st.tuples(st.binary(max_size=3), st.none() | st.binary(max_size=3)), max_size=3
+)
+fields = st.tuples(
+    longs, st.none() | st.binary(max_size=70), st.none() | st.binary(max_size=200), header_pairs
+)
 
 
 @st.composite
@@ -106,8 +108,9 @@ def bodies(draw: st.DrawFn) -> tuple[bytes, int]:
 def test_sound_records_pass(
     body: tuple[bytes, int], base: int, oldest: int, newest: int, keyed: bool, flags_max: int
 ) -> None:
-    found = both(*body, base_timestamp=base, oldest=oldest, newest=newest, keyed=keyed,
-                 flags_max=flags_max)  # fmt: skip
+    found = both(
+        *body, base_timestamp=base, oldest=oldest, newest=newest, keyed=keyed, flags_max=flags_max
+    )
     assert (found.fault, found.record, found.place) == (Fault.SOUND, body[1], len(body[0]))
     assert len(found.flags) == min(flags_max, found.flagged)
 

@@ -113,7 +113,9 @@ def test_connections_go_on_in_the_order_in_which_they_stopped(tmp_path: Path) ->
             wire.take(frame[: SIZE // 2])
             assert wire.reading_paused
             wire.resume_reading = lambda n=number, w=wire: (  # type: ignore[method-assign]
-                order.append(n), setattr(w, "reading_paused", False))  # fmt: skip
+                order.append(n),
+                setattr(w, "reading_paused", False),
+            )
         assert room.waiting == 6 and room.bytes == 2 * (len(frame) - 4)
         # A connection that goes while it waits is forgotten; one that goes while its request
         # arrives gives its room back.

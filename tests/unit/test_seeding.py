@@ -51,7 +51,11 @@ def test_each_run_draws_another_seed_and_can_be_repeated(tmp_path: Path) -> None
 def test_a_seed_that_is_no_number_is_refused(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "SEED": "abc"}
     done = subprocess.run(
-        [sys.executable, "-c", "import seeding"], cwd=tmp_path, env=environment,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", "import seeding"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "SEED=abc is not a number" in done.stderr

@@ -118,11 +118,19 @@ def test_a_new_leader_keeps_waits(updates_per_snapshot: int, replay: bool) -> No
     fetch(share, 0)
     release(share, 0, 0, 3)
     log.append(
-        shards[0].write(
-            0, KEY, state_epoch=0, leader_epoch=0, start_offset=0, delivery_complete_count=0,
-            batches=[(0, 3, 0, 1)], delays=share.delays,
-        ).record
-    )  # fmt: skip
+        shards[0]
+        .write(
+            0,
+            KEY,
+            state_epoch=0,
+            leader_epoch=0,
+            start_offset=0,
+            delivery_complete_count=0,
+            batches=[(0, 3, 0, 1)],
+            delays=share.delays,
+        )
+        .record
+    )
     for shard in shards[replay:]:
         for offset, record in enumerate(log[1 - replay :]):
             assert record is not None
@@ -130,18 +138,28 @@ def test_a_new_leader_keeps_waits(updates_per_snapshot: int, replay: bool) -> No
     state, _ = shards[replay].read(0, KEY, 0)
     assert state is not None
     loaded = SharePartition.load(
-        0, state.batches, state_epoch=0, leader_epoch=0, log_start_offset=0, log_end_offset=4,
+        0,
+        state.batches,
+        state_epoch=0,
+        leader_epoch=0,
+        log_start_offset=0,
+        log_end_offset=4,
         delays=state.delays,
-    )  # fmt: skip
+    )
     assert (loaded.backing_off, loaded.next_deadline_ms) == (4, 100)
     assert (fetch(loaded, 99), fetch(loaded, 100)) == ([], [(0, 3, 2)])
 
 
 def test_a_wait_that_a_further_delivery_overtook_says_nothing() -> None:
     loaded = SharePartition.load(
-        0, [(0, 3, 0, 2)], state_epoch=0, leader_epoch=0, log_start_offset=0, log_end_offset=4,
+        0,
+        [(0, 3, 0, 2)],
+        state_epoch=0,
+        leader_epoch=0,
+        log_start_offset=0,
+        log_end_offset=4,
         delays=[(0, 3, 1, 9000), (2, 2, 2, 500)],
-    )  # fmt: skip
+    )
     assert loaded.backing_off == 1
     assert fetch(loaded, 0) == [(0, 1, 3), (3, 3, 3)]
 
@@ -149,9 +167,14 @@ def test_a_wait_that_a_further_delivery_overtook_says_nothing() -> None:
 def test_of_two_waits_after_as_many_deliveries_the_later_one_holds() -> None:
     """A delivery between them was taken back, since it never left the broker."""
     loaded = SharePartition.load(
-        0, [(0, 0, 0, 1)], state_epoch=0, leader_epoch=0, log_start_offset=0, log_end_offset=1,
+        0,
+        [(0, 0, 0, 1)],
+        state_epoch=0,
+        leader_epoch=0,
+        log_start_offset=0,
+        log_end_offset=1,
         delays=[(0, 0, 1, 1_000), (0, 0, 1, 2_000)],
-    )  # fmt: skip
+    )
     assert loaded.end_waits(1_999) == []
     assert loaded.end_waits(2_000) == [(0, 0)]
 

@@ -65,9 +65,13 @@ def test_a_corrupt_batch_that_comes_back_is_doomed() -> None:
 
 def test_a_new_leader_finds_what_waits_for_its_letter() -> None:
     loaded = SharePartition.load(
-        0, [(0, 1, 3, 5), (2, 3, 2, 1)],
-        state_epoch=0, leader_epoch=0, log_start_offset=0, log_end_offset=4,
-    )  # fmt: skip
+        0,
+        [(0, 1, 3, 5), (2, 3, 2, 1)],
+        state_epoch=0,
+        leader_epoch=0,
+        log_start_offset=0,
+        log_end_offset=4,
+    )
     assert list(loaded.archiving()) == [(0, 1, 5)]
     assert (loaded.start_offset, loaded.complete) == (0, 2)
 

@@ -20,8 +20,13 @@ def test_an_offset_is_found_in_the_read_that_holds_it() -> None:
     for one in reads:
         kept.add(one)
     assert [kept.find(at)[0] for at in (0, 19, 20, 39, 60, 79)] == [
-        reads[0], reads[0], reads[1], reads[1], reads[2], reads[2],
-    ]  # fmt: skip
+        reads[0],
+        reads[0],
+        reads[1],
+        reads[1],
+        reads[2],
+        reads[2],
+    ]
     assert kept.find(45) == (None, 60)
     assert kept.find(80) == (None, None)
 

@@ -174,10 +174,18 @@ def test_what_is_held_and_gone_from_the_log_is_freed() -> None:
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        (b"7", 7), (b"-7", -7), (b"1_0", None), (b"1e3", None), (b"", None), (b" ", None),
-        (b"0x1", None), (b"9" * 18, 10**18 - 1), (b"9" * 19, None), (None, None),
+        (b"7", 7),
+        (b"-7", -7),
+        (b"1_0", None),
+        (b"1e3", None),
+        (b"", None),
+        (b" ", None),
+        (b"0x1", None),
+        (b"9" * 18, 10**18 - 1),
+        (b"9" * 19, None),
+        (None, None),
     ],
-)  # fmt: skip
+)
 def test_what_is_a_number_in_a_header(text: bytes | None, number: int | None) -> None:
     """`int` alone takes 1_0 for ten."""
     reader = HeaderReader(10**18, "p")

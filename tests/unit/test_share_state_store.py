@@ -68,9 +68,14 @@ class Store:
         self.log.append(record)
 
     def write(
-        self, *batches: StateBatch, start: int = -1, complete: int = 0, state_epoch: int = 0,
-        leader_epoch: int = 0, key: ShareKey = KEY,
-    ) -> ErrorCode:  # fmt: skip
+        self,
+        *batches: StateBatch,
+        start: int = -1,
+        complete: int = 0,
+        state_epoch: int = 0,
+        leader_epoch: int = 0,
+        key: ShareKey = KEY,
+    ) -> ErrorCode:
         return self.take(
             self.shard.write(
                 self.now_ms,

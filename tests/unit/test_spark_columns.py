@@ -15,17 +15,25 @@ from shoal_spark.ranges import Range
 BYTES = st.none() | st.binary(max_size=300) | st.just(b"x" * 20_000)
 RECORDS = st.lists(
     st.tuples(
-        st.integers(0, 2**42), BYTES, BYTES,
+        st.integers(0, 2**42),
+        BYTES,
+        BYTES,
         st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=5)), max_size=2),
     ),
-    min_size=1, max_size=80,
-)  # fmt: skip
+    min_size=1,
+    max_size=80,
+)
 
 
 @given(
-    RECORDS, st.integers(0, 2**40), st.integers(0, 90), st.integers(0, 90),
-    st.sampled_from(["none", "zstd"]), st.booleans(), st.booleans(),
-)  # fmt: skip
+    RECORDS,
+    st.integers(0, 2**40),
+    st.integers(0, 90),
+    st.integers(0, 90),
+    st.sampled_from(["none", "zstd"]),
+    st.booleans(),
+    st.booleans(),
+)
 def test_columns_are_the_records(
     records: list, base: int, first: int, count: int, codec: str, headers: bool, appended: bool
 ) -> None:
@@ -43,8 +51,9 @@ def test_columns_are_the_records(
     assert [row["timestamp"].timestamp() for row in rows] == pytest.approx(
         [w.timestamp_ms / 1000 for w in wanted], abs=1e-4
     )
-    same = {(row["topic"], row["partition"], row["timestampType"], row["deliveryCount"])
-            for row in rows}  # fmt: skip
+    same = {
+        (row["topic"], row["partition"], row["timestampType"], row["deliveryCount"]) for row in rows
+    }
     assert same == {("t", 5, int(appended), 2)}
     if headers:
         assert [[(h["key"], h["value"]) for h in row["headers"]] for row in rows] == [

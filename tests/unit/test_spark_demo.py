@@ -25,19 +25,22 @@ GOOD = (Sample(0, 100, 0, 0, 0, 0), Sample(5, 50, 4, 3, 45, 5), Sample(10, 0, 0,
         (Sample(10, 0, 0, 0, 90, 10), 90, []),
         (Sample(10, 0, 0, 0, 90, 10), 89, ["1 results are missing"]),
         (
-            Sample(10, 3, 0, 0, 87, 10), 87,
+            Sample(10, 3, 0, 0, 87, 10),
+            87,
             ["3 tasks are left in the queue", "3 results are missing"],
         ),
         (Sample(10, 0, 0, 0, 90, 9), 90, ["1 dead letters are missing"]),
     ],
-)  # fmt: skip
+)
 def test_a_lost_record_is_a_failure(last: Sample, distinct: int, says: list[str]) -> None:
     assert failures(watched(*GOOD[:2], last), distinct) == says
 
 
 def test_executors_that_never_outnumber_partitions_are_a_failure() -> None:
-    few = [s.__class__(s.at_s, s.backlog, s.wanted, min(2, s.workers), s.results, s.dead_letters)
-           for s in GOOD]  # fmt: skip
+    few = [
+        s.__class__(s.at_s, s.backlog, s.wanted, min(2, s.workers), s.results, s.dead_letters)
+        for s in GOOD
+    ]
     (said,) = failures(watched(*few), 90)
     assert said == "executors never outnumbered the 2 partitions: there were 2 at most"
     assert failures(Watch(100, 10, 2), 90)[-1].endswith("there were 0 at most")

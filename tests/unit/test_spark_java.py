@@ -86,9 +86,12 @@ def test_without_an_archive_or_a_class_path_java_is_java(home: str) -> None:
 def test_executors_start_by_the_java_of_the_image() -> None:
     environment = {
         **dict.fromkeys(entrypoint.EXECUTOR_OPTIONS.values(), "x"),
-        "SPARK_HOME": "/home", "SPARK_EXECUTOR_MEMORY": "512m", "JAVA_HOME": "/jvm",
-        "SPARK_JAVA_OPT_10": "-Db", "SPARK_JAVA_OPT_9": "-Da",
-    }  # fmt: skip
+        "SPARK_HOME": "/home",
+        "SPARK_EXECUTOR_MEMORY": "512m",
+        "JAVA_HOME": "/jvm",
+        "SPARK_JAVA_OPT_10": "-Db",
+        "SPARK_JAVA_OPT_9": "-Da",
+    }
     words = entrypoint.command(environment, ["executor"])
     assert words[:5] == ["/jvm/bin/java", "-Da", "-Db", "-Xms512m", "-Xmx512m"]
     assert words[words.index("-cp") + 1] == "/home/conf:/home/jars/*"

@@ -32,17 +32,23 @@ Current Committed Offsets: {org.apache.spark.SomeStream@27f8c3d: {"seq": 1}}
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (StreamingQueryException(FAILED),
-         "shoal_spark.rows.DataLoss: rows of topic 't' partition 0, offsets 0 to 9, cannot be"
-         " decoded"),
+        (
+            StreamingQueryException(FAILED),
+            "shoal_spark.rows.DataLoss: rows of topic 't' partition 0, offsets 0 to 9, cannot be"
+            " decoded",
+        ),
         (ValueError("no such thing\nas this"), "ValueError: no such thing"),
         (KeyError("x"), "KeyError: 'x'"),
         (AssertionError(), "AssertionError:"),
-        (RuntimeError("a.B: c\nCaused by: java.lang.IllegalStateException: too far\n\tat a.b(C)"),
-         "Caused by: java.lang.IllegalStateException: too far"),
+        (
+            RuntimeError(
+                "a.B: c\nCaused by: java.lang.IllegalStateException: too far\n\tat a.b(C)"
+            ),
+            "Caused by: java.lang.IllegalStateException: too far",
+        ),
         (ValueError("x" * 9999), ("ValueError: " + "x" * 9999)[: last_words.LENGTH_MAX]),
     ],
-)  # fmt: skip
+)
 def test_the_line_that_an_error_began_with(error: Exception, line: str) -> None:
     assert last_words.of(error) == line
 

@@ -14,23 +14,40 @@ LOGIN = {"kafka.sasl.username": "ann", "kafka.sasl.password": "secret"}
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"minPartitions": "11", "maxRecordsPerTrigger": "10"},
-         "'minPartitions' is 11, and 'maxRecordsPerTrigger' is 10: .* raise 'maxRec"),
+        (
+            {"minPartitions": "11", "maxRecordsPerTrigger": "10"},
+            "'minPartitions' is 11, and 'maxRecordsPerTrigger' is 10: .* raise 'maxRec",
+        ),
         ({"minPartitions": "10001"}, "'maxRecordsPerTrigger' is 10000"),
         ({"path": "t"}, "'path' does not apply here: name topics by subscribe"),
         (LOGIN, "'kafka.sasl.password'.*'kafka.security.protocol' is PLAINTEXT.*SASL_SSL"),
         ({"kafka.security.protocol": "SSL", **LOGIN}, "'kafka.security.protocol' is SSL"),
         ({"kafka.ssl.ca.location": "/ca.pem"}, "'kafka.ssl.ca.location'.*PLAINTEXT.*set it to SSL"),
-        ({"kafka.security.protocol": "SASL_PLAINTEXT", **LOGIN, "kafka.ssl.ca.pem": "x"},
-         "'kafka.ssl.ca.pem'.*SASL_PLAINTEXT.*SASL_SSL"),
-        ({"kafka.security.protocol": "SASL_PLAINTEXT", **LOGIN, "kafka.sasl.jaas.config":
-          'PlainLoginModule required username="bob" password="secret";'},
-         "kafka.*: sasl.jaas.config and sasl.username differ; give one"),
-        ({"kafka.security.protocol": "SASL_PLAINTEXT", **LOGIN, "kafka.sasl.mechanism": "PLAIN",
-          "kafka.sasl.mechanisms": "SCRAM-SHA-256"},
-         "kafka.*: sasl.mechanism and sasl.mechanisms differ; give one"),
+        (
+            {"kafka.security.protocol": "SASL_PLAINTEXT", **LOGIN, "kafka.ssl.ca.pem": "x"},
+            "'kafka.ssl.ca.pem'.*SASL_PLAINTEXT.*SASL_SSL",
+        ),
+        (
+            {
+                "kafka.security.protocol": "SASL_PLAINTEXT",
+                **LOGIN,
+                "kafka.sasl.jaas.config": (
+                    'PlainLoginModule required username="bob" password="secret";'
+                ),
+            },
+            "kafka.*: sasl.jaas.config and sasl.username differ; give one",
+        ),
+        (
+            {
+                "kafka.security.protocol": "SASL_PLAINTEXT",
+                **LOGIN,
+                "kafka.sasl.mechanism": "PLAIN",
+                "kafka.sasl.mechanisms": "SCRAM-SHA-256",
+            },
+            "kafka.*: sasl.mechanism and sasl.mechanisms differ; give one",
+        ),
     ],
-)  # fmt: skip
+)
 def test_options_that_contradict_each_other(options: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidOption, match=words):
         SourceOptions.of({**RIGHT, **options})
@@ -88,11 +105,18 @@ def test_a_jobs_tasks_are_no_more_than_a_batch_has_records() -> None:
 
 def test_what_agrees_is_taken() -> None:
     """As many tasks as records, a login where one is asked for, the same word said twice."""
-    found = SourceOptions.of({
-        **RIGHT, **LOGIN, "minPartitions": "10", "maxRecordsPerTrigger": "10",
-        "kafka.security.protocol": "sasl_ssl", "kafka.sasl.mechanism": "PLAIN",
-        "kafka.sasl.mechanisms": "PLAIN", "kafka.ssl.endpoint.identification.algorithm": "",
-    })  # fmt: skip
+    found = SourceOptions.of(
+        {
+            **RIGHT,
+            **LOGIN,
+            "minPartitions": "10",
+            "maxRecordsPerTrigger": "10",
+            "kafka.security.protocol": "sasl_ssl",
+            "kafka.sasl.mechanism": "PLAIN",
+            "kafka.sasl.mechanisms": "PLAIN",
+            "kafka.ssl.endpoint.identification.algorithm": "",
+        }
+    )
     assert (found.min_partitions, found.max_records) == (10, 10)
     assert found.connection.settings.security.username == "ann"
     assert GroupOptions.of_lag({"kafka.bootstrap.servers": "127.0.0.1:1"}).group_ids == ()

@@ -18,8 +18,11 @@ SLEEP = re.compile(r"\btime\.sleep\(|asyncio\.sleep\((?!0\))")
 def tracked() -> list[Path]:
     out = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
     return [ROOT / name for name in out.splitlines() if (ROOT / name).is_file()]
 
 

@@ -29,11 +29,19 @@ except ImportError:
 
 #: The process that starts the targets measures nothing itself.
 with (
-    atheris.instrument_imports(include=["kio.serial", "shoal.protocol", "shoal.record", "shoal.log",
-                                        "shoal.coordinator", "shoal.metadata.records"])
+    atheris.instrument_imports(
+        include=[
+            "kio.serial",
+            "shoal.protocol",
+            "shoal.record",
+            "shoal.log",
+            "shoal.coordinator",
+            "shoal.metadata.records",
+        ]
+    )
     if "--target" in sys.argv
     else contextlib.nullcontext()
-):  # fmt: skip
+):
     from hostile_requests import Author
     from seeding import SEED
     from shoal.coordinator.contract import Record
@@ -172,10 +180,15 @@ def fuzz(target: str, seconds: int, seed: int) -> None:
     for number, data in enumerate(seeds(target)):
         (kept / f"seed-{number}").write_bytes(data)
     flags = [
-        f"-max_total_time={seconds}", f"-seed={seed % (1 << 32) or 1}", "-timeout=10",
-        "-rss_limit_mb=1024", "-max_len=4096",
-        "-print_final_stats=1", "-verbosity=0", f"-artifact_prefix={KEPT}/found-{target}-",
-    ]  # fmt: skip
+        f"-max_total_time={seconds}",
+        f"-seed={seed % (1 << 32) or 1}",
+        "-timeout=10",
+        "-rss_limit_mb=1024",
+        "-max_len=4096",
+        "-print_final_stats=1",
+        "-verbosity=0",
+        f"-artifact_prefix={KEPT}/found-{target}-",
+    ]
     atheris.Setup([sys.argv[0], *flags, str(kept)], TARGETS[target])
     atheris.Fuzz()
 

@@ -307,8 +307,9 @@ def test_a_subscription_says_how_often(client: WireClient) -> None:
 def test_describe_producers_shows_the_last_batch(client: WireClient) -> None:
     client.create_topic("produced")
     row = client.call(ApiKey.INIT_PRODUCER_ID, 4, {"transactional_id": None})
-    client.produce("produced", b"1", b"2", producer_id=row.producer_id, producer_epoch=0,
-                   base_sequence=0)  # fmt: skip
+    client.produce(
+        "produced", b"1", b"2", producer_id=row.producer_id, producer_epoch=0, base_sequence=0
+    )
     body = {"topics": [{"name": "produced", "partition_indexes": [0, 7]}]}
     here, missing = client.call(ApiKey.DESCRIBE_PRODUCERS, 0, body).topics[0].partitions
     (producer,) = here.active_producers

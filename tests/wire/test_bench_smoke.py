@@ -22,11 +22,28 @@ def test_a_run_has_figures_and_a_load_that_fails_has_a_failed_row(tmp_path: Path
     """The second load has no jars for its Java client. The others still count."""
     works, fails = "produce 1 KB acks=all, lz4", "share 100 B explicit, Java"
     ended = subprocess.run(
-        [sys.executable, str(BENCH / "run.py"), "--side", "shoal", "--scale", "0.0005",
-         "--rounds", "1", "--into", str(tmp_path), "--only", works, "--only", fails],
-        capture_output=True, text=True, timeout=120, check=False,
+        [
+            sys.executable,
+            str(BENCH / "run.py"),
+            "--side",
+            "shoal",
+            "--scale",
+            "0.0005",
+            "--rounds",
+            "1",
+            "--into",
+            str(tmp_path),
+            "--only",
+            works,
+            "--only",
+            fails,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
         env=os.environ | {"KAFKA_LIB": str(tmp_path / "nothing")},
-    )  # fmt: skip
+    )
     assert ended.returncode == 1, ended.stdout + ended.stderr
     assert f"FAILED: {fails}" in ended.stdout and " s in all" in ended.stdout
     rows = json.loads((tmp_path / "one-broker.json").read_text())["rows"]
@@ -39,10 +56,24 @@ def test_a_run_has_figures_and_a_load_that_fails_has_a_failed_row(tmp_path: Path
 @pytest.mark.timeout(1800)
 def test_every_load_runs_against_shoal_at_a_small_scale(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [sys.executable, str(BENCH / "run.py"), "--side", "shoal", "--scale", "0.01",
-         "--rounds", "1", "--gigabytes", "0.05", "--into", str(tmp_path)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            str(BENCH / "run.py"),
+            "--side",
+            "shoal",
+            "--scale",
+            "0.01",
+            "--rounds",
+            "1",
+            "--gigabytes",
+            "0.05",
+            "--into",
+            str(tmp_path),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 

@@ -78,8 +78,11 @@ def created(client: WireClient, name: str, *, partitions: int, factor: int) -> A
 
 
 def segment_bytes(client: WireClient, topic: str) -> str:
-    body = {"resources": [{"resource_type": 2, "resource_name": topic,
-                           "configuration_keys": ["segment.bytes"]}]}  # fmt: skip
+    body = {
+        "resources": [
+            {"resource_type": 2, "resource_name": topic, "configuration_keys": ["segment.bytes"]}
+        ]
+    }
     (result,) = client.call(ApiKey.DESCRIBE_CONFIGS, 4, body).results
     return str(result.configs[0].value)
 
@@ -143,9 +146,13 @@ def test_session_timeouts_of_classic_members(client: WireClient, timeout_ms: int
 def join(client: WireClient, group: str, timeout_ms: int = 5_000) -> Any:
     protocols = [{"name": "range", "metadata": b""}]
     body = {
-        "group_id": group, "session_timeout_ms": timeout_ms, "rebalance_timeout_ms": 5_000,
-        "member_id": "", "protocol_type": "consumer", "protocols": protocols,
-    }  # fmt: skip
+        "group_id": group,
+        "session_timeout_ms": timeout_ms,
+        "rebalance_timeout_ms": 5_000,
+        "member_id": "",
+        "protocol_type": "consumer",
+        "protocols": protocols,
+    }
     # From version 4 on a member without an id gets one, and does not join yet.
     return client.call(ApiKey.JOIN_GROUP, 4, body)
 
@@ -155,11 +162,18 @@ def test_classic_groups_have_a_size(client: WireClient, shared_broker: ShoalProc
     by default"""
     coordinator(client, 0, "classic")
     with WireClient(shared_broker.bootstrap) as other:
-        client.send(ApiKey.JOIN_GROUP, 3, {
-            "group_id": "classic", "session_timeout_ms": 5_000, "rebalance_timeout_ms": 5_000,
-            "member_id": "", "protocol_type": "consumer",
-            "protocols": [{"name": "range", "metadata": b""}],
-        })  # fmt: skip
+        client.send(
+            ApiKey.JOIN_GROUP,
+            3,
+            {
+                "group_id": "classic",
+                "session_timeout_ms": 5_000,
+                "rebalance_timeout_ms": 5_000,
+                "member_id": "",
+                "protocol_type": "consumer",
+                "protocols": [{"name": "range", "metadata": b""}],
+            },
+        )
         listed = {"groups": ["classic"]}
         eventually(
             lambda: other.call(ApiKey.DESCRIBE_GROUPS, 5, listed).groups[0].group_state != "Dead"
@@ -169,9 +183,13 @@ def test_classic_groups_have_a_size(client: WireClient, shared_broker: ShoalProc
 
 def heartbeat(client: WireClient, group: str, member: str) -> Any:
     body = {
-        "group_id": group, "member_id": member, "member_epoch": 0, "rebalance_timeout_ms": 5_000,
-        "subscribed_topic_names": ["none"], "topic_partitions": [],
-    }  # fmt: skip
+        "group_id": group,
+        "member_id": member,
+        "member_epoch": 0,
+        "rebalance_timeout_ms": 5_000,
+        "subscribed_topic_names": ["none"],
+        "topic_partitions": [],
+    }
     return client.call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, body)
 
 
@@ -186,8 +204,12 @@ def test_consumer_groups(client: WireClient) -> None:
 def test_share_groups(client: WireClient) -> None:
     """group.share.heartbeat.interval.ms"""
     coordinator(client, 0, "shared")
-    body = {"group_id": "shared", "member_id": "AAAAAAAAAAAAAAAAAAAAAQ", "member_epoch": 0,
-            "subscribed_topic_names": ["none"]}  # fmt: skip
+    body = {
+        "group_id": "shared",
+        "member_id": "AAAAAAAAAAAAAAAAAAAAAQ",
+        "member_epoch": 0,
+        "subscribed_topic_names": ["none"],
+    }
     answer = client.call(ApiKey.SHARE_GROUP_HEARTBEAT, 1, body)
     assert (answer.error_code, codec.ms(answer.heartbeat_interval)) == (0, 7_000)
 
@@ -199,8 +221,12 @@ def test_metadata_of_offsets(client: WireClient) -> None:
     codes = []
     for size in (10, 11):
         row = {"partition_index": 0, "committed_offset": 1, "committed_metadata": "x" * size}
-        body = {"group_id": "notes", "generation_id_or_member_epoch": -1, "member_id": "",
-                "topics": [{"name": "noted", "partitions": [row]}]}  # fmt: skip
+        body = {
+            "group_id": "notes",
+            "generation_id_or_member_epoch": -1,
+            "member_id": "",
+            "topics": [{"name": "noted", "partitions": [row]}],
+        }
         answer = client.call(ApiKey.OFFSET_COMMIT, 8, body)
         codes.append(answer.topics[0].partitions[0].error_code)
     assert codes == [ErrorCode.none, ErrorCode.offset_metadata_too_large]
@@ -221,8 +247,13 @@ def test_fetches(client: WireClient, shared_broker: ShoalProcess) -> None:
     for partition in (0, 1):
         assert client.produce("fetched", bytes(900), partition=partition).error_code == 0
     rows = [{"partition": p, "fetch_offset": 0, "partition_max_bytes": 1 << 20} for p in (0, 1)]
-    body = {"max_wait_ms": 0, "min_bytes": 1, "max_bytes": 1 << 26, "session_epoch": 0,
-            "topics": [{"topic": "fetched", "partitions": rows}]}  # fmt: skip
+    body = {
+        "max_wait_ms": 0,
+        "min_bytes": 1,
+        "max_bytes": 1 << 26,
+        "session_epoch": 0,
+        "topics": [{"topic": "fetched", "partitions": rows}],
+    }
     answer = client.call(ApiKey.FETCH, 12, body)
     sizes = [len(p.records or b"") for t in answer.responses for p in t.partitions]
     assert sum(size > 0 for size in sizes) == 1
@@ -286,9 +317,13 @@ def test_pushed_metrics(client: WireClient) -> None:
     """telemetry.max.bytes"""
     asked = client.call(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, 0, {"client_instance_id": UUID(int=0)})
     assert asked.telemetry_max_bytes == 100
-    body = {"client_instance_id": asked.client_instance_id,
-            "subscription_id": asked.subscription_id, "terminating": False,
-            "compression_type": 0, "metrics": bytes(101)}  # fmt: skip
+    body = {
+        "client_instance_id": asked.client_instance_id,
+        "subscription_id": asked.subscription_id,
+        "terminating": False,
+        "compression_type": 0,
+        "metrics": bytes(101),
+    }
     answer = client.call(ApiKey.PUSH_TELEMETRY, 0, body)
     assert answer.error_code is ErrorCode.telemetry_too_large
 
@@ -352,16 +387,23 @@ def test_transactions_without_verification(client: WireClient) -> None:
         )
     )
     rows = [{"index": 0, "records": records}]
-    write = {"transactional_id": "unverified", "acks": -1, "timeout_ms": 5_000,
-             "topic_data": [{"name": "unnamed", "partition_data": rows}]}  # fmt: skip
+    write = {
+        "transactional_id": "unverified",
+        "acks": -1,
+        "timeout_ms": 5_000,
+        "topic_data": [{"name": "unnamed", "partition_data": rows}],
+    }
 
     def written() -> ErrorCode:
         answer = client.call(ApiKey.PRODUCE, 11, write)
         return ErrorCode(answer.responses[0].partition_responses[0].error_code)
 
     assert written() is not ErrorCode.none
-    change = {"name": "transaction.partition.verification.enable", "config_operation": 0,
-              "value": "false"}  # fmt: skip
+    change = {
+        "name": "transaction.partition.verification.enable",
+        "config_operation": 0,
+        "value": "false",
+    }
     resource = {"resource_type": 4, "resource_name": "", "configs": [change]}
     body = {"resources": [resource], "validate_only": False}
     client.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, body)

@@ -16,21 +16,30 @@ OFF = ErrorCode.unsupported_version
 #: Of requests that need `share.version`: whole-request errors.
 SHARE: dict[ApiKey, dict[str, Any]] = {
     ApiKey.SHARE_GROUP_HEARTBEAT: {
-        "group_id": "g", "member_id": "m", "member_epoch": 0, "subscribed_topic_names": ["t"],
+        "group_id": "g",
+        "member_id": "m",
+        "member_epoch": 0,
+        "subscribed_topic_names": ["t"],
     },
     ApiKey.SHARE_FETCH: {"group_id": "g", "member_id": str(uuid.uuid4()), "batch_size": 1},
     ApiKey.SHARE_ACKNOWLEDGE: {
-        "group_id": "g", "member_id": str(uuid.uuid4()), "share_session_epoch": 1,
+        "group_id": "g",
+        "member_id": str(uuid.uuid4()),
+        "share_session_epoch": 1,
     },
     ApiKey.ALTER_SHARE_GROUP_OFFSETS: {"group_id": "g"},
     ApiKey.DELETE_SHARE_GROUP_OFFSETS: {"group_id": "g"},
-}  # fmt: skip
+}
 CONSUMER: dict[ApiKey, dict[str, Any]] = {
     ApiKey.CONSUMER_GROUP_HEARTBEAT: {
-        "group_id": "c", "member_id": "m", "member_epoch": 0, "rebalance_timeout": 60_000,
-        "subscribed_topic_names": ["t"], "topic_partitions": [],
+        "group_id": "c",
+        "member_id": "m",
+        "member_epoch": 0,
+        "rebalance_timeout": 60_000,
+        "subscribed_topic_names": ["t"],
+        "topic_partitions": [],
     },
-}  # fmt: skip
+}
 
 
 def set_level(wire: WireClient, feature: str, level: int) -> None:

@@ -119,9 +119,11 @@ FULL = {
         b"",
     ),
     "alter configs": (
-        head(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0), b"\2\0\1a" + bytes(4), b"\0",
+        head(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0),
+        b"\2\0\1a" + bytes(4),
+        b"\0",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("size", [90_000, 8 << 20], ids=["small", "large"])
@@ -247,10 +249,14 @@ def test_a_regex_cannot_run_away(shoal: ShoalProcess) -> None:
         client.create_topic("a" * 200)
         for number, regex in enumerate(("(a+)+$b", "(a|a)*b", "((a{1,100}){1,100}){1,100}", "(")):
             body = {
-                "group_id": f"regex-{number}", "member_id": f"member-{number}", "member_epoch": 0,
-                "rebalance_timeout_ms": 30_000, "subscribed_topic_names": [],
-                "subscribed_topic_regex": regex, "topic_partitions": [],
-            }  # fmt: skip
+                "group_id": f"regex-{number}",
+                "member_id": f"member-{number}",
+                "member_epoch": 0,
+                "rebalance_timeout_ms": 30_000,
+                "subscribed_topic_names": [],
+                "subscribed_topic_regex": regex,
+                "topic_partitions": [],
+            }
             answer = client.call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, body)
             assert answer.error_code in (0, 128), answer
     assert serves(shoal) < SERVED_WITHIN_S

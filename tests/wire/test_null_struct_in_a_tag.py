@@ -27,11 +27,17 @@ def test_a_member_of_the_consumer_protocol_has_no_classic_metadata() -> None:
 
 def test_null_is_0_in_a_tag_and_minus_1_elsewhere() -> None:
     inner = (Column("number", "int8"),)
-    message = Message("M", "0", (
-        Column("plain", inner, struct=True, nullable="0"),
-        Column("tagged", inner, struct=True, nullable="0", tagged="0", tag=0,
-               default={"number": 0}),
-    ), flexible="0+")  # fmt: skip
+    message = Message(
+        "M",
+        "0",
+        (
+            Column("plain", inner, struct=True, nullable="0"),
+            Column(
+                "tagged", inner, struct=True, nullable="0", tagged="0", tag=0, default={"number": 0}
+            ),
+        ),
+        flexible="0+",
+    )
     write, read = compiler.writer(message.at(0)), compiler.reader(message.at(0))
     for value, wire in (
         ({"plain": None, "tagged": None}, "ff 01 00 01 00"),

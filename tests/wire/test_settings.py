@@ -118,8 +118,10 @@ def test_socket_buffers(start_broker: Callable[..., ShoalProcess]) -> None:
         port = broker.bootstrap.rpartition(":")[2]
         said = subprocess.run(
             ["ss", "-tmnH", "state", "established", f"sport = :{port}"],
-            capture_output=True, text=True, check=True,
-        ).stdout  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
     assert ",rb100000," in said and ",tb80000," in said, said
 
 

@@ -51,14 +51,20 @@ def test_a_member_gets_the_records_of_all_its_partitions(shared_broker: ShoalPro
         session, end = 0, time.monotonic() + 60
         while len(got) < PARTITIONS and time.monotonic() < end:
             answer = client.call(
-                ApiKey.SHARE_FETCH, 1,
+                ApiKey.SHARE_FETCH,
+                1,
                 {
-                    "group_id": GROUP, "member_id": MEMBER, "share_session_epoch": session,
-                    "max_wait_ms": 1000, "min_bytes": 1, "max_bytes": 1 << 24, "max_records": 1000,
+                    "group_id": GROUP,
+                    "member_id": MEMBER,
+                    "share_session_epoch": session,
+                    "max_wait_ms": 1000,
+                    "min_bytes": 1,
+                    "max_bytes": 1 << 24,
+                    "max_records": 1000,
                     "batch_size": 1000,
                     "topics": [{"topic_id": topic_id, "partitions": told}] if not session else [],
                 },
-            )  # fmt: skip
+            )
             assert answer.error_code == 0
             session += 1
             for found in (p for t in answer.responses for p in t.partitions):

@@ -83,8 +83,15 @@ def test_a_fetch_is_read_as_kio_reads_it(version: int, seed: int) -> None:
     data = codec.write_request(FETCH, version, request(random.Random(f"{version}.{seed}")))
     ours = share.read_fetch(version, memoryview(bytearray(b"head") + data), 4)
     theirs = codec.read_request(FETCH, version, bytes(data))
-    for name in ("group_id", "member_id", "share_session_epoch", "min_bytes", "max_bytes",
-                 "max_records", "batch_size"):  # fmt: skip
+    for name in (
+        "group_id",
+        "member_id",
+        "share_session_epoch",
+        "min_bytes",
+        "max_bytes",
+        "max_records",
+        "batch_size",
+    ):
         assert getattr(ours, name) == getattr(theirs, name), name
     assert ours.max_wait_ms == codec.ms(theirs.max_wait)
     assert ours.share_acquire_mode == getattr(theirs, "share_acquire_mode", 0)

@@ -30,11 +30,15 @@ def write(wire: WireClient, topic_id: UUID, start_offset: int) -> None:
     """Move the start offset of all share partitions but the first."""
     rows = [
         {
-            "partition": p, "state_epoch": 1, "leader_epoch": 0, "start_offset": start_offset,
-            "delivery_complete_count": 0, "state_batches": [],
+            "partition": p,
+            "state_epoch": 1,
+            "leader_epoch": 0,
+            "start_offset": start_offset,
+            "delivery_complete_count": 0,
+            "state_batches": [],
         }
         for p in range(1, PARTITIONS)
-    ]  # fmt: skip
+    ]
     body = {"group_id": "g", "topics": [{"topic_id": topic_id, "partitions": rows}]}
     answer = wire.call(ApiKey.WRITE_SHARE_GROUP_STATE, 1, body)
     assert {p.error_code for p in answer.results[0].partitions} == {ErrorCode.none}

@@ -107,9 +107,11 @@ def _row(entry: ConfigEntry, documentation: bool) -> dict[str, str | bool | None
     except ValueError:
         source = str(entry.source)
     row: dict[str, str | bool | None] = {
-        "config": entry.name, "value": "(sensitive)" if entry.sensitive else entry.value,
-        "source": source, "read_only": entry.read_only,
-    }  # fmt: skip
+        "config": entry.name,
+        "value": "(sensitive)" if entry.sensitive else entry.value,
+        "source": source,
+        "read_only": entry.read_only,
+    }
     if documentation:
         row["documentation"] = entry.documentation
     return row

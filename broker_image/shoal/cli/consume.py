@@ -144,9 +144,14 @@ def _at_end(reader: Reader, ends: dict[TopicPartition, int]) -> bool:
 
 
 async def _in_group(
-    client: Client, group: str, topics: list[str], reset: Reset, isolation: Isolation,
-    show: Callable[[AnyRecord], str], stop: Stop,
-) -> None:  # fmt: skip
+    client: Client,
+    group: str,
+    topics: list[str],
+    reset: Reset,
+    isolation: Isolation,
+    show: Callable[[AnyRecord], str],
+    stop: Stop,
+) -> None:
     async with await GroupConsumer.join(
         client.cluster, group, topics, reset=reset, isolation=isolation
     ) as consumer:
@@ -180,9 +185,12 @@ async def _partitions(
 
 
 async def _positions(
-    client: Client, where: list[TopicPartition], reset: Reset, offset: int | None,
+    client: Client,
+    where: list[TopicPartition],
+    reset: Reset,
+    offset: int | None,
     timestamp: str | None,
-) -> dict[TopicPartition, int]:  # fmt: skip
+) -> dict[TopicPartition, int]:
     if timestamp is not None:
         at = moments.timestamp(timestamp)
         listed = expect(await client.admin.topics.offsets(dict.fromkeys(where, at)))

@@ -95,8 +95,10 @@ async def _dump_topic(client: Client, word: str, decode: As, batches: bool) -> N
     name, _, numbers = word.partition(":")
     topic = await client.cluster.topic(name)
     indexes = [int(n) for n in numbers.split(",") if n.isdigit()]
-    where = [TopicPartition(name, topic.partition(i).index)
-             for i in indexes or range(len(topic.partitions))]  # fmt: skip
+    where = [
+        TopicPartition(name, topic.partition(i).index)
+        for i in indexes or range(len(topic.partitions))
+    ]
     first = await starts(client.cluster, where, Reset.EARLIEST)
     ends = await starts(client.cluster, where, Reset.LATEST)
     total = sum(ends.values()) - sum(first.values())
@@ -117,8 +119,11 @@ def _files(path: Path) -> list[Path]:
     if path.is_dir():
         found = sorted(path.glob("*.log"))
         if not found:
-            raise Failed(f"{path} holds no log segments; name a partition's directory, such as "
-                         f"{path / 'tasks-0'}.", USAGE)  # fmt: skip
+            raise Failed(
+                f"{path} holds no log segments; name a partition's directory, such as "
+                f"{path / 'tasks-0'}.",
+                USAGE,
+            )
         return found
     if not path.is_file():
         raise Failed(f"there is no {path}.", USAGE)
@@ -189,9 +194,10 @@ def _batch_rows(
         yield _header_row(at, header, sound)
         return
     for record in read_records(data, at):
-        row: dict[str, Any] = {"offset": record.offset, "timestamp": output.when(
-            record.timestamp_ms
-        )}  # fmt: skip
+        row: dict[str, Any] = {
+            "offset": record.offset,
+            "timestamp": output.when(record.timestamp_ms),
+        }
         yield row | (_control(record) if header.is_control else decode(record))
 
 
@@ -201,15 +207,23 @@ def _header_row(at: int, header: BatchHeader, sound: bool) -> dict[str, Any]:
     except ValueError:
         compression = str(header.compression)
     return {
-        "base_offset": header.base_offset, "last_offset": header.last_offset,
-        "position": at, "size_bytes": header.size, "records": header.record_count,
-        "leader_epoch": header.leader_epoch, "compression": compression,
+        "base_offset": header.base_offset,
+        "last_offset": header.last_offset,
+        "position": at,
+        "size_bytes": header.size,
+        "records": header.record_count,
+        "leader_epoch": header.leader_epoch,
+        "compression": compression,
         "timestamp_type": header.timestamp_type.name.lower(),
         "max_timestamp": output.when(header.max_timestamp),
-        "producer_id": header.producer_id, "producer_epoch": header.producer_epoch,
-        "base_sequence": header.base_sequence, "transactional": header.is_transactional,
-        "control": header.is_control, "crc": f"{header.crc:08x}", "crc_is_right": sound,
-    }  # fmt: skip
+        "producer_id": header.producer_id,
+        "producer_epoch": header.producer_epoch,
+        "base_sequence": header.base_sequence,
+        "transactional": header.is_transactional,
+        "control": header.is_control,
+        "crc": f"{header.crc:08x}",
+        "crc_is_right": sound,
+    }
 
 
 def _control(record: Record) -> dict[str, Any]:
@@ -222,15 +236,19 @@ def _decoder(chosen: As, topic: str) -> Decode:
     if chosen is As.AUTO:
         chosen = _TOPICS.get(topic, As.RAW)
     return {
-        As.OFFSETS: _offsets, As.SHARE_STATE: _share_state, As.METADATA: _metadata, As.RAW: _raw,
-    }[chosen]  # fmt: skip
+        As.OFFSETS: _offsets,
+        As.SHARE_STATE: _share_state,
+        As.METADATA: _metadata,
+        As.RAW: _raw,
+    }[chosen]
 
 
 def _raw(record: Record) -> dict[str, Any]:
     return {
-        "key": output.text_or_hex(record.key), "value": output.text_or_hex(record.value),
+        "key": output.text_or_hex(record.key),
+        "value": output.text_or_hex(record.value),
         "headers": [[name, output.text_or_hex(value)] for name, value in record.headers],
-    }  # fmt: skip
+    }
 
 
 def _offsets(record: Record) -> dict[str, Any]:
@@ -248,9 +266,10 @@ def _share_state(record: Record) -> dict[str, Any]:
     if found is None:
         return _raw(record)
     key = {
-        "group_id": found.key.group_id, "topic_id": found.key.topic_id,
+        "group_id": found.key.group_id,
+        "topic_id": found.key.topic_id,
         "partition": found.key.partition,
-    }  # fmt: skip
+    }
     return {"type": found.type.name, "key": key, "value": found.value}
 
 

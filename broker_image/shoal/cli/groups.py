@@ -33,7 +33,7 @@ Metrics = Annotated[
         help="A broker's metrics listener, for records in flight; asked of the brokers if left "
         "out.",
     ),
-]  # fmt: skip
+]
 
 
 @command(app, "list")
@@ -81,12 +81,15 @@ async def show_lag(
     numbers = await _numbers(admin, described, metrics)
     rows = [
         {
-            "group": group, "type": one.type, "state": one.state, "members": len(one.members),
+            "group": group,
+            "type": one.type,
+            "state": one.state,
+            "members": len(one.members),
             "lag": lag.total(positions.get(group, ())),
             "in_flight": share.in_flight if (share := _share(numbers, one)) else None,
         }
         for group, one in described.items()
-    ]  # fmt: skip
+    ]
     output.rows(format, rows, empty="There are no groups.")
 
 
@@ -122,11 +125,14 @@ async def describe(
     paused = await scrape.paused(admin, described.values())
     held = {group: await held_keys(client, found) for group, found in positions.items()}
     if format is Format.JSON:
-        output.rows(format, [
-            _as_json(one, positions.get(g, []), _share(numbers, one))
-            | {"paused": g in paused, "held_keys": [key.row() for key in held.get(g, ())]}
-            for g, one in described.items()
-        ])  # fmt: skip
+        output.rows(
+            format,
+            [
+                _as_json(one, positions.get(g, []), _share(numbers, one))
+                | {"paused": g in paused, "held_keys": [key.row() for key in held.get(g, ())]}
+                for g, one in described.items()
+            ],
+        )
         return
     for at, (group, one) in enumerate(described.items()):
         if at:
@@ -140,21 +146,30 @@ def _as_json(
     group: Group, found: list[lag.Position], share: scrape.ShareNumbers | None
 ) -> dict[str, Any]:
     told = {
-        "group": group.group_id, "type": group.type, "state": group.state,
-        "assignor": group.assignor, "coordinator": group.coordinator,
-        "lag": lag.total(found), "in_flight": share.in_flight if share else None,
+        "group": group.group_id,
+        "type": group.type,
+        "state": group.state,
+        "assignor": group.assignor,
+        "coordinator": group.coordinator,
+        "lag": lag.total(found),
+        "in_flight": share.in_flight if share else None,
         "members": _member_rows(group),
         "partitions": _position_rows(group, found),
-    }  # fmt: skip
+    }
     if share is not None:
         told |= {
-            "backing_off": share.backing_off, "archiving": share.archiving,
-            "held_by_key": share.held_by_key, "delayed": share.delayed,
+            "backing_off": share.backing_off,
+            "archiving": share.archiving,
+            "held_by_key": share.held_by_key,
+            "delayed": share.delayed,
             "keys_held_by_dead_letters": share.keys_held,
-            "dead_lettered": share.dead_lettered, "redriven": share.redriven,
-            "dropped": share.dropped, "header_failures": share.header_failures,
-            "oldest_lock_age_s": share.oldest_lock_age_s, "held": sorted(share.held),
-        }  # fmt: skip
+            "dead_lettered": share.dead_lettered,
+            "redriven": share.redriven,
+            "dropped": share.dropped,
+            "header_failures": share.header_failures,
+            "oldest_lock_age_s": share.oldest_lock_age_s,
+            "held": sorted(share.held),
+        }
     return told
 
 
@@ -208,13 +223,16 @@ _HELD_OTHERWISE = (
 def _numbers_of(share: scrape.ShareNumbers) -> list[str]:
     """What a share group's numbers say, those that are not 0."""
     told = {
-        "backing off": share.backing_off, "delayed": share.delayed,
-        "held by key": share.held_by_key, "waiting for a dead letter": share.archiving,
+        "backing off": share.backing_off,
+        "delayed": share.delayed,
+        "held by key": share.held_by_key,
+        "waiting for a dead letter": share.archiving,
         f"{'key' if share.keys_held == 1 else 'keys'} held by dead letters": share.keys_held,
-        "dead-lettered": share.dead_lettered, "redriven": share.redriven,
+        "dead-lettered": share.dead_lettered,
+        "redriven": share.redriven,
         "dropped without a dead letter": share.dropped,
         "delivered other than their headers say": share.header_failures,
-    }  # fmt: skip
+    }
     words = [f"{count} {what}" for what, count in told.items() if count]
     if share.oldest_lock_age_s:
         words.append(f"oldest lock {share.oldest_lock_age_s:.0f} s")
@@ -253,9 +271,12 @@ def _position_rows(group: Group, found: list[lag.Position]) -> list[dict[str, An
     rows: list[dict[str, Any]] = []
     for one in found:
         row = {
-            "topic": one.where.topic, "partition": one.where.partition, name: one.offset,
-            "log_end_offset": one.log_end_offset, "lag": one.lag,
-        }  # fmt: skip
+            "topic": one.where.topic,
+            "partition": one.where.partition,
+            name: one.offset,
+            "log_end_offset": one.log_end_offset,
+            "lag": one.lag,
+        }
         if group.type != SHARE:
             row["member"] = owners.get(one.where)
         rows.append(row)
@@ -265,11 +286,13 @@ def _position_rows(group: Group, found: list[lag.Position]) -> list[dict[str, An
 def _member_rows(group: Group) -> list[dict[str, Any]]:
     return [
         {
-            "member": m.member_id, "client": m.client_id, "host": m.client_host.lstrip("/"),
+            "member": m.member_id,
+            "client": m.client_id,
+            "host": m.client_host.lstrip("/"),
             "partitions": [str(p) for p in m.assignment],
         }
         for m in sorted(group.members, key=lambda m: m.member_id)
-    ]  # fmt: skip
+    ]
 
 
 @command(app, "reset-offsets")
@@ -309,8 +332,9 @@ async def reset_offsets(
     if sum(chosen) != 1:
         raise Failed(
             "give exactly one of --to-earliest, --to-latest, --to-offset, --to-datetime, "
-            "--by-duration and --shift-by.", USAGE,
-        )  # fmt: skip
+            "--by-duration and --shift-by.",
+            USAGE,
+        )
     admin = client.admin
     if by_duration is not None and moments.duration_ms(by_duration) is None:
         raise Failed(f"--by-duration {by_duration!r}: write 15m, 2h, 7d or PT15M.", USAGE)
@@ -352,9 +376,11 @@ def _plan_rows(
 
 
 def _shifted(
-    group: str, partitions: list[TopicPartition],
-    current: Mapping[TopicPartition, int | None], by: int,
-) -> dict[TopicPartition, int]:  # fmt: skip
+    group: str,
+    partitions: list[TopicPartition],
+    current: Mapping[TopicPartition, int | None],
+    by: int,
+) -> dict[TopicPartition, int]:
     found = {}
     for where in partitions:
         offset = current.get(where)

@@ -42,23 +42,31 @@ async def positions(
     offsets: dict[str, dict[TopicPartition, _Told]] = {}
     if share:
         for group, found in (await admin.share_groups.offsets(share)).items():
-            offsets[group] = {} if isinstance(found, KafkaError) else {
-                p: (_known(o.start_offset), _known(o.lag), o.held)
-                for p, o in found.items() if not isinstance(o, KafkaError)
-            }  # fmt: skip
+            offsets[group] = (
+                {}
+                if isinstance(found, KafkaError)
+                else {
+                    p: (_known(o.start_offset), _known(o.lag), o.held)
+                    for p, o in found.items()
+                    if not isinstance(o, KafkaError)
+                }
+            )
     if others:
         for group, committed in (await admin.groups.offsets(others)).items():
-            offsets[group] = {} if isinstance(committed, KafkaError) else {
-                p: (_known(o.offset), None, ()) for p, o in committed.items()
-            }  # fmt: skip
+            offsets[group] = (
+                {}
+                if isinstance(committed, KafkaError)
+                else {p: (_known(o.offset), None, ()) for p, o in committed.items()}
+            )
     ends = await log_ends(admin, {p for some in offsets.values() for p in some})
     return {group: _positions(some, ends, types[group]) for group, some in offsets.items()}
 
 
 def _positions(
     offsets: dict[TopicPartition, _Told],
-    ends: Mapping[TopicPartition, int | None], kind: str,
-) -> list[Position]:  # fmt: skip
+    ends: Mapping[TopicPartition, int | None],
+    kind: str,
+) -> list[Position]:
     found = []
     for where, (offset, lag, held) in sorted(offsets.items()):
         end = ends.get(where)

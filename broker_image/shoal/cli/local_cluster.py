@@ -110,16 +110,25 @@ class LocalCluster:
 
     def launch(self, node: Node) -> None:
         words = [
-            sys.executable, "-m", "shoal.cli", "server", f"--node-id={node.id}",
-            f"--listener=127.0.0.1:{node.port}", f"--quorum={self.quorum}",
-            f"--cluster-id={self.cluster_id}", f"--data-dir={self.data(node)}",
+            sys.executable,
+            "-m",
+            "shoal.cli",
+            "server",
+            f"--node-id={node.id}",
+            f"--listener=127.0.0.1:{node.port}",
+            f"--quorum={self.quorum}",
+            f"--cluster-id={self.cluster_id}",
+            f"--data-dir={self.data(node)}",
             *(f"--set={name}={value}" for name, value in self.settings.items()),
-        ]  # fmt: skip
+        ]
         with self.log(node).open("w") as log:
             process = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
-            )  # fmt: skip
+            )
         node.pid = process.pid
         self.save()
 

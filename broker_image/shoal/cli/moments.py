@@ -38,6 +38,7 @@ def timestamp(text: str, now_ms: int | None = None) -> int:
     except ValueError:
         raise Failed(
             f"{text!r} is no time: write 2026-01-31T12:00, 2026-01-31T12:00Z, epoch "
-            "milliseconds, or a time ago such as 15m, 2h or 7d.", USAGE,
-        ) from None  # fmt: skip
+            "milliseconds, or a time ago such as 15m, 2h or 7d.",
+            USAGE,
+        ) from None
     return int(instant.timestamp() * 1000)

@@ -44,9 +44,13 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def rows(
-    format: Format, found: Sequence[Row], columns: Sequence[str] | None = None, *,
-    empty: str = "", title: str = "",
-) -> None:  # fmt: skip
+    format: Format,
+    found: Sequence[Row],
+    columns: Sequence[str] | None = None,
+    *,
+    empty: str = "",
+    title: str = "",
+) -> None:
     """Print rows; `columns` are the keys shown in a table, JSON has all of them."""
     if format is Format.JSON:
         print(json.dumps([dict(row) for row in found], default=plain, indent=2))
@@ -66,9 +70,10 @@ def print_table(found: Sequence[Row], columns: Sequence[str], title: str = "") -
     for name in columns:
         numbers = all(isinstance(row.get(name), int | float | None) for row in found)
         table.add_column(
-            name.replace("_", " ").upper(), justify="right" if numbers else "left",
+            name.replace("_", " ").upper(),
+            justify="right" if numbers else "left",
             overflow="fold",
-        )  # fmt: skip
+        )
     for row in found:
         table.add_row(*(Text(cell(row.get(name))) for name in columns))
     out = console()
@@ -143,9 +148,15 @@ def progress(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-        console=console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False,
-    )  # fmt: skip
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
     with bar:
         task = bar.add_task(label, total=total)
         yield lambda steps: bar.advance(task, steps)

@@ -15,15 +15,24 @@ from shoal.client.consumer import ConsumedRecord
 from shoal.client.share import SharedRecord
 
 FIELDS = (
-    "topic", "partition", "offset", "timestamp", "key", "value", "headers", "delivery_count",
-)  # fmt: skip
+    "topic",
+    "partition",
+    "offset",
+    "timestamp",
+    "key",
+    "value",
+    "headers",
+    "delivery_count",
+)
 RecordFormat = Annotated[
     str,
     typer.Option(
-        "--format", "-f", metavar="text|json|TEMPLATE",
+        "--format",
+        "-f",
+        metavar="text|json|TEMPLATE",
         help="Values, JSON lines, or a template such as '{partition}@{offset} {key}: {value}'.",
     ),
-]  # fmt: skip
+]
 AnyRecord = ConsumedRecord | SharedRecord
 
 
@@ -41,8 +50,9 @@ def printer(format: str) -> Callable[[AnyRecord], str]:
     if unknown or not names:
         raise Failed(
             f"--format {format!r} is neither text nor json nor a template; a template has fields "
-            f"in braces, of {', '.join(FIELDS)}.", USAGE,
-        )  # fmt: skip
+            f"in braces, of {', '.join(FIELDS)}.",
+            USAGE,
+        )
     template = format.replace("\\t", "\t").replace("\\n", "\n")
     return lambda record: template.format_map(_as_text(record))
 

@@ -67,9 +67,11 @@ async def _similar(text: str, cluster: Cluster) -> str | None:
     except ClientError:
         return None
     close = difflib.get_close_matches(match[1], names, n=1)
-    return f"did you mean {close[0]!r}? Or `shoal topics create {match[1]}`" if close else (
-        f"`shoal topics create {match[1]}` makes it"
-    )  # fmt: skip
+    return (
+        f"did you mean {close[0]!r}? Or `shoal topics create {match[1]}`"
+        if close
+        else (f"`shoal topics create {match[1]}` makes it")
+    )
 
 
 def _ended(text: str) -> str:

@@ -30,19 +30,22 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
 Bootstrap = Annotated[
     str,
     typer.Option(
-        "--bootstrap-server", "-b", metavar="HOST:PORT,...",
+        "--bootstrap-server",
+        "-b",
+        metavar="HOST:PORT,...",
         # The second is the name of earlier versions.
         envvar=["SHOAL_BOOTSTRAP_SERVERS", "SHOAL_BOOTSTRAP"],
         help="Brokers to start from.",
     ),
-]  # fmt: skip
+]
 CommandConfig = Annotated[
     Path | None,
     typer.Option(
-        metavar="FILE", envvar="SHOAL_COMMAND_CONFIG",
+        metavar="FILE",
+        envvar="SHOAL_COMMAND_CONFIG",
         help="A properties file with Kafka's client properties, such as security.protocol.",
     ),
-]  # fmt: skip
+]
 Property = Annotated[
     list[str] | None,
     typer.Option("--property", "-X", metavar="NAME=VALUE", help="A client property."),
@@ -60,9 +63,12 @@ class Failed(Exception):
 def new_app(help: str) -> typer.Typer:
     """A Typer application as all commands here have it: plain help, no tracebacks in boxes."""
     return typer.Typer(
-        help=help, no_args_is_help=True, add_completion=False, rich_markup_mode=None,
+        help=help,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
         pretty_exceptions_enable=False,
-    )  # fmt: skip
+    )
 
 
 def command(
@@ -98,9 +104,12 @@ def _connection(
 
 
 def perform(
-    call: Callable[[Client], Awaitable[None]], *, bootstrap_server: str,
-    command_config: Path | None, property: list[str] | None,
-) -> None:  # fmt: skip
+    call: Callable[[Client], Awaitable[None]],
+    *,
+    bootstrap_server: str,
+    command_config: Path | None,
+    property: list[str] | None,
+) -> None:
     """Run one command against a cluster; ends the process on failure."""
     try:
         properties = _properties(command_config)

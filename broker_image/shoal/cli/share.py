@@ -47,10 +47,12 @@ Key = Annotated[list[str] | None, typer.Option(help="Only of this key.")]
 Header = Annotated[
     list[str] | None,
     typer.Option(
-        "--header", "-H", metavar="NAME[=VALUE]",
+        "--header",
+        "-H",
+        metavar="NAME[=VALUE]",
         help="Only with this header, one of __dlq.errors.* or the record's own.",
     ),
-]  # fmt: skip
+]
 Since = Annotated[
     str | None, typer.Option(metavar="TIME", help="Only letters written then or later.")
 ]
@@ -97,12 +99,16 @@ async def redrive(
 ) -> None:
     """Put dead letters back: all, or by filter. What was redriven before is passed by."""
     wanted = Filter(
-        reasons=_reasons(reason), groups=group or (), source_topics=source or (),
-        keys=[one.encode() for one in key or ()], headers=_headers(header),
+        reasons=_reasons(reason),
+        groups=group or (),
+        source_topics=source or (),
+        keys=[one.encode() for one in key or ()],
+        headers=_headers(header),
         since_ms=moments.timestamp(since) if since else None,
         until_ms=moments.timestamp(until) if until else None,
-        partitions=partition or (), offsets=_offsets(offsets, partition),
-    )  # fmt: skip
+        partitions=partition or (),
+        offsets=_offsets(offsets, partition),
+    )
     plan = Plan(topic, to, wanted, rate, max_letters, note, again, dry_run)
     try:
         run = Redrive(client.cluster, plan)
@@ -167,8 +173,12 @@ async def skip(
         ranges = {where: [*found.ranges()] for where, found in by_partition.items()}
         expect(await client.admin.share_groups.free(group, ranges))
     if format is Format.JSON:
-        print(json.dumps({"group": group, "dry_run": dry_run,
-                          "skipped": [one.row() for one in held]}, indent=2))  # fmt: skip
+        print(
+            json.dumps(
+                {"group": group, "dry_run": dry_run, "skipped": [one.row() for one in held]},
+                indent=2,
+            )
+        )
         return
     output.rows(format, [one.row() for one in held])
     noun = "record" if len(held) == 1 else "records"
@@ -210,17 +220,32 @@ def _print(plan: Plan, done: Redriven, format: Format) -> None:
         for k, n in sorted(done.sent.items())
     ]
     passed = {
-        "redriven before": done.before, "left out by the filter": done.filtered,
-        "whose record is gone": done.gone, "no dead letters": done.others,
+        "redriven before": done.before,
+        "left out by the filter": done.filtered,
+        "whose record is gone": done.gone,
+        "no dead letters": done.others,
         **{f"for topic {name}, which is not there": n for name, n in done.homeless.items()},
-    }  # fmt: skip
+    }
     if format is Format.JSON:
-        print(json.dumps({
-            "topic": plan.topic, "to": plan.to, "dry_run": plan.dry_run, "redriven": done.total,
-            "kinds": kinds, "before": done.before, "filtered": done.filtered, "gone": done.gone,
-            "homeless": dict(done.homeless), "others": done.others, "refused": done.refused,
-            "unfreed": done.unfreed,
-        }, indent=2))  # fmt: skip
+        print(
+            json.dumps(
+                {
+                    "topic": plan.topic,
+                    "to": plan.to,
+                    "dry_run": plan.dry_run,
+                    "redriven": done.total,
+                    "kinds": kinds,
+                    "before": done.before,
+                    "filtered": done.filtered,
+                    "gone": done.gone,
+                    "homeless": dict(done.homeless),
+                    "others": done.others,
+                    "refused": done.refused,
+                    "unfreed": done.unfreed,
+                },
+                indent=2,
+            )
+        )
         return
     output.rows(format, kinds)
     verb = "Would redrive" if plan.dry_run else "Redrove"

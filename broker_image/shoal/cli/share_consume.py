@@ -35,11 +35,19 @@ app = new_app("Take records from a share group and settle them.")
 #: Few at a time, so that several consumers in several terminals all get work.
 MAX_RECORDS = 20
 TEMPLATE = "{topic}-{partition} @{offset} delivery {delivery_count}: {value}"
-_WORDS = {"accept": AcknowledgeType.ACCEPT, "release": AcknowledgeType.RELEASE,
-          "reject": AcknowledgeType.REJECT, "renew": AcknowledgeType.RENEW}  # fmt: skip
+_WORDS = {
+    "accept": AcknowledgeType.ACCEPT,
+    "release": AcknowledgeType.RELEASE,
+    "reject": AcknowledgeType.REJECT,
+    "renew": AcknowledgeType.RENEW,
+}
 _QUESTION = "[a]ccept, re[l]ease, re[j]ect, re[n]ew, [q]uit? "
-_ANSWERS = {"a": AcknowledgeType.ACCEPT, "l": AcknowledgeType.RELEASE,
-            "j": AcknowledgeType.REJECT, "n": AcknowledgeType.RENEW}  # fmt: skip
+_ANSWERS = {
+    "a": AcknowledgeType.ACCEPT,
+    "l": AcknowledgeType.RELEASE,
+    "j": AcknowledgeType.REJECT,
+    "n": AcknowledgeType.RENEW,
+}
 
 
 @command(app)
@@ -131,8 +139,9 @@ async def _begin_at_the_oldest(client: Client, group: str, topics: list[str]) ->
         await member.join()
         await member.leave()
         have = None
-    known = {p for p, o in (have or {}).items() if not isinstance(o, KafkaError)
-             and o.start_offset >= 0}  # fmt: skip
+    known = {
+        p for p, o in (have or {}).items() if not isinstance(o, KafkaError) and o.start_offset >= 0
+    }
     asked = {p: OffsetSpec.EARLIEST for p in wanted if p not in known}
     if not asked:
         return
@@ -151,9 +160,11 @@ async def _acquire(
     if stop.max_messages is not None:
         limit = min(limit, stop.max_messages - stop.count)
     found = await session.acquire(
-        max_records=limit, max_wait_ms=stop.wait_ms, mode=AcquireMode.RECORD_LIMIT,
+        max_records=limit,
+        max_wait_ms=stop.wait_ms,
+        mode=AcquireMode.RECORD_LIMIT,
         acknowledgements=carried,
-    )  # fmt: skip
+    )
     _report(found.refusals)
     return found.acquired
 
@@ -176,9 +187,12 @@ async def _implicit(
 
 
 async def _explicit(
-    session: ShareSession, show: Callable[[AnyRecord], str], stop: Stop, limit: int,
+    session: ShareSession,
+    show: Callable[[AnyRecord], str],
+    stop: Stop,
+    limit: int,
     pattern: list[AcknowledgeType],
-) -> None:  # fmt: skip
+) -> None:
     while not stop.full and not stop.idle:
         for acquired in await _acquire(session, stop, limit, []):
             settled: list[Acknowledgement] = []
@@ -240,9 +254,11 @@ def merged(acks: list[Acknowledgement]) -> list[Acknowledgement]:
     for ack in sorted(acks):
         last = found[-1] if found else None
         if (
-            last is not None and last[:2] == ack[:2] and last.type == ack.type
+            last is not None
+            and last[:2] == ack[:2]
+            and last.type == ack.type
             and last.last_offset + 1 == ack.first_offset
-        ):  # fmt: skip
+        ):
             found[-1] = last._replace(last_offset=ack.last_offset)
         else:
             found.append(ack)
@@ -252,7 +268,9 @@ def merged(acks: list[Acknowledgement]) -> list[Acknowledgement]:
 def _report(refusals: tuple[Refusal, ...]) -> None:
     for ack, error in refusals:
         many = ack.last_offset > ack.first_offset
-        where = f"offsets {ack.first_offset} to {ack.last_offset}" if many else (
-            f"offset {ack.first_offset}"
-        )  # fmt: skip
+        where = (
+            f"offsets {ack.first_offset} to {ack.last_offset}"
+            if many
+            else (f"offset {ack.first_offset}")
+        )
         warn(f"{ack.topic}-{ack.partition} {where}: not settled, will come again: {error}.")

@@ -120,15 +120,23 @@ async def sample(admin: Admin, metrics: list[str] | None = None) -> Sample:
     cluster = admin.cluster
     counts = {name: len(t.partitions) for name, t in topics.items()}
     return Sample(
-        at_s, cluster.cluster_id or "", len(cluster.brokers), counts, ends, groups,
+        at_s,
+        cluster.cluster_id or "",
+        len(cluster.brokers),
+        counts,
+        ends,
+        groups,
         numbers is not None,
-    )  # fmt: skip
+    )
 
 
 def _group(
-    group: Group, positions: list[lag.Position],
-    numbers: Mapping[str, scrape.ShareNumbers] | None, *, paused: bool,
-) -> GroupSample:  # fmt: skip
+    group: Group,
+    positions: list[lag.Position],
+    numbers: Mapping[str, scrape.ShareNumbers] | None,
+    *,
+    paused: bool,
+) -> GroupSample:
     known = [p for p in positions if p.lag is not None and p.log_end_offset is not None]
     done = sum((p.log_end_offset or 0) - (p.lag or 0) for p in known) if known else None
     share = None
@@ -137,11 +145,16 @@ def _group(
     held = (share.held if share else frozenset()) - {"window-full"}
     state = "Paused" if paused else _held_state(held) if held else group.state
     return GroupSample(
-        group.type, state, len(group.members), lag.total(positions), done,
-        share.in_flight if share else None, share.redelivered if share else None,
+        group.type,
+        state,
+        len(group.members),
+        lag.total(positions),
+        done,
+        share.in_flight if share else None,
+        share.redelivered if share else None,
         share.waiting if share else None,
         share.dead_lettered if share else None,
-    )  # fmt: skip
+    )
 
 
 def _held_state(held: frozenset[str]) -> str:
@@ -164,23 +177,42 @@ def view(before: Sample, now: Sample, height: int | None, note: str = "") -> Sta
     total = sum(row[3] for row in topics)
     noun = "broker" if now.brokers == 1 else "brokers"
     title = Text.assemble(
-        ("shoal top", "bold"), f"   {now.cluster_id}   {now.brokers} {noun}   "
+        ("shoal top", "bold"),
+        f"   {now.cluster_id}   {now.brokers} {noun}   "
         f"{total:,.0f} records/s in   {time.strftime('%H:%M:%S')}",
-    )  # fmt: skip
+    )
     parts: list[Any] = [title, Text(note, style="yellow")]
     parts.append(_table(["TOPIC", "PARTITIONS", "RECORDS", "IN/S"], shown_topics))
     left_out = len(topics) - len(shown_topics) + len(groups) - len(shown_groups)
-    parts += [Text(""), _table(
-        ["GROUP", "TYPE", "STATE", "MEMBERS", "LAG", "LAG/S", "DONE/S", "IN FLIGHT",
-         "REDELIVERED/S", "WAITING", "DEAD/S"], shown_groups,
-    )]  # fmt: skip
+    parts += [
+        Text(""),
+        _table(
+            [
+                "GROUP",
+                "TYPE",
+                "STATE",
+                "MEMBERS",
+                "LAG",
+                "LAG/S",
+                "DONE/S",
+                "IN FLIGHT",
+                "REDELIVERED/S",
+                "WAITING",
+                "DEAD/S",
+            ],
+            shown_groups,
+        ),
+    ]
     if not groups:
         parts.append(Text("There are no groups.", style="dim"))
     if left_out:
         parts.append(Text(f"{left_out} quieter rows are left out.", style="dim"))
     if not now.metrics and any(g.type == SHARE for g in now.groups.values()):
-        parts.append(Text("In flight and redelivered: no broker tells (start it with --metrics).",
-                          style="dim"))  # fmt: skip
+        parts.append(
+            Text(
+                "In flight and redelivered: no broker tells (start it with --metrics).", style="dim"
+            )
+        )
     return Stack(*parts)
 
 
@@ -199,17 +231,28 @@ def _group_rows(before: Sample, now: Sample, seconds: float) -> list[tuple[Any, 
         earlier = before.groups.get(name)
 
         def rate(
-            value: Callable[[GroupSample], int | None], earlier: GroupSample | None = earlier,
+            value: Callable[[GroupSample], int | None],
+            earlier: GroupSample | None = earlier,
             group: GroupSample = group,
-        ) -> float | None:  # fmt: skip
+        ) -> float | None:
             first, last = value(earlier) if earlier else None, value(group)
             return None if first is None or last is None else (last - first) / seconds
 
-        rows.append((
-            name, group.type, group.state, group.members, group.lag, rate(lambda g: g.lag),
-            rate(lambda g: g.done), group.in_flight, rate(lambda g: g.redelivered),
-            group.waiting, rate(lambda g: g.dead_lettered),
-        ))  # fmt: skip
+        rows.append(
+            (
+                name,
+                group.type,
+                group.state,
+                group.members,
+                group.lag,
+                rate(lambda g: g.lag),
+                rate(lambda g: g.done),
+                group.in_flight,
+                rate(lambda g: g.redelivered),
+                group.waiting,
+                rate(lambda g: g.dead_lettered),
+            )
+        )
     return sorted(rows, key=lambda row: (-(row[4] or 0), -(row[6] or 0), row[0]))
 
 

@@ -101,10 +101,15 @@ async def describe(
             if c.source == 1  # DYNAMIC_TOPIC_CONFIG: set on this very topic
         }
         rows = [_partition_row(topic, p, starts, ends) for p in range(len(topic.partitions))]
-        described.append({
-            "topic": name, "topic_id": output.topic_id(topic.topic_id), "internal": topic.internal,
-            "configs": changed, "partitions": rows,
-        })  # fmt: skip
+        described.append(
+            {
+                "topic": name,
+                "topic_id": output.topic_id(topic.topic_id),
+                "internal": topic.internal,
+                "configs": changed,
+                "partitions": rows,
+            }
+        )
     if format is Format.JSON:
         output.rows(format, described)
         return
@@ -226,9 +231,10 @@ async def offsets(
 ) -> None:
     """Show the offset of the end, the start, or a time in each partition."""
     named = {
-        "latest": OffsetSpec.LATEST, "earliest": OffsetSpec.EARLIEST,
+        "latest": OffsetSpec.LATEST,
+        "earliest": OffsetSpec.EARLIEST,
         "max-timestamp": OffsetSpec.MAX_TIMESTAMP,
-    }  # fmt: skip
+    }
     spec = int(named[at]) if at in named else moments.timestamp(at)
     found = expect(await client.admin.topics.describe([topic]))[topic]
     wanted = {TopicPartition(topic, p.index): spec for p in found.partitions}

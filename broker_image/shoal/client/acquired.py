@@ -116,8 +116,10 @@ class Acquired:
     def acknowledge(self, type: AcknowledgeType, *, delay_ms: int = -1) -> list[Acknowledgement]:
         """One acknowledgement for each of the ranges; `delay_ms` as `Acknowledgement` has it."""
         topic, partition = self.topic, self.partition
-        return [Acknowledgement(topic, partition, r.first_offset, r.last_offset, type, delay_ms)
-                for r in self.ranges]  # fmt: skip
+        return [
+            Acknowledgement(topic, partition, r.first_offset, r.last_offset, type, delay_ms)
+            for r in self.ranges
+        ]
 
 
 @dataclass(frozen=True, slots=True)

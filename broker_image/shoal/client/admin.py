@@ -105,9 +105,13 @@ class Admin:
     async def features(self) -> dict[str, int]:
         """Finalized feature levels, such as `share.version`."""
         link = await self.cluster.any_connection()
-        answer = await link.request(ApiKey.API_VERSIONS, {
-            "client_software_name": "shoal", "client_software_version": "0",
-        })  # fmt: skip
+        answer = await link.request(
+            ApiKey.API_VERSIONS,
+            {
+                "client_software_name": "shoal",
+                "client_software_version": "0",
+            },
+        )
         return {f.name: f.max_version_level for f in answer.finalized_features}
 
     async def log_dirs(
@@ -124,17 +128,20 @@ class Admin:
 
     async def describe_quorum(self) -> Quorum:
         """The state of `__cluster_metadata`."""
-        body = {"topics": [{"topic_name": "__cluster_metadata", "partitions": [
-            {"partition_index": 0}
-        ]}]}  # fmt: skip
+        body = {
+            "topics": [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]
+        }
         answer = await self.cluster.ask(ApiKey.DESCRIBE_QUORUM, body)
         check(answer.error_code, getattr(answer, "error_message", None))
         part = answer.topics[0].partitions[0]
         check(part.error_code, getattr(part, "error_message", None))
         return Quorum(
-            part.leader_id, part.leader_epoch, part.high_watermark,
-            tuple(map(_replica, part.current_voters)), tuple(map(_replica, part.observers)),
-        )  # fmt: skip
+            part.leader_id,
+            part.leader_epoch,
+            part.high_watermark,
+            tuple(map(_replica, part.current_voters)),
+            tuple(map(_replica, part.observers)),
+        )
 
     async def reassign(
         self, replicas: Mapping[TopicPartition, Iterable[int] | None]
@@ -177,9 +184,10 @@ class Admin:
                 topics.setdefault(where.topic, []).append(where.partition)
             wanted = [{"topic": t, "partitions": p} for t, p in topics.items()]
         body = {
-            "election_type": int(unclean), "topic_partitions": wanted,
+            "election_type": int(unclean),
+            "topic_partitions": wanted,
             "timeout_ms": OPERATION_TIMEOUT_MS,
-        }  # fmt: skip
+        }
         answer = await self.cluster.ask(ApiKey.ELECT_LEADERS, body)
         check(answer.error_code, "electing leaders")
         return {
@@ -201,9 +209,12 @@ def _log_dir(row: Any) -> LogDir:
         for p in t.partitions
     }
     return LogDir(
-        row.log_dir, getattr(row, "total_bytes", -1), getattr(row, "usable_bytes", -1), sizes,
+        row.log_dir,
+        getattr(row, "total_bytes", -1),
+        getattr(row, "usable_bytes", -1),
+        sizes,
         rows.outcome(row, row.log_dir),
-    )  # fmt: skip
+    )
 
 
 def _replica(row: Any) -> QuorumReplica:

@@ -48,9 +48,12 @@ class AbortedTransactions:
 
 
 def decode(
-    data: Buffer, *, first: int = 0, last: int | None = None,
+    data: Buffer,
+    *,
+    first: int = 0,
+    last: int | None = None,
     aborted: AbortedTransactions | None = None,
-) -> Iterator[Record]:  # fmt: skip
+) -> Iterator[Record]:
     """The records of all whole batches in `data` whose offsets are in [first, last].
 
     Raises `CorruptRecords` for a wrong CRC and `shoal.record.batch.CorruptBatch` for bytes that

@@ -49,9 +49,14 @@ class Client:
         return Producer(self.cluster, **options)
 
     async def fetch_range(
-        self, topic: str, partition: int, first: int, last: int, *,
+        self,
+        topic: str,
+        partition: int,
+        first: int,
+        last: int,
+        *,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
-    ) -> list[Fetched]:  # fmt: skip
+    ) -> list[Fetched]:
         """All of [first, last] in memory; `Fetcher.range` gives it piece by piece."""
         return [
             fetched
@@ -109,9 +114,14 @@ class SyncClient:
         return self.client.share(group, topics, rack=rack)
 
     def fetch_range(
-        self, topic: str, partition: int, first: int, last: int, *,
+        self,
+        topic: str,
+        partition: int,
+        first: int,
+        last: int,
+        *,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
-    ) -> list[Fetched]:  # fmt: skip
+    ) -> list[Fetched]:
         """The batches that hold [first, last], see `Fetcher.range`."""
         return self.run(self.client.fetch_range(topic, partition, first, last, isolation=isolation))
 
@@ -147,7 +157,9 @@ class SyncClient:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.close()

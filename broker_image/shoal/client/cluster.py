@@ -175,9 +175,15 @@ class Cluster:
         return await self._connection((broker.host, broker.port), lane)
 
     async def request(
-        self, node_id: int, api_key: ApiKey, body: Mapping[str, Any], *, lane: str = "",
-        timeout_ms: int | None = None, version: int | None = None,
-    ) -> Any:  # fmt: skip
+        self,
+        node_id: int,
+        api_key: ApiKey,
+        body: Mapping[str, Any],
+        *,
+        lane: str = "",
+        timeout_ms: int | None = None,
+        version: int | None = None,
+    ) -> Any:
         """Ask one broker; see `Connection.request`."""
         link = await self.connection(node_id, lane)
         return await link.request(api_key, body, timeout_ms=timeout_ms, version=version)
@@ -244,9 +250,11 @@ class Cluster:
     def _is_open(self, address: Address, lane: str) -> bool:
         task = self._connections[address, lane]
         return (
-            task.done() and not task.cancelled() and not task.exception()
+            task.done()
+            and not task.cancelled()
+            and not task.exception()
             and not task.result().closed
-        )  # fmt: skip
+        )
 
     async def retrying(
         self,
@@ -495,9 +503,10 @@ class Cluster:
         again = []
         for key, error in failed.items():
             moved = not isinstance(error, KafkaError) or (
-                error.code in STALE_METADATA or error.code in STALE_COORDINATOR
+                error.code in STALE_METADATA
+                or error.code in STALE_COORDINATOR
                 or error.code == ErrorCode.request_timed_out
-            )  # fmt: skip
+            )
             unknown = isinstance(error, KafkaError) and error.code in _NO_SUCH_TOPIC
             if transient(error) and moved and not late and not unknown:
                 forget(key)
@@ -563,9 +572,14 @@ class Cluster:
 
 
 #: Requests that may have worked where the answer was lost, and fail when they are made again.
-_ONCE = frozenset({
-    ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS, ApiKey.UNREGISTER_BROKER,
-})  # fmt: skip
+_ONCE = frozenset(
+    {
+        ApiKey.CREATE_TOPICS,
+        ApiKey.DELETE_TOPICS,
+        ApiKey.CREATE_PARTITIONS,
+        ApiKey.UNREGISTER_BROKER,
+    }
+)
 _NO_SUCH_TOPIC = (ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id)
 
 
@@ -583,10 +597,13 @@ def _topic(row: Any) -> Topic:
         bool(getattr(row, "is_internal", False)),
         tuple(
             Partition(
-                p.partition_index, p.leader_id, getattr(p, "leader_epoch", -1),
-                tuple(p.replica_nodes), tuple(p.isr_nodes),
+                p.partition_index,
+                p.leader_id,
+                getattr(p, "leader_epoch", -1),
+                tuple(p.replica_nodes),
+                tuple(p.isr_nodes),
                 tuple(getattr(p, "offline_replicas", ())),
             )
             for p in partitions
         ),
-    )  # fmt: skip
+    )

@@ -88,9 +88,13 @@ class Configs:
         self.cluster = cluster
 
     async def describe(
-        self, resources: Iterable[Resource], *, keys: Sequence[str] | None = None,
-        synonyms: bool = False, documentation: bool = False,
-    ) -> dict[Resource, dict[str, ConfigEntry] | KafkaError]:  # fmt: skip
+        self,
+        resources: Iterable[Resource],
+        *,
+        keys: Sequence[str] | None = None,
+        synonyms: bool = False,
+        documentation: bool = False,
+    ) -> dict[Resource, dict[str, ConfigEntry] | KafkaError]:
         """The effective configs of resources: all keys, or those named."""
         results: dict[Resource, dict[str, ConfigEntry] | KafkaError] = {}
         for node, some in self._by_node(resources).items():
@@ -117,14 +121,18 @@ class Configs:
         for node, some in self._by_node(changes).items():
             body = {
                 "resources": [
-                    {"resource_type": r.type, "resource_name": r.name, "configs": [
-                        {"name": c.name, "config_operation": c.operation, "value": c.value}
-                        for c in changes[r]
-                    ]}
+                    {
+                        "resource_type": r.type,
+                        "resource_name": r.name,
+                        "configs": [
+                            {"name": c.name, "config_operation": c.operation, "value": c.value}
+                            for c in changes[r]
+                        ],
+                    }
                     for r in some
                 ],
                 "validate_only": validate_only,
-            }  # fmt: skip
+            }
             answer = await self._ask(node, ApiKey.INCREMENTAL_ALTER_CONFIGS, body)
             for row in answer.responses:
                 resource = Resource(ResourceType(row.resource_type), row.resource_name)
@@ -158,7 +166,11 @@ class Configs:
 
 def _entry(row: Any) -> ConfigEntry:
     return ConfigEntry(
-        row.name, row.value, row.config_source, row.read_only, row.is_sensitive,
+        row.name,
+        row.value,
+        row.config_source,
+        row.read_only,
+        row.is_sensitive,
         tuple((s.name, s.value, s.source) for s in row.synonyms),
         getattr(row, "documentation", None),
-    )  # fmt: skip
+    )

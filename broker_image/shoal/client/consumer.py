@@ -47,9 +47,13 @@ class Reader:
     """Reads on from given offsets. `positions` are the next offsets to be read."""
 
     def __init__(
-        self, cluster: Cluster, positions: Mapping[TopicPartition, int], *,
-        isolation: Isolation = Isolation.READ_UNCOMMITTED, reset: Reset = Reset.NONE,
-    ) -> None:  # fmt: skip
+        self,
+        cluster: Cluster,
+        positions: Mapping[TopicPartition, int],
+        *,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        reset: Reset = Reset.NONE,
+    ) -> None:
         self.cluster = cluster
         self.positions = dict(positions)
         self.isolation = isolation
@@ -160,9 +164,13 @@ class GroupConsumer:
     """One member of a consumer group. Made by `GroupConsumer.join`; `await close()` commits."""
 
     def __init__(
-        self, cluster: Cluster, membership: ConsumerMembership, *, reset: Reset,
+        self,
+        cluster: Cluster,
+        membership: ConsumerMembership,
+        *,
+        reset: Reset,
         isolation: Isolation,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.cluster = cluster
         self.membership = membership
         self._reader = Reader(cluster, {}, isolation=isolation, reset=reset)
@@ -171,9 +179,14 @@ class GroupConsumer:
 
     @classmethod
     async def join(
-        cls, cluster: Cluster, group: str, topics: Sequence[str], *,
-        reset: Reset = Reset.LATEST, isolation: Isolation = Isolation.READ_UNCOMMITTED,
-    ) -> GroupConsumer:  # fmt: skip
+        cls,
+        cluster: Cluster,
+        group: str,
+        topics: Sequence[str],
+        *,
+        reset: Reset = Reset.LATEST,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    ) -> GroupConsumer:
         """Become a member; raises what the coordinator refuses, such as GROUP_ID_NOT_FOUND or
         INVALID_GROUP_ID for a group of another kind."""
         membership = ConsumerMembership(cluster, group, topics)
@@ -271,8 +284,12 @@ class GroupConsumer:
 
     async def _take_over(self, wanted: Assignment) -> None:
         names = {t: await self.cluster.topic_name(t) for t in wanted}
-        target = {TopicPartition(names[t] or "", p) for t, some in wanted.items() if names[t]
-                  for p in some}  # fmt: skip
+        target = {
+            TopicPartition(names[t] or "", p)
+            for t, some in wanted.items()
+            if names[t]
+            for p in some
+        }
         positions = self._reader.positions
         if set(positions) - target and self.membership.member_epoch > 0:
             try:
@@ -292,17 +309,26 @@ class GroupConsumer:
 
         async def attempt() -> dict[TopicPartition, int]:
             body = {
-                "groups": [{
-                    "group_id": member.group, "member_id": member.member_id,
-                    "member_epoch": member.member_epoch,
-                    "topics": [
-                        {"name": row["name"],
-                         "partition_indexes": [p["partition_index"] for p in row["partitions"]]}
-                        for row in rows.by_topic((p, {"partition_index": p.partition}) for p in new)
-                    ],
-                }],
+                "groups": [
+                    {
+                        "group_id": member.group,
+                        "member_id": member.member_id,
+                        "member_epoch": member.member_epoch,
+                        "topics": [
+                            {
+                                "name": row["name"],
+                                "partition_indexes": [
+                                    p["partition_index"] for p in row["partitions"]
+                                ],
+                            }
+                            for row in rows.by_topic(
+                                (p, {"partition_index": p.partition}) for p in new
+                            )
+                        ],
+                    }
+                ],
                 "require_stable": True,
-            }  # fmt: skip
+            }
             node = await self.cluster.coordinator(member.group)
             link = await self.cluster.connection(node, "coordinator")
             version = link.version(ApiKey.OFFSET_FETCH, 9)

@@ -87,17 +87,28 @@ class InvalidBatch(ClientError):
 
 
 #: A partition moved, or a topic is younger than the metadata at hand: read metadata again.
-STALE_METADATA = frozenset({
-    ErrorCode.unknown_topic_or_partition, ErrorCode.leader_not_available,
-    ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch,
-    ErrorCode.unknown_leader_epoch, ErrorCode.unknown_topic_id, ErrorCode.inconsistent_topic_id,
-    ErrorCode.replica_not_available, ErrorCode.kafka_storage_error, ErrorCode.listener_not_found,
-})  # fmt: skip
+STALE_METADATA = frozenset(
+    {
+        ErrorCode.unknown_topic_or_partition,
+        ErrorCode.leader_not_available,
+        ErrorCode.not_leader_or_follower,
+        ErrorCode.fenced_leader_epoch,
+        ErrorCode.unknown_leader_epoch,
+        ErrorCode.unknown_topic_id,
+        ErrorCode.inconsistent_topic_id,
+        ErrorCode.replica_not_available,
+        ErrorCode.kafka_storage_error,
+        ErrorCode.listener_not_found,
+    }
+)
 #: The group lives elsewhere now, or is being loaded.
-STALE_COORDINATOR = frozenset({
-    ErrorCode.not_coordinator, ErrorCode.coordinator_not_available,
-    ErrorCode.coordinator_load_in_progress,
-})  # fmt: skip
+STALE_COORDINATOR = frozenset(
+    {
+        ErrorCode.not_coordinator,
+        ErrorCode.coordinator_not_available,
+        ErrorCode.coordinator_load_in_progress,
+    }
+)
 
 
 def transient(error: ClientError) -> bool:

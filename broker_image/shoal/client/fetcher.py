@@ -62,10 +62,16 @@ class Fetcher:
         self._lane = lane
 
     async def range(
-        self, topic: str, partition: int, first: int, last: int, *,
-        isolation: Isolation = Isolation.READ_UNCOMMITTED, chunk_bytes: int = CHUNK_BYTES,
+        self,
+        topic: str,
+        partition: int,
+        first: int,
+        last: int,
+        *,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        chunk_bytes: int = CHUNK_BYTES,
         timeout_ms: int | None = None,
-    ) -> AsyncIterator[Fetched]:  # fmt: skip
+    ) -> AsyncIterator[Fetched]:
         """The batches that hold the offsets [first, last], both inclusive, in order.
 
         Ends when `last` is reached. Raises `KafkaError` OFFSET_OUT_OF_RANGE when the log no
@@ -140,10 +146,15 @@ class Fetcher:
         return result
 
     async def poll(
-        self, positions: Mapping[TopicPartition, int], *, max_wait_ms: int = 500,
-        max_bytes: int = POLL_BYTES, partition_bytes: int = CHUNK_BYTES, min_bytes: int = 1,
+        self,
+        positions: Mapping[TopicPartition, int],
+        *,
+        max_wait_ms: int = 500,
+        max_bytes: int = POLL_BYTES,
+        partition_bytes: int = CHUNK_BYTES,
+        min_bytes: int = 1,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
-    ) -> dict[TopicPartition, Fetched | KafkaError]:  # fmt: skip
+    ) -> dict[TopicPartition, Fetched | KafkaError]:
         """One fetch from each leader for everything new at `positions`.
 
         Partitions with nothing new are left out. Errors that pass are waited for inside, as long
@@ -188,27 +199,40 @@ class Fetcher:
             await backoff.pause()
 
     async def _ask(
-        self, node: int, positions: Mapping[TopicPartition, int],
-        last: Mapping[TopicPartition, int], isolation: Isolation, max_bytes: int,
-        partition_bytes: int, wait_ms: int, min_bytes: int = 1,
-    ) -> dict[TopicPartition, Fetched | KafkaError]:  # fmt: skip
+        self,
+        node: int,
+        positions: Mapping[TopicPartition, int],
+        last: Mapping[TopicPartition, int],
+        isolation: Isolation,
+        max_bytes: int,
+        partition_bytes: int,
+        wait_ms: int,
+        min_bytes: int = 1,
+    ) -> dict[TopicPartition, Fetched | KafkaError]:
         topics: dict[str, list[dict[str, Any]]] = {}
         for where, offset in positions.items():
-            topics.setdefault(where.topic, []).append({
-                "partition": where.partition, "fetch_offset": offset,
-                "partition_max_bytes": partition_bytes,
-            })  # fmt: skip
+            topics.setdefault(where.topic, []).append(
+                {
+                    "partition": where.partition,
+                    "fetch_offset": offset,
+                    "partition_max_bytes": partition_bytes,
+                }
+            )
         names: dict[Any, str] = {}
         for name in topics:
             names[(await self.cluster.topic(name)).topic_id] = name
         body = {
-            "replica_id": -1, "max_wait_ms": wait_ms, "min_bytes": min_bytes,
-            "max_bytes": max_bytes, "isolation_level": isolation, "session_epoch": -1,
+            "replica_id": -1,
+            "max_wait_ms": wait_ms,
+            "min_bytes": min_bytes,
+            "max_bytes": max_bytes,
+            "isolation_level": isolation,
+            "session_epoch": -1,
             "topics": [
                 {"topic": name, "topic_id": topic_id, "partitions": topics[name]}
                 for topic_id, name in names.items()
             ],
-        }  # fmt: skip
+        }
         timeout_ms = wait_ms + self.cluster.settings.request_timeout_ms
         answer = await self.cluster.request(
             node, ApiKey.FETCH, body, lane=self._lane, timeout_ms=timeout_ms
@@ -240,7 +264,15 @@ def _fetched(
         next_offset = max(next_offset, header.next_offset)
     aborted = getattr(part, "aborted_transactions", None) or ()
     return Fetched(
-        where.topic, where.partition, first, last, next_offset, part.high_watermark,
-        part.last_stable_offset, part.log_start_offset, data,
-        tuple((a.producer_id, a.first_offset) for a in aborted), isolation,
-    )  # fmt: skip
+        where.topic,
+        where.partition,
+        first,
+        last,
+        next_offset,
+        part.high_watermark,
+        part.last_stable_offset,
+        part.log_start_offset,
+        data,
+        tuple((a.producer_id, a.first_offset) for a in aborted),
+        isolation,
+    )

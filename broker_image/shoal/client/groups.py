@@ -94,9 +94,12 @@ class Groups:
             for row in answer.groups:
                 kind = getattr(row, "group_type", "") or CLASSIC
                 found[row.group_id] = GroupListing(
-                    row.group_id, kind.capitalize(), getattr(row, "group_state", ""),
-                    row.protocol_type, node,
-                )  # fmt: skip
+                    row.group_id,
+                    kind.capitalize(),
+                    getattr(row, "group_state", ""),
+                    row.protocol_type,
+                    node,
+                )
         return dict(sorted(found.items()))
 
     async def _list(self, node: int, body: Mapping[str, Any]) -> Any:
@@ -133,9 +136,12 @@ class Groups:
         return await self._describe(group_ids, ApiKey.DESCRIBE_GROUPS, "groups", _classic)
 
     async def _describe(
-        self, group_ids: Iterable[str], api_key: ApiKey, field_name: str,
+        self,
+        group_ids: Iterable[str],
+        api_key: ApiKey,
+        field_name: str,
         read: Callable[[Any, int], Group],
-    ) -> dict[str, Group | KafkaError]:  # fmt: skip
+    ) -> dict[str, Group | KafkaError]:
         async def call(node: int, some: list[str]) -> dict[str, Group | KafkaError]:
             answer = await self.cluster.request(node, api_key, {field_name: some})
             return {
@@ -156,10 +162,13 @@ class Groups:
 
     async def remove_members(self, group_id: str, member_ids: Iterable[str]) -> None:
         """Put members out of a classic group; they may join again."""
-        body = {"group_id": group_id, "members": [
-            {"member_id": m, "group_instance_id": None, "reason": "removed by an administrator"}
-            for m in member_ids
-        ]}  # fmt: skip
+        body = {
+            "group_id": group_id,
+            "members": [
+                {"member_id": m, "group_instance_id": None, "reason": "removed by an administrator"}
+                for m in member_ids
+            ],
+        }
         await self.cluster.at_coordinator(group_id, ApiKey.LEAVE_GROUP, body)
 
     # -- committed offsets of classic and consumer groups
@@ -182,9 +191,10 @@ class Groups:
             answer = await link.request(ApiKey.OFFSET_FETCH, body, version=version)
             return {
                 row.group_id: KafkaError(row.error_code, f"group {row.group_id!r}")
-                if row.error_code else _committed(row)
+                if row.error_code
+                else _committed(row)
                 for row in answer.groups
-            }  # fmt: skip
+            }
 
         return await self.cluster.on_coordinators(group_ids, call)
 
@@ -217,9 +227,10 @@ class Groups:
         wanted = list(partitions)
 
         async def attempt() -> dict[TopicPartition, KafkaError | None]:
-            body = {"group_id": group_id, "topics": rows.by_topic(
-                (p, {"partition_index": p.partition}) for p in wanted
-            )}  # fmt: skip
+            body = {
+                "group_id": group_id,
+                "topics": rows.by_topic((p, {"partition_index": p.partition}) for p in wanted),
+            }
             node = await self.cluster.coordinator(group_id)
             answer = await self.cluster.request(node, ApiKey.OFFSET_DELETE, body)
             if answer.error_code:
@@ -251,15 +262,18 @@ class Groups:
 
 
 _MOVED = (
-    ErrorCode.not_coordinator, ErrorCode.coordinator_not_available,
+    ErrorCode.not_coordinator,
+    ErrorCode.coordinator_not_available,
     ErrorCode.coordinator_load_in_progress,
-)  # fmt: skip
+)
 
 
 def commit_body(
-    group_id: str, member_id: str, epoch: int,
+    group_id: str,
+    member_id: str,
+    epoch: int,
     offsets: Mapping[TopicPartition, CommittedOffset],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """An OffsetCommit by topic names, for versions up to 9."""
     return {
         "group_id": group_id,
@@ -267,15 +281,18 @@ def commit_body(
         "member_id": member_id,
         "group_instance_id": None,
         "topics": rows.by_topic(
-            (where, {
-                "partition_index": where.partition,
-                "committed_offset": o.offset,
-                "committed_leader_epoch": o.leader_epoch,
-                "committed_metadata": o.metadata,
-            })
+            (
+                where,
+                {
+                    "partition_index": where.partition,
+                    "committed_offset": o.offset,
+                    "committed_leader_epoch": o.leader_epoch,
+                    "committed_metadata": o.metadata,
+                },
+            )
             for where, o in offsets.items()
         ),
-    }  # fmt: skip
+    }
 
 
 def _committed(row: Any) -> dict[TopicPartition, CommittedOffset]:
@@ -316,31 +333,54 @@ def _partitions(assignment: Any) -> tuple[TopicPartition, ...]:
 def _share(row: Any, node: int) -> Group:
     members = tuple(
         Member(
-            m.member_id, m.client_id, m.client_host, _partitions(m.assignment), m.member_epoch,
-            None, m.rack_id, tuple(m.subscribed_topic_names),
+            m.member_id,
+            m.client_id,
+            m.client_host,
+            _partitions(m.assignment),
+            m.member_epoch,
+            None,
+            m.rack_id,
+            tuple(m.subscribed_topic_names),
         )
         for m in row.members
-    )  # fmt: skip
+    )
     return Group(
-        row.group_id, SHARE, row.group_state, row.assignor_name, node, members,
-        row.group_epoch, row.assignment_epoch,
-    )  # fmt: skip
+        row.group_id,
+        SHARE,
+        row.group_state,
+        row.assignor_name,
+        node,
+        members,
+        row.group_epoch,
+        row.assignment_epoch,
+    )
 
 
 def _consumer(row: Any, node: int) -> Group:
     members = tuple(
         Member(
-            m.member_id, m.client_id, m.client_host, _partitions(m.assignment), m.member_epoch,
-            m.instance_id, m.rack_id,
+            m.member_id,
+            m.client_id,
+            m.client_host,
+            _partitions(m.assignment),
+            m.member_epoch,
+            m.instance_id,
+            m.rack_id,
             tuple(m.subscribed_topic_names or ()) or _regex(m.subscribed_topic_regex),
             _partitions(m.target_assignment),
         )
         for m in row.members
-    )  # fmt: skip
+    )
     return Group(
-        row.group_id, CONSUMER, row.group_state, row.assignor_name, node, members,
-        row.group_epoch, row.assignment_epoch,
-    )  # fmt: skip
+        row.group_id,
+        CONSUMER,
+        row.group_state,
+        row.assignor_name,
+        node,
+        members,
+        row.group_epoch,
+        row.assignment_epoch,
+    )
 
 
 def _regex(pattern: str | None) -> tuple[str, ...]:
@@ -351,12 +391,14 @@ def _classic(row: Any, node: int) -> Group:
     consumers = row.protocol_type in ("consumer", "")
     members = tuple(
         Member(
-            m.member_id, m.client_id, m.client_host,
+            m.member_id,
+            m.client_id,
+            m.client_host,
             classic_assignment(m.member_assignment) if consumers else (),
             instance_id=getattr(m, "group_instance_id", None),
         )
         for m in row.members
-    )  # fmt: skip
+    )
     return Group(row.group_id, CLASSIC, row.group_state, row.protocol_data, node, members)
 
 

@@ -80,11 +80,19 @@ def letter_of(topic: str, partition: int, record: Record) -> Letter | None:
     }
     try:
         return Letter(
-            topic, partition, record, told["topic"], int(told["partition"]), int(told["offset"]),
-            told.get("group", ""), int(told.get("delivery.count", 0)), told.get("message", ""),
-            int(told.get("timestamp", record.timestamp_ms)), told.get("member", ""),
+            topic,
+            partition,
+            record,
+            told["topic"],
+            int(told["partition"]),
+            int(told["offset"]),
+            told.get("group", ""),
+            int(told.get("delivery.count", 0)),
+            told.get("message", ""),
+            int(told.get("timestamp", record.timestamp_ms)),
+            told.get("member", ""),
             told.get("client.id", ""),
-        )  # fmt: skip
+        )
     except (KeyError, ValueError):
         return None
 

@@ -67,10 +67,17 @@ class Producer:
     """Made over a `Cluster`, which stays the caller's to close. `await close()` flushes."""
 
     def __init__(
-        self, cluster: Cluster, *, acks: int = -1, idempotent: bool | None = None,
-        compression: str = "none", linger_ms: int = 5, batch_bytes: int = 256 << 10,
-        buffer_bytes: int = 32 << 20, delivery_timeout_ms: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        cluster: Cluster,
+        *,
+        acks: int = -1,
+        idempotent: bool | None = None,
+        compression: str = "none",
+        linger_ms: int = 5,
+        batch_bytes: int = 256 << 10,
+        buffer_bytes: int = 32 << 20,
+        delivery_timeout_ms: int = 0,
+    ) -> None:
         """`acks` is 0, 1 or -1 (all); idempotence needs -1 and is on with it unless told. A record
         is given up after `delivery_timeout_ms`; 0 means what the client's settings say."""
         self.cluster = cluster
@@ -100,10 +107,15 @@ class Producer:
         await self.close()
 
     async def send(
-        self, topic: str, value: bytes | None, *, key: bytes | None = None,
-        headers: Iterable[tuple[str, bytes | None]] = (), partition: int | None = None,
+        self,
+        topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        partition: int | None = None,
         timestamp_ms: int | None = None,
-    ) -> asyncio.Future[Produced]:  # fmt: skip
+    ) -> asyncio.Future[Produced]:
         """Queue one record; await the future to know that it is stored.
 
         Raises `KafkaError` for a topic or partition that does not exist. The future fails with
@@ -119,8 +131,10 @@ class Producer:
         found.partition(partition)
         record = (
             int(time.time() * 1000) if timestamp_ms is None else timestamp_ms,
-            key, value, tuple(headers),
-        )  # fmt: skip
+            key,
+            value,
+            tuple(headers),
+        )
         size = RECORD_OVERHEAD + len(key or b"") + len(value or b"")
         size += sum(len(name) + len(content or b"") + 4 for name, content in record[3])
         while self._held and self._held + size > self._buffer_bytes:
@@ -208,9 +222,13 @@ class Producer:
         self._settle(batch, None, where, offset, append_time_ms)
 
     def _settle(
-        self, batch: list[_Pending], error: ClientError | None,
-        where: TopicPartition = TopicPartition("", -1), offset: int = -1, append_time_ms: int = -1,
-    ) -> None:  # fmt: skip
+        self,
+        batch: list[_Pending],
+        error: ClientError | None,
+        where: TopicPartition = TopicPartition("", -1),
+        offset: int = -1,
+        append_time_ms: int = -1,
+    ) -> None:
         for position, pending in enumerate(batch):
             self._held -= pending.size
             if pending.future.done():
@@ -248,8 +266,12 @@ class Producer:
         return await asyncio.shield(task)
 
     async def _init_producer_id(self) -> tuple[int, int]:
-        body = {"transactional_id": None, "transaction_timeout_ms": 0, "producer_id": -1,
-                "producer_epoch": -1}  # fmt: skip
+        body = {
+            "transactional_id": None,
+            "transaction_timeout_ms": 0,
+            "producer_id": -1,
+            "producer_epoch": -1,
+        }
         answer = await self.cluster.ask(ApiKey.INIT_PRODUCER_ID, body)
         if answer.error_code:
             raise KafkaError(answer.error_code, "asking for a producer id")
@@ -266,12 +288,17 @@ class Producer:
             raise RequestTimeout(f"a batch for {where} was not stored in time")
         timeout_ms = min(left_ms, self.cluster.settings.request_timeout_ms)
         body: dict[str, Any] = {
-            "transactional_id": None, "acks": self._acks, "timeout_ms": timeout_ms,
-            "topic_data": [{
-                "name": where.topic, "topic_id": topic.topic_id,
-                "partition_data": [{"index": where.partition, "records": data}],
-            }],
-        }  # fmt: skip
+            "transactional_id": None,
+            "acks": self._acks,
+            "timeout_ms": timeout_ms,
+            "topic_data": [
+                {
+                    "name": where.topic,
+                    "topic_id": topic.topic_id,
+                    "partition_data": [{"index": where.partition, "records": data}],
+                }
+            ],
+        }
         try:
             link = await self.cluster.connection(leader, "produce")
             answer = await link.request(

@@ -159,9 +159,12 @@ class Redrive:
         return self.result
 
     async def _run(
-        self, topic_id: UUID, partitions: Sequence[TopicPartition],
-        progress: Callable[[int], None], turn: _Turn,
-    ) -> None:  # fmt: skip
+        self,
+        topic_id: UUID,
+        partitions: Sequence[TopicPartition],
+        progress: Callable[[int], None],
+        turn: _Turn,
+    ) -> None:
         standings = await self._ledger.read(topic_id)
         ends = await self._offsets(partitions, OffsetSpec.LATEST)
         starts = await self._offsets(partitions, OffsetSpec.EARLIEST)
@@ -191,9 +194,12 @@ class Redrive:
     # Reading.
 
     async def _chunks(
-        self, where: TopicPartition, standing: Standing, bounds: tuple[int, int],
+        self,
+        where: TopicPartition,
+        standing: Standing,
+        bounds: tuple[int, int],
         progress: Callable[[int], None],
-    ) -> AsyncIterator[list[Letter]]:  # fmt: skip
+    ) -> AsyncIterator[list[Letter]]:
         """The letters to be sent of one partition, in order, in chunks of one second at most."""
         start = bounds[0]
         first, last = start, bounds[1] - 1
@@ -322,9 +328,11 @@ class Redrive:
         return TopicPartition(name, index)
 
     async def _produce(
-        self, letters: Sequence[Letter], originals: dict[int, Record],
+        self,
+        letters: Sequence[Letter],
+        originals: dict[int, Record],
         targets: dict[int, TopicPartition],
-    ) -> list[Letter]:  # fmt: skip
+    ) -> list[Letter]:
         """Send letters, and those once more by themselves that were refused together with others;
         the letters that are stored."""
         stored, refused = await self._produce_together(letters, originals, targets)
@@ -335,17 +343,24 @@ class Redrive:
         return stored
 
     async def _produce_together(
-        self, letters: Sequence[Letter], originals: dict[int, Record],
+        self,
+        letters: Sequence[Letter],
+        originals: dict[int, Record],
         targets: dict[int, TopicPartition],
-    ) -> tuple[list[Letter], list[Letter]]:  # fmt: skip
+    ) -> tuple[list[Letter], list[Letter]]:
         now_ms = int(time.time() * 1000)
         futures = []
         for letter in letters:
             original, target = originals[letter.offset], targets[letter.offset]
-            futures.append(await self._producer.send(
-                target.topic, original.value, key=original.key, partition=target.partition,
-                headers=redriven_headers(letter, original, now_ms=now_ms, note=self.plan.note),
-            ))  # fmt: skip
+            futures.append(
+                await self._producer.send(
+                    target.topic,
+                    original.value,
+                    key=original.key,
+                    partition=target.partition,
+                    headers=redriven_headers(letter, original, now_ms=now_ms, note=self.plan.note),
+                )
+            )
         await self._producer.flush()
         stored, refused = [], []
         for letter, outcome in zip(

@@ -60,8 +60,10 @@ class Standing:
             for where, end in self.sending.ends.items():
                 ends.setdefault(where.topic, {})[str(where.partition)] = end
             fields["sending"] = {
-                "first": self.sending.first, "last": self.sending.last, "ends": ends,
-            }  # fmt: skip
+                "first": self.sending.first,
+                "last": self.sending.last,
+                "ends": ends,
+            }
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
@@ -70,13 +72,22 @@ class Standing:
         fields = json.loads(text)
         sending = fields.get("sending")
         return cls(
-            fields["topic"], fields["partition"], OffsetSet.parse(fields["done"]),
+            fields["topic"],
+            fields["partition"],
+            OffsetSet.parse(fields["done"]),
             dict(fields["redriven"]),
-            None if sending is None else Sending(sending["first"], sending["last"], {
-                TopicPartition(topic, int(index)): end
-                for topic, ends in sending["ends"].items() for index, end in ends.items()
-            }),
-        )  # fmt: skip
+            None
+            if sending is None
+            else Sending(
+                sending["first"],
+                sending["last"],
+                {
+                    TopicPartition(topic, int(index)): end
+                    for topic, ends in sending["ends"].items()
+                    for index, end in ends.items()
+                },
+            ),
+        )
 
 
 class Ledger:

@@ -153,15 +153,20 @@ _SECURITY_FIELDS = {
     "username": ("sasl.username",),
     "password": ("sasl.password",),
     "ca": (
-        "ssl.ca.location", "ssl.ca.pem", "ssl.truststore.location", "ssl.truststore.certificates",
+        "ssl.ca.location",
+        "ssl.ca.pem",
+        "ssl.truststore.location",
+        "ssl.truststore.certificates",
     ),
     "certificate": (
-        "ssl.certificate.location", "ssl.certificate.pem", "ssl.keystore.certificate.chain",
+        "ssl.certificate.location",
+        "ssl.certificate.pem",
+        "ssl.keystore.certificate.chain",
         "ssl.keystore.location",
     ),
     "key": ("ssl.key.location", "ssl.key.pem", "ssl.keystore.key", "ssl.keystore.location"),
     "key_password": ("ssl.key.password",),
-}  # fmt: skip
+}
 _JAAS_CONFIG = "sasl.jaas.config"
 _CHECK_HOSTNAME = "ssl.endpoint.identification.algorithm"
 _STORE_TYPES = ("ssl.truststore.type", "ssl.keystore.type")

@@ -103,10 +103,16 @@ class ShareSession:
         return self.membership.assignment
 
     async def acquire(
-        self, *, max_records: int = 500, max_bytes: int = 50 << 20, max_wait_ms: int = 500,
-        min_bytes: int = 1, mode: AcquireMode = AcquireMode.BATCH_OPTIMIZED,
-        acknowledgements: Iterable[Acknowledgement] = (), payload: bool = True,
-    ) -> Acquisition:  # fmt: skip
+        self,
+        *,
+        max_records: int = 500,
+        max_bytes: int = 50 << 20,
+        max_wait_ms: int = 500,
+        min_bytes: int = 1,
+        mode: AcquireMode = AcquireMode.BATCH_OPTIMIZED,
+        acknowledgements: Iterable[Acknowledgement] = (),
+        payload: bool = True,
+    ) -> Acquisition:
         """Lock records that are available, waiting up to `max_wait_ms` for the first.
 
         `acknowledgements` ride along and cost no request of their own; renewals may not, use
@@ -246,9 +252,15 @@ class ShareSession:
         return {node: frozenset(some) for node, some in found.items()}
 
     async def _fetch_node(
-        self, node_id: int, wanted: Partitions, acks: list[Acknowledgement],
-        refusals: list[Refusal], wait_ms: int, limits: Limits, patience_s: float | None,
-    ) -> list[Acquired]:  # fmt: skip
+        self,
+        node_id: int,
+        wanted: Partitions,
+        acks: list[Acknowledgement],
+        refusals: list[Refusal],
+        wait_ms: int,
+        limits: Limits,
+        patience_s: float | None,
+    ) -> list[Acquired]:
         try:
             node = await self._node(node_id, patience_s)
         except ClientError as unreachable:

@@ -66,10 +66,16 @@ class ShareGroups:
         self, group_id: str, offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, KafkaError | None]:
         """Set start offsets of a group without members; NON_EMPTY_GROUP is raised otherwise."""
-        body = {"group_id": group_id, "topics": rows.by_topic(
-            ((p, {"partition_index": p.partition, "start_offset": o}) for p, o in offsets.items()),
-            "topic_name",
-        )}  # fmt: skip
+        body = {
+            "group_id": group_id,
+            "topics": rows.by_topic(
+                (
+                    (p, {"partition_index": p.partition, "start_offset": o})
+                    for p, o in offsets.items()
+                ),
+                "topic_name",
+            ),
+        }
         answer = await self._ask(group_id, ApiKey.ALTER_SHARE_GROUP_OFFSETS, body)
         return {
             where: rows.outcome(part, f"offset of {where} in share group {group_id!r}")
@@ -91,12 +97,26 @@ class ShareGroups:
                     ErrorCode.unsupported_version, "the broker knows no keys that are held"
                 )
                 return dict.fromkeys(some, error)
-            body = {"group_id": group_id, "topics": rows.by_topic(
-                ((p, {"partition_index": p.partition, "start_offset": -1, "freed_offsets": [
-                    {"first_offset": first, "last_offset": last} for first, last in offsets[p]
-                ]}) for p in some),
-                "topic_name",
-            )}  # fmt: skip
+            body = {
+                "group_id": group_id,
+                "topics": rows.by_topic(
+                    (
+                        (
+                            p,
+                            {
+                                "partition_index": p.partition,
+                                "start_offset": -1,
+                                "freed_offsets": [
+                                    {"first_offset": first, "last_offset": last}
+                                    for first, last in offsets[p]
+                                ],
+                            },
+                        )
+                        for p in some
+                    ),
+                    "topic_name",
+                ),
+            }
             answer = await self.cluster.request(node, ApiKey.ALTER_SHARE_GROUP_OFFSETS, body)
             return {
                 where: rows.outcome(part, f"keys held in {where} by share group {group_id!r}")
@@ -141,10 +161,12 @@ def _offsets(row: Any) -> dict[TopicPartition, ShareOffset | KafkaError]:
     return {
         where: rows.outcome(part, f"{where} in share group {row.group_id!r}")
         or ShareOffset(
-            part.start_offset, part.leader_epoch, getattr(part, "lag", -1),
+            part.start_offset,
+            part.leader_epoch,
+            getattr(part, "lag", -1),
             ids[where.topic],
             tuple((x.first_offset, x.last_offset) for x in getattr(part, "held_offsets", ())),
         )
         for ids in [{t.topic_name: t.topic_id for t in row.topics}]
         for where, part in rows.partitions_of(row.topics, "topic_name")
-    }  # fmt: skip
+    }

@@ -48,8 +48,14 @@ class NodeSession:
     """Its epoch, 0 while there is none, and the partitions that the broker knows of."""
 
     __slots__ = (
-        "_cluster", "_membership", "epoch", "link", "lock_timeout_ms", "node_id", "partitions",
-    )  # fmt: skip
+        "_cluster",
+        "_membership",
+        "epoch",
+        "link",
+        "lock_timeout_ms",
+        "node_id",
+        "partitions",
+    )
 
     def __init__(
         self, cluster: Cluster, membership: Membership, link: Connection, node_id: int
@@ -64,9 +70,13 @@ class NodeSession:
         self.lock_timeout_ms = 0
 
     async def fetch(
-        self, wanted: Partitions, acks: list[Acknowledgement], refusals: list[Refusal],
-        wait_ms: int, limits: Limits,
-    ) -> list[Acquired]:  # fmt: skip
+        self,
+        wanted: Partitions,
+        acks: list[Acknowledgement],
+        refusals: list[Refusal],
+        wait_ms: int,
+        limits: Limits,
+    ) -> list[Acquired]:
         """Acquire from the `wanted` partitions. Raises what the broker refuses, or its loss; what
         it does not take of `acks` is added to `refusals` in any case."""
         if self.epoch == 0 and acks:
@@ -110,9 +120,14 @@ class NodeSession:
         return await self._read(answer, acks, refusals, payload=limits.payload, strip=strip)
 
     async def _read(
-        self, answer: Any, acks: list[Acknowledgement],
-        refusals: list[Refusal], *, payload: bool, strip: bool,
-    ) -> list[Acquired]:  # fmt: skip
+        self,
+        answer: Any,
+        acks: list[Acknowledgement],
+        refusals: list[Refusal],
+        *,
+        payload: bool,
+        strip: bool,
+    ) -> list[Acquired]:
         """What a response acquired. A partition's refusal is raised where nothing else came, unless
         that passes: its leader moves, or the coordinator that keeps its state."""
         found = []
@@ -211,9 +226,11 @@ class NodeSession:
         }
 
     async def _topics(
-        self, added: Partitions, acks: list[Acknowledgement],
+        self,
+        added: Partitions,
+        acks: list[Acknowledgement],
         refusals: list[Refusal],
-    ) -> list[dict[str, Any]]:  # fmt: skip
+    ) -> list[dict[str, Any]]:
         """What a request says by topic; those of `acks` whose topic nobody knows are refused, and
         leave `acks`."""
         batches: dict[UUID, dict[int, list[dict[str, Any]]]] = {}
@@ -227,19 +244,24 @@ class NodeSession:
                 acks.remove(ack)
                 continue
             assert known is not None
-            batches.setdefault(known, {}).setdefault(ack.partition, []).append({
-                "first_offset": ack.first_offset,
-                "last_offset": ack.last_offset,
-                "acknowledge_types": [int(ack.type)],
-                "release_delay_ms": ack.delay_ms,
-            })  # fmt: skip
+            batches.setdefault(known, {}).setdefault(ack.partition, []).append(
+                {
+                    "first_offset": ack.first_offset,
+                    "last_offset": ack.last_offset,
+                    "acknowledge_types": [int(ack.type)],
+                    "release_delay_ms": ack.delay_ms,
+                }
+            )
         return [
-            {"topic_id": topic_id, "partitions": [
-                {"partition_index": index, "acknowledgement_batches": some}
-                for index, some in partitions.items()
-            ]}
+            {
+                "topic_id": topic_id,
+                "partitions": [
+                    {"partition_index": index, "acknowledgement_batches": some}
+                    for index, some in partitions.items()
+                ],
+            }
             for topic_id, partitions in batches.items()
-        ]  # fmt: skip
+        ]
 
 
 def of_lost_locks(acks: list[Acknowledgement]) -> list[Refusal]:

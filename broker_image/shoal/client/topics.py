@@ -84,9 +84,12 @@ class Topics:
         return await self.cluster.topics(wanted)
 
     async def create(
-        self, topics: Iterable[NewTopic], *, validate_only: bool = False,
+        self,
+        topics: Iterable[NewTopic],
+        *,
+        validate_only: bool = False,
         timeout_ms: int = OPERATION_TIMEOUT_MS,
-    ) -> dict[str, CreatedTopic | KafkaError]:  # fmt: skip
+    ) -> dict[str, CreatedTopic | KafkaError]:
         """Create topics; returns when their leaders are known, so that they can be used."""
         body = {
             "topics": [_new_topic(t) for t in topics],
@@ -102,9 +105,11 @@ class Topics:
                 )
                 continue
             results[row.name] = CreatedTopic(
-                row.name, getattr(row, "topic_id", None), getattr(row, "num_partitions", -1),
+                row.name,
+                getattr(row, "topic_id", None),
+                getattr(row, "num_partitions", -1),
                 getattr(row, "replication_factor", -1),
-            )  # fmt: skip
+            )
         if not validate_only:
             created = [n for n, r in results.items() if isinstance(r, CreatedTopic)]
             await self._settled(created, lambda _, topic: _is_led(topic))
@@ -141,9 +146,12 @@ class Topics:
         return results
 
     async def create_partitions(
-        self, counts: Mapping[str, int], *, validate_only: bool = False,
+        self,
+        counts: Mapping[str, int],
+        *,
+        validate_only: bool = False,
         timeout_ms: int = OPERATION_TIMEOUT_MS,
-    ) -> dict[str, KafkaError | None]:  # fmt: skip
+    ) -> dict[str, KafkaError | None]:
         """Grow topics to so many partitions in all; returns when these can be used."""
         body = {
             "topics": [{"name": n, "count": c, "assignments": None} for n, c in counts.items()],
@@ -165,9 +173,12 @@ class Topics:
         return await self.cluster.ask(api_key, body, timeout_ms=answer_ms)
 
     async def offsets(
-        self, specs: Mapping[TopicPartition, int], *,
-        isolation: Isolation = Isolation.READ_UNCOMMITTED, timeout_ms: int | None = None,
-    ) -> dict[TopicPartition, ListedOffset | KafkaError]:  # fmt: skip
+        self,
+        specs: Mapping[TopicPartition, int],
+        *,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
+        timeout_ms: int | None = None,
+    ) -> dict[TopicPartition, ListedOffset | KafkaError]:
         """Offsets of partitions by `OffsetSpec` or timestamp (epoch milliseconds)."""
 
         async def call(
@@ -183,12 +194,13 @@ class Topics:
             }
             answer = await self.cluster.request(node, ApiKey.LIST_OFFSETS, body)
             return {
-                where: KafkaError(part.error_code, f"offsets of {where}") if part.error_code
+                where: KafkaError(part.error_code, f"offsets of {where}")
+                if part.error_code
                 else ListedOffset(
                     part.offset, rows.timestamp(part.timestamp), getattr(part, "leader_epoch", -1)
                 )
                 for where, part in rows.partitions_of(answer.topics)
-            }  # fmt: skip
+            }
 
         return await self.cluster.on_leaders(specs, call, timeout_ms)
 
@@ -205,9 +217,10 @@ class Topics:
             answer = await self.cluster.request(node, ApiKey.DELETE_RECORDS, body)
             return {
                 where: KafkaError(part.error_code, f"deleting records of {where}")
-                if part.error_code else part.low_watermark
+                if part.error_code
+                else part.low_watermark
                 for where, part in rows.partitions_of(answer.topics)
-            }  # fmt: skip
+            }
 
         return await self.cluster.on_leaders(offsets, call)
 

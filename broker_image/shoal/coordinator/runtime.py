@@ -116,9 +116,17 @@ class _Owned(Generic[S]):
     """A shard and what its runtime keeps of it."""
 
     __slots__ = (
-        "batch", "batch_size", "effects", "next_offset", "overdue", "parked", "phase", "producer",
-        "shard", "waiting",
-    )  # fmt: skip
+        "batch",
+        "batch_size",
+        "effects",
+        "next_offset",
+        "overdue",
+        "parked",
+        "phase",
+        "producer",
+        "shard",
+        "waiting",
+    )
 
     def __init__(self, shard: S) -> None:
         self.shard = shard

@@ -280,8 +280,10 @@ def _compile_reader(struct: Struct) -> Reader:
             code = _struct.Struct(">" + "".join(FIXED[str(f.type)] for f in run))
             names = ", ".join(f"v[{f.name!r}]" for f in run)
             src.add(f"if at + {code.size} > len(buf): raise WireError('the message ends early')")
-            src.add(f"{names}{',' if len(run) == 1 else ''} = {src.constant(code.unpack_from)}"
-                    f"(buf, at); at += {code.size}")  # fmt: skip
+            src.add(
+                f"{names}{',' if len(run) == 1 else ''} = {src.constant(code.unpack_from)}"
+                f"(buf, at); at += {code.size}"
+            )
             for f in run:
                 if f.type == "uuid":
                     src.add(f"v[{f.name!r}] = uuid(v[{f.name!r}])")

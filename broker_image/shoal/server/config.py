@@ -24,9 +24,14 @@ _SERVICE_LINK = re.compile(
 )
 #: Variables of the command line's own flags.
 FLAG_VARIABLES = (
-    "SHOAL_BOOTSTRAP", "SHOAL_BOOTSTRAP_SERVERS", "SHOAL_CLUSTER_DIR", "SHOAL_COMMAND_CONFIG",
-    "SHOAL_CONFIG", "SHOAL_DATA_DIR", "SHOAL_LISTENER",
-)  # fmt: skip
+    "SHOAL_BOOTSTRAP",
+    "SHOAL_BOOTSTRAP_SERVERS",
+    "SHOAL_CLUSTER_DIR",
+    "SHOAL_COMMAND_CONFIG",
+    "SHOAL_CONFIG",
+    "SHOAL_DATA_DIR",
+    "SHOAL_LISTENER",
+)
 _LISTENER = re.compile(r"(?:([A-Za-z0-9_\-]+)://)?(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]]*)):(\d+)")
 _VARIABLE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}

@@ -133,9 +133,7 @@ def _service(cluster: Mapping[str, Any], name: str, spec: Mapping[str, Any]) -> 
 def _disruption_budget(cluster: Mapping[str, Any]) -> Manifest:
     name = cluster["metadata"]["name"]
     body = {"spec": {"maxUnavailable": 1, "selector": {"matchLabels": names.selector(name)}}}
-    return _object(
-        cluster, "policy/v1", "PodDisruptionBudget", names.stateful_set(name), body
-    )  # fmt: skip
+    return _object(cluster, "policy/v1", "PodDisruptionBudget", names.stateful_set(name), body)
 
 
 def _network_policy(cluster: Mapping[str, Any]) -> Manifest:
@@ -162,9 +160,7 @@ def _network_policy(cluster: Mapping[str, Any]) -> Manifest:
             "ingress": [clients, scrape, quorum],
         }
     }
-    return _object(
-        cluster, "networking.k8s.io/v1", "NetworkPolicy", names.stateful_set(name), body
-    )  # fmt: skip
+    return _object(cluster, "networking.k8s.io/v1", "NetworkPolicy", names.stateful_set(name), body)
 
 
 def _stateful_set(cluster: Mapping[str, Any], default_image: str, pull_policy: str) -> Manifest:

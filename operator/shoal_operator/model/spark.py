@@ -252,9 +252,10 @@ def _template(
     ):
         if value:
             pod[key] = value
-    labels = {**over.get("labels", {}), **names.consumer_labels(
-        consumer["metadata"]["name"], place.cluster
-    )}  # fmt: skip
+    labels = {
+        **over.get("labels", {}),
+        **names.consumer_labels(consumer["metadata"]["name"], place.cluster),
+    }
     return {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod}
 
 

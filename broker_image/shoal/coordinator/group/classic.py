@@ -108,14 +108,15 @@ class GroupMetadata(NamedTuple):
                 m["client_id"],
                 m["client_host"],
                 # Version 0 knew no rebalance timeout: a member then has its session's time.
-                m["session_timeout"] if m.get("rebalance_timeout", -1) < 0
+                m["session_timeout"]
+                if m.get("rebalance_timeout", -1) < 0
                 else m["rebalance_timeout"],
                 m["session_timeout"],
                 m["subscription"],
                 m["assignment"],
             )
             for m in value["members"]
-        )  # fmt: skip
+        )
         return cls(
             value["protocol_type"] or None,
             value["generation"],
@@ -349,8 +350,9 @@ class ClassicGroup:
         old = self.members[old_member_id]
         join_token = self.take_join(old)
         if join_token is not None:
-            fenced.append(Reply(join_token, refused_join(
-                old_member_id, ErrorCode.fenced_instance_id)))  # fmt: skip
+            fenced.append(
+                Reply(join_token, refused_join(old_member_id, ErrorCode.fenced_instance_id))
+            )
         if old.sync_token is not None:
             fenced.append(Reply(old.sync_token, {"error_code": ErrorCode.fenced_instance_id}))
             old.sync_token = None

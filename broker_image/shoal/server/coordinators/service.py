@@ -300,9 +300,11 @@ class CoordinatorService(Generic[S]):
                 offset = self._replay_from(partition, self.runtime.loading(index), offset)
             except (OSError, LogOffline, CorruptBatch) as error:
                 self._broker.log.error(
-                    "a coordinator cannot be loaded", topic=self.topic.name, partition=index,
+                    "a coordinator cannot be loaded",
+                    topic=self.topic.name,
+                    partition=index,
                     error=str(error),
-                )  # fmt: skip
+                )
                 self.runtime.resign(index, ErrorCode.coordinator_not_available)
             else:
                 if offset < partition.log.log_end_offset:
@@ -418,9 +420,10 @@ class CoordinatorService(Generic[S]):
 
     def reload(self, partition: int) -> None:
         self._broker.log.warning(
-            "a coordinator's write failed; it loads again", topic=self.topic.name,
+            "a coordinator's write failed; it loads again",
+            topic=self.topic.name,
             partition=partition,
-        )  # fmt: skip
+        )
         watched = self._watched.get(partition)
         if watched is None:
             return

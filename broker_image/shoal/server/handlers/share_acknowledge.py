@@ -119,9 +119,11 @@ def _answer(broker: Broker, request: Request, failures: Mapping[tuple[UUID, int]
             entries.append(entry)
         topics.append((topic_id, entries))
     return write_acknowledge(
-        request.version, topics, acquisition_lock_timeout_ms=lock_ms,
+        request.version,
+        topics,
+        acquisition_lock_timeout_ms=lock_ms,
         endpoints=endpoints_of(broker, request.peer, moved) if moved else (),
-    )  # fmt: skip
+    )
 
 
 def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:

@@ -208,8 +208,12 @@ def _register_letters(broker: Broker, service: ShareService) -> None:
         "Attempts to write dead letters that failed.",
         failed,
     )
-    add("shoal_share_group_dead_letters_total", "counter", "Dead letters written.",
-        by_group(meter.written))  # fmt: skip
+    add(
+        "shoal_share_group_dead_letters_total",
+        "counter",
+        "Dead letters written.",
+        by_group(meter.written),
+    )
     add(
         "shoal_share_group_dead_letters_dropped_total",
         "counter",

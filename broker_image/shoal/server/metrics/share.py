@@ -60,13 +60,20 @@ def register(broker: Broker, service: ShareService) -> None:
     _register_partitions(broker, service)
     _register_delayed(broker, service)
     queue_metrics.register(broker, service)
-    metrics.gauge(f"{_SESSIONS}ShareSessionsCount", "Share sessions.",
-                  lambda: len(service.sessions))  # fmt: skip
-    metrics.gauge(f"{_SESSIONS}SharePartitionsCount", "Partitions in share sessions.",
-                  lambda: service.sessions.partition_count)  # fmt: skip
-    metrics.add(f"{_SESSIONS}ShareSessionEvictionsPerSec_total", "counter",
-                "Share sessions ended with their connection.",
-                lambda: (((), service.sessions.evictions_total),))  # fmt: skip
+    metrics.gauge(
+        f"{_SESSIONS}ShareSessionsCount", "Share sessions.", lambda: len(service.sessions)
+    )
+    metrics.gauge(
+        f"{_SESSIONS}SharePartitionsCount",
+        "Partitions in share sessions.",
+        lambda: service.sessions.partition_count,
+    )
+    metrics.add(
+        f"{_SESSIONS}ShareSessionEvictionsPerSec_total",
+        "counter",
+        "Share sessions ended with their connection.",
+        lambda: (((), service.sessions.evictions_total),),
+    )
 
 
 def _register_delayed(broker: Broker, service: ShareService) -> None:

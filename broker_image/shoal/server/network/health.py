@@ -21,8 +21,13 @@ HEAD_SIZE_MAX = 8192
 #: A scraper that connects and says nothing is let go after this.
 TIMEOUT_S = 10
 CONNECTIONS_MAX = 100
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed",
-            503: "Service Unavailable"}  # fmt: skip
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    503: "Service Unavailable",
+}
 _TEXT = "text/plain; charset=utf-8"
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 

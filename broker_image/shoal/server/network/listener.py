@@ -99,9 +99,16 @@ class Listener:
         self._per_host[host] = here + 1
         name = f"{self.host}:{self.port}-{host}:{port}-{self.opened_total}"
         peer = Peer(
-            host, port, self.name, "User:ANONYMOUS", name, {}, pause=connection.mute,
-            hang_up=connection.hang_up, number=self.opened_total,
-        )  # fmt: skip
+            host,
+            port,
+            self.name,
+            "User:ANONYMOUS",
+            name,
+            {},
+            pause=connection.mute,
+            hang_up=connection.hang_up,
+            number=self.opened_total,
+        )
         turn = admission.turn(host)
         if turn.wait_ms:
             connection.mute(turn.wait_ms)

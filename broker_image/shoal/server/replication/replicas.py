@@ -258,9 +258,12 @@ class Replicas:
         broker = self._broker
         now_ms = broker.clock.now_ms()
         broker.log.info(
-            "the controller did not take an ISR", topic=partition.topic,
-            partition=partition.index, isr=asked.members, error=code.name,
-        )  # fmt: skip
+            "the controller did not take an ISR",
+            topic=partition.topic,
+            partition=partition.index,
+            isr=asked.members,
+            error=code.name,
+        )
         partition.alter_refused(asked, code, now_ms, ALTER_RETRY_MS)
         again_ms = now_ms + ALTER_RETRY_MS
         broker.timers.at(again_ms, lambda: partition.tick(broker.clock.now_ms()))
@@ -422,9 +425,11 @@ class _FetchLoop:
             broker.background.checkpoint()
         for partition, error in what.failed:
             broker.log.error(
-                "a follower cannot write", topic=partition.topic, partition=partition.index,
+                "a follower cannot write",
+                topic=partition.topic,
+                partition=partition.index,
                 error=str(error),
-            )  # fmt: skip
+            )
         for partition in what.ask:
             task = asyncio.ensure_future(self._ask(partition))
             self._asking.add(task)
