@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 from clusters import ShoalCluster, running
 from conditions import ceiling, eventually
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, NewTopic
 from fault_clients import SHORT_FETCHES
 from shoal.protocol.api import ApiKey
@@ -56,8 +63,10 @@ class Writer:
 
     def __init__(self, cluster: ShoalCluster, topic: str) -> None:
         self.acknowledged: dict[tuple[int, int], bytes] = {}
+        #: Acknowledged by the answer to a later batch, which leaves their offsets unknown.
+        self.implied: set[bytes] = set()
         self.errors: list[str] = []
-        self.retriable: list[str] = []
+        self._fatal: list[str] = []
         self._topic = topic
         self._stop = threading.Event()
         self._producer = Producer(
@@ -67,6 +76,7 @@ class Writer:
                 "delivery.timeout.ms": 120_000,
                 "linger.ms": 1,
                 "log_level": 0,
+                "error_cb": self._failed,
             }
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -90,18 +100,30 @@ class Writer:
             )
             self._producer.poll(0.002)
 
-    def _delivered(self, error: object, message: object) -> None:
+    def _failed(self, error: KafkaError) -> None:
+        if error.fatal():
+            self._fatal.append(error.str())
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        partition, offset, value = message.partition(), message.offset(), message.value()
+        assert partition is not None and value is not None
         if error is not None:
             self.errors.append(str(error))
-        else:
-            where = (message.partition(), message.offset())  # type: ignore[attr-defined]
-            assert where not in self.acknowledged
-            self.acknowledged[where] = message.value()  # type: ignore[attr-defined]
+        elif offset is None:
+            self.implied.add(value)
+        elif (other := self.acknowledged.setdefault((partition, offset), value)) != value:
+            self.errors.append(f"{other!r} and {value!r} are both at {partition}/{offset}")
 
     def more(self, count: int, *, timeout_s: float = 90) -> None:
         """Wait until so many more are acknowledged."""
         goal = len(self.acknowledged) + count
-        eventually(lambda: len(self.acknowledged) >= goal, timeout_s=timeout_s, what="no progress")
+
+        def done() -> bool:
+            if self._fatal:
+                pytest.fail(f"the producer had a fatal error: {self._fatal[0]}")
+            return len(self.acknowledged) >= goal
+
+        eventually(done, timeout_s=timeout_s, what="no progress")
 
 
 def read_all(cluster: ShoalCluster, topic: str) -> dict[tuple[int, int], bytes]:
@@ -139,6 +161,7 @@ def check(cluster: ShoalCluster, topic: str, writer: Writer) -> None:
     lost = {w: v for w, v in writer.acknowledged.items() if found.get(w) != v}
     assert not lost, f"{len(lost)} acknowledged records are lost: {sorted(lost)[:5]}"
     values = list(found.values())
+    assert writer.implied <= set(values), sorted(writer.implied - set(values))[:5]
     assert len(values) == len(set(values)), "a record of an idempotent producer stands there twice"
     assert not writer.errors, writer.errors[:5]
 
