@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.log.errors import LogOffline, OffsetOutOfRange
 from shoal.protocol.errors import ErrorCode
+from shoal.server.answers import absence
 from shoal.server.api import Answer, Request
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def _delete(broker: Broker, topic: str, index: int, offset: int) -> dict[str, An
     code: ErrorCode | None = None
     low_watermark = NO_LOW_WATERMARK
     if partition is None:
-        code = ErrorCode.unknown_topic_or_partition
+        code, _ = absence(broker, topic, None, index)
     elif not partition.is_leader:
         code = ErrorCode.not_leader_or_follower
     elif broker.is_internal(topic):
