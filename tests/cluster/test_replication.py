@@ -7,16 +7,25 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from clusters import ShoalCluster, running
 from conditions import ceiling, eventually
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, NewTopic
 from fault_clients import SHORT_FETCHES
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
+from wireclient import WireClient
 
 PARTITIONS = 3
 CONFIGS = {
@@ -56,8 +65,10 @@ class Writer:
 
     def __init__(self, cluster: ShoalCluster, topic: str) -> None:
         self.acknowledged: dict[tuple[int, int], bytes] = {}
+        #: Acknowledged by the answer to a later batch, which leaves their offsets unknown.
+        self.implied: set[bytes] = set()
         self.errors: list[str] = []
-        self.retriable: list[str] = []
+        self._fatal: list[str] = []
         self._topic = topic
         self._stop = threading.Event()
         self._producer = Producer(
@@ -67,6 +78,7 @@ class Writer:
                 "delivery.timeout.ms": 120_000,
                 "linger.ms": 1,
                 "log_level": 0,
+                "error_cb": self._failed,
             }
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -90,18 +102,30 @@ class Writer:
             )
             self._producer.poll(0.002)
 
-    def _delivered(self, error: object, message: object) -> None:
+    def _failed(self, error: KafkaError) -> None:
+        if error.fatal():
+            self._fatal.append(error.str())
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        partition, offset, value = message.partition(), message.offset(), message.value()
+        assert partition is not None and value is not None
         if error is not None:
             self.errors.append(str(error))
-        else:
-            where = (message.partition(), message.offset())  # type: ignore[attr-defined]
-            assert where not in self.acknowledged
-            self.acknowledged[where] = message.value()  # type: ignore[attr-defined]
+        elif offset is None:
+            self.implied.add(value)
+        elif (other := self.acknowledged.setdefault((partition, offset), value)) != value:
+            self.errors.append(f"{other!r} and {value!r} are both at {partition}/{offset}")
 
     def more(self, count: int, *, timeout_s: float = 90) -> None:
         """Wait until so many more are acknowledged."""
         goal = len(self.acknowledged) + count
-        eventually(lambda: len(self.acknowledged) >= goal, timeout_s=timeout_s, what="no progress")
+
+        def done() -> bool:
+            if self._fatal:
+                pytest.fail(f"the producer had a fatal error: {self._fatal[0]}")
+            return len(self.acknowledged) >= goal
+
+        eventually(done, timeout_s=timeout_s, what="no progress")
 
 
 def read_all(cluster: ShoalCluster, topic: str) -> dict[tuple[int, int], bytes]:
@@ -139,6 +163,7 @@ def check(cluster: ShoalCluster, topic: str, writer: Writer) -> None:
     lost = {w: v for w, v in writer.acknowledged.items() if found.get(w) != v}
     assert not lost, f"{len(lost)} acknowledged records are lost: {sorted(lost)[:5]}"
     values = list(found.values())
+    assert writer.implied <= set(values), sorted(writer.implied - set(values))[:5]
     assert len(values) == len(set(values)), "a record of an idempotent producer stands there twice"
     assert not writer.errors, writer.errors[:5]
 
@@ -311,3 +336,70 @@ def test_who_does_not_lead_names_the_leader_and_where_it_is(
         (where,) = answer.node_endpoints
         assert where.node_id == partition.leader_id
         assert f"{where.host}:{where.port}" == cluster.addresses[partition.leader_id]
+
+
+def test_a_broker_without_a_replica_names_the_leader(cluster: ShoalCluster) -> None:
+    """The answers are those of Apache Kafka 4.3.1: a client asks the leader, and does not take the
+    topic for deleted."""
+    name, leader, other = next(_names), 1, 3
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+    admin.create_topics([NewTopic(name, 1, replica_assignment=[[leader]])])[name].result(60)
+    (partition,) = cluster.on_all(name, cluster.brokers)
+    (topic_id,) = [t.topic_id for t in cluster.metadata(other).topics if t.name == name]
+    batch = bytes(build_batch([(1_700_000_000_000, None, b"v", ())]))
+
+    def asked(index: int, version_of_fetch: int, version_of_produce: int) -> list[Any]:
+        """The answers of the broker without a replica: the partition's row of each."""
+        topic = {"name": name, "topic": name, "topic_id": topic_id}
+        produce = {"acks": -1, "timeout_ms": 9_000, "topic_data": [
+            {**topic, "partition_data": [{"index": index, "records": batch}]}
+        ]}  # fmt: skip
+        row = {"partition": index, "partition_index": index, "partition_max_bytes": 1_000}
+        fetch = {"max_wait_ms": 0, "session_epoch": -1, "topics": [{**topic, "partitions": [row]}]}
+        of_time = {**row, "timestamp": -1, "current_leader_epoch": 50}
+        plain = {"replica_id": -1, "timeout_ms": 9_000, "topics": [
+            {**topic, "partitions": [{**of_time, "leader_epoch": 0, "offset": 0}]}
+        ]}  # fmt: skip
+        with WireClient(cluster.addresses[other]) as client:
+            produced = client.call(ApiKey.PRODUCE, version_of_produce, produce)
+            fetched = client.call(ApiKey.FETCH, version_of_fetch, fetch)
+            if index == 0 and version_of_fetch >= 16:
+                for answer in (produced, fetched):
+                    (where,) = answer.node_endpoints
+                    assert f"{where.host}:{where.port}" == cluster.addresses[leader]
+            return [
+                produced.responses[0].partition_responses[0],
+                fetched.responses[0].partitions[0],
+                client.call(ApiKey.LIST_OFFSETS, 10, plain).topics[0].partitions[0],
+                client.call(ApiKey.OFFSET_FOR_LEADER_EPOCH, 4, plain).topics[0].partitions[0],
+                client.call(ApiKey.DELETE_RECORDS, 2, plain).topics[0].partitions[0],
+            ]
+
+    for rows in (asked(0, 12, 9), asked(0, 18, 13)):
+        assert [row.error_code for row in rows] == [ErrorCode.not_leader_or_follower] * 5
+    led_by = [(row.current_leader.leader_id, row.current_leader.leader_epoch) for row in rows[:2]]
+    assert led_by == [(leader, partition.leader_epoch)] * 2
+    for rows in (asked(7, 12, 9), asked(7, 18, 13)):
+        assert [row.error_code for row in rows] == [ErrorCode.unknown_topic_or_partition] * 5
+
+
+def test_a_follower_compares_leader_epochs_before_it_refuses(
+    cluster: ShoalCluster, topic: str
+) -> None:
+    """As Apache Kafka does: a newer epoch tells the client to ask again, not to look for a
+    leader."""
+    (partition, *_) = cluster.topic(1, topic)
+    other = next(id for id in cluster.brokers if id != partition.leader_id)
+
+    def asked(api: ApiKey, epoch: int) -> int:
+        row = {"partition": 0, "partition_index": 0, "current_leader_epoch": epoch, "timestamp": -1}
+        body = {"replica_id": -1, "topics": [{"topic": topic, "name": topic, "partitions": [row]}]}
+        return int(cluster.ask(other, api, body).topics[0].partitions[0].error_code)
+
+    known = partition.leader_epoch
+    for api in (ApiKey.LIST_OFFSETS, ApiKey.OFFSET_FOR_LEADER_EPOCH):
+        assert [asked(api, epoch) for epoch in (-1, known, known + 9)] == [
+            ErrorCode.not_leader_or_follower,
+            ErrorCode.not_leader_or_follower,
+            ErrorCode.unknown_leader_epoch,
+        ]

@@ -228,3 +228,45 @@ def test_record_errors_are_bounded(shared_broker: ShoalProcess) -> None:
         assert [e.batch_index for e in answer.record_errors] == list(range(10_000))
         assert "20000 of 20000" in answer.error_message
         assert client.produce("bounded", records=batch(record())).error_code == 0
+
+
+# Sequences of idempotent producers
+
+#: (producer id, epoch, base sequence), in the order in which they are sent.
+SEQUENCES = [
+    *[(1_000, 0, n) for n in range(7)],
+    *[(1_000, 0, n) for n in range(6, -1, -1)],  # The last five are duplicates.
+    (1_000, 0, 9), (1_000, 0, 7),
+    (2_000, 0, 7), (2_000, 0, 9), (2_000, 0, 8),  # An unknown producer begins anywhere.
+    (2_000, 1, 5), (2_000, 1, 0), (2_000, 0, 9), (2_000, 1, 0), (2_000, 1, 1),
+]  # fmt: skip
+
+
+def test_sequences_get_kafkas_answers(
+    kafka_broker: KafkaProcess, shared_broker: ShoalProcess
+) -> None:
+    kafka, shoal = map(_of_sequences, (kafka_broker.bootstrap, shared_broker.bootstrap))
+    assert kafka == shoal
+    assert {code for code, _ in shoal} == {
+        ErrorCode.none, ErrorCode.out_of_order_sequence_number, ErrorCode.invalid_producer_epoch
+    }  # fmt: skip
+
+
+def _of_sequences(bootstrap: str) -> list[tuple[int, int]]:
+    """The error code and offset of each batch, those of some again after DeleteRecords."""
+
+    def send(id: int, epoch: int, sequence: int) -> tuple[int, int]:
+        who = {"producer_id": id, "producer_epoch": epoch, "base_sequence": sequence}
+        answer = client.produce("sequences", b"v", **who)
+        return answer.error_code, answer.base_offset
+
+    with WireClient(bootstrap) as client:
+        client.create_topic("sequences")
+        eventually(lambda: _ends(client, "sequences", 1), what="the topic has a leader")
+        found = [send(*one) for one in SEQUENCES]
+        rows = [{"partition_index": 0, "offset": -1}]
+        body = {"topics": [{"name": "sequences", "partitions": rows}], "timeout_ms": 5_000}
+        deleted = client.call(ApiKey.DELETE_RECORDS, 2, body).topics[0].partitions[0]
+        return [*found, (deleted.error_code, deleted.low_watermark)] + [
+            send(1_000, 0, sequence) for sequence in (7, 6, 4, 8)
+        ]

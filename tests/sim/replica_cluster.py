@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from shoal.log.producers import BATCHES_MAX
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
 from sim.replica_checker import Checker, Violation
@@ -16,6 +17,8 @@ CLIENT = -1
 #: Once no fault is left a cluster has so long to be in sync again.
 LIVENESS_MS = 30_000
 PRODUCERS = 2
+#: A producer sends again what has no answer after that.
+PRODUCE_TIMEOUT_MS = 1_200
 
 
 class Producer:
@@ -56,6 +59,7 @@ class Producer:
             self._attempt += 1
             if code is ErrorCode.none:
                 cluster.checker.told(self.index, offset, value)
+                cluster.acknowledged_sequences[self.id] = self.sequence
                 self.sequence += 1
                 world.after(world.random.randint(1, 60), self.next)
             else:
@@ -73,7 +77,7 @@ class Producer:
             if attempt == self._attempt:
                 self._again(ErrorCode.request_timed_out)
 
-        world.after(1_200, timed_out)
+        world.after(PRODUCE_TIMEOUT_MS, timed_out)
 
     def _again(self, code: ErrorCode) -> None:
         world = self.cluster.world
@@ -81,6 +85,92 @@ class Producer:
         if code is not ErrorCode.not_enough_replicas:
             self._guess = world.random.randrange(len(self.cluster.nodes)) + 1
         world.after(world.random.randint(5, 100), self._send)
+
+
+class PipelinedProducer:
+    """An idempotent producer of one partition with up to five unanswered batches, which it sends
+    again in order after an error, as librdkafka does."""
+
+    def __init__(self, cluster: ReplicaCluster, id: int, index: int) -> None:
+        self.cluster = cluster
+        self.id = id
+        self.index = index
+        self._sequence = 0
+        #: (value, batch) by sequence.
+        self._unanswered: dict[int, tuple[bytes, bytes]] = {}
+        self._resends = False
+        self._answered_ms = 0
+        self._guess = 1
+        self._next()
+
+    def _next(self) -> None:
+        cluster, world = self.cluster, self.cluster.world
+        if not cluster.writing and not self._unanswered:
+            cluster.done.add(self.id)
+            return
+        oldest = next(iter(self._unanswered), self._sequence)
+        # A log takes any sequence of a producer that is new to it, so the first batch goes alone.
+        window = BATCHES_MAX if self.id in cluster.acknowledged_sequences else 1
+        if cluster.writing and not self._resends and self._sequence - oldest < window:
+            value = b"p%d-%d" % (self.id, self._sequence)
+            data = build_batch(
+                [(world.now_ms, None, value, ())],
+                producer_id=self.id, producer_epoch=0, base_sequence=self._sequence,
+            )  # fmt: skip
+            self._unanswered[self._sequence] = value, bytes(data)
+            self._send([self._sequence])
+            self._sequence += 1
+        if self._unanswered and world.now_ms - self._answered_ms > PRODUCE_TIMEOUT_MS:
+            self._failed(ErrorCode.request_timed_out)
+        world.after(world.random.randint(1, 60), self._next)
+
+    def _send(self, sequences: Sequence[int]) -> None:
+        """Send batches over one connection, which keeps their order."""
+        cluster, node = self.cluster, self.cluster.nodes[self._guess]
+        requests = [(n, Produce(self.index, self._unanswered[n][1])) for n in sequences]
+
+        def reply_to(sequence: int) -> Callable[[ErrorCode, int], None]:
+            def reply(code: ErrorCode, offset: int) -> None:
+                cluster.network.carry(
+                    node.id, CLIENT, lambda: self._answered(sequence, code, offset)
+                )
+
+            return reply
+
+        def arrive() -> None:
+            for sequence, request in requests:
+                node.produce(request, reply_to(sequence))
+
+        cluster.network.carry(CLIENT, node.id, lambda: node.alive(arrive)())
+
+    def _answered(self, sequence: int, code: ErrorCode, offset: int) -> None:
+        cluster = self.cluster
+        if sequence not in self._unanswered:
+            return
+        self._answered_ms = cluster.world.now_ms
+        if code is not ErrorCode.none:
+            self._failed(code)
+            return
+        value, _ = self._unanswered.pop(sequence)
+        cluster.checker.told(self.index, offset, value)
+        acknowledged = cluster.acknowledged_sequences
+        acknowledged[self.id] = max(sequence, acknowledged.get(self.id, -1))
+
+    def _failed(self, code: ErrorCode) -> None:
+        """Send all that is unanswered again, after a pause."""
+        cluster, world = self.cluster, self.cluster.world
+        if self._resends:
+            return
+        self._resends = True
+        cluster.errors[code.name] = cluster.errors.get(code.name, 0) + 1
+        if code is not ErrorCode.not_enough_replicas:
+            self._guess = world.random.randrange(len(cluster.nodes)) + 1
+        world.after(world.random.randint(5, 100), self._resend)
+
+    def _resend(self) -> None:
+        self._resends = False
+        self._answered_ms = self.cluster.world.now_ms
+        self._send(list(self._unanswered))
 
 
 class ReplicaCluster:
@@ -96,8 +186,10 @@ class ReplicaCluster:
         group_commit: bool = False,
         keep_trace: bool = False,
         clients: bool = True,
+        pipelined: bool = False,
     ) -> None:
-        """Without `clients` nobody writes or looks by themselves."""
+        """Without `clients` nobody writes or looks by themselves. `pipelined` producers have
+        several unanswered batches."""
         self.world = World(seed, keep_trace=keep_trace)
         self.network = Network(self.world)
         self.partition_count = partitions
@@ -110,6 +202,8 @@ class ReplicaCluster:
         self.controller = Controller(self.world, ids, registered, min_isr)
         self.checker = Checker(partitions)
         self.nodes = {id: ReplicaNode(self, id) for id in ids}
+        #: By producer: the last sequence that it was told is written.
+        self.acknowledged_sequences: dict[int, int] = {}
         self.errors: dict[str, int] = {}
         self.faults: dict[str, int] = {}
         self.writing = True
@@ -117,8 +211,9 @@ class ReplicaCluster:
         for node in self.nodes.values():
             node.start()
         # The first image has every broker in sync, so that the first leaders are elected from it.
+        producer = PipelinedProducer if pipelined else Producer
         self.producers = [
-            Producer(self, 1 + at * PRODUCERS + k, at)
+            producer(self, 1 + at * PRODUCERS + k, at)
             for at in range(partitions if clients else 0)
             for k in range(PRODUCERS)
         ]
@@ -186,6 +281,15 @@ def crash(cluster: ReplicaCluster) -> Callable[[], None] | None:
     if not node.up:
         return None
     node.stop(lambda n: n - 1)
+    return node.start
+
+
+def restart(cluster: ReplicaCluster) -> Callable[[], None] | None:
+    """SIGTERM, and a start some time later."""
+    node = _one(cluster)
+    if not node.up or node.paused is not None:
+        return None
+    node.close()
     return node.start
 
 
@@ -329,6 +433,7 @@ FAULTS: dict[str, Fault] = {
         slow_disk,
         disk_full,
         prefer,
+        restart,
     )
 }
 
@@ -386,9 +491,13 @@ def simulate(seed: int, *, keep_trace: bool = False) -> ReplicaCluster:
         brokers=5 if seed % 3 == 0 else 3,
         group_commit=seed % 4 == 1,
         keep_trace=keep_trace,
+        pipelined=seed % 4 == 3,
     )
-    names = sorted(FAULTS)
+    # Recorded seeds draw from the faults that there were when they were recorded.
+    names = sorted(FAULTS.keys() - {restart.__name__})
     chosen = cluster.world.random.sample(names, cluster.world.random.randint(2, 6))
+    if seed % 4 == 3:
+        chosen.append(restart.__name__)
     try:
         return torment(cluster, chosen)
     except AssertionError:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from shoal.log import resent
 from shoal.protocol.errors import ErrorCode
 from shoal.replication import leadership
 from shoal.replication.follower import Answered, Fetcher, Step
@@ -153,6 +154,11 @@ def fetches_on_before_its_cut_is_durable(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fetcher, "_sync", lambda self, followed, out: None)
 
 
+def forgets_what_a_snapshot_left_out(patch: pytest.MonkeyPatch) -> None:
+    """A log compares sequences with what its snapshot has, the last batch, as Kafka does."""
+    patch.setattr(resent, "check", lambda log, header: log.producers.check(header, client=True))
+
+
 MUTANTS: dict[str, Mutant] = {
     m.__name__: m
     for m in (
@@ -172,5 +178,6 @@ MUTANTS: dict[str, Mutant] = {
         believes_the_leader_beyond_its_log,
         acknowledges_in_a_later_epoch,
         fetches_on_before_its_cut_is_durable,
+        forgets_what_a_snapshot_left_out,
     )
 }

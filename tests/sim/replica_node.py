@@ -13,12 +13,13 @@ from shoal.log.config import LogConfig
 from shoal.log.directory import LogDirectory
 from shoal.log.errors import AppendRefused, LogOffline
 from shoal.log.memory import MemoryStorage
+from shoal.log.producers import BATCHES_MAX
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import read_header
 from shoal.replication.follower import Answered, Fetcher, FetchRequest, FetchResponse, Key
 from shoal.replication.leadership import AlterPartition
 from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetched
-from sim.replica_checker import Violation
+from sim.replica_checker import Violation, batches
 from sim.replica_controller import Image
 
 if TYPE_CHECKING:
@@ -130,6 +131,17 @@ class ReplicaNode:
             self.up, self.paused = False, None
             self.storage.capacity_bytes = None
             self.storage.crash(choose)
+
+    def close(self) -> None:
+        """Stop as on SIGTERM: the logs are closed, and nothing is lost."""
+        if self.up:
+            self.world.trace(f"b{self.id} closes")
+            self.storage.now_ms = self.world.now_ms
+            try:
+                self.directory.close()
+            except OSError:
+                pass
+            self.stop(lambda n: n - 1)
 
     def alive(self, call: Callable[[], None]) -> Callable[[], None]:
         """The call, if this incarnation still lives when it is made; later if it is paused."""
@@ -427,7 +439,8 @@ class ReplicaNode:
             try:
                 appended = partition.append(request.data, now_ms=self.world.now_ms)
             except AppendRefused as refused:
-                if refused.code is ErrorCode.out_of_order_sequence_number and self._lacks(request):
+                out_of_order = refused.code is ErrorCode.out_of_order_sequence_number
+                if out_of_order and self._is_wrong_to_refuse(request):
                     raise Violation("sequence", f"b{self.id}: {refused.message}") from None
                 reply(refused.code, -1)
                 return
@@ -435,18 +448,27 @@ class ReplicaNode:
             self._waiting.append(entry)
             self._serve_waiting()
 
-    def _lacks(self, request: Produce) -> bool:
-        """Whether a leader that no other has replaced lacks acknowledged records of the producer.
+    def _is_wrong_to_refuse(self, request: Produce) -> bool:
+        """Whether a leader that no other has replaced refuses a sequence against the rules.
 
-        A replaced leader lacks what the next one took. A duplicate that the network delays is
-        refused as well, since a log remembers five batches of a producer.
+        Such a leader has all acknowledged records, and knows the last five batches of a producer in
+        its log. Refusals are right for what overtook an earlier batch, and for late duplicates of
+        older batches. A replaced leader lacks what the next one took.
         """
         partition = self.partitions[request.index]
         newest_epoch = self.cluster.controller.partitions[request.index].leader_epoch
-        header = read_header(request.data)
-        producer = partition.log.producers.get(header.producer_id)
-        ahead = producer is None or header.base_sequence > producer.last_sequence
-        return ahead and partition.leader_epoch == newest_epoch
+        if partition.leader_epoch != newest_epoch:
+            return False
+        header, log = read_header(request.data), partition.log
+        stored = [
+            batch.base_sequence
+            for batch in batches(log, log.log_start_offset, log.log_end_offset)
+            if batch.producer_id == header.producer_id
+        ]
+        if header.base_sequence in stored[-BATCHES_MAX:]:
+            return True
+        acknowledged = self.cluster.acknowledged_sequences.get(header.producer_id, -1)
+        return acknowledged > max(stored, default=-1)
 
     def _serve_waiting(self) -> None:
         left = []

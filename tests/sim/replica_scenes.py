@@ -69,10 +69,16 @@ class ReplicaScene:
     def passes(self, duration_ms: int) -> None:
         self.world.run_until(self.world.now_ms + duration_ms)
 
-    def write(self, id: int, value: bytes = b"", *, told: bool = False) -> Written:
-        """Send one record with acks=all to a broker, and wait for success if it is to be `told`."""
+    def write(
+        self, id: int, value: bytes = b"", *, told: bool = False, sequence: int = -1
+    ) -> Written:
+        """Send one record with acks=all to a broker, and wait for success if it is to be `told`.
+
+        With a `sequence` an idempotent producer sends it, the same record for the same sequence.
+        """
         self._sent += 1
-        value = b"%d %s" % (self._sent, value)
+        value = b"%d %s" % (self._sent, value) if sequence < 0 else b"sequence %d" % sequence
+        who = (-1, -1) if sequence < 0 else (1, 0)
         written = Written()
         node = self.cluster.nodes[id]
 
@@ -84,7 +90,12 @@ class ReplicaScene:
         def reply(code: ErrorCode, offset: int) -> None:
             self.network.carry(id, CLIENT, lambda: answered(code, offset))
 
-        data = bytes(build_batch([(self.world.now_ms, None, value, ())]))
+        data = bytes(
+            build_batch(
+                [(self.world.now_ms, None, value, ())],
+                producer_id=who[0], producer_epoch=who[1], base_sequence=sequence,
+            )
+        )  # fmt: skip
         node.alive(lambda: node.produce(Produce(0, data), reply))()
         if told:
             self.until(lambda: written.code is ErrorCode.none, "an acknowledged record")
@@ -113,6 +124,13 @@ class ReplicaScene:
     def kill(self, *ids: int) -> None:
         for id in ids:
             self.cluster.nodes[id].stop(lambda n: n - 1)
+
+    def restart(self, id: int) -> None:
+        """Stop a broker as on SIGTERM, start it again, and wait until it is in the ISR."""
+        self.cluster.nodes[id].close()
+        self.until(lambda: id not in self.in_force.isr, f"{id} leaves the ISR")
+        self.start(id)
+        self.until(lambda: id in self.in_force.isr, f"{id} is in the ISR")
 
     def lose_power(self, *ids: int) -> None:
         """Nothing that was not synced is left."""
@@ -340,6 +358,24 @@ def all_followers_lose_power(scene: ReplicaScene) -> None:
     scene.rest()
 
 
+def all_replicas_restart_before_they_answer(scene: ReplicaScene) -> None:
+    """A producer has no answers to four batches, which all replicas have. Each replica restarts
+    from a snapshot, which has the last batch alone, and the producer sends all four again."""
+    scene.write(1, sequence=0, told=True)
+    scene.cut((1, CLIENT))
+    for sequence in range(1, 5):
+        scene.write(1, sequence=sequence)
+    scene.until(scene.cluster.in_sync, "all replicas have the batches")
+    for id in scene.cluster.nodes:
+        scene.restart(id)
+    leader = scene.in_force.leader
+    scene.leads(leader)
+    scene.heal((1, CLIENT))
+    again = [scene.write(leader, sequence=sequence) for sequence in range(1, 5)]
+    scene.until(lambda: all(w.code is ErrorCode.none for w in again), "they are acknowledged")
+    scene.rest()
+
+
 class Case(NamedTuple):
     """A scene, and the rules by which it finds a mutant."""
 
@@ -365,5 +401,8 @@ SCENES = [
     Case("takes_answers_of_another_epoch", LOST, an_answer_comes_two_epochs_late),
     Case("answers_any_epoch", LOST, a_fetch_comes_two_epochs_late),
     Case("acknowledges_in_a_later_epoch", LOST, a_leader_comes_back_as_a_follower),
+    Case(
+        "forgets_what_a_snapshot_left_out", ("sequence",), all_replicas_restart_before_they_answer
+    ),
     Case("fetches_on_before_its_cut_is_durable", LOST, all_followers_lose_power, group_commit=True),
 ]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import errno
+from typing import Never
 
 import pytest
 from log_material import NOW_MS, batch, fill, keyed, open_log, records
 from pytest import MonkeyPatch
-from shoal.log import validation
+from shoal.log import resent, validation
 from shoal.log.config import LogConfig
 from shoal.log.errors import AppendRefused, LogOffline
 from shoal.log.log import Log, Origin
 from shoal.log.memory import MemoryStorage
+from shoal.log.segment import Segment
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import assign, check_crc, headers, read_header, sign
 from shoal.record.records import build_batch, read_records
@@ -256,18 +258,85 @@ def test_silent_producers_are_forgotten() -> None:
 def test_duplicates_are_known_after_a_restart(clean: bool) -> None:
     storage = MemoryStorage()
     log = open_log(storage)
-    for sequence in range(4):
+    for sequence in range(7):
         send(log, sequence)
     if clean:
         log.close()
     else:
         storage.crash(lambda n: n - 1)
     log = open_log(storage, clean=clean)
+    assert send_refused(log, 8) is ErrorCode.out_of_order_sequence_number
+    # A snapshot has the last batch alone, so the log is searched for the other four.
+    assert [send(log, i) for i in (2, 3, 4, 5, 6)] == [-2, -3, -4, -5, -6]
+    assert send_refused(log, 1) is ErrorCode.out_of_order_sequence_number
+    assert send(log, 7) == 7
     assert send(log, 3) == -3
-    assert send_refused(log, 5) is ErrorCode.out_of_order_sequence_number
-    assert send(log, 4) == 4
-    if not clean:  # A scan finds all five, a snapshot keeps the last one, as Kafka's does.
-        assert [send(log, i) for i in (1, 2, 3)] == [-1, -2, -3]
+    assert send_refused(log, 2) is ErrorCode.out_of_order_sequence_number
+
+
+#: A segment of about two batches of one record, each in the offset index.
+SHORT_SEGMENTS = LogConfig(segment_bytes=150, index_interval_bytes=0)
+
+
+@pytest.mark.parametrize("config", [LogConfig(), SHORT_SEGMENTS], ids=["one", "many"])
+def test_earlier_batches_are_found_between_those_of_others(config: LogConfig) -> None:
+    storage = MemoryStorage()
+    log = open_log(storage, config)
+    for sequence in range(5):
+        send(log, sequence)
+        for other in (8, -1):
+            log.append(batch(b"v", producer=(other, 0, sequence)), now_ms=NOW_MS, leader_epoch=0)
+    log.close()
+    log = open_log(storage, config, clean=True)
+    assert [send(log, i) for i in range(5)] == [0, -3, -6, -9, -12]
+    assert send(log, 5) == 15
+
+
+def test_batches_of_an_earlier_epoch_are_no_duplicates_after_a_restart() -> None:
+    storage = MemoryStorage()
+    log = open_log(storage)
+    for sequence in range(3):
+        send(log, sequence, epoch=0)
+    send(log, 0, epoch=1)
+    log.close()
+    log = open_log(storage, clean=True)
+    assert send_refused(log, 2, epoch=1) is ErrorCode.out_of_order_sequence_number
+    assert send(log, 0, epoch=1) == -3
+    assert send(log, 1, epoch=1) == 4
+
+
+def test_earlier_batches_are_searched_for_once(monkeypatch: MonkeyPatch) -> None:
+    """A search walks a bounded part of the log, and a client cannot have it repeated."""
+    monkeypatch.setattr(resent, "SEARCHED_MAX", 9)
+    storage = MemoryStorage()
+    log = open_log(storage)
+    for sequence in range(3):
+        send(log, sequence)
+    fill(log, [batch(b"v")] * 8)
+    send(log, 3)
+    log.close()
+    log = open_log(storage, clean=True)
+    assert send(log, 2) == -2
+    assert send_refused(log, 1) is ErrorCode.out_of_order_sequence_number
+    monkeypatch.setattr(resent, "SEARCHED_MAX", 100)
+    assert send_refused(log, 1) is ErrorCode.out_of_order_sequence_number
+
+
+def test_a_search_that_the_disk_refuses_is_done_again(monkeypatch: MonkeyPatch) -> None:
+    storage = MemoryStorage()
+    log = open_log(storage)
+    for sequence in range(3):
+        send(log, sequence)
+    log.close()
+    log = open_log(storage, clean=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(Segment, "heads", _disk_fails)
+        assert send_refused(log, 1) is ErrorCode.kafka_storage_error
+    assert send(log, 1) == -1
+
+
+def _disk_fails(segment: Segment, position: int = 0) -> Never:
+    raise OSError(errno.EIO, "Input/output error")
 
 
 def test_truncation_takes_the_producers_back() -> None:

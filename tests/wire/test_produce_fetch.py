@@ -136,6 +136,29 @@ def test_idempotent_producer(client: WireClient, topic: str) -> None:
     assert client.fetch(topic, 0).high_watermark == 2
 
 
+def test_retries_are_recognised_after_a_restart(broker: ShoalProcess) -> None:
+    """A producer whose answers were lost sends up to five batches again, the oldest first."""
+
+    def send(client: WireClient, sequence: int) -> tuple[int, int]:
+        who = {"producer_id": 4_000, "producer_epoch": 0}
+        answer = client.produce("t", b"%d" % sequence, base_sequence=sequence, **who)
+        return answer.error_code, answer.base_offset
+
+    written = [(0, offset) for offset in range(9)]
+    with WireClient(broker.bootstrap) as client:
+        client.create_topic("t")
+        assert [send(client, sequence) for sequence in range(7)] == written[:7]
+    broker.restart()
+    with WireClient(broker.bootstrap) as client:
+        assert [send(client, sequence) for sequence in range(2, 7)] == written[2:7]
+        assert send(client, 1) == (ErrorCode.out_of_order_sequence_number, -1)
+        assert send(client, 7) == (0, 7)
+    broker.kill9()
+    broker.start()
+    with WireClient(broker.bootstrap) as client:
+        assert [send(client, sequence) for sequence in range(3, 9)] == written[3:]
+
+
 def test_min_in_sync_replicas(client: WireClient) -> None:
     topic = next(_names)
     client.create_topic(topic, min_insync_replicas="2")

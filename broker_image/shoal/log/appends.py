@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from shoal.log import resent
 from shoal.log.errors import AppendRefused
 from shoal.log.producers import WrittenBatch
 from shoal.log.validation import Examined, examine, follower_batch, recompressed
@@ -63,7 +64,7 @@ def of_client(log: Log, batch: Buffer | Examined, now_ms: int, leader_epoch: int
         batch = examine(batch, log.config, now_ms)
     header, data = batch
     if header.producer_id != NO_PRODUCER_ID:
-        duplicate = log.producers.check(header, client=True)
+        duplicate = resent.check(log, header)
         if duplicate is not None:
             return _again(log, duplicate)
     return _place(log, data, header, now_ms, leader_epoch)

@@ -3,7 +3,8 @@
 Of each producer id: its epoch, its last five batches, and where its open transaction began. A
 batch is checked before it is written (`check`) and noted after (`note`), each in constant time.
 The state at an offset is a `.snapshot` file in Kafka's format, which keeps the last batch of
-each producer; recovery loads the newest one and replays the batches behind it.
+each producer; recovery loads the newest one and replays the batches behind it. `log.resent` finds
+the other four when a producer sends one of them again.
 """
 
 from __future__ import annotations
@@ -49,6 +50,12 @@ class WrittenBatch(NamedTuple):
     offset_delta: int
     timestamp: int
 
+    @classmethod
+    def of(cls, header: BatchHeader, base_offset: int) -> WrittenBatch:
+        """The batch with that header, which stands at `base_offset`."""
+        delta = header.last_offset_delta
+        return cls(header.last_sequence, base_offset + delta, delta, header.max_timestamp)
+
     @property
     def first_sequence(self) -> int:
         if self.last_sequence == NO_SEQUENCE:
@@ -65,6 +72,7 @@ class Producer:
     """The state of one producer id."""
 
     __slots__ = (
+        "abridged",
         "batches",
         "coordinator_epoch",
         "epoch",
@@ -85,6 +93,8 @@ class Producer:
         #: Where its open transaction began, -1 when there is none.
         self.transaction_start = -1
         self.batches: list[WrittenBatch] = []
+        #: Whether `batches` may lack earlier ones of this epoch, which a snapshot leaves out.
+        self.abridged = False
 
     @property
     def last_sequence(self) -> int:
@@ -98,6 +108,7 @@ class Producer:
     def enter_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
             self.batches.clear()
+            self.abridged = False
             self.epoch = epoch
 
 
@@ -172,16 +183,12 @@ class ProducerStates:
     def note(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
         """A data batch of a producer now stands at `base_offset`."""
         producer = self._entry(header.producer_id, now_ms)
-        last_offset = base_offset + header.last_offset_delta
         producer.enter_epoch(header.producer_epoch)
         batches = producer.batches
         if len(batches) == BATCHES_MAX:
             del batches[0]
-        batches.append(
-            WrittenBatch(
-                header.last_sequence, last_offset, header.last_offset_delta, header.max_timestamp
-            )
-        )
+            producer.abridged = False
+        batches.append(WrittenBatch.of(header, base_offset))
         producer.last_timestamp = header.max_timestamp
         if header.is_transactional and producer.transaction_start < 0:
             producer.transaction_start = base_offset
@@ -283,6 +290,7 @@ class ProducerStates:
             producer.transaction_start = start
             if offset >= 0:
                 producer.batches.append(WrittenBatch(sequence, offset, delta, timestamp))
+                producer.abridged = True
         starts = ((p.transaction_start, p.producer_id) for p in self if p.transaction_start >= 0)
         self._open = dict(sorted(starts))
 

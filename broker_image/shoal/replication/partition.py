@@ -212,9 +212,10 @@ class Partition:
 
     def epoch_error(self, current_leader_epoch: int) -> ErrorCode | None:
         """Why a request that names the leader epoch it knows is refused (KIP-320), or None."""
-        if not self.is_leader:
+        error = self.known_epoch_error(current_leader_epoch)
+        if error is None and not self.is_leader:
             return ErrorCode.not_leader_or_follower
-        return self.known_epoch_error(current_leader_epoch)
+        return error
 
     def known_epoch_error(self, current_leader_epoch: int) -> ErrorCode | None:
         """`epoch_error` of a replica that need not lead."""

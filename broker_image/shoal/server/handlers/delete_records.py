@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.log.errors import LogOffline, OffsetOutOfRange
 from shoal.protocol.errors import ErrorCode
 from shoal.server.network.api import Answer, Request
+from shoal.server.network.responses import absence
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -36,7 +37,7 @@ def _delete(broker: Broker, topic: str, index: int, offset: int) -> dict[str, An
     code: ErrorCode | None = None
     low_watermark = NO_LOW_WATERMARK
     if partition is None:
-        code = ErrorCode.unknown_topic_or_partition
+        code, _ = absence(broker, topic, None, index)
     elif not partition.is_leader:
         code = ErrorCode.not_leader_or_follower
     elif broker.is_internal(topic):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ErrorCode
 from shoal.server.network.api import Answer, Request
+from shoal.server.network.responses import absence
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -27,8 +28,7 @@ def _row(broker: Broker, topic: str, index: int) -> dict[str, Any]:
     partition = broker.partitions.by_name(topic, index)
     row: dict[str, Any] = {"partition_index": index, "error_code": ErrorCode.none}
     if partition is None:
-        known = broker.image.partition(topic, index) is not None
-        code = ErrorCode.not_leader_or_follower if known else ErrorCode.unknown_topic_or_partition
+        code, _ = absence(broker, topic, None, index)
         return row | {"error_code": code, "error_message": f"{topic}-{index} is not here"}
     if not partition.is_leader:
         return row | {"error_code": ErrorCode.not_leader_or_follower}

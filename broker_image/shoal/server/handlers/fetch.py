@@ -17,7 +17,7 @@ from shoal.record.batch import CorruptBatch
 from shoal.replication.partition import Partition
 from shoal.server.network.api import Answer, Body, Request
 from shoal.server.network.fetch_sessions import TOPIC_IDS_FROM, Cursor, Session
-from shoal.server.network.responses import leader_endpoints
+from shoal.server.network.responses import absence, leader_endpoints
 from shoal.server.replication import replica_fetch
 from shoal.server.replication import replica_selector as closest
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
 READ_COMMITTED = 1
+#: The first version whose refusals name the leader (KIP-951).
+_LEADERS_FROM = 16
 _Entry = dict[str, Any]
 
 
@@ -161,7 +163,7 @@ class _Fetch:
         for cursor in self._cursors:
             partition = find(cursor.name, cursor.topic_id, cursor.index)
             if partition is None:
-                entry = _refusal(self._unknown())
+                entry = self._absent(cursor)
             else:
                 entry = self._read_one(partition, cursor, left, min_one=not found_any)
                 size = len(entry["records"])
@@ -196,10 +198,20 @@ class _Fetch:
             return partition.known_epoch_error(current_leader_epoch)
         return partition.epoch_error(current_leader_epoch)
 
-    def _unknown(self) -> ErrorCode:
-        if self._by_id:
-            return ErrorCode.unknown_topic_id
-        return ErrorCode.unknown_topic_or_partition
+    def _absent(self, cursor: Cursor) -> _Entry:
+        """The refusal of a partition that has no replica here."""
+        topic_id = cursor.topic_id if self._by_id else None
+        code, elsewhere = absence(self._broker, cursor.name, topic_id, cursor.index)
+        if elsewhere is None:
+            return _refusal(code)
+        return _refusal(code) | self._led_by(elsewhere.leader, elsewhere.leader_epoch)
+
+    def _led_by(self, leader_id: int, leader_epoch: int) -> _Entry:
+        """The part of a refusal that sends a client to the leader (KIP-951)."""
+        if self._version < _LEADERS_FROM:
+            return {}
+        self._leaders = {*(self._leaders or ()), leader_id}
+        return {"current_leader": {"leader_id": leader_id, "leader_epoch": leader_epoch}}
 
     def _tells(self, cursor: Cursor, entry: _Entry) -> bool:
         """Whether the response has this partition: in a session's later responses, only what is
@@ -222,9 +234,7 @@ class _Fetch:
     ) -> _Entry:
         code = self._epoch_error(partition, cursor.current_leader_epoch)
         if code is not None:
-            self._leaders = {*(self._leaders or ()), partition.leader_id}
-            leader = {"leader_id": partition.leader_id, "leader_epoch": partition.leader_epoch}
-            return _refusal(code) | {"current_leader": leader}
+            return _refusal(code) | self._led_by(partition.leader_id, partition.leader_epoch)
         log, offset = partition.log, cursor.fetch_offset
         if not log.log_start_offset <= offset <= log.log_end_offset:
             return _refusal(ErrorCode.offset_out_of_range)

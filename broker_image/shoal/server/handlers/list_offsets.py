@@ -14,6 +14,7 @@ from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch
 from shoal.replication.partition import NO_EPOCH, Partition
 from shoal.server.network.api import Answer, Request
+from shoal.server.network.responses import absence
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -44,17 +45,18 @@ def handle(broker: Broker, request: Request) -> Answer:
         entries: list[_Entry] = []
         for asked in topic.partitions:
             partition = broker.partitions.by_name(topic.name, asked.partition_index)
-            entry = _entry(partition, asked, request.version, committed, body.replica_id)
+            if partition is None:
+                entry = _refusal(absence(broker, topic.name, None, asked.partition_index)[0])
+            else:
+                entry = _entry(partition, asked, request.version, committed, body.replica_id)
             entries.append({"partition_index": asked.partition_index, **entry})
         topics.append({"name": topic.name, "partitions": entries})
     return {"topics": topics}
 
 
 def _entry(
-    partition: Partition | None, asked: Any, version: int, committed: bool, replica_id: int
+    partition: Partition, asked: Any, version: int, committed: bool, replica_id: int
 ) -> _Entry:
-    if partition is None:
-        return _refusal(ErrorCode.unknown_topic_or_partition)
     code = partition.epoch_error(getattr(asked, "current_leader_epoch", NO_EPOCH))
     if code is not None and replica_id != _DEBUGGING_REPLICA:
         return _refusal(code)

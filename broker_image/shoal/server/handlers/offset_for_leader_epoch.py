@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ErrorCode
 from shoal.server.network.api import Answer, Request
+from shoal.server.network.responses import absence
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -28,7 +29,7 @@ def _entry(broker: Broker, topic: str, asked: Any) -> dict[str, Any]:
     partition = broker.partitions.by_name(topic, asked.partition)
     epoch = end_offset = -1
     if partition is None:
-        code: ErrorCode | None = ErrorCode.unknown_topic_or_partition
+        code: ErrorCode | None = absence(broker, topic, None, asked.partition)[0]
     else:
         code = partition.epoch_error(asked.current_leader_epoch)
         if code is None:

@@ -28,7 +28,7 @@ from shoal.replication.written import Written
 from shoal.server.handlers import transactional_produce
 from shoal.server.handlers.transactional_produce import pass_on
 from shoal.server.network.api import Answer, Body, Request
-from shoal.server.network.responses import leader_endpoints
+from shoal.server.network.responses import absence, leader_endpoints
 from shoal.server.replication.batch_validator import Outcomes
 
 if TYPE_CHECKING:
@@ -153,9 +153,10 @@ def _append(
     name, topic_id, index = where
     partition = broker.partitions.find(name, topic_id, index)
     if partition is None:
-        if topic_id is not None:
-            return _refusal(ErrorCode.unknown_topic_id, None)
-        return _refusal(ErrorCode.unknown_topic_or_partition, None)
+        code, elsewhere = absence(broker, name, topic_id, index)
+        if elsewhere is None:
+            return _refusal(code, None)
+        return _refusal(code, None) | _led_by(elsewhere.leader, elsewhere.leader_epoch)
     meter = broker.metrics.topic(partition.topic)
     meter.produces += 1
     refusal = _refused_before(broker, partition, acks, data)
@@ -225,7 +226,11 @@ def _refused_before(
 
 def _not_leader(partition: Partition) -> _Entry:
     """What sends a client to the leader of now (KIP-951)."""
-    leader = {"leader_id": partition.leader_id, "leader_epoch": partition.leader_epoch}
+    return _led_by(partition.leader_id, partition.leader_epoch)
+
+
+def _led_by(leader_id: int, leader_epoch: int) -> _Entry:
+    leader = {"leader_id": leader_id, "leader_epoch": leader_epoch}
     return {"error_code": ErrorCode.not_leader_or_follower, "current_leader": leader}
 
 

@@ -13,6 +13,9 @@ from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.network.api import Answer, Body
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
+    from shoal.metadata.image import PartitionImage
     from shoal.server.broker import Broker
 
 Response = Mapping[str, Any]
@@ -91,3 +94,19 @@ def leader_endpoints(
                 }
             )
     return rows
+
+
+def absence(
+    broker: Broker, name: str, topic_id: UUID | None, index: int
+) -> tuple[ErrorCode, PartitionImage | None]:
+    """Why this broker does not serve a partition of which it has no replica.
+
+    The partition comes with it if another broker has one: a client learns its leader (KIP-951).
+    """
+    image = broker.image
+    topic = image.topics.get(name) if topic_id is None else image.topics_by_id.get(topic_id)
+    if topic is None and topic_id is not None:
+        return ErrorCode.unknown_topic_id, None
+    if topic is None or not 0 <= index < len(topic.partitions):
+        return ErrorCode.unknown_topic_or_partition, None
+    return ErrorCode.not_leader_or_follower, topic.partitions[index]
