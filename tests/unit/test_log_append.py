@@ -335,6 +335,17 @@ def test_a_search_that_the_disk_refuses_is_done_again(monkeypatch: MonkeyPatch) 
     assert send(log, 1) == -1
 
 
+def test_a_search_ends_where_an_index_leads_to_no_batch(monkeypatch: MonkeyPatch) -> None:
+    storage, config = MemoryStorage(), LogConfig(index_interval_bytes=0)
+    log = open_log(storage, config)
+    for sequence in range(3):
+        send(log, sequence)
+    log.close()
+    log = open_log(storage, config, clean=True)
+    monkeypatch.setattr(Segment, "heads", lambda segment, position=0: iter(()))
+    assert send_refused(log, 1) is ErrorCode.out_of_order_sequence_number
+
+
 def _disk_fails(segment: Segment, position: int = 0) -> Never:
     raise OSError(errno.EIO, "Input/output error")
 

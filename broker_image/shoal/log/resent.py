@@ -78,8 +78,10 @@ def _headers_before(log: Log, offset: int) -> Iterator[BatchHeader]:
                 found = deque(_headers_between(segment, start, offset), SEARCHED_MAX)
             except CorruptBatch:
                 return
+            if not found:
+                break
             yield from reversed(found)
-            offset = found[0].base_offset if found else offset
+            offset = found[0].base_offset
 
 
 def _headers_between(segment: Segment, position: int, offset: int) -> Iterator[BatchHeader]:
