@@ -30,7 +30,7 @@ from shoal.quorum.ready import Event, Received, Tick, Unanswered
 from shoal.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet
 from shoal.record.records import build_batch
 from shoal.replication.follower import Fetcher
-from shoal.server.cluster.config import cluster_config
+from shoal.server.cluster_config import cluster_config
 from shoal.server.config import resolve
 from shoal.server.replication.quotas import FOLLOWER, ReplicationQuota
 from shoal.server.share import policies as share_policies

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from shoal.server.cluster.config import cluster_config
 from shoal.server.cluster.controller_listener import with_controller_listener
+from shoal.server.cluster_config import cluster_config
 from shoal.server.config import BrokerConfig, InvalidConfig, resolve
 from shoal.server.handlers import HANDLERS, TABLES
 from shoal.server.host import broker_slots as seats

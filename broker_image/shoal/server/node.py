@@ -8,7 +8,7 @@ import random
 from typing import Any
 
 from shoal.server import logs
-from shoal.server.cluster.config import ClusterConfig, cluster_config
+from shoal.server.cluster_config import ClusterConfig, cluster_config
 from shoal.server.config import BrokerConfig
 from shoal.server.disk import Disk
 from shoal.server.timers import Clock, Timers

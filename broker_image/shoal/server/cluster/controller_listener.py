@@ -7,7 +7,7 @@ node at a port that no listener has, and several brokers of one host that form a
 from __future__ import annotations
 
 from shoal.metadata import configs
-from shoal.server.cluster.config import CONTROLLER, cluster_config
+from shoal.server.cluster_config import CONTROLLER, cluster_config
 from shoal.server.config import BrokerConfig, Endpoint, InvalidConfig, bracketed
 
 NAME = "CONTROLLER"

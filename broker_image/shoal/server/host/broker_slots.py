@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.server.cluster.config import cluster_config
+from shoal.server.cluster_config import cluster_config
 from shoal.server.config import BrokerConfig, Endpoint, InvalidConfig, bracketed
 
 SETTING = "shoal.brokers.per.host"

@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from shoal.server.cluster.config import CONTROLLER
+from shoal.server.cluster_config import CONTROLLER
 from shoal.server.host.broker_slots import Seat
 
 #: The pause before a broker is started again, and after how long a run pauses begin anew.
