@@ -18,8 +18,8 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
 from shoal.replication.partition import Partition
+from shoal.server.cluster_config import Listeners
 from shoal.server.handlers import HANDLERS
-from shoal.server.network.api import Listeners
 from sim.cluster_brokers import CONTROLLER_PORT, PORT, BrokerMachine, SimCluster
 from sim.cluster_kernel import Kernel
 from sim.cluster_machine import doors

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 from shoal.server.cluster.controller_listener import with_controller_listener
-from shoal.server.cluster_config import cluster_config
+from shoal.server.cluster_config import Listeners, cluster_config
 from shoal.server.config import BrokerConfig, InvalidConfig, resolve
 from shoal.server.handlers import HANDLERS, TABLES
 from shoal.server.host import broker_slots as seats
-from shoal.server.network.api import Listeners
 
 BROKER, CONTROLLER, BOTH = Listeners.BROKER, Listeners.CONTROLLER, Listeners.BOTH
 QUORUM = "1@one:9093,2@two:9093"

@@ -35,6 +35,7 @@ from shoal.server.cluster.quorum import Quorum
 from shoal.server.cluster.served_apis import Served
 from shoal.server.cluster.unreachable_leaders import Suspects
 from shoal.server.cluster.voter_update import VoterUpdate
+from shoal.server.cluster_config import Listeners
 from shoal.server.config import BrokerConfig
 from shoal.server.coordinators.groups import GroupService
 from shoal.server.coordinators.service import CoordinatorService, InternalTopic
@@ -44,7 +45,7 @@ from shoal.server.metadata_cache import MetadataCache
 from shoal.server.metrics import broker as broker_metrics
 from shoal.server.metrics import coordinator as coordinator_metrics
 from shoal.server.metrics.registry import Metrics
-from shoal.server.network.api import Api, Listeners
+from shoal.server.network.api import Api
 from shoal.server.network.connection_limits import Admission
 from shoal.server.network.dispatch import Dispatcher
 from shoal.server.network.fetch_sessions import FetchSessions

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from enum import Flag
 from typing import NamedTuple
 
 from shoal.quorum.raft import QuorumSettings
 from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
 from shoal.server.config import BrokerConfig, InvalidConfig
-from shoal.server.network.api import Listeners
 
 _VOTER = re.compile(r"(\d+)@(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]@]+)):(\d+)")
 _ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]@]+)):(\d+)")
 BROKER, CONTROLLER = "broker", "controller"
+
+
+class Listeners(Flag):
+    """Kinds of listeners: of brokers, which clients use, and of controllers. A listener is of both
+    kinds where the quorum uses the clients' port (ADR 0052)."""
+
+    BROKER = 1
+    CONTROLLER = 2
+    BOTH = 3
 
 
 class ClusterConfig(NamedTuple):

@@ -22,8 +22,8 @@ from shoal.record import walker
 from shoal.server import ineffective_configs as idle_settings
 from shoal.server.broker import Broker
 from shoal.server.cluster.lifecycle import CannotJoin
+from shoal.server.cluster_config import Listeners
 from shoal.server.config import BrokerConfig, InvalidConfig, address
-from shoal.server.network.api import Listeners
 from shoal.server.network.listener import ListenError
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shoal.protocol.api import ApiKey
+from shoal.server.cluster_config import Listeners
 from shoal.server.handlers import EARLY, TABLES
-from shoal.server.network.api import Api, Listeners
+from shoal.server.network.api import Api
 
 if TYPE_CHECKING:
     from shoal.quorum.voters import VoterSet

@@ -13,6 +13,7 @@ from dataclasses import replace
 from shoal.protocol import produce as produce_request
 from shoal.protocol import share as share_messages
 from shoal.protocol.api import ApiKey
+from shoal.server.cluster_config import Listeners
 from shoal.server.handlers import (
     add_offsets_to_txn,
     add_partitions_to_txn,
@@ -73,7 +74,7 @@ from shoal.server.handlers import (
     update_features,
     write_txn_markers,
 )
-from shoal.server.network.api import Api, Listeners
+from shoal.server.network.api import Api
 
 #: Requests that the active controller alone answers; other nodes pass them on to it.
 BY_CONTROLLER = frozenset(

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.quorum import wire
 from shoal.quorum.messages import AddRaftVoterRequest, Response, VoteRequest
+from shoal.server.cluster_config import Listeners
 from shoal.server.handlers import fetch as partitions
-from shoal.server.network.api import Answer, Listeners, Request
+from shoal.server.network.api import Answer, Request
 from shoal.server.network.fetch_sessions import TOPIC_IDS_FROM
 from shoal.server.network.responses import mapped
 

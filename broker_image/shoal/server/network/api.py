@@ -16,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Flag
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.frames import RequestHeader
 from shoal.protocol.produce import ProduceRequest
+from shoal.server.cluster_config import Listeners
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -108,15 +108,6 @@ class Request:
 
 
 Handler = Callable[["Broker", Request], Answer]
-
-
-class Listeners(Flag):
-    """Kinds of listeners: of brokers, which clients use, and of controllers. A listener is of both
-    kinds where the quorum uses the clients' port (ADR 0052)."""
-
-    BROKER = 1
-    CONTROLLER = 2
-    BOTH = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
+from shoal.server.cluster_config import Listeners
 from shoal.server.config import address
-from shoal.server.network.api import Listeners, Peer
+from shoal.server.network.api import Peer
 from shoal.server.network.connection import Connection
 
 if TYPE_CHECKING:
