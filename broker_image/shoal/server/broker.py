@@ -33,7 +33,7 @@ from shoal.server.cluster.metadata_log import Metadata, random_id
 from shoal.server.cluster.producer_ids import ProducerIds
 from shoal.server.cluster.quorum import Quorum
 from shoal.server.cluster.served_apis import Served
-from shoal.server.cluster.unreachable_leaders import Suspects
+from shoal.server.cluster.unreachable_leaders import UnreachableLeaders
 from shoal.server.cluster.voter_update import VoterUpdate
 from shoal.server.cluster_config import Listeners
 from shoal.server.config import BrokerConfig
@@ -140,7 +140,7 @@ class Broker:
             config["socket.connection.setup.timeout.max.ms"],
         )
         self.peers = BrokerPeers(self)
-        self.suspects = Suspects(self)
+        self.unreachable_leaders = UnreachableLeaders(node, self.metadata_cache)
         self.replicas = Replicas(self)
         self.partitions.alter = self.replicas.alter
         self.partitions.broker_epoch_of = self.replicas.broker_epoch_of
@@ -218,7 +218,7 @@ class Broker:
         self._throttle()
         self._opened = True
         self.metadata_cache.subscribe(self._metadata_changed)
-        self.suspects.changed(self.image)
+        self.unreachable_leaders.brokers_changed(self.image)
         self.groups = GroupService(self)
         self.coordinators.append(self.groups)
         self.transactions = TransactionService(self)
@@ -589,7 +589,7 @@ class Broker:
         self.partitions.apply(image, delta)
         idle_settings.log_altered(self, delta)
         if delta.brokers:
-            self.suspects.changed(image)
+            self.unreachable_leaders.brokers_changed(image)
         if delta.client_quotas:
             self.quotas.changed()
         if delta.configs or delta.broker_config_changed:

@@ -335,8 +335,8 @@ class _FetchLoop:
                 await asyncio.sleep(_RECONNECT_MAX_MS / 1000)
                 continue
             pause_ms = _RECONNECT_MS
-            if self._broker.suspects:
-                self._broker.suspects.reached(self._leader_id)
+            if self._broker.unreachable_leaders:
+                self._broker.unreachable_leaders.connected(self._leader_id)
             self._do(self.fetcher.answered(response, self._broker.clock.now_ms()))
 
     async def _wait(self, now_ms: int) -> None:
@@ -366,7 +366,9 @@ class _FetchLoop:
                 raise ClientError(f"broker {self._leader_id} is not registered")
             self._link = peers.link(address, config["replica.socket.timeout.ms"])
             self._link_epoch = self._leader_epoch()
-            self._link.on_lost = lambda: self._broker.suspects.lost(self._leader_id)
+            self._link.on_lost = lambda: self._broker.unreachable_leaders.disconnected(
+                self._leader_id
+            )
         return await self._link.request(api_key, fields)
 
     async def _fetch(self, request: FetchRequest) -> FetchResponse:
