@@ -32,7 +32,7 @@ from shoal.server.cluster.lifecycle import CannotJoin, Lifecycle
 from shoal.server.cluster.metadata_log import Metadata, random_id
 from shoal.server.cluster.producer_ids import ProducerIds
 from shoal.server.cluster.quorum import Quorum
-from shoal.server.cluster.served_apis import Served
+from shoal.server.cluster.served_apis import ServedApis
 from shoal.server.cluster.unreachable_leaders import UnreachableLeaders
 from shoal.server.cluster.voter_update import VoterUpdate
 from shoal.server.cluster_config import Listeners
@@ -122,7 +122,7 @@ class Broker:
             loop, config["queued.max.requests"], config["queued.max.request.bytes"]
         )
         self.table: Mapping[int, Api] = HANDLERS
-        self.served = Served(self)
+        self.served = ServedApis(self)
         self.dispatch = Dispatcher(self, self.table, self.served.now)
         self.listeners: list[Listener] = []
         self.health: HealthListener | None = None

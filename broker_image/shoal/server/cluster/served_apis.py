@@ -26,7 +26,7 @@ MOVE = (
 )
 
 
-class Served:
+class ServedApis:
     """Owns the tables of this node's listeners, by listener name."""
 
     def __init__(self, broker: Broker) -> None:
