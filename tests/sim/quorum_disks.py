@@ -6,6 +6,7 @@ place of the voter that it was: `server/cluster/voter_update.py` without its wir
 
 from __future__ import annotations
 
+from shoal.quorum.events import Received
 from shoal.quorum.messages import (
     AddRaftVoterRequest,
     Message,
@@ -13,7 +14,6 @@ from shoal.quorum.messages import (
     Request,
     UpdateRaftVoterRequest,
 )
-from shoal.quorum.ready import Received
 from sim.quorum_checker import Violation
 from sim.quorum_cluster import CLIENT, FAULTS, LIVENESS_MS, Cluster, torment
 from sim.quorum_node import Node

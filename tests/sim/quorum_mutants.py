@@ -44,8 +44,8 @@ def forgets_its_epoch(patch: pytest.MonkeyPatch) -> None:
     """The quorum-state file is not written at all."""
     real = QuorumStore.apply
 
-    def apply(self: QuorumStore, ready: Any, *, now_ms: int) -> None:
-        real(self, replace(ready, state=None), now_ms=now_ms)
+    def apply(self: QuorumStore, effects: Any, *, now_ms: int) -> None:
+        real(self, replace(effects, state=None), now_ms=now_ms)
 
     patch.setattr(QuorumStore, "apply", apply)
 

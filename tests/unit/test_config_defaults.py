@@ -22,11 +22,11 @@ from shoal.metadata.config_keys import text_of
 from shoal.metadata.configs import BROKER, GROUP, TOPIC
 from shoal.metadata.image import MetadataImage, ResourceType, Scope
 from shoal.quorum import wire
+from shoal.quorum.events import Event, Received, RequestFailed, Tick
 from shoal.quorum.log_index import LogIndex
 from shoal.quorum.messages import FetchRequest, Message, VoteRequest, VoteResponse
 from shoal.quorum.quorum_state import QuorumState
 from shoal.quorum.raft import QuorumSettings, Raft
-from shoal.quorum.ready import Event, Received, Tick, Unanswered
 from shoal.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet
 from shoal.record.records import build_batch
 from shoal.replication.follower import Fetcher
@@ -264,7 +264,7 @@ def asks(settings: QuorumSettings, *, answers: bool) -> list[tuple[int, str]]:
                 answer = Message(message.to, 1, message.correlation, response)
                 events.append(Received(answer))
             elif answers:
-                events.append(Unanswered(message.to, message.correlation))
+                events.append(RequestFailed(message.to, message.correlation))
         if not events:
             assert raft.next_deadline_ms is not None
             now_ms = max(now_ms + 1, raft.next_deadline_ms)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from shoal.protocol.errors import ErrorCode, WireError
 from shoal.quorum.control_records import read_control_batch
+from shoal.quorum.events import SnapshotChunk
 from shoal.quorum.log_index import OffsetAndEpoch
 from shoal.quorum.messages import (
     FetchRequest,
@@ -19,7 +20,6 @@ from shoal.quorum.messages import (
     FetchSnapshotResponse,
     Slice,
 )
-from shoal.quorum.ready import SnapshotChunk
 from shoal.quorum.voters import VoterSet
 from shoal.record.batch import Buffer, CorruptBatch, check_crc, headers
 from shoal.record.control import ControlType

@@ -69,7 +69,7 @@ def append_voters(raft: Raft, book: Book, voters: VoterSet) -> int:
 
 
 def propose(raft: Raft, batch: Buffer) -> None:
-    """Append a batch, as a leader; else `Ready.proposed` stays None."""
+    """Append a batch, as a leader; else `Effects.proposed` stays None."""
     if raft.role is not Role.LEADER:
         return
     data, base_offset = bytearray(batch), raft.index.end_offset

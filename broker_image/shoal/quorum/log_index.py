@@ -1,7 +1,7 @@
 """What Raft has to know of its log, without the records: where it begins and ends, and the epochs.
 
 A pure value beside the log on disk, so that the replica can be asked and told without I/O. Whoever
-carries out a `Ready` holds the two to one another (`shoal.quorum.store`).
+carries out `Effects` holds the two to one another (`shoal.quorum.store`).
 
 A log whose front was cut off begins at a snapshot: `base` tells its offset, and the epoch of the
 record before that offset. Epoch 0 stands for "no record yet"; leaders' epochs begin at 1.

@@ -1,13 +1,13 @@
-"""One replica of the metadata log: KRaft's Raft, one event in, one `Ready` out.
+"""One replica of the metadata log: KRaft's Raft, one event in, one `Effects` out.
 
 Replication is by fetching: followers and observers ask the leader for what lies behind their log's
 end, and the offset that a voter asks for says what is durable with it. The high watermark is what a
 majority of voters has said so of, once that includes a record of the leader's own epoch (Raft
 5.4.2: only those are committed by counting; what lies before them is, along with them).
 
-Same events, same times and same numbers from `choose`: the same `Ready`s. `now_ms` is a monotonic
+Same events, same times and same numbers from `choose`: the same `Effects`. `now_ms` is a monotonic
 clock's. `choose(n)` gives a number in [0, n) and spreads elections out. The log is `LogIndex` here;
-what a `Ready` asks for must be done before the next event.
+what `Effects` asks for must be done before the next event.
 
 The replica's fields are public to the modules of this package, among which its rules are divided:
 `elections` (votes, begin and end of epochs), `leading`, `following`, `membership`. This module has
@@ -22,6 +22,21 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from shoal.quorum import elections, following, leading, membership
+from shoal.quorum.events import (
+    Effects,
+    Event,
+    PeerDown,
+    Propose,
+    Received,
+    RequestFailed,
+    Resign,
+    SnapshotChunk,
+    SnapshotInstalled,
+    SnapshotTaken,
+    Synced,
+    Tick,
+    Trim,
+)
 from shoal.quorum.log_index import LogIndex, OffsetAndEpoch
 from shoal.quorum.messages import (
     AddRaftVoterRequest,
@@ -42,21 +57,6 @@ from shoal.quorum.messages import (
 )
 from shoal.quorum.progress import Book
 from shoal.quorum.quorum_state import QuorumState
-from shoal.quorum.ready import (
-    Event,
-    Gone,
-    Propose,
-    Ready,
-    Received,
-    Resign,
-    SnapshotChunk,
-    SnapshotInstalled,
-    SnapshotTaken,
-    Synced,
-    Tick,
-    Trim,
-    Unanswered,
-)
 from shoal.quorum.states import Role, check_move
 from shoal.quorum.voters import ReplicaKey, VoterHistory
 from shoal.record.batch import Buffer
@@ -64,7 +64,7 @@ from shoal.record.batch import Buffer
 #: Moves that one event can cause: an only voter goes from unattached to leader in three.
 _MOVES_MAX = 8
 #: Over how many times retry.backoff.ms elections are spread when the leader's process has ended.
-_GONE_SPREAD = 5
+_PEER_DOWN_SPREAD = 5
 
 
 class QuorumSettings(NamedTuple):
@@ -148,7 +148,7 @@ class Raft:
         self._start()
 
     def _begin(self) -> None:
-        """A `Ready` in the making."""
+        """Begin to collect the effects of an event."""
         self.truncate_to: int | None = None
         self.appends: list[Buffer] = []
         self.chunk: SnapshotChunk | None = None
@@ -215,7 +215,7 @@ class Raft:
 
     # The one entry point.
 
-    def step(self, event: Event, now_ms: int) -> Ready:
+    def step(self, event: Event, now_ms: int) -> Effects:
         """Take in one event; what it asks of the caller comes back."""
         self._begin()
         self.now_ms = max(self.now_ms, now_ms)
@@ -224,11 +224,11 @@ class Raft:
                 pass
             case Received(message):
                 self._receive(message)
-            case Unanswered(to, correlation):
+            case RequestFailed(to, correlation):
                 if (flight := self.in_flight.get(to)) and flight.correlation == correlation:
                     self._give_up(to)
-            case Gone(id):
-                self._gone(id)
+            case PeerDown(id):
+                self._peer_down(id)
             case Synced(end_offset):
                 self._synced(end_offset)
             case Propose(batch):
@@ -243,7 +243,7 @@ class Raft:
             case SnapshotInstalled(snapshot_id, voters):
                 following.installed(self, snapshot_id, voters)
         self._drive()
-        return self._ready()
+        return self._effects()
 
     def _receive(self, message: Message) -> None:
         body = message.body
@@ -300,14 +300,14 @@ class Raft:
                 self.become_unattached(self.epoch + 1)
         return True
 
-    def _ready(self) -> Ready:
+    def _effects(self) -> Effects:
         state = QuorumState(self.epoch, self.leader_id, self.voted)
         changed = state != self._written
         self._written = state
         sync = self._sync_due and not self._syncing
         if sync:
             self._syncing, self._cut_syncing, self._cut_owed = True, self._cut_owed, False
-        return Ready(
+        return Effects(
             state if changed else None,
             self.truncate_to,
             tuple(self.appends),
@@ -434,7 +434,7 @@ class Raft:
         del self.in_flight[to]
         self.back_off(to)
 
-    def _gone(self, id: int) -> None:
+    def _peer_down(self, id: int) -> None:
         """Do not wait for a leader that is gone. Who stands is left to chance, so that two do not
         get in each other's way. Nor for the vote of a voter that is gone: two who did get in each
         other's way know at once that nobody won."""
@@ -448,7 +448,7 @@ class Raft:
             self.become_unattached(self.epoch)
             return
         self.has_fetched = False
-        soon_ms = self.now_ms + self.choose(_GONE_SPREAD * self.settings.retry_backoff_ms)
+        soon_ms = self.now_ms + self.choose(_PEER_DOWN_SPREAD * self.settings.retry_backoff_ms)
         self.deadline_ms = min(self.deadline_ms or soon_ms, soon_ms)
 
     # The log.

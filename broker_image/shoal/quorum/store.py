@@ -1,7 +1,7 @@
-"""The replica's disk: does what a `Ready` says to a log, its snapshots and the quorum-state.
+"""The replica's disk: does what `Effects` says to a log, its snapshots and the quorum-state.
 
 Opened, it has what `Raft` begins with: `state`, `index` and `voters`, all durable. The log and the
-index stand for the same thing, which is checked after every `Ready`.
+index stand for the same thing, which is checked after every `Effects`.
 
 All files are in the log's directory, as Kafka has them. The log begins at the oldest snapshot, or
 at 0. `expired` names the snapshot at which it may begin by `metadata.max.retention.bytes` and
@@ -21,10 +21,10 @@ from shoal.log.storage import Storage
 from shoal.log.syncs import Sync
 from shoal.quorum import snapshots
 from shoal.quorum.control_records import read_control_batch
+from shoal.quorum.events import Effects, SnapshotChunk
 from shoal.quorum.log_index import LogIndex, OffsetAndEpoch
 from shoal.quorum.messages import FetchResponse, FetchSnapshotResponse, Message, Slice
 from shoal.quorum.quorum_state import FILE_NAME, QuorumState
-from shoal.quorum.ready import Ready, SnapshotChunk
 from shoal.quorum.voters import VoterHistory, VoterSet
 from shoal.record.batch import Buffer, CorruptBatch, headers
 from shoal.record.control import ControlType
@@ -86,23 +86,23 @@ class QuorumStore:
 
     # Carrying out.
 
-    def apply(self, ready: Ready, *, now_ms: int) -> None:
-        """Steps 1 and 2 of a `Ready`, but for `install`. Raises `OSError`, `AppendRefused`: then
+    def apply(self, effects: Effects, *, now_ms: int) -> None:
+        """Steps 1 and 2 of `Effects`, but for `install`. Raises `OSError`, `AppendRefused`: then
         the replica must not go on, since it believes what has not happened."""
         log = self.log
-        if ready.state is not None:
-            self._storage.replace_file(self._state_path, ready.state.encode(), sync=True)
-        if ready.truncate_to is not None:
-            log.truncate(ready.truncate_to)
-        for data in ready.appends:
+        if effects.state is not None:
+            self._storage.replace_file(self._state_path, effects.state.encode(), sync=True)
+        if effects.truncate_to is not None:
+            log.truncate(effects.truncate_to)
+        for data in effects.appends:
             log.append_as_follower(data, now_ms=now_ms)
-        if ready.chunk is not None:
-            self._write_chunk(ready.chunk)
-        if ready.trim_to is not None:
-            log.advance_log_start(ready.trim_to.offset)
-            for gone in log.tick_retention(now_ms, high_watermark=ready.high_watermark):
+        if effects.chunk is not None:
+            self._write_chunk(effects.chunk)
+        if effects.trim_to is not None:
+            log.advance_log_start(effects.trim_to.offset)
+            for gone in log.tick_retention(now_ms, high_watermark=effects.high_watermark):
                 gone.remove()
-            self._remove_snapshots_before(ready.trim_to)
+            self._remove_snapshots_before(effects.trim_to)
         self.check()
 
     def check(self) -> None:
@@ -130,7 +130,7 @@ class QuorumStore:
         return message
 
     def begin_sync(self) -> Sync | None:
-        """The disk work behind `Ready.sync`; None when all is durable. Raises `OSError`."""
+        """The disk work behind `Effects.sync`; None when all is durable. Raises `OSError`."""
         return self.log.begin_sync()
 
     def finish_sync(self, sync: Sync | None, error: OSError | None = None) -> int:

@@ -28,7 +28,7 @@ from shoal.metadata.image import BrokerImage, MetadataImage
 from shoal.metadata.records import MetadataRecord, decode, encode
 from shoal.metadata.snapshot import records_of
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
-from shoal.quorum.ready import Propose
+from shoal.quorum.events import Propose
 from shoal.record.batch import CorruptBatch
 from shoal.record.records import build_batch
 

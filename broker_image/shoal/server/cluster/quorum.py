@@ -1,7 +1,7 @@
-"""The metadata quorum's replica in a broker: does what each `Ready` of the core says.
+"""The metadata quorum's replica in a broker: does what each `Effects` of the core says.
 
 Owns the replica (`quorum.raft`), its disk (`quorum.store`) and the one timer that it asks for. An
-event goes in by `step`; what it asks for is done in the `Ready`'s order before the next one. What
+event goes in by `step`; what it asks for is done in the `Effects`'s order before the next one. What
 is read from the wire comes by `receive`, whose future is the answer; what leaves goes to `peers`.
 
 A voter that is alone needs nobody: it is elected while it starts, its first syncs run in place.
@@ -26,14 +26,9 @@ from shoal.log.errors import AppendRefused, CorruptLog, LogOffline
 from shoal.log.syncs import Sync
 from shoal.metadata.names import METADATA_TOPIC
 from shoal.quorum import wire
-from shoal.quorum.log_index import OffsetAndEpoch
-from shoal.quorum.messages import Message, Request, Response
-from shoal.quorum.progress import Progress
-from shoal.quorum.quorum_state import CorruptState
-from shoal.quorum.raft import QuorumSettings, Raft
-from shoal.quorum.ready import (
+from shoal.quorum.events import (
+    Effects,
     Event,
-    Ready,
     Received,
     Resign,
     SnapshotInstalled,
@@ -42,6 +37,11 @@ from shoal.quorum.ready import (
     Tick,
     Trim,
 )
+from shoal.quorum.log_index import OffsetAndEpoch
+from shoal.quorum.messages import Message, Request, Response
+from shoal.quorum.progress import Progress
+from shoal.quorum.quorum_state import CorruptState
+from shoal.quorum.raft import QuorumSettings, Raft
 from shoal.quorum.states import Role
 from shoal.quorum.store import QuorumStore
 from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
@@ -254,18 +254,18 @@ class Quorum:
 
     # Events.
 
-    def step(self, event: Event) -> Ready | None:
+    def step(self, event: Event) -> Effects | None:
         """Hand an event in and do what comes out. An event that comes while another one is at
-        work waits for it; then there is no `Ready` to give."""
+        work waits for it; then there is no `Effects` to give."""
         self._events.append(event)
         if self._stepping:
             return None
-        first: Ready | None = None
+        first: Effects | None = None
         self._stepping = True
         try:
             while self._events and self._works:
-                ready = self._step(self._events.popleft())
-                first = first or ready
+                effects = self._step(self._events.popleft())
+                first = first or effects
         finally:
             self._stepping = False
             self._events.clear()
@@ -278,21 +278,21 @@ class Quorum:
     def _works(self) -> bool:
         return self.fault is None and self.trouble is None and not self._stopped
 
-    def _step(self, event: Event) -> Ready | None:
-        ready = self.raft.step(event, self._now_ms())
+    def _step(self, event: Event) -> Effects | None:
+        effects = self.raft.step(event, self._now_ms())
         try:
-            self.store.apply(ready, now_ms=self._clock.now_ms())
-            for message in ready.messages:
+            self.store.apply(effects, now_ms=self._clock.now_ms())
+            for message in effects.messages:
                 self._send(self.store.filled(message))
-            if ready.sync:
+            if effects.sync:
                 self._sync()
-            if ready.install is not None:
-                voters = self.store.install(ready.install)
-                self._events.append(SnapshotInstalled(ready.install, voters))
+            if effects.install is not None:
+                voters = self.store.install(effects.install)
+                self._events.append(SnapshotInstalled(effects.install, voters))
         except (OSError, AppendRefused, LogOffline) as error:
             self._failed(error)
             return None
-        return ready
+        return effects
 
     def _failed(self, error: Exception) -> None:
         if self._log.offline or isinstance(error, LogOffline):

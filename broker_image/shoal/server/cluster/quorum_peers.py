@@ -1,8 +1,8 @@
 """The quorum's requests to other nodes: who listens where, and a connection to each.
 
 A fetch waits at the leader until there is something to fetch, so fetches have a connection of their
-own; votes and the like go by another one. A request that gets no answer is `Unanswered`. One that
-the quorum waits for no more leaves its connection to nobody: the next one would stand behind it.
+own; votes and the like go by another one. A request that gets no answer is `RequestFailed`. The
+connection of a request that the quorum has given up is closed: the next request would wait for it.
 
 The quorum's log says where a voter listens, and so does this node's setting. Where they differ, and
 the node does not answer as a member of the quorum at one address, the next request tries the other:
@@ -19,9 +19,9 @@ from shoal.client.errors import ClientError, Refused, Unreachable, Unsupported
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.quorum import wire
+from shoal.quorum.events import Event, PeerDown, Received, RequestFailed
 from shoal.quorum.messages import FetchRequest, FetchSnapshotRequest, Message, Request, Response
 from shoal.quorum.raft import QuorumSettings
-from shoal.quorum.ready import Event, Gone, Received, Unanswered
 from shoal.quorum.voters import Endpoint
 from shoal.server.network.links import Link, SetupTimeouts
 
@@ -112,7 +112,7 @@ class Peers:
             # What the quorum sends because of the answer goes the same way.
             del self._asking[way]
         if response is None:
-            self.step(Unanswered(to, message.correlation))
+            self.step(RequestFailed(to, message.correlation))
         else:
             self.step(Received(Message(to, self._node_id, message.correlation, response)))
 
@@ -133,7 +133,7 @@ class Peers:
             entity = await link.request(wire.API_KEYS[type(request)], fields, timeout_ms=timeout_ms)
         except Refused:
             self._try_elsewhere(to)
-            self.step(Gone(to))
+            self.step(PeerDown(to))
             return None
         except ClientError as failure:
             self._unanswered(to, failure)

@@ -1,7 +1,7 @@
-"""What goes into a replica and what comes out: events, and the `Ready` that answers each.
+"""Input and output of a Raft replica: events, and the `Effects` of each.
 
-The order that a `Ready` asks for is the whole of what its caller owes. Work of one `Ready` is done
-before the next event goes in, but for `sync`, which may take its time.
+The caller carries out the `Effects` of one event, in their order, before it passes in the next
+event. Only `sync` may run beside later events.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
-class Unanswered:
+class RequestFailed:
     """The connection that a request went out on is gone; no response will come."""
 
     to: int
@@ -38,7 +38,7 @@ class Unanswered:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class PeerDown:
     """Nothing listens any more where that node did: its process has ended.
 
     A hint about time and no more: a follower need not wait for a leader of which that is known.
@@ -56,7 +56,7 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """A batch of records for the log, taken by a leader alone (see `Ready.proposed`)."""
+    """A batch of records for the log, taken by a leader alone (see `Effects.proposed`)."""
 
     batch: Buffer
 
@@ -82,7 +82,7 @@ class Trim:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInstalled:
-    """`Ready.install` was done; `voters` are those in the snapshot, None if it has none."""
+    """`Effects.install` was done; `voters` are those in the snapshot, None if it has none."""
 
     snapshot_id: OffsetAndEpoch
     voters: VoterSet | None
@@ -91,8 +91,8 @@ class SnapshotInstalled:
 Event = (
     Tick
     | Received
-    | Unanswered
-    | Gone
+    | RequestFailed
+    | PeerDown
     | Synced
     | Propose
     | Resign
@@ -114,7 +114,7 @@ class SnapshotChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class Effects:
     """What one event asks for, to be done in this order:
 
     1. `state` is written to the quorum-state file, and is durable before anything else is done.
