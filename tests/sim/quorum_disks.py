@@ -53,7 +53,7 @@ class Shells:
             return AddRaftVoterRequest(node.voter)
         if voter.key.directory_id is None:
             return UpdateRaftVoterRequest(raft.epoch, node.voter)
-        progress = raft.book and raft.book.replicas.get(node.id)
+        progress = raft.leader_state and raft.leader_state.replicas.get(node.id)
         if voter.key == node.key or not progress or progress.key != node.key:
             return None
         return RemoveRaftVoterRequest(voter.key) if progress.caught_up_ms is not None else None

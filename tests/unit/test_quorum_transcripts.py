@@ -2,8 +2,8 @@
 
 A transcript in `quorum_transcripts/` is a list of commands, each followed by what it led to: per
 replica what it asks to be persisted, in the order of `Effects`, and then what it sends. Messages
-wait until they are delivered. `SHOAL_REWRITE=1 pytest tests/unit/test_quorum_transcripts.py` writes the
-transcripts anew; read the difference before it is committed.
+wait until they are delivered. `SHOAL_REWRITE=1 pytest tests/unit/test_quorum_transcripts.py`
+rewrites the transcripts; read the difference before you commit it.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.protocol.errors import ErrorCode
+from shoal.quorum.leader_state import LeaderState
 from shoal.quorum.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
@@ -19,7 +20,6 @@ from shoal.quorum.messages import (
     VoteRequest,
     VoteResponse,
 )
-from shoal.quorum.progress import Book
 from shoal.quorum.states import Role
 from shoal.quorum.voters import ReplicaKey
 
@@ -151,10 +151,10 @@ def on_epoch_response(
 # The end of an epoch.
 
 
-def tell_end(raft: Raft, book: Book | None = None) -> None:
-    """The voters are to hear that this replica leads no more. `book` ranks the successors."""
+def announce_end(raft: Raft, leader: LeaderState | None = None) -> None:
+    """The voters are to hear that this replica leads no more. `leader` ranks the successors."""
     voters = raft.voters.latest.others(raft.local)
-    reached = {} if book is None else book.offsets(raft.voters.latest)
+    reached = {} if leader is None else leader.offsets(raft.voters.latest)
     ranked = sorted(voters, key=lambda v: (-reached.get(v.key.id, -1), v.key.id))
     successors = tuple(voter.key for voter in ranked)
     raft.unconfirmed = {voter.key.id: successors for voter in voters}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ErrorCode
 from shoal.quorum import leading
+from shoal.quorum.leader_state import LeaderState, PendingVoters
 from shoal.quorum.messages import (
     AddRaftVoterRequest,
     Change,
@@ -22,7 +23,6 @@ from shoal.quorum.messages import (
     RemoveRaftVoterRequest,
     UpdateRaftVoterRequest,
 )
-from shoal.quorum.progress import Book, PendingVoters
 from shoal.quorum.voters import ReplicaKey, VoterSet
 
 if TYPE_CHECKING:
@@ -38,38 +38,38 @@ class _Refused(Exception):
 
 def on_change(raft: Raft, message: Message, request: Change) -> None:
     """Any of the three requests: taken, refused, or kept until the change before is committed."""
-    book = raft.book
+    leader = raft.leader_state
     try:
-        if book is None:
+        if leader is None:
             raise _Refused(ErrorCode.not_leader_or_follower, "This node does not lead the quorum.")
-        if not _may_change(raft, book):
-            book.waiting_changes.append((message, request))
+        if not _may_change(raft, leader):
+            leader.waiting_changes.append((message, request))
             return
-        voters = _CHANGED[type(request)](raft, book, request)
+        voters = _CHANGED[type(request)](raft, leader, request)
         if voters == raft.voters.latest:
             _answer(raft, message)
         else:
-            _change(raft, book, message, voters)
+            _change(raft, leader, message, voters)
     except _Refused as refused:
         _answer(raft, message, refused.error, refused.message)
 
 
-def _may_change(raft: Raft, book: Book) -> bool:
+def _may_change(raft: Raft, leader: LeaderState) -> bool:
     """Whether a record of this epoch and the last change are committed."""
-    uncommitted = max(book.start_offset, raft.voters.latest_offset)
+    uncommitted = max(leader.start_offset, raft.voters.latest_offset)
     return raft.high_watermark > uncommitted
 
 
 # What is asked for: the set as it is to be. Each raises `_Refused`.
 
 
-def _added(raft: Raft, book: Book, request: AddRaftVoterRequest) -> VoterSet:
+def _added(raft: Raft, leader: LeaderState, request: AddRaftVoterRequest) -> VoterSet:
     voter, voters = request.voter, raft.voters.latest
     id = voter.key.id
     if id in voters.voters:
         text = f"Node {id} is a voter already; remove it first if its directory has changed."
         raise _Refused(ErrorCode.duplicate_voter, text)
-    progress = book.replicas.get(id)
+    progress = leader.replicas.get(id)
     since_ms = raft.now_ms - raft.settings.caught_up_max_ms
     if (
         progress is None
@@ -82,7 +82,7 @@ def _added(raft: Raft, book: Book, request: AddRaftVoterRequest) -> VoterSet:
     return voters.added(voter)
 
 
-def _removed(raft: Raft, book: Book, request: RemoveRaftVoterRequest) -> VoterSet:
+def _removed(raft: Raft, leader: LeaderState, request: RemoveRaftVoterRequest) -> VoterSet:
     voters, key = raft.voters.latest, request.voter
     found = voters.voters.get(key.id)
     if found is None or found.key.directory_id not in (None, key.directory_id):
@@ -93,7 +93,7 @@ def _removed(raft: Raft, book: Book, request: RemoveRaftVoterRequest) -> VoterSe
     return voters.removed(key)
 
 
-def _updated(raft: Raft, book: Book, request: UpdateRaftVoterRequest) -> VoterSet:
+def _updated(raft: Raft, leader: LeaderState, request: UpdateRaftVoterRequest) -> VoterSet:
     """A voter's endpoints, or its directory id where the set knew none."""
     if request.current_leader_epoch != raft.epoch:
         text = f"Epoch {request.current_leader_epoch} is not the leader's, {raft.epoch}."
@@ -110,7 +110,7 @@ def _no_voter(key: ReplicaKey) -> _Refused:
     return _Refused(ErrorCode.voter_not_found, text)
 
 
-_CHANGED: dict[type[Change], Callable[[Raft, Book, Any], VoterSet]] = {
+_CHANGED: dict[type[Change], Callable[[Raft, LeaderState, Any], VoterSet]] = {
     AddRaftVoterRequest: _added,
     RemoveRaftVoterRequest: _removed,
     UpdateRaftVoterRequest: _updated,
@@ -120,38 +120,38 @@ _CHANGED: dict[type[Change], Callable[[Raft, Book, Any], VoterSet]] = {
 # What becomes of it.
 
 
-def _change(raft: Raft, book: Book, message: Message, voters: VoterSet) -> None:
+def _change(raft: Raft, leader: LeaderState, message: Message, voters: VoterSet) -> None:
     """Put `voters` in force. Raises `_Refused`."""
     since_ms = raft.now_ms - raft.settings.check_quorum_ms
-    if book.fetching(voters, raft.local, since_ms) < voters.majority:
+    if leader.fetching(voters, raft.local, since_ms) < voters.majority:
         text = (
             f"Of the voters {', '.join(map(str, voters.ids))} fewer than {voters.majority} fetch"
             " now, so the quorum would stop: start the others first."
         )
         raise _Refused(ErrorCode.request_timed_out, text)
-    offset = leading.append_voters(raft, book, voters)
-    book.pending_voters = PendingVoters(offset, message)
-    leading.advance(raft, book)
+    offset = leading.append_voters(raft, leader, voters)
+    leader.pending_voters = PendingVoters(offset, message)
+    leading.advance(raft, leader)
 
 
-def committed(raft: Raft, book: Book) -> None:
+def committed(raft: Raft, leader: LeaderState) -> None:
     """The high watermark has moved: answer, make way when this replica is out, and take what has
     waited for this."""
-    pending = book.pending_voters
+    pending = leader.pending_voters
     if pending is not None and pending.offset < raft.high_watermark:
-        book.pending_voters = None
+        leader.pending_voters = None
         _answer(raft, pending.asked)
     if raft.voters.latest_offset < raft.high_watermark and not raft.is_voter:
         raft.resign()
-    while book is raft.book and book.waiting_changes and _may_change(raft, book):
-        on_change(raft, *book.waiting_changes.popleft())
+    while leader is raft.leader_state and leader.waiting_changes and _may_change(raft, leader):
+        on_change(raft, *leader.waiting_changes.popleft())
 
 
-def turn_away(raft: Raft, book: Book) -> None:
+def fail_waiting(raft: Raft, leader: LeaderState) -> None:
     """The epoch is over: who waits for a change is told so."""
-    waiting = [message for message, _ in book.waiting_changes]
-    if book.pending_voters is not None:
-        waiting.insert(0, book.pending_voters.asked)
+    waiting = [message for message, _ in leader.waiting_changes]
+    if leader.pending_voters is not None:
+        waiting.insert(0, leader.pending_voters.asked)
     text = "The leader changed before the new voters were committed."
     for message in waiting:
         _answer(raft, message, ErrorCode.not_leader_or_follower, text)

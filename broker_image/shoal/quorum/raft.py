@@ -37,6 +37,7 @@ from shoal.quorum.events import (
     Tick,
     Trim,
 )
+from shoal.quorum.leader_state import LeaderState
 from shoal.quorum.log_index import LogIndex, OffsetAndEpoch
 from shoal.quorum.messages import (
     AddRaftVoterRequest,
@@ -55,7 +56,6 @@ from shoal.quorum.messages import (
     VoteRequest,
     VoteResponse,
 )
-from shoal.quorum.progress import Book
 from shoal.quorum.quorum_state import QuorumState
 from shoal.quorum.states import Role, check_move
 from shoal.quorum.voters import ReplicaKey, VoterHistory
@@ -134,7 +134,7 @@ class Raft:
         self.has_fetched = False
         #: The snapshot that is being fetched, and how many bytes of it are there.
         self.download: tuple[OffsetAndEpoch, int] | None = None
-        self.book: Book | None = None
+        self.leader_state: LeaderState | None = None
         #: Voters that have not confirmed the end of this replica's leadership.
         self.unconfirmed: dict[int, tuple[ReplicaKey, ...]] = {}
         self.in_flight: dict[int, InFlight] = {}
@@ -163,7 +163,7 @@ class Raft:
             # What was said as a leader and did not reach the disk is forgotten, so the epoch is
             # not led on.
             self.role = Role.RESIGNED
-            elections.tell_end(self)
+            elections.announce_end(self)
         elif self.leader_id is not None:
             self.role = Role.FOLLOWER
         self.arm()
@@ -209,8 +209,8 @@ class Raft:
         due += self.retry_ms.values()
         if self.deadline_ms is not None:
             due.append(self.deadline_ms)
-        if self.book is not None:
-            due += leading.deadlines(self, self.book)
+        if self.leader_state is not None:
+            due += leading.deadlines(self, self.leader_state)
         return min((at for at in due if at > self.now_ms), default=None)
 
     # The one entry point.
@@ -281,7 +281,7 @@ class Raft:
     def _timer(self) -> bool:
         """Whether the role's time was up, and the replica moved."""
         if self.role is Role.LEADER:
-            return leading.give_up_if_alone(self)
+            return leading.resign_if_quorum_lost(self)
         if self.deadline_ms is None or self.deadline_ms > self.now_ms:
             return False
         match self.role:
@@ -324,7 +324,7 @@ class Raft:
 
     def _move(self, role: Role, epoch: int, leader_id: int | None) -> None:
         check_move(self.role, self.epoch, role, epoch)
-        book, self.book = self.book, None
+        leader, self.leader_state = self.leader_state, None
         if epoch > self.epoch:
             self.voted = None
         self.role, self.epoch, self.leader_id = role, epoch, leader_id
@@ -334,8 +334,8 @@ class Raft:
         self.unconfirmed.clear()
         self.download = None
         self.has_fetched = False
-        if book is not None:
-            leading.turn_away(self, book)
+        if leader is not None:
+            leading.fail_waiting(self, leader)
         self.arm()
 
     def arm(self) -> None:
@@ -373,8 +373,8 @@ class Raft:
         granting = [self.local.id, *(id for id, granted in sorted(self.votes.items()) if granted)]
         self._move(Role.LEADER, self.epoch, self.local.id)
         self.failures = 0
-        self.book = Book(self.epoch, self.index.end_offset, self.now_ms)
-        leading.open_epoch(self, self.book, granting)
+        self.leader_state = LeaderState(self.epoch, self.index.end_offset, self.now_ms)
+        leading.open_epoch(self, self.leader_state, granting)
 
     def stand_down(self) -> None:
         """Nobody would have this replica as a leader now: follow on, or wait for another."""
@@ -385,9 +385,9 @@ class Raft:
 
     def resign(self) -> None:
         """Stop leading; the voters are told, the one with the longest log first."""
-        book = self.book
-        assert book is not None
-        elections.tell_end(self, book)
+        leader = self.leader_state
+        assert leader is not None
+        elections.announce_end(self, leader)
         unconfirmed = dict(self.unconfirmed)
         self._move(Role.RESIGNED, self.epoch, self.local.id)
         self.unconfirmed = unconfirmed
@@ -483,8 +483,8 @@ class Raft:
         self._syncing = self._cut_syncing = False
         if not self._cut_owed:
             self.synced_offset = max(self.synced_offset, min(end_offset, self.index.end_offset))
-        if self.book is not None:
-            leading.advance(self, self.book)
+        if self.leader_state is not None:
+            leading.advance(self, self.leader_state)
 
     def _snapshot_taken(self, snapshot_id: OffsetAndEpoch) -> None:
         """The log before the snapshot stays until `Trim`, for followers that are behind."""

@@ -108,9 +108,9 @@ class QuorumStore:
     def check(self) -> None:
         """Assert that the index tells the truth about the log."""
         log, index = self.log, self.index
-        told = (index.start_offset, index.end_offset, index.last_epoch)
+        ours = (index.start_offset, index.end_offset, index.last_epoch)
         epoch = log.latest_epoch if log.log_end_offset > index.start_offset else index.base.epoch
-        assert told == (log.log_start_offset, log.log_end_offset, epoch), (told, epoch)
+        assert ours == (log.log_start_offset, log.log_end_offset, epoch), (ours, epoch)
 
     def filled(self, message: Message) -> Message:
         """The message with the bytes that its body names, read now."""

@@ -37,9 +37,9 @@ from shoal.quorum.events import (
     Tick,
     Trim,
 )
+from shoal.quorum.leader_state import Progress
 from shoal.quorum.log_index import OffsetAndEpoch
 from shoal.quorum.messages import Message, Request, Response
-from shoal.quorum.progress import Progress
 from shoal.quorum.quorum_state import CorruptState
 from shoal.quorum.raft import QuorumSettings, Raft
 from shoal.quorum.states import Role
@@ -200,8 +200,8 @@ class Quorum:
 
     def replicas(self) -> tuple[list[ReplicaState], list[ReplicaState]]:
         """The voters and the observers, as the leader knows them."""
-        raft, book = self.raft, self.raft.book
-        found = {} if book is None else dict(book.replicas)
+        raft, leader = self.raft, self.raft.leader_state
+        found = {} if leader is None else dict(leader.replicas)
         voters = []
         for voter in raft.voters.latest:
             id = voter.key.id

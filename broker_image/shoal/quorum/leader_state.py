@@ -31,7 +31,7 @@ class Progress:
         self.caught_up_ms: int | None = None
 
 
-class Parked(NamedTuple):
+class DelayedFetch(NamedTuple):
     """A fetch that waits for something to answer with."""
 
     source: int
@@ -47,7 +47,7 @@ class PendingVoters(NamedTuple):
     asked: Message
 
 
-class Book:
+class LeaderState:
     """The leader's state; it ends with its epoch."""
 
     def __init__(self, epoch: int, start_offset: int, now_ms: int) -> None:
@@ -56,14 +56,14 @@ class Book:
         self.start_offset = start_offset
         self.began_ms = now_ms
         self.replicas: dict[int, Progress] = {}
-        self.parked: dict[int, Parked] = {}
+        self.delayed_fetches: dict[int, DelayedFetch] = {}
         self.pending_voters: PendingVoters | None = None
         #: Changes of the voters that wait for the one before them, in their order.
         self.waiting_changes: deque[tuple[Message, Change]] = deque()
         #: When each voter is told again that this epoch has begun.
         self.begin_due_ms: dict[int, int] = {}
 
-    def heard(self, key: ReplicaKey, now_ms: int) -> Progress:
+    def fetched(self, key: ReplicaKey, now_ms: int) -> Progress:
         """The replica has fetched; its progress."""
         progress = self.replicas.get(key.id)
         if progress is None or progress.key != key:
