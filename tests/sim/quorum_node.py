@@ -32,7 +32,8 @@ from shoal.quorum.events import (
 )
 from shoal.quorum.log_index import OffsetAndEpoch
 from shoal.quorum.messages import Message, Request
-from shoal.quorum.raft import QuorumSettings, Raft
+from shoal.quorum.raft import Raft
+from shoal.quorum.replica import QuorumSettings
 from shoal.quorum.store import QuorumStore
 from shoal.quorum.voters import ReplicaKey, Voter, VoterSet
 from shoal.record.batch import headers

@@ -26,7 +26,8 @@ from shoal.quorum.events import Event, Received, RequestFailed, Tick
 from shoal.quorum.log_index import LogIndex
 from shoal.quorum.messages import FetchRequest, Message, VoteRequest, VoteResponse
 from shoal.quorum.quorum_state import QuorumState
-from shoal.quorum.raft import QuorumSettings, Raft
+from shoal.quorum.raft import Raft
+from shoal.quorum.replica import QuorumSettings
 from shoal.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet
 from shoal.record.records import build_batch
 from shoal.replication.follower import Fetcher

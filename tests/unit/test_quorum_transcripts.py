@@ -37,7 +37,8 @@ from shoal.quorum.messages import (
     VoteResponse,
 )
 from shoal.quorum.quorum_state import QuorumState
-from shoal.quorum.raft import QuorumSettings, Raft
+from shoal.quorum.raft import Raft
+from shoal.quorum.replica import QuorumSettings
 from shoal.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet
 from shoal.record.batch import headers
 from shoal.record.control import ControlType

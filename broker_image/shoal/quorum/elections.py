@@ -8,8 +8,6 @@ votes, be it a voter in its own eyes or not: its log may not have the record yet
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shoal.protocol.errors import ErrorCode
 from shoal.quorum.leader_state import LeaderState
 from shoal.quorum.messages import (
@@ -20,14 +18,12 @@ from shoal.quorum.messages import (
     VoteRequest,
     VoteResponse,
 )
+from shoal.quorum.replica import Replica
 from shoal.quorum.states import Role
 from shoal.quorum.voters import ReplicaKey
 
-if TYPE_CHECKING:
-    from shoal.quorum.raft import Raft
 
-
-def is_for(raft: Raft, voter: ReplicaKey) -> bool:
+def is_for(raft: Replica, voter: ReplicaKey) -> bool:
     """Whether a request that names its receiver means this replica."""
     mine = raft.local
     return voter.id == mine.id and voter.directory_id in (None, mine.directory_id)
@@ -36,7 +32,7 @@ def is_for(raft: Raft, voter: ReplicaKey) -> bool:
 # Standing for election.
 
 
-def ask_for_votes(raft: Raft) -> None:
+def ask_for_votes(raft: Replica) -> None:
     """Ask the voters that have not answered."""
     index = raft.index
     for voter in raft.voters.latest.others(raft.local):
@@ -48,7 +44,9 @@ def ask_for_votes(raft: Raft) -> None:
             raft.send(voter.key.id, request)
 
 
-def on_vote_response(raft: Raft, source: int, request: VoteRequest, response: VoteResponse) -> None:
+def on_vote_response(
+    raft: Replica, source: int, request: VoteRequest, response: VoteResponse
+) -> None:
     if response.error is ErrorCode.none:
         raft.votes[source] = response.vote_granted
         count(raft)
@@ -56,7 +54,7 @@ def on_vote_response(raft: Raft, source: int, request: VoteRequest, response: Vo
         raft.back_off(source)
 
 
-def count(raft: Raft) -> None:
+def count(raft: Replica) -> None:
     """Move on when enough voters have answered."""
     voters = raft.voters.latest
     granted = voters.holds(raft.local) + sum(raft.votes.values())
@@ -79,7 +77,7 @@ def count(raft: Raft) -> None:
 # Voting.
 
 
-def on_vote(raft: Raft, message: Message, request: VoteRequest) -> None:
+def on_vote(raft: Replica, message: Message, request: VoteRequest) -> None:
     if not is_for(raft, request.voter):
         answer(raft, message, False, ErrorCode.invalid_voter_key)
         return
@@ -107,7 +105,9 @@ def on_vote(raft: Raft, message: Message, request: VoteRequest) -> None:
     answer(raft, message, granted)
 
 
-def answer(raft: Raft, message: Message, granted: bool, error: ErrorCode = ErrorCode.none) -> None:
+def answer(
+    raft: Replica, message: Message, granted: bool, error: ErrorCode = ErrorCode.none
+) -> None:
     response = VoteResponse(raft.epoch, raft.known_leader, granted, error)
     raft.reply(message.source, message.correlation, response)
 
@@ -115,11 +115,11 @@ def answer(raft: Raft, message: Message, granted: bool, error: ErrorCode = Error
 # The beginning of an epoch.
 
 
-def begin_request(raft: Raft, voter: ReplicaKey) -> BeginQuorumEpochRequest:
+def begin_request(raft: Replica, voter: ReplicaKey) -> BeginQuorumEpochRequest:
     return BeginQuorumEpochRequest(voter, raft.local.id, raft.epoch)
 
 
-def on_begin(raft: Raft, message: Message, request: BeginQuorumEpochRequest) -> None:
+def on_begin(raft: Replica, message: Message, request: BeginQuorumEpochRequest) -> None:
     error = ErrorCode.none
     if not is_for(raft, request.voter):
         error = ErrorCode.invalid_voter_key
@@ -132,12 +132,12 @@ def on_begin(raft: Raft, message: Message, request: BeginQuorumEpochRequest) -> 
     raft.reply(message.source, message.correlation, _epoch(raft, error))
 
 
-def _epoch(raft: Raft, error: ErrorCode) -> EpochResponse:
+def _epoch(raft: Replica, error: ErrorCode) -> EpochResponse:
     return EpochResponse(raft.epoch, raft.known_leader, error)
 
 
 def on_epoch_response(
-    raft: Raft,
+    raft: Replica,
     source: int,
     request: BeginQuorumEpochRequest | EndQuorumEpochRequest,
     response: EpochResponse,
@@ -151,7 +151,7 @@ def on_epoch_response(
 # The end of an epoch.
 
 
-def announce_end(raft: Raft, leader: LeaderState | None = None) -> None:
+def announce_end(raft: Replica, leader: LeaderState | None = None) -> None:
     """The voters are to hear that this replica leads no more. `leader` ranks the successors."""
     voters = raft.voters.latest.others(raft.local)
     reached = {} if leader is None else leader.offsets(raft.voters.latest)
@@ -160,13 +160,13 @@ def announce_end(raft: Raft, leader: LeaderState | None = None) -> None:
     raft.unconfirmed = {voter.key.id: successors for voter in voters}
 
 
-def send_end(raft: Raft) -> None:
+def send_end(raft: Replica) -> None:
     for to, successors in raft.unconfirmed.items():
         if raft.can_send(to):
             raft.send(to, EndQuorumEpochRequest(raft.local.id, raft.epoch, successors))
 
 
-def on_end(raft: Raft, message: Message, request: EndQuorumEpochRequest) -> None:
+def on_end(raft: Replica, message: Message, request: EndQuorumEpochRequest) -> None:
     """The first successor stands at once, the others the later the further down they are."""
     if request.leader_epoch < raft.epoch:
         raft.reply(message.source, message.correlation, _epoch(raft, ErrorCode.fenced_leader_epoch))
@@ -181,7 +181,7 @@ def on_end(raft: Raft, message: Message, request: EndQuorumEpochRequest) -> None
     raft.reply(message.source, message.correlation, _epoch(raft, ErrorCode.none))
 
 
-def _turn_ms(raft: Raft, request: EndQuorumEpochRequest) -> int:
+def _turn_ms(raft: Replica, request: EndQuorumEpochRequest) -> int:
     places = [key for key in request.preferred_candidates if is_for(raft, key)]
     if not places:
         return raft.settings.election_timeout_ms

@@ -7,8 +7,6 @@ in the leader's, and a fetch offset vouches that what lies before it is durable.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shoal.protocol.errors import ErrorCode, WireError
 from shoal.quorum.control_records import read_control_batch
 from shoal.quorum.events import SnapshotChunk
@@ -20,15 +18,13 @@ from shoal.quorum.messages import (
     FetchSnapshotResponse,
     Slice,
 )
+from shoal.quorum.replica import Replica
 from shoal.quorum.voters import VoterSet
 from shoal.record.batch import Buffer, CorruptBatch, check_crc, headers
 from shoal.record.control import ControlType
 
-if TYPE_CHECKING:
-    from shoal.quorum.raft import Raft
 
-
-def drive(raft: Raft) -> None:
+def drive(raft: Replica) -> None:
     """Fetch from the leader; without one, ask a voter at a time who it is."""
     if raft.leader_id is not None:
         if raft.can_send(raft.leader_id) and not raft.sync_pending:
@@ -39,7 +35,7 @@ def drive(raft: Raft) -> None:
         _fetch(raft, voters[raft.choose(len(voters))].key.id)
 
 
-def _fetch(raft: Raft, to: int) -> None:
+def _fetch(raft: Replica, to: int) -> None:
     settings, index = raft.settings, raft.index
     if raft.download is not None:
         snapshot_id, position = raft.download
@@ -54,7 +50,7 @@ def _fetch(raft: Raft, to: int) -> None:
 
 
 def on_fetch_response(
-    raft: Raft, source: int, request: FetchRequest, response: FetchResponse
+    raft: Replica, source: int, request: FetchRequest, response: FetchResponse
 ) -> None:
     if response.error is not ErrorCode.none or source != raft.leader_id:
         raft.back_off(source)
@@ -73,13 +69,13 @@ def on_fetch_response(
         raft.commit(response.high_watermark)
 
 
-def _leader_lives(raft: Raft) -> None:
+def _leader_lives(raft: Replica) -> None:
     raft.has_fetched = True
     raft.failures = 0
     raft.arm()
 
 
-def _append(raft: Raft, data: Buffer) -> bool:
+def _append(raft: Replica, data: Buffer) -> bool:
     """Append the leader's batches; False when not all of the bytes are sound."""
     at = 0
     try:
@@ -114,7 +110,7 @@ def _voters_in(data: Buffer, at: int) -> tuple[int, VoterSet] | None:
 
 
 def on_fetch_snapshot_response(
-    raft: Raft, source: int, request: FetchSnapshotRequest, response: FetchSnapshotResponse
+    raft: Replica, source: int, request: FetchSnapshotRequest, response: FetchSnapshotResponse
 ) -> None:
     if response.error is not ErrorCode.none or source != raft.leader_id:
         # The leader has a newer one by now, or is none: the next fetch tells.
@@ -136,7 +132,7 @@ def on_fetch_snapshot_response(
         raft.back_off(source)
 
 
-def installed(raft: Raft, snapshot_id: OffsetAndEpoch, voters: VoterSet | None) -> None:
+def installed(raft: Replica, snapshot_id: OffsetAndEpoch, voters: VoterSet | None) -> None:
     """The log begins at the snapshot now."""
     raft.download = None
     raft.index.restart(snapshot_id)

@@ -4,14 +4,13 @@ give up (check-quorum)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ErrorCode
 from shoal.quorum import elections, membership
-from shoal.quorum.control_records import build_control_batch
 from shoal.quorum.leader_state import DelayedFetch, LeaderState
 from shoal.quorum.log_index import Verdict
 from shoal.quorum.messages import (
+    Change,
     FetchRequest,
     FetchResponse,
     FetchSnapshotRequest,
@@ -19,16 +18,14 @@ from shoal.quorum.messages import (
     Message,
     Slice,
 )
+from shoal.quorum.replica import Replica
 from shoal.quorum.states import Role
-from shoal.quorum.voters import KRAFT_VERSION, VoterSet
+from shoal.quorum.voters import KRAFT_VERSION
 from shoal.record.batch import Buffer, assign, read_header
 from shoal.record.control import ControlType
 
-if TYPE_CHECKING:
-    from shoal.quorum.raft import Raft
 
-
-def open_epoch(raft: Raft, leader: LeaderState, granting: Sequence[int]) -> None:
+def open_epoch(raft: Replica, leader: LeaderState, granting: Sequence[int]) -> None:
     """Write the epoch's first record, which all that is committed in it has to include; and the
     configured voters into a log that does not have any yet."""
     voters = raft.voters.latest
@@ -43,32 +40,14 @@ def open_epoch(raft: Raft, leader: LeaderState, granting: Sequence[int]) -> None
         voters = voters.updated(mine)
         records.append((ControlType.KRAFT_VERSION, {"kraft_version": KRAFT_VERSION}))
         records.append((ControlType.KRAFT_VOTERS, voters.fields()))
-    _append_control(raft, records)
+    raft.append_control(records)
     if len(records) > 1:
         raft.voters.appended(raft.index.end_offset - 1, voters)
     for voter in voters.others(raft.local):
         leader.begin_due_ms[voter.key.id] = raft.now_ms
 
 
-def _append_control(raft: Raft, records: list[tuple[ControlType, dict[str, Any]]]) -> None:
-    base_offset = raft.index.end_offset
-    batch = build_control_batch(
-        records, base_offset=base_offset, leader_epoch=raft.epoch, timestamp_ms=raft.now_ms
-    )
-    raft.append(batch, raft.epoch, base_offset, base_offset + len(records))
-
-
-def append_voters(raft: Raft, leader: LeaderState, voters: VoterSet) -> int:
-    """Put a new voter set in force; gives the offset of its record."""
-    offset = raft.index.end_offset
-    _append_control(raft, [(ControlType.KRAFT_VOTERS, voters.fields())])
-    raft.voters.appended(offset, voters)
-    for voter in voters.others(raft.local):
-        leader.begin_due_ms.setdefault(voter.key.id, raft.now_ms)
-    return offset
-
-
-def propose(raft: Raft, batch: Buffer) -> None:
+def propose(raft: Replica, batch: Buffer) -> None:
     """Append a batch, as a leader; else `Effects.proposed` stays None."""
     if raft.role is not Role.LEADER:
         return
@@ -82,22 +61,37 @@ def propose(raft: Raft, batch: Buffer) -> None:
 # The high watermark.
 
 
-def advance(raft: Raft, leader: LeaderState) -> None:
-    """Commit what a majority of the voters has, the leader among them only if it is one."""
+def advance(raft: Replica, leader: LeaderState) -> None:
+    """Commit what a majority of the voters has.
+
+    The leader counts only if it is a voter. A commit may let the next change of the voters begin,
+    and its record may be committed at once.
+    """
+    while _commit(raft, leader) and membership.committed(raft, leader):
+        pass
+
+
+def _commit(raft: Replica, leader: LeaderState) -> bool:
+    """Advance the high watermark; return whether it moved."""
     voters = raft.voters.latest
     reached = leader.offsets(voters)
     if voters.holds(raft.local):
         reached[raft.local.id] = raft.synced_offset
     offset = voters.committed_offset(reached)
-    if offset <= leader.start_offset or not raft.commit(offset):
-        return
-    membership.committed(raft, leader)
+    return offset > leader.start_offset and raft.commit(offset)
+
+
+def on_change(raft: Replica, message: Message, request: Change) -> None:
+    """Handle AddRaftVoter, RemoveRaftVoter or UpdateRaftVoter."""
+    leader = raft.leader_state
+    if membership.change(raft, leader, message, request) and leader is not None:
+        advance(raft, leader)
 
 
 # Fetches.
 
 
-def on_fetch(raft: Raft, message: Message, request: FetchRequest) -> None:
+def on_fetch(raft: Replica, message: Message, request: FetchRequest) -> None:
     leader = raft.leader_state
     error = _refusal(raft, request.current_leader_epoch)
     if min(request.fetch_offset, request.last_fetched_epoch, request.current_leader_epoch) < 0:
@@ -131,7 +125,7 @@ def on_fetch(raft: Raft, message: Message, request: FetchRequest) -> None:
     advance(raft, leader)
 
 
-def _refusal(raft: Raft, current_leader_epoch: int) -> ErrorCode:
+def _refusal(raft: Replica, current_leader_epoch: int) -> ErrorCode:
     if raft.role is not Role.LEADER:
         return ErrorCode.not_leader_or_follower
     if current_leader_epoch < raft.epoch:
@@ -141,7 +135,7 @@ def _refusal(raft: Raft, current_leader_epoch: int) -> ErrorCode:
     return ErrorCode.none
 
 
-def _answer(raft: Raft, fetch: DelayedFetch) -> None:
+def _answer(raft: Replica, fetch: DelayedFetch) -> None:
     offset, end = fetch.request.fetch_offset, raft.index.end_offset
     records = Slice(offset, end, raft.settings.fetch_max_bytes) if offset < end else b""
     response = FetchResponse(
@@ -150,7 +144,7 @@ def _answer(raft: Raft, fetch: DelayedFetch) -> None:
     raft.reply(fetch.source, fetch.correlation, response)
 
 
-def on_fetch_snapshot(raft: Raft, message: Message, request: FetchSnapshotRequest) -> None:
+def on_fetch_snapshot(raft: Replica, message: Message, request: FetchSnapshotRequest) -> None:
     error = _refusal(raft, request.current_leader_epoch)
     index, wanted = raft.index, request.snapshot_id
     if error is ErrorCode.none and wanted not in (*index.snapshots, index.base):
@@ -171,7 +165,7 @@ def on_fetch_snapshot(raft: Raft, message: Message, request: FetchSnapshotReques
     raft.reply(message.source, message.correlation, response)
 
 
-def fail_waiting(raft: Raft, leader: LeaderState) -> None:
+def fail_waiting(raft: Replica, leader: LeaderState) -> None:
     """The epoch is over: whoever waits is told who leads, if that is known."""
     for fetch in leader.delayed_fetches.values():
         response = FetchResponse(
@@ -184,7 +178,7 @@ def fail_waiting(raft: Raft, leader: LeaderState) -> None:
 # Time.
 
 
-def drive(raft: Raft) -> None:
+def drive(raft: Replica) -> None:
     """Answer fetches that there is an answer for, and call voters that do not fetch."""
     leader = raft.leader_state
     assert leader is not None
@@ -210,19 +204,19 @@ def drive(raft: Raft) -> None:
             raft.send(to, elections.begin_request(raft, voter.key))
 
 
-def deadlines(raft: Raft, leader: LeaderState) -> list[int]:
+def deadlines(raft: Replica, leader: LeaderState) -> list[int]:
     due = [fetch.deadline_ms for fetch in leader.delayed_fetches.values()]
     due += [leader.begin_due_ms[voter.key.id] for voter in raft.voters.latest.others(raft.local)]
     lost_ms = _quorum_lost_ms(raft, leader)
     return due if lost_ms is None else [*due, lost_ms]
 
 
-def _quorum_lost_ms(raft: Raft, leader: LeaderState) -> int | None:
+def _quorum_lost_ms(raft: Replica, leader: LeaderState) -> int | None:
     timeout_ms = raft.settings.check_quorum_ms
     return leader.check_quorum_ms(raft.voters.latest, raft.local, timeout_ms)
 
 
-def resign_if_quorum_lost(raft: Raft) -> bool:
+def resign_if_quorum_lost(raft: Replica) -> bool:
     """Resign when no majority has fetched for long: another may lead already (check-quorum)."""
     leader = raft.leader_state
     assert leader is not None

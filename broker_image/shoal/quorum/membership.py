@@ -10,10 +10,9 @@ commit itself: the change is refused. The answer waits for the commit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.protocol.errors import ErrorCode
-from shoal.quorum import leading
 from shoal.quorum.leader_state import LeaderState, PendingVoters
 from shoal.quorum.messages import (
     AddRaftVoterRequest,
@@ -23,10 +22,9 @@ from shoal.quorum.messages import (
     RemoveRaftVoterRequest,
     UpdateRaftVoterRequest,
 )
+from shoal.quorum.replica import Replica
 from shoal.quorum.voters import ReplicaKey, VoterSet
-
-if TYPE_CHECKING:
-    from shoal.quorum.raft import Raft
+from shoal.record.control import ControlType
 
 
 class _Refused(Exception):
@@ -36,25 +34,40 @@ class _Refused(Exception):
         self.message = message
 
 
-def on_change(raft: Raft, message: Message, request: Change) -> None:
-    """Any of the three requests: taken, refused, or kept until the change before is committed."""
-    leader = raft.leader_state
+def change(raft: Replica, leader: LeaderState | None, message: Message, request: Change) -> bool:
+    """Begin the change, refuse it, or keep it until the change before it is committed.
+
+    Returns whether a new voter set is in force.
+    """
     try:
         if leader is None:
             raise _Refused(ErrorCode.not_leader_or_follower, "This node does not lead the quorum.")
         if not _may_change(raft, leader):
             leader.waiting_changes.append((message, request))
-            return
+            return False
         voters = _CHANGED[type(request)](raft, leader, request)
         if voters == raft.voters.latest:
             _answer(raft, message)
-        else:
-            _change(raft, leader, message, voters)
+            return False
+        _check_majority(raft, leader, voters)
     except _Refused as refused:
         _answer(raft, message, refused.error, refused.message)
+        return False
+    leader.pending_voters = PendingVoters(append_voters(raft, leader, voters), message)
+    return True
 
 
-def _may_change(raft: Raft, leader: LeaderState) -> bool:
+def append_voters(raft: Replica, leader: LeaderState, voters: VoterSet) -> int:
+    """Put a new voter set in force; return the offset of its record."""
+    offset = raft.index.end_offset
+    raft.append_control([(ControlType.KRAFT_VOTERS, voters.fields())])
+    raft.voters.appended(offset, voters)
+    for voter in voters.others(raft.local):
+        leader.begin_due_ms.setdefault(voter.key.id, raft.now_ms)
+    return offset
+
+
+def _may_change(raft: Replica, leader: LeaderState) -> bool:
     """Whether a record of this epoch and the last change are committed."""
     uncommitted = max(leader.start_offset, raft.voters.latest_offset)
     return raft.high_watermark > uncommitted
@@ -63,7 +76,7 @@ def _may_change(raft: Raft, leader: LeaderState) -> bool:
 # What is asked for: the set as it is to be. Each raises `_Refused`.
 
 
-def _added(raft: Raft, leader: LeaderState, request: AddRaftVoterRequest) -> VoterSet:
+def _added(raft: Replica, leader: LeaderState, request: AddRaftVoterRequest) -> VoterSet:
     voter, voters = request.voter, raft.voters.latest
     id = voter.key.id
     if id in voters.voters:
@@ -82,7 +95,7 @@ def _added(raft: Raft, leader: LeaderState, request: AddRaftVoterRequest) -> Vot
     return voters.added(voter)
 
 
-def _removed(raft: Raft, leader: LeaderState, request: RemoveRaftVoterRequest) -> VoterSet:
+def _removed(raft: Replica, leader: LeaderState, request: RemoveRaftVoterRequest) -> VoterSet:
     voters, key = raft.voters.latest, request.voter
     found = voters.voters.get(key.id)
     if found is None or found.key.directory_id not in (None, key.directory_id):
@@ -93,7 +106,7 @@ def _removed(raft: Raft, leader: LeaderState, request: RemoveRaftVoterRequest) -
     return voters.removed(key)
 
 
-def _updated(raft: Raft, leader: LeaderState, request: UpdateRaftVoterRequest) -> VoterSet:
+def _updated(raft: Replica, leader: LeaderState, request: UpdateRaftVoterRequest) -> VoterSet:
     """A voter's endpoints, or its directory id where the set knew none."""
     if request.current_leader_epoch != raft.epoch:
         text = f"Epoch {request.current_leader_epoch} is not the leader's, {raft.epoch}."
@@ -110,7 +123,7 @@ def _no_voter(key: ReplicaKey) -> _Refused:
     return _Refused(ErrorCode.voter_not_found, text)
 
 
-_CHANGED: dict[type[Change], Callable[[Raft, LeaderState, Any], VoterSet]] = {
+_CHANGED: dict[type[Change], Callable[[Replica, LeaderState, Any], VoterSet]] = {
     AddRaftVoterRequest: _added,
     RemoveRaftVoterRequest: _removed,
     UpdateRaftVoterRequest: _updated,
@@ -120,8 +133,8 @@ _CHANGED: dict[type[Change], Callable[[Raft, LeaderState, Any], VoterSet]] = {
 # What becomes of it.
 
 
-def _change(raft: Raft, leader: LeaderState, message: Message, voters: VoterSet) -> None:
-    """Put `voters` in force. Raises `_Refused`."""
+def _check_majority(raft: Replica, leader: LeaderState, voters: VoterSet) -> None:
+    """Raise `_Refused` unless a majority of `voters` fetches now."""
     since_ms = raft.now_ms - raft.settings.check_quorum_ms
     if leader.fetching(voters, raft.local, since_ms) < voters.majority:
         text = (
@@ -129,14 +142,13 @@ def _change(raft: Raft, leader: LeaderState, message: Message, voters: VoterSet)
             " now, so the quorum would stop: start the others first."
         )
         raise _Refused(ErrorCode.request_timed_out, text)
-    offset = leading.append_voters(raft, leader, voters)
-    leader.pending_voters = PendingVoters(offset, message)
-    leading.advance(raft, leader)
 
 
-def committed(raft: Raft, leader: LeaderState) -> None:
-    """The high watermark has moved: answer, make way when this replica is out, and take what has
-    waited for this."""
+def committed(raft: Replica, leader: LeaderState) -> bool:
+    """Answer the committed change, resign if this replica was removed, and begin the next change.
+
+    Called when the high watermark has moved. Returns whether a new voter set is in force.
+    """
     pending = leader.pending_voters
     if pending is not None and pending.offset < raft.high_watermark:
         leader.pending_voters = None
@@ -144,10 +156,12 @@ def committed(raft: Raft, leader: LeaderState) -> None:
     if raft.voters.latest_offset < raft.high_watermark and not raft.is_voter:
         raft.resign()
     while leader is raft.leader_state and leader.waiting_changes and _may_change(raft, leader):
-        on_change(raft, *leader.waiting_changes.popleft())
+        if change(raft, leader, *leader.waiting_changes.popleft()):
+            return True
+    return False
 
 
-def fail_waiting(raft: Raft, leader: LeaderState) -> None:
+def fail_waiting(raft: Replica, leader: LeaderState) -> None:
     """The epoch is over: who waits for a change is told so."""
     waiting = [message for message, _ in leader.waiting_changes]
     if leader.pending_voters is not None:
@@ -158,7 +172,7 @@ def fail_waiting(raft: Raft, leader: LeaderState) -> None:
 
 
 def _answer(
-    raft: Raft, message: Message, error: ErrorCode = ErrorCode.none, text: str | None = None
+    raft: Replica, message: Message, error: ErrorCode = ErrorCode.none, text: str | None = None
 ) -> None:
     response = RaftVoterResponse(raft.epoch, raft.known_leader, error, text)
     raft.reply(message.source, message.correlation, response)

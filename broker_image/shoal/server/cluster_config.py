@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import Flag
 from typing import NamedTuple
 
-from shoal.quorum.raft import QuorumSettings
+from shoal.quorum.replica import QuorumSettings
 from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
 from shoal.server.config import BrokerConfig, InvalidConfig
 

@@ -41,7 +41,8 @@ from shoal.quorum.leader_state import Progress
 from shoal.quorum.log_index import OffsetAndEpoch
 from shoal.quorum.messages import Message, Request, Response
 from shoal.quorum.quorum_state import CorruptState
-from shoal.quorum.raft import QuorumSettings, Raft
+from shoal.quorum.raft import Raft
+from shoal.quorum.replica import QuorumSettings
 from shoal.quorum.states import Role
 from shoal.quorum.store import QuorumStore
 from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet

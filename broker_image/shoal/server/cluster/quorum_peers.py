@@ -21,7 +21,7 @@ from shoal.protocol.errors import ErrorCode
 from shoal.quorum import wire
 from shoal.quorum.events import Event, PeerDown, Received, RequestFailed
 from shoal.quorum.messages import FetchRequest, FetchSnapshotRequest, Message, Request, Response
-from shoal.quorum.raft import QuorumSettings
+from shoal.quorum.replica import QuorumSettings
 from shoal.quorum.voters import Endpoint
 from shoal.server.network.links import Link, SetupTimeouts
 
