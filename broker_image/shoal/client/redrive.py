@@ -16,7 +16,6 @@ redriven from the source topic, as long as that still has the record.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -168,7 +167,7 @@ class Redrive:
         standings = await self._ledger.read(topic_id)
         ends = await self._offsets(partitions, OffsetSpec.LATEST)
         starts = await self._offsets(partitions, OffsetSpec.EARLIEST)
-        self._begun_s = time.monotonic()
+        self._begun_s = self.cluster.now()
         for where in partitions:
             standing = standings.get(where.partition) or Standing(where.topic, where.partition)
             standing.done.forget(starts[where])
@@ -306,7 +305,7 @@ class Redrive:
         await self._ledger.write(topic_id, standing)
         if self.plan.rate is not None:
             due_s = self._begun_s + self.result.total / self.plan.rate
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            await asyncio.sleep(max(0.0, due_s - self.cluster.now()))
 
     async def _target(self, letter: Letter) -> TopicPartition | None:
         """Where a letter's record goes: to its old partition, or by its key in another topic."""
@@ -348,7 +347,7 @@ class Redrive:
         originals: dict[int, Record],
         targets: dict[int, TopicPartition],
     ) -> tuple[list[Letter], list[Letter]]:
-        now_ms = int(time.time() * 1000)
+        now_ms = self.cluster.environment.now_ms()
         futures = []
         for letter in letters:
             original, target = originals[letter.offset], targets[letter.offset]
@@ -461,13 +460,14 @@ class _Turn:
     """The right to redrive a topic, held by being the one member of a consumer group."""
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
+        self._cluster = cluster
         self._groups = Groups(cluster)
         self._member = ConsumerMembership(cluster, f"redrive.{topic}", [topic])
         self._topic = topic
 
     async def take(self, waiting: Callable[[str], None]) -> None:
         """Wait until no other member is there. Raises `KafkaError` after `TURN_TIMEOUT_S`."""
-        deadline = time.monotonic() + TURN_TIMEOUT_S
+        deadline = self._cluster.now() + TURN_TIMEOUT_S
         told = False
         while True:
             await self._member.join()
@@ -476,7 +476,7 @@ class _Turn:
                 return
             await self._member.leave()
             why = f"another redrive of {self._topic} is under way, or was killed, at {others[0]}"
-            if time.monotonic() > deadline:
+            if self._cluster.now() > deadline:
                 raise KafkaError(ErrorCode.non_empty_group, f"{why}; end it first")
             if not told:
                 waiting(f"{why}; waiting for its end")
