@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from shoal.client.client import Client
 from shoal.client.configs import ConfigChange, Resource, ResourceType
-from shoal.client.settings import Settings
 from shoal.client.share import Acknowledgement, AcknowledgeType
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
@@ -38,7 +36,7 @@ def test_a_letter_that_is_lost_with_its_leader_is_written_again(
         letters_id = cluster.make_topic(LETTERS, [1, 2])
 
         async def reject() -> None:
-            async with Client(Settings.of(cluster.cluster.bootstrap)) as client:
+            async with cluster.client() as client:
                 group = [
                     ConfigChange("share.auto.offset.reset", "earliest"),
                     ConfigChange(f"{DLQ}.topic.name", LETTERS),

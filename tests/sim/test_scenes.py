@@ -6,12 +6,10 @@ from itertools import count
 from typing import Any
 
 import pytest
-from shoal.client.client import Client
 from shoal.client.cluster import PATIENCE_S
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.connection import connect
 from shoal.client.errors import ConnectionLost, expect
-from shoal.client.settings import Settings
 from shoal.client.share import AcknowledgeType
 from shoal.log.uuids import uuid_text
 from shoal.protocol.api import ApiKey
@@ -187,9 +185,8 @@ def test_who_asks_a_broker_that_is_cut_off_for_a_coordinator_is_hung_up_on() -> 
         async def look() -> None:
             connection = await connect(settings, settings.bootstrap[0])
             while True:
-                was_lost = lifecycle.is_lost
                 (row,) = (await connection.request(ApiKey.FIND_COORDINATOR, find)).coordinators
-                told.append((was_lost, row.error_code))
+                told.append((lifecycle.is_lost, row.error_code))
 
         assert not cluster.asked(id, ApiKey.INIT_PRODUCER_ID, INIT, version=4).error_code
         cluster.cut_off(cluster.cluster.brokers[id])
@@ -465,7 +462,7 @@ def test_a_share_partition_at_its_coordinator_refuses_in_time_too() -> None:
         told: list[tuple[float, Any, int]] = []
 
         async def work() -> None:
-            async with Client(Settings.of(cluster.cluster.bootstrap)) as client:
+            async with cluster.client() as client:
                 changes = [
                     ConfigChange("share.auto.offset.reset", "earliest"),
                     ConfigChange("share.record.lock.duration.ms", "30000"),
@@ -504,7 +501,7 @@ def test_a_member_that_asks_a_broker_that_is_cut_off_asks_the_others() -> None:
         found: list[int] = []
 
         async def work() -> None:
-            async with Client(Settings.of(cluster.cluster.bootstrap)) as client:
+            async with cluster.client() as client:
                 changes = [ConfigChange("share.auto.offset.reset", "earliest")]
                 resource = Resource(ResourceType.GROUP, group)
                 expect(await client.admin.configs.alter({resource: changes}))
@@ -534,7 +531,7 @@ def test_a_client_asks_the_next_broker_where_one_does_not_say_a_word() -> None:
         process.pause()
 
         async def look() -> None:
-            async with Client(Settings.of(cluster.cluster.bootstrap)) as client:
+            async with cluster.client() as client:
                 await client.cluster.refresh(())
 
         asked = Asked(cluster, look)

@@ -17,6 +17,7 @@ from shoal.server import logs
 from shoal.server.broker import Broker
 from shoal.server.config import resolve
 from shoal.server.network.connection import Connection
+from shoal.server.process import compose
 
 
 class Wire:
@@ -65,7 +66,7 @@ def test_a_record_leaves_to_its_consumer_before_its_producer_is_told(tmp_path: P
 
     async def main() -> None:
         flags = {"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(tmp_path)}
-        broker = Broker(resolve(flags, {}), asyncio.get_running_loop())
+        broker = compose(resolve(flags, {}), asyncio.get_running_loop())
         await broker.start()
         try:
             producer, consumer = Wire(broker, "producer", left), Wire(broker, "consumer", left)

@@ -16,6 +16,7 @@ from shoal.server.broker import Broker
 from shoal.server.config import resolve
 from shoal.server.network.api import Api, Handler, Peer
 from shoal.server.network.dispatch import Buffers, Dispatcher, Pending
+from shoal.server.process import compose
 
 VERSION = 4
 
@@ -25,7 +26,7 @@ def answer_of(handler: Handler, data_dir: Path) -> Buffers | None:
 
     async def main() -> Buffers | None:
         flags = {"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(data_dir)}
-        broker = Broker(resolve(flags, {}), asyncio.get_running_loop())
+        broker = compose(resolve(flags, {}), asyncio.get_running_loop())
         await broker.start()
         table = {ApiKey.INIT_PRODUCER_ID: Api(ApiKey.INIT_PRODUCER_ID, range(6), handler)}
         dispatcher = Dispatcher(broker, table, {"PLAINTEXT": table})

@@ -17,6 +17,7 @@ from shoal.server.broker import Broker
 from shoal.server.config import resolve
 from shoal.server.network import request_limits as request_room
 from shoal.server.network.connection import Connection
+from shoal.server.process import compose
 
 SIZE = 200_000
 
@@ -85,7 +86,7 @@ def run(tmp_path: Path, test: Any, **configs: str) -> None:
         logs.configure(json=False, level="error")
         given = {"log.dirs": str(tmp_path), "listeners": "PLAINTEXT://127.0.0.1:0"}
         given |= {name.replace("_", "."): value for name, value in configs.items()}
-        broker = Broker(resolve(given, {}), asyncio.get_running_loop())
+        broker = compose(resolve(given, {}), asyncio.get_running_loop())
         await broker.start()
         try:
             await test(broker)

@@ -22,9 +22,12 @@ from shoal.record import walker
 from shoal.server import ineffective_configs as idle_settings
 from shoal.server.broker import Broker
 from shoal.server.cluster.lifecycle import CannotJoin
+from shoal.server.cluster.served_apis import ApiTables
 from shoal.server.cluster_config import Listeners
 from shoal.server.config import BrokerConfig, InvalidConfig, address
+from shoal.server.handlers import EARLY, HANDLERS, TABLES
 from shoal.server.network.listener import ListenError
+from shoal.server.system import System
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 #: Buffers up to this size come from the heap; glibc takes no larger value.
@@ -44,20 +47,40 @@ def run(config: BrokerConfig, *, started: float, say: Callable[[str], None]) -> 
     """
     _raise_file_limit()
     _keep_freed_memory()
+
+    def ready() -> str:
+        tune_collector()
+        return f"Ready after {time.perf_counter() - started:.2f} s."
+
     with contextlib.closing(uvloop.new_event_loop()) as loop:
         asyncio.set_event_loop(loop)
-        loop.run_until_complete(_serve(config, started, say))
+        loop.run_until_complete(serve(lambda: compose(config, loop), ready=ready, say=say))
 
 
-async def _serve(config: BrokerConfig, started: float, say: Callable[[str], None]) -> None:
+def compose(
+    config: BrokerConfig, loop: asyncio.AbstractEventLoop, system: System | None = None
+) -> Broker:
+    """Make a broker that serves all APIs, on this machine unless told otherwise. Raises
+    `InvalidConfig`."""
+    return Broker(config, loop, ApiTables(HANDLERS, TABLES, EARLY), system)
+
+
+async def serve(
+    make: Callable[[], Broker], *, ready: Callable[[], str], say: Callable[[str], None]
+) -> None:
+    """Start the broker that `make` returns, and stop it at SIGTERM or SIGINT.
+
+    Calls `ready` once it serves, for a sentence about the start. Raises `CannotStart`.
+    """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        broker = Broker(config, loop)
+        broker = make()
     except InvalidConfig as error:
         raise CannotStart(str(error)) from None
+    config = broker.config
     try:
         await _started(broker, stop)
     except (ListenError, DirectoryInUse, CorruptLog, ApiError, CannotJoin) as error:
@@ -70,7 +93,7 @@ async def _serve(config: BrokerConfig, started: float, say: Callable[[str], None
             f"Cannot use the data directory {config.data_dir}: {error.strerror} ({where})."
             " Choose another by --data-dir, or give this user the right to write there."
         ) from None
-    _tune_collector()
+    took = ready()
     for listener in broker.listeners:
         where = address(listener.host, listener.port)
         if broker.cluster.is_broker and broker.cluster.kinds[listener.name] is Listeners.CONTROLLER:
@@ -87,7 +110,7 @@ async def _serve(config: BrokerConfig, started: float, say: Callable[[str], None
         say(idle_settings.sentence(idle))
     if walker.native is None:
         say("Records are validated in Python, which is slower: there is no compiled module.")
-    say(f"Ready after {time.perf_counter() - started:.2f} s. Ctrl-C or SIGTERM stops it.")
+    say(f"{took} Ctrl-C or SIGTERM stops it.")
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((stopping, broker.failed), return_when=asyncio.FIRST_COMPLETED)
     await broker.stop()
@@ -134,7 +157,7 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
 
 
-def _tune_collector() -> None:
+def tune_collector() -> None:
     """What start-up made lives as long as the process: the collector need not look at it again. And
     hardly anything is in cycles, so it looks seldom: at CPython's threshold of 700 it ran every
     tenth request."""

@@ -27,15 +27,21 @@ class Clock:
     followed at once: a machine that slept has let those waits pass.
     """
 
-    __slots__ = ("_behind_at_ns", "_told_ns")
+    __slots__ = ("_behind_at_ns", "_monotonic_ns", "_told_ns", "_wall_ns")
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        wall_ns: Callable[[], int] = time.time_ns,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._wall_ns = wall_ns
+        self._monotonic_ns = monotonic_ns
         self._told_ns = 0
         #: The monotonic time of the last look, while the wall clock is behind.
         self._behind_at_ns = 0
 
     def now_ms(self) -> int:
-        now_ns = time.time_ns()
+        now_ns = self._wall_ns()
         if now_ns < self._told_ns:
             now_ns = self._behind()
         else:
@@ -44,7 +50,7 @@ class Clock:
         return now_ns // 1_000_000
 
     def _behind(self) -> int:
-        at_ns = time.monotonic_ns()
+        at_ns = self._monotonic_ns()
         passed_ns = at_ns - self._behind_at_ns if self._behind_at_ns else 0
         self._behind_at_ns = at_ns
         return self._told_ns + (passed_ns >> 1)

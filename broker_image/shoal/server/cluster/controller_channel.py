@@ -14,41 +14,79 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
 
+from shoal.client.errors import ClientError
+from shoal.client.settings import Address
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.network.api import Peer, Request
-
-if TYPE_CHECKING:
-    from shoal.client.settings import Address
-    from shoal.server.broker import Broker
-    from shoal.server.network.links import Link
+from shoal.server.network.api import Api, Peer, Request
+from shoal.server.network.links import Link, SetupTimeouts
+from shoal.server.node import Node
 
 #: Between two looks for a controller while there is none.
 _RETRY_S = 0.05
+#: Handles a request as the active controller, given its frame, its client and its id; returns the
+#: body of the response. Raises `ApiError` with NOT_CONTROLLER when this node is not the controller.
+HandleLocally = Callable[[bytes, Peer, bytes], Awaitable[bytes]]
+
+
+class QuorumPort(Protocol):
+    """The metadata quorum (`cluster.quorum`)."""
+
+    on_step: list[Callable[[], None]]
+
+    @property
+    def leader_id(self) -> int | None:
+        """The node that leads the quorum, if it is known."""
+
+    def address_of(self, id: int) -> Address | None:
+        """Return the address of a node of the quorum, if it is known."""
+
+
+class MetadataPort(Protocol):
+    """The metadata log (`cluster.metadata_log`)."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this node is the active controller."""
 
 
 class ControllerChannel:
     """Owns the connection to the active controller."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        node: Node,
+        quorum: QuorumPort,
+        metadata: MetadataPort,
+        *,
+        apis: Mapping[int, Api],
+        handle: HandleLocally,
+        timeouts: SetupTimeouts,
+    ) -> None:
+        """`handle` answers a request when this node is the active controller. `apis` has the
+        versions of the requests."""
+        self._node = node
+        self._quorum = quorum
+        self._metadata = metadata
+        self._apis = apis
+        self._handle = handle
+        self._timeouts = timeouts
         self._link: Link | None = None
         self._leader_id: int | None = None
         #: Called when there is another controller.
         self.on_leader: list[Callable[[], None]] = []
-        self._self = Peer("", 0, "", "User:ANONYMOUS", f"broker-{broker.node_id}", {})
+        self._self = Peer("", 0, "", "User:ANONYMOUS", f"broker-{node.id}", {})
 
     def start(self) -> None:
-        self._broker.quorum.on_step.append(self._stepped)
+        self._quorum.on_step.append(self._stepped)
 
     def _stepped(self) -> None:
         """Whoever waits for a controller of before, which may never answer, asks the new one."""
-        leader_id = self._broker.quorum.leader_id
+        leader_id = self._quorum.leader_id
         if leader_id is not None and leader_id != self._leader_id:
             self._leader_id = leader_id
             self.close()
@@ -60,8 +98,8 @@ class ControllerChannel:
     ) -> Any:
         """kio's entity of the controller's answer. Raises `ApiError` with REQUEST_TIMED_OUT when
         no controller answers within `timeout_ms`, request.timeout.ms unless given."""
-        version = self._broker.table[api_key].versions[-1]
-        head = frames.request_head(api_key, version, 0, f"broker-{self._broker.node_id}")
+        version = self._apis[api_key].versions[-1]
+        head = frames.request_head(api_key, version, 0, f"broker-{self._node.id}")
         frame = head + codec.write_request(api_key, version, fields)
         data = await self._answer(bytes(frame), self._self, timeout_ms)
         return codec.read_response(api_key, version, data)
@@ -85,11 +123,10 @@ class ControllerChannel:
         answer send too: it is none. One that is up says nothing of the connection, which the
         broker's own requests share.
         """
-        broker = self._broker
         key = frame[0] << 8 | frame[1]
-        request_id = uuid4().bytes if key == ApiKey.CREATE_TOPICS else b""
+        request_id = self._node.system.uuid().bytes if key == ApiKey.CREATE_TOPICS else b""
         if timeout_ms is None or of_client:
-            longest_ms = broker.config["request.timeout.ms"]
+            longest_ms = self._node.config["request.timeout.ms"]
             if timeout_ms is None or not 0 < timeout_ms < longest_ms:
                 timeout_ms, of_client = longest_ms, False
         try:
@@ -109,10 +146,9 @@ class ControllerChannel:
 
     async def _try(self, frame: bytes, peer: Peer, request_id: bytes) -> bytes | None:
         """The answer, or None when the node asked is not the controller, or gone."""
-        broker = self._broker
         try:
-            if broker.metadata.is_active:
-                return await broker.dispatch.embedded(frame, peer, request_id)
+            if self._metadata.is_active:
+                return await self._handle(frame, peer, request_id)
             return await self._ask(frame, peer, request_id)
         except ApiError as error:
             if error.code is not ErrorCode.not_controller:
@@ -120,10 +156,8 @@ class ControllerChannel:
             return None
 
     async def _ask(self, frame: bytes, peer: Peer, request_id: bytes) -> bytes | None:
-        from shoal.client.errors import ClientError
-
-        leader_id = self._broker.quorum.leader_id
-        address = None if leader_id is None else self._broker.quorum.address_of(leader_id)
+        leader_id = self._quorum.leader_id
+        address = None if leader_id is None else self._quorum.address_of(leader_id)
         if address is None:
             return None
         fields = {
@@ -143,15 +177,13 @@ class ControllerChannel:
         return bytes(answer.response_data[len(head) :])
 
     def _to(self, address: Address) -> Link:
-        from shoal.server.network.links import Link
-
         if self._link is None or self._link.address != address:
             self.close()
             self._link = Link(
                 address,
-                client_id=f"broker-{self._broker.node_id}",
-                request_timeout_ms=self._broker.config["request.timeout.ms"],
-                timeouts=self._broker.setup_timeouts,
+                client_id=f"broker-{self._node.id}",
+                request_timeout_ms=self._node.config["request.timeout.ms"],
+                timeouts=self._timeouts,
             )
         return self._link
 

@@ -10,16 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
+from shoal.log.directory import LogDirectory
 from shoal.metadata import controller
+from shoal.metadata.delta import MetadataDelta
+from shoal.metadata.image import MetadataImage
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.cluster.controller import is_gone
-from shoal.server.cluster.metadata_log import random_id
-
-if TYPE_CHECKING:
-    from shoal.server.broker import Broker
+from shoal.server.cluster.controller_channel import ControllerChannel
+from shoal.server.cluster.quorum import Quorum
+from shoal.server.cluster.registration import Registration
+from shoal.server.metadata_cache import MetadataCache
+from shoal.server.node import Node
 
 #: How long a controlled shutdown may take before the broker just stops.
 CONTROLLED_SHUTDOWN_S = 20.0
@@ -40,9 +45,25 @@ class CannotJoin(Exception):
 class Lifecycle:
     """Owns the broker's session with the controller."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self.incarnation_id = random_id()
+    def __init__(
+        self,
+        node: Node,
+        cache: MetadataCache,
+        directory: LogDirectory,
+        registration: Registration,
+        quorum: Quorum,
+        channel: ControllerChannel,
+    ) -> None:
+        self._node = node
+        self._cache = cache
+        self._directory = directory
+        self._registration = registration
+        self._quorum = quorum
+        self._channel = channel
+        #: Called after each heartbeat while the session `is_lost`.
+        self.on_session_lost: list[Callable[[], None]] = []
+        #: Awaited before this broker asks to hand over the partitions that it leads.
+        self.before_handover: list[Callable[[], Awaitable[None]]] = []
         self.broker_epoch = -1
         self._beat = asyncio.Event()
         self._moved = asyncio.Event()
@@ -61,11 +82,10 @@ class Lifecycle:
 
     async def join(self) -> None:
         """Register, and catch up with the metadata. Raises `CannotJoin`."""
-        broker = self._broker
         await self._reach_itself()
-        broker.metadata_cache.subscribe(self._changed)
-        broker.channel.on_leader.append(self._beat.set)
-        limit_ms = broker.config["initial.broker.registration.timeout.ms"]
+        self._cache.subscribe(self._changed)
+        self._channel.on_leader.append(self._beat.set)
+        limit_ms = self._node.config["initial.broker.registration.timeout.ms"]
         try:
             async with asyncio.timeout(limit_ms / 1000):
                 self.broker_epoch = await self._register()
@@ -73,9 +93,9 @@ class Lifecycle:
                     self._moved.clear()
                     await self._moved.wait()
         except TimeoutError:
-            voters = ", ".join(map(str, broker.quorum.raft.voters.latest.ids))
+            voters = ", ".join(map(str, self._quorum.raft.voters.latest.ids))
             raise CannotJoin(
-                f"No controller has let broker {broker.node_id} in within {limit_ms} ms: see that"
+                f"No controller has let broker {self._node.id} in within {limit_ms} ms: see that"
                 f" a majority of the voters ({voters}) runs and can be reached, and that"
                 " controller.quorum.voters is the same on all nodes."
             ) from None
@@ -83,11 +103,10 @@ class Lifecycle:
 
     async def _reach_itself(self) -> None:
         """See that the address that other brokers are told leads here. Raises `CannotJoin`."""
-        broker = self._broker
-        name = broker.cluster.inter_broker
-        if name not in broker.config.advertised:
+        name = self._node.cluster.inter_broker
+        if name not in self._node.config.advertised:
             return
-        (told,) = [e for e in broker.endpoints() if e.name == name]
+        (told,) = [e for e in self._registration.endpoints() if e.name == name]
         try:
             await reach(told.host, told.port)
         except (OSError, TimeoutError) as error:
@@ -99,21 +118,20 @@ class Lifecycle:
 
     def _registered(self) -> bool:
         """Whether the image has this start's registration."""
-        found = self._broker.image.brokers.get(self._broker.node_id)
-        return found is not None and found.incarnation_id == self.incarnation_id
+        found = self._cache.image.brokers.get(self._node.id)
+        return found is not None and found.incarnation_id == self._registration.incarnation_id
 
-    def _changed(self, image: Any, delta: Any) -> None:
-        if self._broker.node_id in delta.brokers:
+    def _changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        if self._node.id in delta.brokers:
             self.is_put_out = False
             self._moved.set()
 
     async def _register(self) -> int:
-        broker = self._broker
-        image = broker.registration()
+        image = self._registration.broker()
         fields = {
-            "broker_id": broker.node_id,
-            "cluster_id": broker.cluster_id,
-            "incarnation_id": self.incarnation_id,
+            "broker_id": self._node.id,
+            "cluster_id": self._directory.cluster_id,
+            "incarnation_id": self._registration.incarnation_id,
             "listeners": [e._asdict() for e in image.endpoints],
             "features": [
                 {"name": name, "min_supported_version": low, "max_supported_version": high}
@@ -121,13 +139,13 @@ class Lifecycle:
             ],
             "rack": image.rack,
             "log_dirs": list(image.log_dirs),
-            "previous_broker_epoch": broker.directory.stopped_epoch,
+            "previous_broker_epoch": self._directory.stopped_epoch,
         }
-        loop = broker.loop
-        taken_at = loop.time() + 1.5 * broker.config["broker.session.timeout.ms"] / 1000
+        loop = self._node.loop
+        taken_at = loop.time() + 1.5 * self._node.config["broker.session.timeout.ms"] / 1000
         while True:
             try:
-                answer = await broker.channel.request(
+                answer = await self._channel.request(
                     ApiKey.BROKER_REGISTRATION, fields, timeout_ms=60_000
                 )
             except ApiError:
@@ -135,18 +153,19 @@ class Lifecycle:
                 continue
             match ErrorCode(answer.error_code):
                 case ErrorCode.none:
-                    broker.directory.broker_epoch = answer.broker_epoch
+                    self._directory.broker_epoch = answer.broker_epoch
                     return answer.broker_epoch
                 # Until its session is over, a process that died looks like one that lives.
                 case ErrorCode.duplicate_broker_registration if loop.time() > taken_at:
                     raise CannotJoin(
-                        f"node.id {broker.node_id} is taken: another process of that id, with"
+                        f"node.id {self._node.id} is taken: another process of that id, with"
                         " another data directory, is part of the cluster. Give this one an id of"
                         " its own (--node-id), or stop the other one first."
                     )
                 case ErrorCode.inconsistent_cluster_id:
                     raise CannotJoin(
-                        f"The controller is one of another cluster than {broker.cluster_id}: see"
+                        "The controller is one of another cluster than"
+                        f" {self._directory.cluster_id}: see"
                         " controller.quorum.voters, or give this node the other cluster's id by"
                         " --cluster-id and a data directory of its own."
                     )
@@ -167,7 +186,7 @@ class Lifecycle:
 
     @property
     def fenced(self) -> bool:
-        found = self._broker.image.brokers.get(self._broker.node_id)
+        found = self._cache.image.brokers.get(self._node.id)
         return found is None or found.fenced
 
     @property
@@ -179,14 +198,13 @@ class Lifecycle:
         return overdue or self.is_put_out
 
     def _is_overdue(self) -> bool:
-        session_s = self._broker.config["broker.session.timeout.ms"] / 1000
-        return self._broker.loop.time() > self._answered_at + session_s
+        session_s = self._node.config["broker.session.timeout.ms"] / 1000
+        return self._node.loop.time() > self._answered_at + session_s
 
     # Heartbeats.
 
     async def _heartbeats(self) -> None:
-        broker = self._broker
-        interval_s = broker.config["broker.heartbeat.interval.ms"] / 1000
+        interval_s = self._node.config["broker.heartbeat.interval.ms"] / 1000
         while True:
             answer = await self._heartbeat()
             delay_s = interval_s
@@ -194,7 +212,8 @@ class Lifecycle:
                 delay_s = min(delay_s, _RETRY_S)
             self._alone = answer is None and self._is_overdue() and await self._is_alone()
             if self.is_lost:
-                broker.replicas.wake_cut_off()
+                for call in self.on_session_lost:
+                    call()
             if answer is not None and self._stopping and answer.should_shut_down:
                 self._may_stop.set()
             elif self._stopping:
@@ -208,28 +227,26 @@ class Lifecycle:
 
     async def _is_alone(self) -> bool:
         """Whether the processes of all other brokers are gone, as their ports tell."""
-        broker = self._broker
         others = [
             is_gone(end.host, end.port)
-            for id, known in broker.image.brokers.items()
-            if id != broker.node_id and (end := known.endpoint(broker.cluster.inter_broker))
+            for id, known in self._cache.image.brokers.items()
+            if id != self._node.id and (end := known.endpoint(self._node.cluster.inter_broker))
         ]
         return all(await asyncio.gather(*others))
 
     async def _heartbeat(self) -> Any:
         """One heartbeat; None when it was refused, or nobody answered."""
-        broker = self._broker
         fields = {
-            "broker_id": broker.node_id,
+            "broker_id": self._node.id,
             "broker_epoch": self.broker_epoch,
-            "current_metadata_offset": broker.image.offset,
+            "current_metadata_offset": self._cache.image.offset,
             "want_fence": not self._ready,
             "want_shut_down": self._stopping,
         }
-        timeout_ms = broker.config["broker.session.timeout.ms"]
-        sent_at = broker.loop.time()
+        timeout_ms = self._node.config["broker.session.timeout.ms"]
+        sent_at = self._node.loop.time()
         try:
-            answer = await broker.channel.request(
+            answer = await self._channel.request(
                 ApiKey.BROKER_HEARTBEAT, fields, timeout_ms=timeout_ms
             )
         except ApiError:
@@ -248,7 +265,7 @@ class Lifecycle:
 
     async def _handed_over(self) -> bool:
         """Wait for the controller's word; not for long while there is no controller."""
-        loop = self._broker.loop
+        loop = self._node.loop
         end = loop.time() + CONTROLLED_SHUTDOWN_S
         self._answered_at = loop.time()
         while not self._may_stop.is_set():
@@ -265,16 +282,16 @@ class Lifecycle:
         """Hand over, if this broker is part of a cluster; then no more heartbeats."""
         if self._heart is None:
             return
-        broker = self._broker
-        others = any(id != broker.node_id for id in broker.image.running)
-        hands_over = self._ready and others and broker.config["controlled.shutdown.enable"]
+        others = any(id != self._node.id for id in self._cache.image.running)
+        hands_over = self._ready and others and self._node.config["controlled.shutdown.enable"]
         if hands_over:
-            await broker.share.drain()
+            for drain in self.before_handover:
+                await drain()
         self._stopping = True
         if hands_over:
             self._beat.set()
             if not await self._handed_over():
-                broker.log.warning("the broker stops without having handed over what it leads")
+                self._node.log.warning("the broker stops without having handed over what it leads")
         self._heart.cancel()
         self._heart = None
 

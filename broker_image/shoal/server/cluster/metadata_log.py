@@ -16,11 +16,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import UUID, uuid4
+from typing import Any, NamedTuple
 
 from shoal.log.errors import CorruptLog
-from shoal.log.uuids import uuid_text
 from shoal.metadata import controller
 from shoal.metadata.controller import Decision
 from shoal.metadata.delta import Draft, MetadataDelta, apply, difference
@@ -31,23 +29,13 @@ from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.quorum.events import Propose
 from shoal.record.batch import CorruptBatch
 from shoal.record.records import build_batch
-
-if TYPE_CHECKING:
-    from shoal.server.cluster.quorum import Quorum
-    from shoal.server.metadata_cache import MetadataCache
-    from shoal.server.timers import Clock
+from shoal.server.cluster.quorum import Quorum
+from shoal.server.metadata_cache import MetadataCache
+from shoal.server.node import Node
 
 #: Records of a snapshot that go into one batch: 2 to 3 ms of work.
 _SNAPSHOT_BATCH = 250
 Decide = Callable[[MetadataImage], Decision]
-
-
-def random_id() -> UUID:
-    """A new id; like Kafka's, its text never starts with a dash, which tools take for an option."""
-    while True:
-        found = uuid4()
-        if not uuid_text(found).startswith("-"):
-            return found
 
 
 class _Pending(NamedTuple):
@@ -63,25 +51,30 @@ class _Pending(NamedTuple):
 class Metadata:
     """The state machine on the quorum's log. Publishes committed images to `cache`."""
 
-    def __init__(self, quorum: Quorum, clock: Clock, cache: MetadataCache) -> None:
+    def __init__(self, node: Node, quorum: Quorum, cache: MetadataCache) -> None:
+        self._clock = node.clock
         self.quorum = quorum
-        self._clock = clock
         self._cache = cache
         #: Below it the log's records are in the image.
         self.applied = 0
         #: What lies behind the image, while this node leads in `_epoch`; None while it does not.
         self._pending: deque[_Pending] | None = None
         self._epoch = -1
-        #: Called with a sentence when the log has what this release does not read; raised if unset.
-        self.on_unreadable: Callable[[str], None] | None = None
+        #: Called with a sentence when this release cannot read the log. While nobody has
+        #: subscribed, `CorruptLog` is raised.
+        self.on_unreadable: list[Callable[[str], None]] = []
         #: Bytes of records that the newest snapshot does not have.
         self._unsaved_bytes = 0
-        self._saved_ms = clock.now_ms()
+        self._saved_ms = node.clock.now_ms()
         self._saving = False
         self._save_task: asyncio.Task[None] | None = None
         self._following = self._again = False
+
+    def open(self) -> None:
+        """Load the newest snapshot and follow the quorum, which is open. Raises `CorruptLog`."""
+        self._saved_ms = self._clock.now_ms()
         self._load_snapshot(first=True)
-        quorum.on_step.append(self._stepped)
+        self.quorum.on_step.append(self._stepped)
 
     @property
     def image(self) -> MetadataImage:
@@ -182,10 +175,11 @@ class Metadata:
                 self._again = False
                 self._follow()
         except CorruptLog as error:
-            if self.on_unreadable is None:
+            if not self.on_unreadable:
                 raise
             self.quorum.fault = str(error)
-            self.on_unreadable(str(error))
+            for call in self.on_unreadable:
+                call(str(error))
         finally:
             self._following = False
 

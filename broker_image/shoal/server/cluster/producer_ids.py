@@ -8,22 +8,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.metadata import controller
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
-
-if TYPE_CHECKING:
-    from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Body
+from shoal.server.cluster.controller_channel import ControllerChannel
+from shoal.server.cluster.lifecycle import Lifecycle
+from shoal.server.cluster.metadata_log import Metadata
+from shoal.server.network.api import Answer, Body
+from shoal.server.node import Node
 
 
 class ProducerIds:
     """Owns what is left of the block, and the requests that wait for the next one."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self, node: Node, metadata: Metadata, channel: ControllerChannel, lifecycle: Lifecycle
+    ) -> None:
+        self._node = node
+        self._metadata = metadata
+        self._channel = channel
+        self._lifecycle = lifecycle
         self._left: range = range(0)
         self._waiting: deque[asyncio.Future[Body]] = deque()
         self._asking = False
@@ -46,7 +52,7 @@ class ProducerIds:
         return self._take()["producer_id"]
 
     def _wait(self) -> asyncio.Future[Body]:
-        waiter: asyncio.Future[Body] = self._broker.loop.create_future()
+        waiter: asyncio.Future[Body] = self._node.loop.create_future()
         self._waiting.append(waiter)
         self._ask()
         return waiter
@@ -60,11 +66,10 @@ class ProducerIds:
         if self._asking:
             return
         self._asking = True
-        broker = self._broker
         block: asyncio.Future[range]
-        if broker.metadata.is_active:
-            block = broker.metadata.submit(
-                lambda image: controller.allocate_producer_ids(image, broker.node_id)
+        if self._metadata.is_active:
+            block = self._metadata.submit(
+                lambda image: controller.allocate_producer_ids(image, self._node.id)
             )
         else:
             block = asyncio.ensure_future(self._asked())
@@ -72,9 +77,8 @@ class ProducerIds:
 
     async def _asked(self) -> range:
         """A block from the controller, which is another node."""
-        broker = self._broker
-        fields = {"broker_id": broker.node_id, "broker_epoch": broker.lifecycle.broker_epoch}
-        answer = await broker.channel.request(ApiKey.ALLOCATE_PRODUCER_IDS, fields)
+        fields = {"broker_id": self._node.id, "broker_epoch": self._lifecycle.broker_epoch}
+        answer = await self._channel.request(ApiKey.ALLOCATE_PRODUCER_IDS, fields)
         if answer.error_code:
             raise ApiError(ErrorCode(answer.error_code))
         start: int = answer.producer_id_start

@@ -18,11 +18,13 @@ import contextlib
 import functools
 from collections import deque
 from collections.abc import Callable, Iterator
-from random import randrange
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from shoal.client.settings import Address
 from shoal.log.config import LogConfig
+from shoal.log.directory import LogDirectory
 from shoal.log.errors import AppendRefused, CorruptLog, LogOffline
+from shoal.log.log import Log
 from shoal.log.syncs import Sync
 from shoal.metadata.names import METADATA_TOPIC
 from shoal.quorum import wire
@@ -42,19 +44,14 @@ from shoal.quorum.log_index import OffsetAndEpoch
 from shoal.quorum.messages import Message, Request, Response
 from shoal.quorum.quorum_state import CorruptState
 from shoal.quorum.raft import Raft
-from shoal.quorum.replica import QuorumSettings
 from shoal.quorum.states import Role
 from shoal.quorum.store import QuorumStore
 from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
 from shoal.record.batch import headers
 from shoal.record.records import read_records
-
-if TYPE_CHECKING:
-    from shoal.client.settings import Address
-    from shoal.log.directory import LogDirectory
-    from shoal.server.cluster.quorum_peers import Peers
-    from shoal.server.disk import Disk
-    from shoal.server.timers import Clock
+from shoal.server.cluster.quorum_peers import Peers, QuorumEndpoints
+from shoal.server.network.links import SetupTimeouts
+from shoal.server.node import Node
 
 #: Nothing is dropped from the log but what a snapshot holds.
 _CONFIG = LogConfig(
@@ -100,38 +97,28 @@ class Quorum:
 
     def __init__(
         self,
+        node: Node,
         directory: LogDirectory,
-        disk: Disk,
-        clock: Clock,
-        *,
-        configured: VoterSet | None = None,
-        settings: QuorumSettings | None = None,
-        make_peers: Callable[[], Peers] | None = None,
+        endpoints: QuorumEndpoints,
+        timeouts: SetupTimeouts,
     ) -> None:
-        """`configured` are the voters of a log that has none yet: this node alone unless given.
-
-        Raises `CorruptLog`, `OSError`.
-        """
-        self._loop = asyncio.get_running_loop()
-        self._disk = disk
-        self._clock = clock
-        # The replica's clock is a monotonic one that begins at the wall clock's time.
-        self._offset_ms = clock.now_ms() - int(self._loop.time() * 1000)
-        self._make_peers = make_peers
-        self._peers: Peers | None = None
-        self.local = ReplicaKey(directory.node_id, directory.directory_id)
+        self._node = node
+        self._loop = node.loop
+        self._clock = node.clock
+        self._directory = directory
+        self._endpoints = endpoints
+        #: Added to the loop's time: a monotonic clock that begins at the wall clock's time.
+        self._offset_ms = 0
+        #: The other nodes; a voter that is alone never sends to them.
+        self.peers = Peers(node, directory, endpoints, timeouts, self.step)
         self.fault: str | None = None
-        #: Why the replica waits to be opened anew; None while it works.
+        #: Why the replica waits to be opened again; None while it works.
         self.trouble: str | None = None
         #: Called after every step: the high watermark, the leader or the epoch may have moved.
         self.on_step: list[Callable[[], None]] = []
-        self._log = directory.open_log(
-            METADATA_TOPIC, 0, _CONFIG, now_ms=clock.now_ms(), topic_id=wire.TOPIC_ID
-        )
-        self._storage = directory.storage
-        self._configured = configured or VoterSet.of([Voter(ReplicaKey(self.local.id))])
-        self._settings = settings or QuorumSettings()
-        self._open()
+        self._log: Log | None = None
+        self._store: QuorumStore | None = None
+        self._raft: Raft | None = None
         self._events: deque[Event] = deque()
         self._stepping = False
         self._inline = False
@@ -139,30 +126,70 @@ class Quorum:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: int | None = None
 
-    def _open(self) -> None:
-        """A replica that begins with what is on disk."""
+    def open(self) -> None:
+        """Open the log in the data directory, which is open. Raises `CorruptLog`, `OSError`."""
+        now_ms = self._clock.now_ms()
+        self._offset_ms = now_ms - int(self._loop.time() * 1000)
+        self._log = self._directory.open_log(
+            METADATA_TOPIC, 0, _CONFIG, now_ms=now_ms, topic_id=wire.TOPIC_ID
+        )
+        self._open_replica()
+
+    def _open_replica(self) -> None:
+        """Begin a replica with what is on disk."""
         log = self._log
+        assert log is not None
         try:
-            self.store = QuorumStore(self._storage, log, self._configured)
+            store = QuorumStore(self._directory.storage, log, self._first_voters())
         except CorruptState as error:
             raise CorruptLog(
                 f"{log.directory}: {error}. Voting without it could elect two leaders: restore"
                 " the file, or start this node with an empty data directory."
             ) from None
-        self.raft = Raft(
+        self._store = store
+        self._raft = Raft(
             self.local,
-            self._settings,
-            state=self.store.state,
-            index=self.store.index,
-            voters=self.store.voters,
-            choose=randrange,
+            self._node.cluster.settings,
+            state=store.state,
+            index=store.index,
+            voters=store.voters,
+            choose=self._node.system.random.randrange,
             now_ms=self._now_ms(),
         )
+
+    def _first_voters(self) -> VoterSet:
+        """Return the voters of a log that has none yet: the configured ones, or this node."""
+        configured = self._node.cluster.voters
+        if configured is not None:
+            return configured
+        endpoints = self._endpoints.quorum_endpoints()
+        return VoterSet.of([Voter(ReplicaKey(self._node.id), endpoints)])
 
     def _now_ms(self) -> int:
         return int(self._loop.time() * 1000) + self._offset_ms
 
     # What others ask.
+
+    @property
+    def is_open(self) -> bool:
+        return self._raft is not None
+
+    @property
+    def raft(self) -> Raft:
+        """The replica of an open quorum."""
+        assert self._raft is not None, "the quorum is not open"
+        return self._raft
+
+    @property
+    def store(self) -> QuorumStore:
+        """The disk of an open quorum."""
+        assert self._store is not None, "the quorum is not open"
+        return self._store
+
+    @property
+    def local(self) -> ReplicaKey:
+        """This node's id and directory, once the data directory is open."""
+        return ReplicaKey(self._directory.node_id, self._directory.directory_id)
 
     @property
     def alone(self) -> bool:
@@ -238,7 +265,7 @@ class Quorum:
 
     async def resign(self) -> None:
         """This node is about to stop: another one may lead at once, told by this one."""
-        if not self.is_leader or self.alone:
+        if not self.is_open or not self.is_leader or self.alone:
             return
         self.step(Resign())
         for _ in range(_RESIGN_TRIES):
@@ -250,8 +277,7 @@ class Quorum:
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._peers is not None:
-            self._peers.close()
+        self.peers.close()
 
     # Events.
 
@@ -296,7 +322,7 @@ class Quorum:
         return effects
 
     def _failed(self, error: Exception) -> None:
-        if self._log.offline or isinstance(error, LogOffline):
+        if self.store.log.offline or isinstance(error, LogOffline):
             self.fault = f"The metadata log failed, and the broker has to be restarted: {error}"
         elif self.trouble is None:
             self.trouble = f"The metadata log cannot be written: {error}"
@@ -308,7 +334,7 @@ class Quorum:
             return
         self.trouble = None
         try:
-            self._open()
+            self._open_replica()
         except (OSError, LogOffline) as error:
             self._failed(error)
             return
@@ -322,7 +348,7 @@ class Quorum:
             self._events.append(Synced(self.store.finish_sync(sync)))
             return
         raft = self.raft
-        self._disk.run(sync.run).add_done_callback(lambda work: self._synced(raft, sync, work))
+        self._node.disk.run(sync.run).add_done_callback(lambda work: self._synced(raft, sync, work))
 
     def _synced(self, raft: Raft, sync: Sync, work: asyncio.Future[None]) -> None:
         error = work.exception()
@@ -369,15 +395,6 @@ class Quorum:
             self.learn(message.to, endpoint)
         self.peers.send(message)
 
-    @property
-    def peers(self) -> Peers:
-        """The other nodes; a voter that is alone does without."""
-        if self._peers is None:
-            assert self._make_peers is not None, "this quorum has one node"
-            self._peers = self._make_peers()
-            self._peers.step = self.step
-        return self._peers
-
     def learn(self, id: int, endpoint: Endpoint) -> None:
         """Where a node listens for the quorum, by its own word."""
         self.peers.learn(id, (endpoint.host, endpoint.port))
@@ -387,7 +404,7 @@ class Quorum:
         endpoint = self.endpoint_of(id)
         if endpoint is not None:
             return endpoint.host, endpoint.port
-        return None if self._peers is None else self._peers.address_of(id)
+        return self.peers.address_of(id)
 
     # Snapshots.
 
@@ -413,7 +430,7 @@ class Quorum:
             batches,
             last_timestamp_ms=self._now_ms(),
         )
-        work = self._disk.run(write)
+        work = self._node.disk.run(write)
 
         def done(work: asyncio.Future[None]) -> None:
             error = work.exception()

@@ -13,42 +13,48 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from shoal.client.errors import ClientError, Refused, Unreachable, Unsupported
+from shoal.client.settings import Address
+from shoal.log.directory import LogDirectory
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.quorum import wire
 from shoal.quorum.events import Event, PeerDown, Received, RequestFailed
 from shoal.quorum.messages import FetchRequest, FetchSnapshotRequest, Message, Request, Response
-from shoal.quorum.replica import QuorumSettings
 from shoal.quorum.voters import Endpoint
 from shoal.server.network.links import Link, SetupTimeouts
-
-if TYPE_CHECKING:
-    from shoal.client.settings import Address
+from shoal.server.node import Node
 
 #: Answers to a Fetch of the metadata log from a listener that does not serve it.
 _NO_METADATA_LOG = frozenset({ErrorCode.unknown_topic_id, ErrorCode.unknown_topic_or_partition})
 
 
+class QuorumEndpoints(Protocol):
+    """Where this node serves the quorum (`cluster.registration`)."""
+
+    def quorum_endpoints(self) -> tuple[Endpoint, ...]: ...
+
+
 class Peers:
-    """Owns the connections; `step` of the quorum gets the answers."""
+    """Owns the connections to the other nodes of the quorum."""
 
     def __init__(
         self,
-        node_id: int,
-        settings: QuorumSettings,
-        *,
-        cluster_id: str,
-        endpoints: tuple[Endpoint, ...],
+        node: Node,
+        directory: LogDirectory,
+        endpoints: QuorumEndpoints,
         timeouts: SetupTimeouts,
+        step: Callable[[Event], object],
     ) -> None:
-        self._node_id = node_id
-        self._settings = settings
-        self._cluster_id = cluster_id
+        """`step` is the quorum's: it gets the answers."""
+        self._node_id = node.id
+        self._settings = node.cluster.settings
+        self._directory = directory
         self._endpoints = endpoints
         self._timeouts = timeouts
+        self._step = step
         self._addresses: dict[int, Address] = {}
         #: Where `controller.quorum.voters` has the nodes, and those that are asked there.
         self.configured: dict[int, Address] = {}
@@ -56,11 +62,14 @@ class Peers:
         #: By node, and whether it is the one for fetches.
         self._links: dict[tuple[int, bool], Link] = {}
         self._asking: dict[tuple[int, bool], asyncio.Task[None]] = {}
-        self.step: Callable[[Event], object] = lambda event: None
-        #: Told of a node that refused a request as a whole.
-        self.on_refused: Callable[[int, Request, ErrorCode], None] = lambda *_: None
+        #: Called with a node that refused a request as a whole, and its error.
+        self.on_refused: list[Callable[[int, ErrorCode], None]] = []
         #: Called with a node and an address at which it does not serve the quorum.
-        self.on_unserved: Callable[[int, Address], None] = lambda *_: None
+        self.on_unserved: list[Callable[[int, Address], None]] = []
+        for voter in node.cluster.voters or ():
+            address = voter.endpoints[0].host, voter.endpoints[0].port
+            self.learn(voter.key.id, address)
+            self.configured[voter.key.id] = address
 
     def address_of(self, id: int) -> Address | None:
         """Where the node is asked: at the address that was learned last, or the configured one."""
@@ -112,9 +121,9 @@ class Peers:
             # What the quorum sends because of the answer goes the same way.
             del self._asking[way]
         if response is None:
-            self.step(RequestFailed(to, message.correlation))
+            self._step(RequestFailed(to, message.correlation))
         else:
-            self.step(Received(Message(to, self._node_id, message.correlation, response)))
+            self._step(Received(Message(to, self._node_id, message.correlation, response)))
 
     async def ask(self, to: int, request: Request) -> Response | None:
         """The answer of another node; None when there is none."""
@@ -124,8 +133,8 @@ class Peers:
             timeout_ms += request.max_wait_ms
         fields = wire.request_fields(
             request,
-            cluster_id=self._cluster_id,
-            endpoints=self._endpoints,
+            cluster_id=self._directory.cluster_id,
+            endpoints=self._endpoints.quorum_endpoints(),
             max_bytes=settings.fetch_max_bytes,
         )
         try:
@@ -133,7 +142,7 @@ class Peers:
             entity = await link.request(wire.API_KEYS[type(request)], fields, timeout_ms=timeout_ms)
         except Refused:
             self._try_elsewhere(to)
-            self.step(PeerDown(to))
+            self._step(PeerDown(to))
             return None
         except ClientError as failure:
             self._unanswered(to, failure)
@@ -142,7 +151,8 @@ class Peers:
         for id, address in nodes.items():
             self.learn(id, address)
         if response is None:
-            self.on_refused(to, request, error)
+            for refused in self.on_refused:
+                refused(to, error)
         elif response.error in _NO_METADATA_LOG:
             self._unanswered(to, Unsupported(""))
             return None
@@ -151,7 +161,8 @@ class Peers:
     def _unanswered(self, to: int, failure: ClientError) -> None:
         address = self.address_of(to)
         if isinstance(failure, Unsupported) and address is not None:
-            self.on_unserved(to, address)
+            for unserved in self.on_unserved:
+                unserved(to, address)
         self._try_elsewhere(to)
 
     def _link(self, to: int, fetches: bool) -> Link:

@@ -179,7 +179,7 @@ class CoordinatorService(Generic[S]):
     def _create(self) -> asyncio.Future[Any]:
         """Make the topic, once for all who wait for it."""
         if self._creating is None:
-            made = self._broker.create_internal_topic(self.topic)
+            made = self._broker.topic_creation.create_internal_topic(self.topic)
             self._creating = asyncio.ensure_future(made)
             self._creating.add_done_callback(self._created)
         return self._creating

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from shoal.metadata import names
 from shoal.metadata.topics import NewTopic, create_topics
 from shoal.protocol.errors import ErrorCode
-from shoal.server.cluster.metadata_log import random_id
 from shoal.server.network.api import Answer, Request
 from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, paused
 
@@ -55,7 +54,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         lambda image: create_topics(
             image,
             topics,
-            new_id=random_id,
+            new_id=broker.node.random_id,
             validate_only=body.validate_only,
             request_id=request.id,
         ),

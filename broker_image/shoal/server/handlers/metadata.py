@@ -81,7 +81,7 @@ def _look(broker: Broker, request: Request) -> Answer:
     if missing and allowed and image.broker_config["auto.create.topics.enable"]:
         new = [_new_topic(image, name) for name in missing]
         return mapped(
-            broker.create_topics(new),
+            broker.topic_creation.create_topics(new),
             lambda rows: _answer(
                 broker, request, _by_names(broker.image, wanted, {r["name"]: r for r in rows})
             ),

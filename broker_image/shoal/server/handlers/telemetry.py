@@ -14,7 +14,6 @@ from shoal.log.uuids import uuid_text
 from shoal.metadata.client_metrics import Subscription, subscribe
 from shoal.metadata.image import ResourceType
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.cluster.metadata_log import random_id
 from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ _UNCOMPRESSED = 0
 
 
 def get(broker: Broker, request: Request) -> Answer:
-    client_id = request.body.client_instance_id or random_id()
+    client_id = request.body.client_instance_id or broker.node.random_id()
     subscription = _subscription(broker, request, client_id)
     return {
         "error_code": ErrorCode.none,

@@ -10,7 +10,6 @@ with UNKNOWN_SERVER_ERROR.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +86,7 @@ class Dispatcher:
         self._broker = broker
         self._table = dict(table)
         self._served = served
+        self._monotonic_ns = broker.node.system.monotonic_ns
         self._metrics = broker.metrics
         self._quotas = broker.quotas
 
@@ -95,7 +95,7 @@ class Dispatcher:
 
         Raises `WireError` when the connection is to be closed.
         """
-        received_ns = time.perf_counter_ns()
+        received_ns = self._monotonic_ns()
         if len(frame) < 10:
             raise WireError(f"a request of {len(frame)} bytes has no header")
         row = self._served[peer.listener].get(frame[0] << 8 | frame[1])
@@ -126,7 +126,7 @@ class Dispatcher:
         except Exception as error:
             return self._refused(request, error)
         if self._quotas.enabled:
-            request.busy_ns = time.perf_counter_ns() - received_ns
+            request.busy_ns = self._monotonic_ns() - received_ns
         if answer is None:
             self._unanswered(request)
             return None
@@ -162,7 +162,7 @@ class Dispatcher:
         body = codec.read_request(
             header.api_key, header.api_version, memoryview(frame), header.body_at
         )
-        request = Request(header, body, peer, time.perf_counter_ns(), id=request_id)
+        request = Request(header, body, peer, self._monotonic_ns(), id=request_id)
         if not self._broker.metadata.is_active:
             raise ApiError(ErrorCode.not_controller)
         try:
@@ -217,9 +217,9 @@ class Dispatcher:
 
     def _charged(self, request: Request, body: Body) -> Buffers:
         """The encoded body of a request whose client may have a quota."""
-        begun_ns = time.perf_counter_ns()
+        begun_ns = self._monotonic_ns()
         parts = self._parts(request, body)
-        request.busy_ns += time.perf_counter_ns() - begun_ns
+        request.busy_ns += self._monotonic_ns() - begun_ns
         pause_ms = self._quotas.charge(request, sum(map(len, parts)))
         if not pause_ms:
             return parts
@@ -238,7 +238,7 @@ class Dispatcher:
 
     def _observe(self, request: Request) -> None:
         header = request.header
-        elapsed_ns = time.perf_counter_ns() - request.received_ns
+        elapsed_ns = self._monotonic_ns() - request.received_ns
         self._metrics.request(header.api_key, header.api_version, elapsed_ns)
 
     def _refused(self, request: Request, error: BaseException) -> Buffers:

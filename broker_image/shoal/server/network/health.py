@@ -43,7 +43,7 @@ class HealthListener:
 
     async def listen(self, host: str, port: int) -> None:
         """Bind and accept. Raises `ListenError`."""
-        sock = bound_socket(host, port)
+        sock = bound_socket(self.broker.node.system, host, port)
         self.host, self.port = host, sock.getsockname()[1]
         self._server = await self.broker.loop.create_server(lambda: _Http(self), sock=sock)
 

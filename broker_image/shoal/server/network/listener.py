@@ -18,6 +18,7 @@ from shoal.server.cluster_config import Listeners
 from shoal.server.config import address
 from shoal.server.network.api import Peer
 from shoal.server.network.connection import Connection
+from shoal.server.system import System
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -69,7 +70,7 @@ class Listener:
 
     def bind(self, host: str, port: int) -> None:
         """Take the address; port 0 takes a free one. Raises `ListenError`."""
-        self._socket = bound_socket(host, port, self._backlog)
+        self._socket = bound_socket(self._broker.node.system, host, port, self._backlog)
         if self._receive_buffer_bytes > 0:  # Accepted connections inherit it.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer_bytes)
         self.host, self.port = host, self._socket.getsockname()[1]
@@ -168,30 +169,17 @@ class Listener:
             connection.fail(f"idle for connections.max.idle.ms ({self._idle_max_ms})")
 
 
-def bound_socket(host: str, port: int, backlog: int = BACKLOG) -> socket.socket:
+def bound_socket(system: System, host: str, port: int, backlog: int = BACKLOG) -> socket.socket:
     """A listening TCP socket; an empty host means all addresses. Raises `ListenError`."""
     try:
-        info = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        return system.listen(host, port, backlog)
     except socket.gaierror as error:
         raise ListenError(
             f"Cannot listen on {host}:{port}: the host name is not known ({error.strerror})."
             " Use an address of this machine, or 0.0.0.0 for all of them."
         ) from None
-    family, kind, proto, _, address = sorted(info, key=lambda i: i[0] != socket.AF_INET)[0]
-    sock = socket.socket(family, kind, proto)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind(address)
-        # SO_REUSEADDR lets two sockets bind one port until one of them listens. Clients that come
-        # before `accept` wait in the backlog.
-        sock.listen(backlog)
     except OSError as error:
-        sock.close()
         raise ListenError(_why(host, port, error)) from None
-    sock.setblocking(False)
-    return sock
 
 
 def _why(host: str, port: int, error: OSError) -> str:

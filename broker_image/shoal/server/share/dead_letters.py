@@ -201,7 +201,7 @@ class DeadLetters:
             else:
                 self.write()
 
-        self._broker.create_topics([topic]).add_done_callback(created)
+        self._broker.topic_creation.create_topics([topic]).add_done_callback(created)
 
     def _append(self, target: Partition | Elsewhere, *, copied: bool) -> None:
         leader, now_ms = self._leader, self._broker.clock.now_ms()

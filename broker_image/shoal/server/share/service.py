@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from random import Random
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -85,7 +84,7 @@ class ShareService:
         self.dead_letters = DeadLetterMeter()
         self.floods = Floods(broker)
         self.scout = Scout(broker, self)
-        self.random = Random().random
+        self.random = broker.node.random.random
         self.now_ms: Callable[[], int] = broker.clock.now_ms
         self._loop = asyncio.get_running_loop()
         #: This broker hands over what it leads.
