@@ -4,7 +4,7 @@ A handler is `handle(broker, request)`. It returns at once, with one of:
 
 * a mapping: the response body, written by the codec of the request's version;
 * a list of buffers: the response body already encoded (the hot path);
-* an `asyncio.Future` or `Prompt` of either, for what waits (purgatories, commits, rebalances), and
+* an `asyncio.Future` or `DeferredResponse` of either, for what waits (purgatories, commits, rebalances), and
   of None for a request that waits and has no response;
 * None: no response is sent (Produce with acks=0).
 
@@ -32,7 +32,7 @@ Body = Mapping[str, Any] | Sequence[Buffer]
 
 
 class Awaited(Protocol):
-    """An answer that is due: an `asyncio.Future`, or a `Prompt`."""
+    """An answer that is due: an `asyncio.Future`, or a `DeferredResponse`."""
 
     def add_done_callback(self, call: Callable[[Any], object], /) -> None: ...
     def cancel(self) -> bool: ...

@@ -21,7 +21,7 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.compiler import Gather
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.server.network.api import Api, Awaited, Body, Buffer, Peer, Request
-from shoal.server.network.deferred import Prompt
+from shoal.server.network.deferred import DeferredResponse
 from shoal.server.quota.client_quotas import with_pause
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Dispatcher:
         if answer is None:
             self._unanswered(request)
             return None
-        if isinstance(answer, (Prompt, asyncio.Future)):
+        if isinstance(answer, (DeferredResponse, asyncio.Future)):
             if not answer.done():
                 return Pending(self, request, answer)
             return self.finished(request, answer)

@@ -20,7 +20,7 @@ import itertools
 from collections.abc import Callable, Hashable, Sequence
 
 from shoal.server.network.api import Body
-from shoal.server.network.deferred import Prompt
+from shoal.server.network.deferred import DeferredResponse
 from shoal.server.timers import Timer, Timers
 
 Attempt = Callable[[], Body | None]
@@ -36,7 +36,10 @@ class _Parked:
     __slots__ = ("attempt", "future", "keys", "timer")
 
     def __init__(
-        self, keys: Sequence[Hashable], attempt: Attempt, future: asyncio.Future[Body] | Prompt
+        self,
+        keys: Sequence[Hashable],
+        attempt: Attempt,
+        future: asyncio.Future[Body] | DeferredResponse,
     ) -> None:
         self.keys = keys
         self.attempt = attempt
@@ -78,12 +81,12 @@ class Purgatory:
         attempt: Attempt,
         expire: Callable[[], Body],
         deadline_ms: int,
-    ) -> Prompt:
+    ) -> DeferredResponse:
         """As `park`, for a consumer's fetch: it leaves in the turn in which it is answered, may go
         ahead, and may expire a little early, with those of other idle consumers."""
-        prompt = Prompt()
-        self._park(_Parked(keys, attempt, prompt), expire, deadline_ms, FETCH_LEEWAY)
-        return prompt
+        response = DeferredResponse()
+        self._park(_Parked(keys, attempt, response), expire, deadline_ms, FETCH_LEEWAY)
+        return response
 
     def _park(
         self,
@@ -119,7 +122,7 @@ class Purgatory:
         self._reads += 1
         if self._woken and not self._is_busy:
             woken = (parked for key in self._woken for parked in self._by_key.get(key, ()))
-            fetches = (parked for parked in woken if isinstance(parked.future, Prompt))
+            fetches = (parked for parked in woken if isinstance(parked.future, DeferredResponse))
             for parked in list(itertools.islice(fetches, AHEAD_MAX)):
                 self._finish(parked, parked.attempt)
 
