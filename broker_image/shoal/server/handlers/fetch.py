@@ -2,7 +2,7 @@
 
 A request that finds less than `min_bytes` waits for appends to its partitions, for an error on one
 of them, or for `max_wait`. Records leave as the bytes that the log holds, by `sendfile` where they
-are many (`log.slices`, `server.outflow`); a consumer in
+are many (`log.slices`, `network.sendfile_writer`); a consumer in
 `read_committed` gets those below the last stable offset and the aborted transactions among them.
 """
 

@@ -4,8 +4,8 @@ A handler is `handle(broker, request)`. It returns at once, with one of:
 
 * a mapping: the response body, written by the codec of the request's version;
 * a list of buffers: the response body already encoded (the hot path);
-* an `asyncio.Future` or `DeferredResponse` of either, for what waits (purgatories, commits, rebalances), and
-  of None for a request that waits and has no response;
+* an `asyncio.Future` or `DeferredResponse` of either, for what waits (purgatories, commits,
+  rebalances), and of None for a request that waits and has no response;
 * None: no response is sent (Produce with acks=0).
 
 Whole-request refusals are raised as `ApiError`; dispatch maps them to the API's error response.

@@ -23,7 +23,7 @@ from shoal.log.slices import FileSlice
 from shoal.protocol.errors import WireError
 from shoal.server.network.api import Buffer, Peer
 from shoal.server.network.request_limits import BULK_SIZE, is_bulk
-from shoal.server.network.sendfile_writer import Outflow
+from shoal.server.network.sendfile_writer import SendfileWriter
 
 if TYPE_CHECKING:
     from shoal.server.network.dispatch import Dispatcher, Pending
@@ -52,23 +52,23 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_backlog",
-        "_closes",
         "_dispatch",
         "_filled",
         "_frame",
         "_frame_size_max",
         "_frame_view",
         "_held",
+        "_is_closing",
         "_listener",
         "_loop",
         "_muted",
         "_out",
-        "_outflow",
         "_paused",
         "_pending",
         "_pending_bytes",
         "_queued",
         "_room",
+        "_sendfile_writer",
         "_size",
         "_transport",
         "_write_paused",
@@ -86,9 +86,9 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_view = _scratch_view
         self._size = self._filled = 0
         self._out: list[Buffer | FileSlice] = []
-        self._outflow: Outflow | None = None
-        #: To be closed once the outflow has drained.
-        self._closes = False
+        self._sendfile_writer: SendfileWriter | None = None
+        #: To be closed once the sendfile writer has drained.
+        self._is_closing = False
         self._pending: deque[Pending] = deque()
         self._pending_bytes = 0
         self._held = 0
@@ -116,8 +116,8 @@ class Connection(asyncio.BufferedProtocol):
             self._muted.cancel()
         self._transport = None
         self._frame = None
-        if self._outflow is not None:
-            self._outflow.close()
+        if self._sendfile_writer is not None:
+            self._sendfile_writer.close()
         # What gives up at once may come back here.
         given_up, self._pending = self._pending, deque()
         for pending in given_up:
@@ -250,8 +250,8 @@ class Connection(asyncio.BufferedProtocol):
             if self._transport is not None and not self._transport.is_closing():
                 size = sum(map(len, out))
                 self._listener.bytes_out += size
-                if self._outflow is not None and self._outflow.waits:
-                    self._outflow.send(out)
+                if self._sendfile_writer is not None and self._sendfile_writer.is_blocked:
+                    self._sendfile_writer.send(out)
                 elif size <= JOIN_SIZE_MAX:
                     self._transport.write(b"".join(out))  # type: ignore[arg-type]
                 elif any(isinstance(part, FileSlice) for part in out):
@@ -269,11 +269,11 @@ class Connection(asyncio.BufferedProtocol):
                 for part in out
             )
             return
-        if self._outflow is None:
+        if self._sendfile_writer is None:
             fd = transport.get_extra_info("socket").fileno()
-            self._outflow = Outflow(self._loop, fd, self._drained, self._broken)
-        self._outflow.send(out)
-        if self._outflow.waits:
+            self._sendfile_writer = SendfileWriter(self._loop, fd, self._drained, self._broken)
+        self._sendfile_writer.send(out)
+        if self._sendfile_writer.is_blocked:
             self._write_paused = True
             self._pause()
 
@@ -282,7 +282,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is None or self._transport.is_closing():
             return
         self.resume_writing()
-        if self._closes:
+        if self._is_closing:
             self.close()
 
     def _broken(self, error: OSError) -> None:
@@ -372,7 +372,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Close once what has been written is sent."""
-        if self._outflow is not None and self._outflow.waits:
-            self._closes = True
+        if self._sendfile_writer is not None and self._sendfile_writer.is_blocked:
+            self._is_closing = True
         elif self._transport is not None:
             self._transport.close()
