@@ -45,7 +45,7 @@ from shoal.server.metrics import broker as broker_metrics
 from shoal.server.metrics import coordinator as coordinator_metrics
 from shoal.server.metrics.registry import Metrics
 from shoal.server.network.api import Api, Listeners
-from shoal.server.network.connection_limits import Admission
+from shoal.server.network.connection_limits import ConnectionLimits
 from shoal.server.network.dispatch import Dispatcher
 from shoal.server.network.fetch_sessions import FetchSessions
 from shoal.server.network.health import HealthListener
@@ -116,7 +116,7 @@ class Broker:
         )
         self.quotas = Quotas(self)
         self.throttles = {side: ReplicationQuota(self, side) for side in (LEADER, FOLLOWER)}
-        self.admission = Admission(self)
+        self.connection_limits = ConnectionLimits(self)
         self.room = RequestRoom(
             loop, config["queued.max.requests"], config["queued.max.request.bytes"]
         )

@@ -2,7 +2,7 @@
 
 Bounds in number: `max.connections` over the broker's listeners (those for controllers apart),
 `max.connections.per.ip` with its exceptions; who comes above is refused at once. In time:
-`max.connection.creation.rate` and the connection quotas of addresses, in `server.admission`; and
+`max.connection.creation.rate` and the connection quotas of addresses, in `connection_limits`; and
 `connections.max.idle.ms`, checked by one sweep over all connections.
 """
 
@@ -87,9 +87,9 @@ class Listener:
         self.opened_total += 1
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
         here = self._per_host.get(host, 0)
-        in_all = self._count_of_kind()
-        admission = self._broker.admission
-        if not admission.has_room(host, in_all, here):
+        total = self._connections_of_kind()
+        connection_limits = self._broker.connection_limits
+        if not connection_limits.allows(host, total, here):
             self.refused_total += 1
             return None
         accepted = transport.get_extra_info("socket")
@@ -109,15 +109,15 @@ class Listener:
             hang_up=connection.hang_up,
             number=self.opened_total,
         )
-        turn = admission.turn(host)
-        if turn.wait_ms:
-            connection.mute(turn.wait_ms)
-            if turn.refused:
+        throttle = connection_limits.throttle(host)
+        if throttle.delay_ms:
+            connection.mute(throttle.delay_ms)
+            if throttle.refused:
                 reason = f"{host} is over its quota of new connections"
-                self.loop.call_later(turn.wait_ms / 1000, connection.fail, reason)
+                self.loop.call_later(throttle.delay_ms / 1000, connection.fail, reason)
         return peer
 
-    def _count_of_kind(self) -> int:
+    def _connections_of_kind(self) -> int:
         """Connections of the listeners that this one shares `max.connections` with. As in Kafka,
         listeners for controllers are counted apart: clients cannot take all connections of the
         quorum."""
