@@ -53,7 +53,7 @@ from shoal.server.network.links import SetupTimeouts
 from shoal.server.network.listener import Listener, ListenError
 from shoal.server.network.peers import Peers as BrokerPeers
 from shoal.server.network.purgatory import Purgatory
-from shoal.server.network.request_limits import RequestRoom
+from shoal.server.network.request_limits import RequestLimits
 from shoal.server.node import Node
 from shoal.server.quota.client_quotas import Quotas
 from shoal.server.replication.batch_validator import Examiner
@@ -117,7 +117,7 @@ class Broker:
         self.quotas = Quotas(self)
         self.throttles = {side: ReplicationQuota(self, side) for side in (LEADER, FOLLOWER)}
         self.connection_limits = ConnectionLimits(self)
-        self.room = RequestRoom(
+        self.request_limits = RequestLimits(
             loop, config["queued.max.requests"], config["queued.max.request.bytes"]
         )
         self.table: Mapping[int, Api] = HANDLERS

@@ -77,7 +77,7 @@ class Request:
 
     `size` is that of its frame in bytes. `busy_ns` is the time that the broker has spent on it,
     measured where there are quotas. `id` is that of a request which may be tried again: the same
-    16 bytes each time. `on_freed` is called once when its records are not needed any more.
+    16 bytes each time. `on_released` is called once when its records are not needed any more.
     """
 
     header: RequestHeader
@@ -87,7 +87,7 @@ class Request:
     size: int = 0
     busy_ns: int = 0
     id: bytes = b""
-    on_freed: Callable[[], None] | None = None
+    on_released: Callable[[], None] | None = None
 
     @property
     def version(self) -> int:
@@ -98,13 +98,13 @@ class Request:
         """Whether it is a produce whose records are still in memory."""
         return isinstance(self.body, ProduceRequest) and bool(self.body.topics)
 
-    def free(self) -> None:
+    def release(self) -> None:
         """Drop the records of a produce: they are appended, or nobody waits for them."""
         if self.holds_records:
             self.body = self.body._replace(topics=[])
-        on_freed, self.on_freed = self.on_freed, None
-        if on_freed is not None:
-            on_freed()
+        on_released, self.on_released = self.on_released, None
+        if on_released is not None:
+            on_released()
 
 
 Handler = Callable[["Broker", Request], Answer]

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, cast
 from shoal.log.slices import FileSlice
 from shoal.protocol.errors import WireError
 from shoal.server.network.api import Buffer, Peer
-from shoal.server.network.request_limits import BULK_SIZE, is_bulk
+from shoal.server.network.request_limits import LARGE_REQUEST_BYTES, needs_capacity
 from shoal.server.network.sendfile_writer import SendfileWriter
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Connection(asyncio.BufferedProtocol):
     """Owns the transport, the frame that is arriving and the answers that are due."""
 
     __slots__ = (
+        "_awaits_capacity",
         "_backlog",
         "_dispatch",
         "_filled",
@@ -66,8 +67,7 @@ class Connection(asyncio.BufferedProtocol):
         "_paused",
         "_pending",
         "_pending_bytes",
-        "_queued",
-        "_room",
+        "_request_limits",
         "_sendfile_writer",
         "_size",
         "_transport",
@@ -93,9 +93,9 @@ class Connection(asyncio.BufferedProtocol):
         self._pending_bytes = 0
         self._held = 0
         self._paused = self._write_paused = False
-        self._room = listener.room
+        self._request_limits = listener.request_limits
         #: It waits for room.
-        self._queued = False
+        self._awaits_capacity = False
         self._muted: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self.active_at = 0.0
@@ -111,7 +111,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._release()
-        self._room.leave(self)
+        self._request_limits.connection_closed(self)
         if self._muted is not None:
             self._muted.cancel()
         self._transport = None
@@ -161,7 +161,7 @@ class Connection(asyncio.BufferedProtocol):
             self._frame = None
             self._frame_view = _scratch_view
             self._handle(frame)
-            self._room.arrived(self)
+            self._request_limits.receive_ended(self)
         else:
             self._start_frame(frame)
 
@@ -187,17 +187,17 @@ class Connection(asyncio.BufferedProtocol):
                     f" {self._frame_size_max}"
                 )
             begin = at + 4
-            if self._room.is_full:
+            if self._request_limits.is_full:
                 if end - begin < min(2, size):
                     break
-                if is_bulk(size, data[begin : begin + 2]):
-                    self._queued = True
-                    self._room.wait(self)
+                if needs_capacity(size, data[begin : begin + 2]):
+                    self._awaits_capacity = True
+                    self._request_limits.wait(self)
                     self._pause()
                     break
             if size > end - begin:
-                if size > BULK_SIZE:
-                    self._room.arriving(self, size)
+                if size > LARGE_REQUEST_BYTES:
+                    self._request_limits.receive_started(self, size)
                     self._size = size
                     self._start_frame(data[begin:])
                     return
@@ -220,7 +220,7 @@ class Connection(asyncio.BufferedProtocol):
                 return
             answer = self._dispatch.done(answer)
         if answer.request is not None and answer.request.holds_records:
-            self._room.hold(answer.request)
+            self._request_limits.request_queued(answer.request)
         answer.size = len(frame)
         self._pending.append(answer)
         self._pending_bytes += len(frame)
@@ -334,7 +334,7 @@ class Connection(asyncio.BufferedProtocol):
     def _resume(self) -> None:
         if not self._paused or self._write_paused or self._transport is None:
             return
-        if self._muted is not None or self._queued:
+        if self._muted is not None or self._awaits_capacity:
             return
         if len(self._pending) >= PENDING_MAX // 2 or self._pending_bytes >= PENDING_BYTES_MAX // 2:
             return
@@ -353,9 +353,9 @@ class Connection(asyncio.BufferedProtocol):
         """Whether the broker has stopped reading."""
         return self._paused
 
-    def room_free(self) -> None:
+    def capacity_available(self) -> None:
         """There is room again for what this connection stopped at."""
-        self._queued = False
+        self._awaits_capacity = False
         self._resume()
 
     def fail(self, reason: str) -> None:

@@ -66,13 +66,13 @@ class Pending:
             assert self._done is not None
             return self._done
         assert self._request is not None
-        self._request.free()
+        self._request.release()
         return self._dispatcher.finished(self._request, self._future)
 
     def cancel(self) -> None:
         """The connection is gone: whoever would answer may stop."""
         if self._request is not None:
-            self._request.free()
+            self._request.release()
         if self._future is not None:
             self._future.cancel()
 

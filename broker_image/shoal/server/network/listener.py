@@ -43,7 +43,7 @@ class Listener:
         #: Bytes of answers that clients are slow to take.
         self.bytes_held = 0
         self.bytes_in = self.bytes_out = self.opened_total = self.refused_total = 0
-        self.room = broker.room
+        self.request_limits = broker.request_limits
         self._broker = broker
         self._dispatch = dispatch
         self._connections: dict[Connection, None] = {}
