@@ -118,9 +118,9 @@ class _Fetch:
                 return True
             if offset < limit:
                 available += self._available(partition, cursor, limit)
-            elif cursor.told is not None and self._incremental:
+            elif cursor.last_sent is not None and self._incremental:
                 # A session's client learns of a high watermark that has moved without records.
-                if cursor.told != (partition.high_watermark, log.log_start_offset):
+                if cursor.last_sent != (partition.high_watermark, log.log_start_offset):
                     return True
             if available >= self._min_bytes:
                 return True
@@ -209,12 +209,12 @@ class _Fetch:
             not self._incremental
             or entry["records"]
             or entry["error_code"]
-            or cursor.told != told
+            or cursor.last_sent != told
             or entry.get("preferred_read_replica", -1) >= 0
             or "diverging_epoch" in entry
         )
         # After an error everything is news again.
-        cursor.told = None if entry["error_code"] else told
+        cursor.last_sent = None if entry["error_code"] else told
         return bool(new)
 
     def _read_one(
