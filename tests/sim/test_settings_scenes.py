@@ -208,14 +208,14 @@ def test_unclean_elections_are_looked_for(interval_ms: str, elected: bool) -> No
 def test_brokers_send_heartbeats(monkeypatch: pytest.MonkeyPatch, interval_ms: int) -> None:
     """broker.heartbeat.interval.ms"""
     count = 0
-    embedded = Dispatcher.embedded
+    handle_envelope = Dispatcher.handle_envelope
 
     async def spied(self: Any, frame: bytes, *words: Any) -> bytes:
         nonlocal count
         count += frame[0] << 8 | frame[1] == ApiKey.BROKER_HEARTBEAT
-        return await embedded(self, frame, *words)
+        return await handle_envelope(self, frame, *words)
 
-    monkeypatch.setattr(Dispatcher, "embedded", spied)
+    monkeypatch.setattr(Dispatcher, "handle_envelope", spied)
     configs = {
         "broker.heartbeat.interval.ms": str(interval_ms),
         "broker.session.timeout.ms": "9000",

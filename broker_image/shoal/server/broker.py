@@ -561,7 +561,7 @@ class Broker:
     def answer_room(self) -> int:
         """Bytes that the records of one more answer may have. Answers wait in memory for slow
         clients; when many do, each gets less at a time."""
-        held = sum(listener.bytes_held for listener in self.listeners)
+        held = sum(listener.bytes_buffered for listener in self.listeners)
         return max(ANSWER_ROOM_MIN, ANSWERS_HELD_MAX - held)
 
     def features(self) -> Features:

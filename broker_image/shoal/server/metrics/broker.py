@@ -148,7 +148,7 @@ def _register_sockets(broker: Broker) -> None:
         "Connections closed for what their client did, or for want of room.",
         "refused_total",
     )
-    add("held_bytes", "gauge", "Bytes of answers that clients are slow to take.", "bytes_held")
+    add("held_bytes", "gauge", "Bytes of answers that clients are slow to take.", "bytes_buffered")
     add("incoming_byte_total", "counter", "Bytes received.", "bytes_in")
     add("outgoing_byte_total", "counter", "Bytes sent.", "bytes_out")
 

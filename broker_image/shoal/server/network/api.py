@@ -31,7 +31,7 @@ Buffer = bytes | bytearray | memoryview
 Body = Mapping[str, Any] | Sequence[Buffer]
 
 
-class Awaited(Protocol):
+class AwaitableBody(Protocol):
     """An answer that is due: an `asyncio.Future`, or a `DeferredResponse`."""
 
     def add_done_callback(self, call: Callable[[Any], object], /) -> None: ...
@@ -42,7 +42,7 @@ class Awaited(Protocol):
     def result(self) -> Body | None: ...
 
 
-Answer = Body | Awaited | None
+Answer = Body | AwaitableBody | None
 
 
 def _nothing(*_: int) -> None:
@@ -54,9 +54,9 @@ class Peer:
     """Who is at the other end of a connection; lives as long as the connection.
 
     `on_close` callbacks run once when the connection is gone, with no argument. `pause` stops
-    reading from the connection for some milliseconds. `hang_up` closes it once what is answered by
-    then is sent. `number` tells the connections of a listener in the order in which they were
-    opened.
+    reading from the connection for some milliseconds. `close_after_responses` closes it once the
+    responses that are due by then are sent. `number` numbers the connections of a listener in the
+    order in which they were opened.
     """
 
     host: str
@@ -67,7 +67,7 @@ class Peer:
     on_close: dict[object, Callable[[], None]]
     client_software: tuple[str, str] = ("unknown", "unknown")
     pause: Callable[[int], None] = _nothing
-    hang_up: Callable[[], None] = _nothing
+    close_after_responses: Callable[[], None] = _nothing
     number: int = 0
 
 
