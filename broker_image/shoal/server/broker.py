@@ -55,7 +55,7 @@ from shoal.server.network.peers import Peers as BrokerPeers
 from shoal.server.network.purgatory import Purgatory
 from shoal.server.network.request_limits import RequestLimits
 from shoal.server.node import Node
-from shoal.server.quota.client_quotas import Quotas
+from shoal.server.quota.client_quotas import ClientQuotas
 from shoal.server.replication.batch_validator import Examiner
 from shoal.server.replication.log_maintenance import Background
 from shoal.server.replication.partitions import Partitions
@@ -114,7 +114,7 @@ class Broker:
             FETCH_SESSION_EVICTION_MS,
             lambda: node.random.randrange(1, 1 << 31),
         )
-        self.quotas = Quotas(self)
+        self.quotas = ClientQuotas(self)
         self.throttles = {side: ReplicationQuota(self, side) for side in (LEADER, FOLLOWER)}
         self.connection_limits = ConnectionLimits(self)
         self.request_limits = RequestLimits(
@@ -213,7 +213,7 @@ class Broker:
             self.quorum.on_step.append(VoterUpdate(self).look)
             self._check_auto_join()
         self.partitions.load(self.image)
-        self.quotas.changed()
+        self.quotas.update()
         self._throttle()
         self._opened = True
         self.metadata_cache.subscribe(self._metadata_changed)
@@ -590,7 +590,7 @@ class Broker:
         if delta.brokers:
             self.suspects.changed(image)
         if delta.client_quotas:
-            self.quotas.changed()
+            self.quotas.update()
         if delta.configs or delta.broker_config_changed:
             self._throttle()
         if delta.broker_config_changed:

@@ -91,7 +91,7 @@ class _Fetch:
         self._min_bytes: int = body.min_bytes
         self._max_bytes: int = min(body.max_bytes, broker.image.broker_config["fetch.max.bytes"])
         self._leaders: set[int] | None = None
-        room = broker.quotas.room(request)
+        room = broker.quotas.fetch_bytes_max(request)
         if room is not None:
             self._max_bytes = min(self._max_bytes, room)
             self._min_bytes = min(self._min_bytes, room)

@@ -59,7 +59,7 @@ class ConnectionLimits:
         if quota is not None:
             rate = self._rate_of(host, now_ms)
             rate.add(1, now_ms)
-            if delay_ms := rate.excess_ms(quota, now_ms):
+            if delay_ms := rate.throttle_ms(quota, now_ms):
                 rate.add(-1, now_ms)  # It will not be served.
                 return Throttle(min(delay_ms, self._window_ms), refused=True)
         limit = image.broker_config["max.connection.creation.rate"]
@@ -69,7 +69,7 @@ class ConnectionLimits:
         if self._rate is None:
             self._rate = Rate(self._samples, self._window_ms, now_ms)
         self._rate.add(1, now_ms)
-        return Throttle(self._rate.excess_ms(max(limit, 1e-3), now_ms))
+        return Throttle(self._rate.throttle_ms(max(limit, 1e-3), now_ms))
 
     def _rate_of(self, host: str, now_ms: int) -> Rate:
         rate = self._rates_by_host.get(host)

@@ -22,7 +22,7 @@ from shoal.protocol.compiler import Gather
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.server.network.api import Api, AwaitableBody, Body, Buffer, Peer, Request
 from shoal.server.network.deferred import DeferredResponse
-from shoal.server.quota.client_quotas import with_pause
+from shoal.server.quota.client_quotas import with_throttle_time
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -140,7 +140,7 @@ class Dispatcher:
     def requests_handled(self, now_s: float) -> None:
         """The requests of one read, at `now_s` by the loop's clock, have been handled; their
         connection is about to send what answers them."""
-        self._broker.purgatory.go_ahead(now_s)
+        self._broker.purgatory.complete_early(now_s)
 
     @property
     def _is_only_controller(self) -> bool:
@@ -195,8 +195,8 @@ class Dispatcher:
 
     def _no_response(self, request: Request) -> Buffers:
         """Note a request that has no response; no buffers."""
-        if self._quotas.enabled and (pause_ms := self._quotas.charge(request, 0)):
-            request.peer.pause(pause_ms)
+        if self._quotas.enabled and (throttle_ms := self._quotas.charge(request, 0)):
+            request.peer.pause(throttle_ms)
         self._record_metrics(request)
         return []
 
@@ -220,11 +220,11 @@ class Dispatcher:
         begun_ns = time.perf_counter_ns()
         parts = self._encode_body(request, body)
         request.busy_ns += time.perf_counter_ns() - begun_ns
-        pause_ms = self._quotas.charge(request, sum(map(len, parts)))
-        if not pause_ms:
+        throttle_ms = self._quotas.charge(request, sum(map(len, parts)))
+        if not throttle_ms:
             return parts
-        request.peer.pause(pause_ms)
-        return self._encode_body(request, with_pause(request, body, pause_ms))
+        request.peer.pause(throttle_ms)
+        return self._encode_body(request, with_throttle_time(request, body, throttle_ms))
 
     def _encode_body(self, request: Request, body: Body) -> Buffers:
         header = request.header

@@ -6,8 +6,9 @@ by whatever changed (a high watermark, a synced offset, a released record), and 
 key run once at the end of the event loop's turn, so that many appends in one turn cost one attempt.
 
 While few requests come, a consumer's fetch need not wait for that end: it goes ahead of the answers
-to the requests that woke it (`go_ahead`), so a record is on its way to its consumer before its
-producer is told. To write to a socket whose reader sleeps takes longer than all else in a produce.
+to the requests that woke it (`complete_early`), so a record is on its way to its consumer before
+its producer is told. To write to a socket whose reader sleeps takes longer than all else in a
+produce.
 
 Callers: produce (acks that wait for disk or replicas), fetch and share fetch (min bytes, max wait),
 delete records.
@@ -27,7 +28,7 @@ Attempt = Callable[[], Body | None]
 #: The part of a fetch's `max_wait`, its last, in which it may end with others: 50 of 500 ms.
 FETCH_LEEWAY = 0.1
 #: So many fetches at most go ahead of the answers to one read's requests, which wait for them.
-AHEAD_MAX = 2
+EARLY_FETCHES_MAX = 2
 #: More reads in a window than that, and nothing goes ahead in the next one: 5,000 a second.
 WINDOW_S, READS_MAX = 0.01, 50
 
@@ -112,7 +113,7 @@ class Purgatory:
                 self._loop.call_soon(self._attempt_woken)
             self._woken[key] = None
 
-    def go_ahead(self, now_s: float) -> None:
+    def complete_early(self, now_s: float) -> None:
         """The requests of one read, at `now_s` by the loop's clock, have been handled and are about
         to be answered: some fetches that they woke may try before."""
         if now_s >= self._window_ends_s:
@@ -123,7 +124,7 @@ class Purgatory:
         if self._woken and not self._is_busy:
             woken = (parked for key in self._woken for parked in self._by_key.get(key, ()))
             fetches = (parked for parked in woken if isinstance(parked.future, DeferredResponse))
-            for parked in list(itertools.islice(fetches, AHEAD_MAX)):
+            for parked in list(itertools.islice(fetches, EARLY_FETCHES_MAX)):
                 self._finish(parked, parked.attempt)
 
     def _attempt_woken(self) -> None:

@@ -61,7 +61,7 @@ class ShareFetch:
         self._broker = broker
         self._request = body
         self._peer = request.peer
-        self._room = broker.quotas.room(request)
+        self._room = broker.quotas.fetch_bytes_max(request)
         self._session = session
         self._acks = acks
         self._begun_ms = broker.clock.now_ms()
