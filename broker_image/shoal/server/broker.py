@@ -47,6 +47,8 @@ from shoal.server.metrics.registry import Metrics
 from shoal.server.network.api import Api, Listeners
 from shoal.server.network.connection_limits import ConnectionLimits
 from shoal.server.network.dispatch import Dispatcher
+from shoal.server.network.encoding import ErrorResponses
+from shoal.server.network.envelopes import EnvelopeHandler
 from shoal.server.network.fetch_sessions import FetchSessions
 from shoal.server.network.health import HealthListener
 from shoal.server.network.links import SetupTimeouts
@@ -73,10 +75,6 @@ IMAGE_TIMEOUT_S = 5.0
 SNAPSHOT_CHECK_MS = 1_000
 #: In `meta.properties`: the voters of the setting that the quorum once had.
 FIRST_VOTERS = "shoal.first.voters"
-#: After which a client's fetch session may give way to another's
-#: (min.incremental.fetch.session.eviction.ms in Kafka, which has no setting for it either).
-FETCH_SESSION_EVICTION_MS = 120_000
-
 
 #: Bytes of answers that may wait in memory for clients to take them, over all connections, and what
 #: one answer may have in any case: a client's default for one partition.
@@ -111,18 +109,14 @@ class Broker:
         self.examiner = Examiner(loop)
         self.fetch_sessions = FetchSessions(
             config["max.incremental.fetch.session.cache.slots"],
-            FETCH_SESSION_EVICTION_MS,
-            lambda: node.random.randrange(1, 1 << 31),
+            random_id=lambda: node.random.randrange(1, 1 << 31),
         )
-        self.quotas = ClientQuotas(self)
+        self.quotas = ClientQuotas(node, self.metadata_cache, self.metrics)
         self.throttles = {side: ReplicationQuota(self, side) for side in (LEADER, FOLLOWER)}
-        self.connection_limits = ConnectionLimits(self)
-        self.request_limits = RequestLimits(
-            loop, config["queued.max.requests"], config["queued.max.request.bytes"]
-        )
+        self.connection_limits = ConnectionLimits(node, self.metadata_cache)
+        self.request_limits = RequestLimits(node)
         self.table: Mapping[int, Api] = HANDLERS
         self.served = Served(self)
-        self.dispatch = Dispatcher(self, self.table, self.served.now)
         self.listeners: list[Listener] = []
         self.health: HealthListener | None = None
         self.directory = LogDirectory(DiskStorage(), config.data_dir)
@@ -134,11 +128,8 @@ class Broker:
             clock=self.clock,
         )
         self.partitions.on_removed.append(lambda p: self.metrics.forget_topic(p.topic))
-        self.setup_timeouts = SetupTimeouts(
-            config["socket.connection.setup.timeout.ms"],
-            config["socket.connection.setup.timeout.max.ms"],
-        )
-        self.peers = BrokerPeers(self)
+        self.setup_timeouts = SetupTimeouts.from_config(config)
+        self.peers = BrokerPeers(node, self.metadata_cache, self.setup_timeouts)
         self.suspects = Suspects(self)
         self.replicas = Replicas(self)
         self.partitions.alter = self.replicas.alter
@@ -148,7 +139,21 @@ class Broker:
         self.producer_ids = ProducerIds(self)
         self.coordinators: list[CoordinatorService[Any]] = []
         self.background = Background(self)
+        errors = ErrorResponses(self.log, self.table, self.metrics)
+        self.envelopes = EnvelopeHandler(
+            self, self.table, errors, is_active_controller=lambda: self.metadata.is_active
+        )
         self.channel = ControllerChannel(self)
+        self.dispatch = Dispatcher(
+            context=self,
+            served=self.served.now,
+            cache=self.metadata_cache,
+            metrics=self.metrics,
+            quotas=self.quotas,
+            purgatory=self.purgatory,
+            controller=self.channel,
+            errors=errors,
+        )
         self.controller = Controller(self)
         self.lifecycle = Lifecycle(self)
         #: Why this node cannot go on, once it cannot.
@@ -213,7 +218,7 @@ class Broker:
             self.quorum.on_step.append(VoterUpdate(self).look)
             self._check_auto_join()
         self.partitions.load(self.image)
-        self.quotas.update()
+        self.quotas.start()
         self._throttle()
         self._opened = True
         self.metadata_cache.subscribe(self._metadata_changed)
@@ -231,7 +236,7 @@ class Broker:
         self.replicas.start()
         metrics_listener = self.config.metrics_listener
         if metrics_listener is not None:
-            self.health = HealthListener(self)
+            self.health = HealthListener(self.node, self.metrics, self)
             await self.health.listen(metrics_listener.host, metrics_listener.port)
         if alone:
             for listener in self.listeners:
@@ -246,7 +251,14 @@ class Broker:
         for endpoint in self.config.listeners:
             if endpoint.name not in self.cluster.kinds:
                 continue
-            listener = Listener(self, self.dispatch, endpoint.name)
+            listener = Listener(
+                self.node,
+                endpoint.name,
+                self.dispatch,
+                self.connection_limits,
+                self.request_limits,
+                self.listeners,
+            )
             try:
                 listener.bind(endpoint.host, endpoint.port)
             except ListenError as error:
@@ -359,7 +371,7 @@ class Broker:
             await listener.accept()
         self.quorum.on_step.append(VoterUpdate(self).look)
         if self.config.metrics_listener is not None:
-            self.health = HealthListener(self)
+            self.health = HealthListener(self.node, self.metrics, self)
             await self.health.listen(
                 self.config.metrics_listener.host, self.config.metrics_listener.port
             )
@@ -589,8 +601,6 @@ class Broker:
         idle_settings.log_altered(self, delta)
         if delta.brokers:
             self.suspects.changed(image)
-        if delta.client_quotas:
-            self.quotas.update()
         if delta.configs or delta.broker_config_changed:
             self._throttle()
         if delta.broker_config_changed:

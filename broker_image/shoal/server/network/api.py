@@ -1,6 +1,7 @@
 """What a handler is given and what it may return.
 
-A handler is `handle(broker, request)`. It returns at once, with one of:
+A handler is `handle(context, request)`. The context is whatever `Dispatcher` was given for its
+handlers; this package does not depend on its type. A handler returns at once, with one of:
 
 * a mapping: the response body, written by the codec of the request's version;
 * a list of buffers: the response body already encoded (the hot path);
@@ -17,15 +18,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.frames import RequestHeader
 from shoal.protocol.produce import ProduceRequest
-
-if TYPE_CHECKING:
-    from shoal.server.broker import Broker
 
 Buffer = bytes | bytearray | memoryview
 Body = Mapping[str, Any] | Sequence[Buffer]
@@ -107,7 +105,8 @@ class Request:
             on_released()
 
 
-Handler = Callable[["Broker", Request], Answer]
+#: (context, request) -> answer.
+Handler = Callable[[Any, Request], Answer]
 
 
 class Listeners(Flag):

@@ -19,6 +19,7 @@ from shoal.client.connection import Connection, connect, joined
 from shoal.client.errors import ClientError, ConnectionLost, Unreachable
 from shoal.client.settings import Address, Settings
 from shoal.protocol.api import ApiKey
+from shoal.server.config import BrokerConfig
 
 
 class SetupTimeouts:
@@ -28,6 +29,14 @@ class SetupTimeouts:
         self._initial_ms, self._max_ms = initial_ms, max_ms
         #: Failures in a row, of addresses whose last attempt failed.
         self._failures: dict[Address, int] = {}
+
+    @classmethod
+    def from_config(cls, config: BrokerConfig) -> SetupTimeouts:
+        """The limits that the settings of a node give."""
+        return cls(
+            config["socket.connection.setup.timeout.ms"],
+            config["socket.connection.setup.timeout.max.ms"],
+        )
 
     def timeout_ms(self, address: Address) -> int:
         """The limit of the next attempt."""

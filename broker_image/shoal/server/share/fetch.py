@@ -298,7 +298,7 @@ def endpoints_of(
     broker: Broker, peer: Peer, leaders: Iterable[tuple[int, int]]
 ) -> list[tuple[int, str, int, str | None]]:
     """Node id, host, port and rack of each of these leaders, on the listener of the client."""
-    found = leader_endpoints(broker, peer.listener, (leader_id for leader_id, _ in leaders))
+    found = leader_endpoints(broker.image, peer.listener, (leader_id for leader_id, _ in leaders))
     return [(row["node_id"], row["host"], row["port"], row["rack"]) for row in found]
 
 
