@@ -25,7 +25,7 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.quorum.voters import Endpoint as QuorumEndpoint
 from shoal.quorum.voters import ReplicaKey, Voter, VoterSet
-from shoal.server import ineffective_configs as idle_settings
+from shoal.server import ineffective_configs
 from shoal.server.cluster.controller import Controller
 from shoal.server.cluster.controller_channel import ControllerChannel
 from shoal.server.cluster.lifecycle import CannotJoin, Lifecycle
@@ -160,7 +160,20 @@ class Broker:
         self.failed: asyncio.Future[str] = loop.create_future()
         self._ready = self._opened = False
         self._unserved: set[tuple[int, Address]] = set()
-        broker_metrics.register(self)
+        self._register_metrics()
+
+    def _register_metrics(self) -> None:
+        sources = broker_metrics.Sources(
+            self.partitions,
+            self.purgatory,
+            lambda: self.share.waiting_fetches if self.cluster.is_broker else 0,
+            self.fetch_sessions,
+            self.request_limits,
+            self.disk,
+            self.background,
+            self.listeners,
+        )
+        broker_metrics.register(self.metrics, sources)
 
     # Parts that the data directory has to be open for; `start` makes them.
     quorum: Quorum
@@ -222,6 +235,9 @@ class Broker:
         self._throttle()
         self._opened = True
         self.metadata_cache.subscribe(self._metadata_changed)
+        ineffective_configs.log_alterations(
+            self.node, self.metadata_cache, is_active_controller=lambda: self.metadata.is_active
+        )
         self.suspects.changed(self.image)
         self.groups = GroupService(self)
         self.coordinators.append(self.groups)
@@ -230,7 +246,7 @@ class Broker:
         self.share = ShareService(self)
         self.coordinators.append(self.share.states)
         for coordinator in self.coordinators:
-            coordinator_metrics.register(self, coordinator)
+            coordinator_metrics.register(self.metrics, coordinator)
             coordinator.metadata_changed(self.image, None)
         self.background.start()
         self.replicas.start()
@@ -598,7 +614,6 @@ class Broker:
 
     def _metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
         self.partitions.apply(image, delta)
-        idle_settings.log_altered(self, delta)
         if delta.brokers:
             self.suspects.changed(image)
         if delta.configs or delta.broker_config_changed:
