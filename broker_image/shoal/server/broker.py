@@ -56,6 +56,7 @@ from shoal.server.network.listener import Listener, ListenError
 from shoal.server.network.peers import Peers as BrokerPeers
 from shoal.server.network.purgatory import Purgatory
 from shoal.server.network.request_limits import RequestLimits
+from shoal.server.network.response_limits import ResponseLimits
 from shoal.server.node import Node
 from shoal.server.quota.client_quotas import ClientQuotas
 from shoal.server.replication.batch_validator import Examiner
@@ -75,11 +76,6 @@ IMAGE_TIMEOUT_S = 5.0
 SNAPSHOT_CHECK_MS = 1_000
 #: In `meta.properties`: the voters of the setting that the quorum once had.
 FIRST_VOTERS = "shoal.first.voters"
-
-#: Bytes of answers that may wait in memory for clients to take them, over all connections, and what
-#: one answer may have in any case: a client's default for one partition.
-ANSWERS_HELD_MAX = 128 << 20
-ANSWER_ROOM_MIN = 1 << 20
 
 
 class Features(NamedTuple):
@@ -118,6 +114,7 @@ class Broker:
         self.table: Mapping[int, Api] = HANDLERS
         self.served = Served(self)
         self.listeners: list[Listener] = []
+        self.response_limits = ResponseLimits(self.listeners)
         self.health: HealthListener | None = None
         self.directory = LogDirectory(DiskStorage(), config.data_dir)
         self.partitions = Partitions(
@@ -585,12 +582,6 @@ class Broker:
             fenced=False,
             log_dirs=(self.directory.directory_id,),
         )
-
-    def answer_room(self) -> int:
-        """Bytes that the records of one more answer may have. Answers wait in memory for slow
-        clients; when many do, each gets less at a time."""
-        held = sum(listener.bytes_buffered for listener in self.listeners)
-        return max(ANSWER_ROOM_MIN, ANSWERS_HELD_MAX - held)
 
     def features(self) -> Features:
         """The features of this broker and of its cluster."""

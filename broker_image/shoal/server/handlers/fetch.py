@@ -153,7 +153,7 @@ class _Fetch:
 
     def read(self) -> Body:
         """The response, of as many whole batches as the request has room for."""
-        left = min(self._max_bytes, self._broker.answer_room())
+        left = min(self._max_bytes, self._broker.response_limits.fetch_bytes_max())
         entries: list[tuple[Cursor, _Entry]] = []
         find = self._broker.partitions.find
         topics = self._broker.metrics.topic

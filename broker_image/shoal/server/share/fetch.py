@@ -239,7 +239,7 @@ class ShareFetch:
     def _max_bytes(self) -> int:
         broker = self._broker
         limit = min(self._request.max_bytes, broker.image.broker_config["fetch.max.bytes"])
-        limit = min(limit, broker.answer_room())
+        limit = min(limit, broker.response_limits.fetch_bytes_max())
         return limit if self._room is None else min(limit, self._room)
 
     def _refusal(self, key: _Key, failure: Failure) -> PartitionRecords:
