@@ -183,7 +183,6 @@ class FetchSessions:
             if known is None:
                 session.cursors[cursor.key] = known = cursor
             else:
-                cursor.last_sent = known.last_sent
                 known.at_end = None
                 known.fetch_offset = cursor.fetch_offset
                 known.max_bytes = cursor.max_bytes

@@ -62,8 +62,10 @@ class Link:
         request_timeout_ms: int,
         timeouts: SetupTimeouts,
         needs: ApiKey | None = None,
+        on_lost: Callable[[], None] | None = None,
     ) -> None:
-        """The peer has to serve `needs`, or requests raise `Unsupported`."""
+        """Requests raise `Unsupported` if the peer does not serve the API `needs`. `on_lost` is
+        called when an open connection is lost, unless `close` ended it."""
         self.address = address
         self._needs = needs
         self._client_id = client_id
@@ -71,8 +73,7 @@ class Link:
         self._timeouts = timeouts
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
-        #: Called when an open connection is lost, unless `close` ended it.
-        self.on_lost: Callable[[], None] | None = None
+        self.on_lost = on_lost
 
     async def request(
         self, api_key: ApiKey, fields: Mapping[str, Any], *, timeout_ms: int | None = None

@@ -7,7 +7,7 @@ back elsewhere gets a new connection.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.client.errors import Unreachable
@@ -39,14 +39,20 @@ class Peers:
             endpoint = found.endpoints[0]
         return None if endpoint is None else (endpoint.host, endpoint.port)
 
-    def link(self, address: Address, request_timeout_ms: int = REQUEST_TIMEOUT_MS) -> Link:
-        """A new link of this broker; whoever asks for it closes it."""
+    def link(
+        self,
+        address: Address,
+        request_timeout_ms: int = REQUEST_TIMEOUT_MS,
+        on_lost: Callable[[], None] | None = None,
+    ) -> Link:
+        """Return a new link to `address`. The caller closes it. For `on_lost` see `Link`."""
         client_id = f"broker-{self._node.id}"
         return Link(
             address,
             client_id=client_id,
             request_timeout_ms=request_timeout_ms,
             timeouts=self._timeouts,
+            on_lost=on_lost,
         )
 
     async def request(

@@ -96,7 +96,7 @@ class RequestLimits:
         def released() -> None:
             self._count(-size, -1)
 
-        request.on_released = released
+        request.when_released(released)
 
     def wait(self, connection: LimitedConnection) -> None:
         """Call `connection.capacity_available` when it is its turn."""
