@@ -17,7 +17,7 @@ from shoal.metadata import controller
 from shoal.metadata.delta import MetadataDelta
 from shoal.metadata.image import MetadataImage, Scope
 from shoal.metadata.names import INTERNAL_TOPICS
-from shoal.server import ineffective_configs as idle_settings
+from shoal.server import ineffective_configs
 from shoal.server.cluster.controller import Controller
 from shoal.server.cluster.controller_channel import ControllerChannel
 from shoal.server.cluster.lifecycle import CannotJoin, Lifecycle
@@ -41,17 +41,20 @@ from shoal.server.metrics import broker as broker_metrics
 from shoal.server.metrics import coordinator as coordinator_metrics
 from shoal.server.metrics.registry import Metrics
 from shoal.server.network.api import Api
-from shoal.server.network.connection_limits import Admission
+from shoal.server.network.connection_limits import ConnectionLimits
 from shoal.server.network.dispatch import Dispatcher
+from shoal.server.network.encoding import ErrorResponses
+from shoal.server.network.envelopes import EnvelopeHandler
 from shoal.server.network.fetch_sessions import FetchSessions
 from shoal.server.network.health import HealthListener
 from shoal.server.network.links import SetupTimeouts
 from shoal.server.network.listener import Listener, ListenError
 from shoal.server.network.peers import Peers as BrokerPeers
 from shoal.server.network.purgatory import Purgatory
-from shoal.server.network.request_limits import RequestRoom
+from shoal.server.network.request_limits import RequestLimits
+from shoal.server.network.response_limits import ResponseLimits
 from shoal.server.node import Node
-from shoal.server.quota.client_quotas import Quotas
+from shoal.server.quota.client_quotas import ClientQuotas
 from shoal.server.replication.batch_validator import Examiner
 from shoal.server.replication.log_maintenance import Background
 from shoal.server.replication.partitions import Partitions
@@ -59,16 +62,6 @@ from shoal.server.replication.quotas import FOLLOWER, LEADER, ReplicationQuota
 from shoal.server.replication.replicas import Replicas
 from shoal.server.share.service import ShareService
 from shoal.server.system import System
-
-#: After which a client's fetch session may give way to another's
-#: (min.incremental.fetch.session.eviction.ms in Kafka, which has no setting for it either).
-FETCH_SESSION_EVICTION_MS = 120_000
-
-
-#: Bytes of answers that may wait in memory for clients to take them, over all connections, and what
-#: one answer may have in any case: a client's default for one partition.
-ANSWERS_HELD_MAX = 128 << 20
-ANSWER_ROOM_MIN = 1 << 20
 
 
 class Features(NamedTuple):
@@ -105,24 +98,20 @@ class Broker:
         self.metrics = Metrics()
         self.listeners: list[Listener] = []
         self.directory = LogDirectory(node.system.storage, config.data_dir)
-        self.setup_timeouts = SetupTimeouts(
-            config["socket.connection.setup.timeout.ms"],
-            config["socket.connection.setup.timeout.max.ms"],
+        self.setup_timeouts = SetupTimeouts.from_config(config)
+        errors = ErrorResponses(node.log, apis.rows, self.metrics)
+        self.envelopes = EnvelopeHandler(
+            self, apis.rows, errors, is_active_controller=lambda: self.metadata.is_active
         )
         self._make_cluster(apis)
+        self.quotas = ClientQuotas(node, self.metadata_cache, self.metrics)
+        self._make_network(errors)
         self.examiner = Examiner(loop)
         self.fetch_sessions = FetchSessions(
             config["max.incremental.fetch.session.cache.slots"],
-            FETCH_SESSION_EVICTION_MS,
-            lambda: node.random.randrange(1, 1 << 31),
+            random_id=lambda: node.random.randrange(1, 1 << 31),
         )
-        self.quotas = Quotas(self)
         self.throttles = {side: ReplicationQuota(self, side) for side in (LEADER, FOLLOWER)}
-        self.admission = Admission(self)
-        self.room = RequestRoom(
-            loop, config["queued.max.requests"], config["queued.max.request.bytes"]
-        )
-        self.dispatch = Dispatcher(self, self.table, self.served.now)
         self.partitions: Partitions = Partitions(
             self.node_id,
             self.directory,
@@ -131,7 +120,7 @@ class Broker:
             clock=self.clock,
         )
         self.partitions.on_removed.append(lambda p: self.metrics.forget_topic(p.topic))
-        self.peers = BrokerPeers(self)
+        self.peers = BrokerPeers(node, self.metadata_cache, self.setup_timeouts)
         self.replicas = Replicas(self)
         self.partitions.alter = self.replicas.alter
         self.partitions.broker_epoch_of = self.replicas.broker_epoch_of
@@ -140,9 +129,40 @@ class Broker:
         self.coordinators: list[CoordinatorService[Any]] = []
         self.background = Background(self)
         self.lifecycle.on_session_lost.append(self.replicas.wake_cut_off)
-        self.health = HealthListener(self) if config.metrics_listener is not None else None
+        has_health = config.metrics_listener is not None
+        self.health = HealthListener(node, self.metrics, self) if has_health else None
         self._ready = self._opened = False
-        broker_metrics.register(self)
+        self._register_metrics()
+
+    def _register_metrics(self) -> None:
+        sources = broker_metrics.Sources(
+            self.partitions,
+            self.purgatory,
+            lambda: self.share.waiting_fetches if self.cluster.is_broker else 0,
+            self.fetch_sessions,
+            self.request_limits,
+            self.disk,
+            self.background,
+            self.listeners,
+        )
+        broker_metrics.register(self.metrics, sources)
+
+    def _make_network(self, errors: ErrorResponses) -> None:
+        """Construct the parts of `server.network`."""
+        self.connection_limits = ConnectionLimits(self.node, self.metadata_cache)
+        self.request_limits = RequestLimits(self.node)
+        self.response_limits = ResponseLimits(self.listeners)
+        self.dispatch = Dispatcher(
+            context=self,
+            served=self.served.now,
+            cache=self.metadata_cache,
+            metrics=self.metrics,
+            quotas=self.quotas,
+            purgatory=self.purgatory,
+            controller=self.channel,
+            errors=errors,
+            monotonic_ns=self.node.system.monotonic_ns,
+        )
 
     def _make_cluster(self, apis: ApiTables) -> None:
         """Construct the parts of `server.cluster`."""
@@ -156,7 +176,7 @@ class Broker:
             self.quorum,
             self.metadata,
             apis=apis.rows,
-            handle=lambda frame, peer, id: self.dispatch.embedded(frame, peer, id),
+            handle=self.envelopes.handle,
             timeouts=self.setup_timeouts,
         )
         self.controller = Controller(node, cache, self.quorum, self.metadata)
@@ -236,10 +256,13 @@ class Broker:
             self._voter_update.start()
             self._voter_checks.check_auto_join()
         self.partitions.load(self.image)
-        self.quotas.changed()
+        self.quotas.start()
         self._throttle()
         self._opened = True
         self.metadata_cache.subscribe(self._metadata_changed)
+        ineffective_configs.log_alterations(
+            self.node, self.metadata_cache, is_active_controller=lambda: self.metadata.is_active
+        )
         self.unreachable_leaders.brokers_changed(self.image)
         self.groups = GroupService(self)
         self.coordinators.append(self.groups)
@@ -249,7 +272,7 @@ class Broker:
         self.coordinators.append(self.share.states)
         self.lifecycle.before_handover.append(self.share.drain)
         for coordinator in self.coordinators:
-            coordinator_metrics.register(self, coordinator)
+            coordinator_metrics.register(self.metrics, coordinator)
             coordinator.metadata_changed(self.image, None)
         self.background.start()
         self.replicas.start()
@@ -267,7 +290,14 @@ class Broker:
         for endpoint in self.config.listeners:
             if endpoint.name not in self.cluster.kinds:
                 continue
-            listener = Listener(self, self.dispatch, endpoint.name)
+            listener = Listener(
+                self.node,
+                endpoint.name,
+                self.dispatch,
+                self.connection_limits,
+                self.request_limits,
+                self.listeners,
+            )
             try:
                 listener.bind(endpoint.host, endpoint.port)
             except ListenError as error:
@@ -352,12 +382,6 @@ class Broker:
             self.directory.unlock()
         self.disk.close()
 
-    def answer_room(self) -> int:
-        """Bytes that the records of one more answer may have. Answers wait in memory for slow
-        clients; when many do, each gets less at a time."""
-        held = sum(listener.bytes_held for listener in self.listeners)
-        return max(ANSWER_ROOM_MIN, ANSWERS_HELD_MAX - held)
-
     def features(self) -> Features:
         """The features of this broker and of its cluster."""
         image = self.image
@@ -380,11 +404,8 @@ class Broker:
 
     def _metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
         self.partitions.apply(image, delta)
-        idle_settings.log_altered(self, delta)
         if delta.brokers:
             self.unreachable_leaders.brokers_changed(image)
-        if delta.client_quotas:
-            self.quotas.changed()
         if delta.configs or delta.broker_config_changed:
             self._throttle()
         if delta.broker_config_changed:

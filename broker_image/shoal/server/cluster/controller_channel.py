@@ -39,6 +39,10 @@ class QuorumPort(Protocol):
     on_step: list[Callable[[], None]]
 
     @property
+    def alone(self) -> bool:
+        """Whether this node is the only voter."""
+
+    @property
     def leader_id(self) -> int | None:
         """The node that leads the quorum, if it is known."""
 
@@ -104,7 +108,12 @@ class ControllerChannel:
         data = await self._answer(bytes(frame), self._self, timeout_ms)
         return codec.read_response(api_key, version, data)
 
-    def passed_on(self, frame: bytes | bytearray, request: Request) -> asyncio.Future[Any]:
+    @property
+    def is_local(self) -> bool:
+        """Whether this node is the active controller and no other node can become it."""
+        return self._metadata.is_active and self._quorum.alone
+
+    def forward(self, frame: bytes | bytearray, request: Request) -> asyncio.Future[list[bytes]]:
         """The answer to a client's request, from the controller, within the request's own timeout
         where it has one that is shorter than request.timeout.ms."""
         return asyncio.ensure_future(self._parts(bytes(frame), request))

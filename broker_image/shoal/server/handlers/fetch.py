@@ -2,7 +2,7 @@
 
 A request that finds less than `min_bytes` waits for appends to its partitions, for an error on one
 of them, or for `max_wait`. Records leave as the bytes that the log holds, by `sendfile` where they
-are many (`log.slices`, `server.outflow`); a consumer in
+are many (`log.slices`, `network.sendfile_writer`); a consumer in
 `read_committed` gets those below the last stable offset and the aborted transactions among them.
 """
 
@@ -91,7 +91,7 @@ class _Fetch:
         self._min_bytes: int = body.min_bytes
         self._max_bytes: int = min(body.max_bytes, broker.image.broker_config["fetch.max.bytes"])
         self._leaders: set[int] | None = None
-        room = broker.quotas.room(request)
+        room = broker.quotas.fetch_bytes_max(request)
         if room is not None:
             self._max_bytes = min(self._max_bytes, room)
             self._min_bytes = min(self._min_bytes, room)
@@ -118,9 +118,9 @@ class _Fetch:
                 return True
             if offset < limit:
                 available += self._available(partition, cursor, limit)
-            elif cursor.told is not None and self._incremental:
+            elif cursor.last_sent is not None and self._incremental:
                 # A session's client learns of a high watermark that has moved without records.
-                if cursor.told != (partition.high_watermark, log.log_start_offset):
+                if cursor.last_sent != (partition.high_watermark, log.log_start_offset):
                     return True
             if available >= self._min_bytes:
                 return True
@@ -153,7 +153,7 @@ class _Fetch:
 
     def read(self) -> Body:
         """The response, of as many whole batches as the request has room for."""
-        left = min(self._max_bytes, self._broker.answer_room())
+        left = min(self._max_bytes, self._broker.response_limits.fetch_bytes_max())
         entries: list[tuple[Cursor, _Entry]] = []
         find = self._broker.partitions.find
         topics = self._broker.metrics.topic
@@ -188,7 +188,9 @@ class _Fetch:
 
     def _endpoints(self) -> list[_Entry]:
         """Where the leaders are that refusals have named."""
-        return leader_endpoints(self._broker, self._request.peer.listener, self._leaders or ())
+        return leader_endpoints(
+            self._broker.image, self._request.peer.listener, self._leaders or ()
+        )
 
     def _epoch_error(self, partition: Partition, current_leader_epoch: int) -> ErrorCode | None:
         """Why a partition cannot be read here: a client with a rack may read from a follower."""
@@ -209,12 +211,12 @@ class _Fetch:
             not self._incremental
             or entry["records"]
             or entry["error_code"]
-            or cursor.told != told
+            or cursor.last_sent != told
             or entry.get("preferred_read_replica", -1) >= 0
             or "diverging_epoch" in entry
         )
         # After an error everything is news again.
-        cursor.told = None if entry["error_code"] else told
+        cursor.last_sent = None if entry["error_code"] else told
         return bool(new)
 
     def _read_one(

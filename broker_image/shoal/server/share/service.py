@@ -34,6 +34,7 @@ from shoal.server.share.delay_scanner import Scout
 from shoal.server.share.dlq_rate_limit import Floods
 from shoal.server.share.leader import Phase, ShareLeader
 from shoal.server.share.persister import Persister
+from shoal.server.share.redrives import Redrives
 from shoal.server.share.state_coordinator import ShareStates
 from shoal.server.share.state_write import Failure
 
@@ -101,7 +102,8 @@ class ShareService:
         broker.partitions.on_removed.append(self._partition_removed)
         broker.timers.every(IDLE_CHECK_MS, self._drop_idle)
         broker.groups.before_delete[GroupType.SHARE] = self._delete_group
-        share_metrics.register(broker, self)
+        share_metrics.register(broker.metrics, self)
+        Redrives(broker)
 
     # What leaders ask of the shell.
 
