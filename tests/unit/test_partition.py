@@ -15,7 +15,7 @@ from shoal.record.records import build_batch
 from shoal.replication.follower import Fetcher, FetchResponse
 from shoal.replication.leadership import AlterPartition, Follower
 from shoal.replication.partition import Divergence, Partition, ReplicaFetch, ReplicaFetched
-from shoal.replication.written import Written
+from shoal.replication.pending_append import PendingAppend
 
 
 def open_log(storage: MemoryStorage) -> Log:
@@ -312,7 +312,7 @@ def test_a_new_leader_is_behind_until_it_knows() -> None:
 
 def test_what_a_leader_wrote_is_not_committed_by_the_high_watermark_of_the_next() -> None:
     led = Led()
-    written = Written.by(led.partition, append(led.partition, b"a"))
+    written = PendingAppend.of(led.partition, append(led.partition, b"a"))
     assert not written.is_committed and not written.is_lost
     led.partition.register(Registered(leader=2, leader_epoch=4), 0)
     led.partition.truncate(0)
@@ -322,7 +322,7 @@ def test_what_a_leader_wrote_is_not_committed_by_the_high_watermark_of_the_next(
     assert written.is_lost and not written.is_committed
 
     led = Led()
-    written = Written.by(led.partition, append(led.partition, b"a"))
+    written = PendingAppend.of(led.partition, append(led.partition, b"a"))
     for replica in (2, 3):
         led.fetch(replica, written.end_offset)
     assert written.is_committed and not written.is_lost

@@ -24,7 +24,7 @@ from shoal.protocol.produce import TOPIC_IDS_FROM, ProduceRequest
 from shoal.record.batch import COMPRESSION_MASK, TRANSACTIONAL_BIT, low_attributes
 from shoal.record.compression import Compression
 from shoal.replication.partition import Partition
-from shoal.replication.written import Written
+from shoal.replication.pending_append import PendingAppend
 from shoal.server.handlers import transactional_produce
 from shoal.server.handlers.transactional_produce import pass_on
 from shoal.server.network.api import Answer, Body, Request
@@ -39,7 +39,7 @@ _ACKS_ALL = -1
 ADMIN_CLIENT_ID = "__admin_client"
 _Entry = dict[str, Any]
 #: What an answer waits for.
-_Waiting = tuple[Written, _Entry]
+_Waiting = tuple[PendingAppend, _Entry]
 #: By topic and partition: why a transaction's batch is not taken.
 Refused = Mapping[tuple[str, int], tuple[ErrorCode, str | None]]
 _NOTHING_REFUSED: Refused = {}
@@ -191,7 +191,7 @@ def _append(
         "log_start_offset": appended.log_start_offset,
     }
     if acks and not partition.acknowledged(appended.last_offset + 1):
-        waiting.append((Written.by(partition, appended.last_offset + 1), entry))
+        waiting.append((PendingAppend.of(partition, appended.last_offset + 1), entry))
     return entry
 
 

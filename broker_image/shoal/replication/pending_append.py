@@ -11,7 +11,7 @@ from typing import NamedTuple
 from shoal.replication.partition import Partition
 
 
-class Written(NamedTuple):
+class PendingAppend(NamedTuple):
     """An append that ends at `end_offset`, in the leader epoch in which it was made."""
 
     partition: Partition
@@ -19,7 +19,7 @@ class Written(NamedTuple):
     end_offset: int
 
     @classmethod
-    def by(cls, partition: Partition, end_offset: int) -> Written:
+    def of(cls, partition: Partition, end_offset: int) -> PendingAppend:
         """What its leader has just appended below `end_offset`."""
         return cls(partition, partition.leader_epoch, end_offset)
 
