@@ -256,7 +256,7 @@ def test_logs_are_compacted(enabled: str) -> None:
             cluster.passes(3)
         broker = cluster.cluster.brokers[id].broker
         assert broker is not None
-        assert (broker.background.compactions_total > 0) == (enabled == "true")
+        assert (broker.log_maintenance.compactions_total > 0) == (enabled == "true")
 
 
 @pytest.mark.parametrize(

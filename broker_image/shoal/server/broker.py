@@ -57,7 +57,7 @@ from shoal.server.network.request_limits import RequestRoom
 from shoal.server.node import Node
 from shoal.server.quota.client_quotas import Quotas
 from shoal.server.replication.batch_validator import Examiner
-from shoal.server.replication.log_maintenance import Background
+from shoal.server.replication.log_maintenance import LogMaintenance
 from shoal.server.replication.partitions import Partitions
 from shoal.server.replication.quotas import FOLLOWER, LEADER, ReplicationQuota
 from shoal.server.replication.replicas import Replicas
@@ -147,7 +147,7 @@ class Broker:
         self.partitions.on_removed.append(self.replicas.removed)
         self.producer_ids = ProducerIds(self)
         self.coordinators: list[CoordinatorService[Any]] = []
-        self.background = Background(self)
+        self.log_maintenance = LogMaintenance(self)
         self.channel = ControllerChannel(self)
         self.controller = Controller(self)
         self.lifecycle = Lifecycle(self)
@@ -227,7 +227,7 @@ class Broker:
         for coordinator in self.coordinators:
             coordinator_metrics.register(self, coordinator)
             coordinator.metadata_changed(self.image, None)
-        self.background.start()
+        self.log_maintenance.start()
         self.replicas.start()
         metrics_listener = self.config.metrics_listener
         if metrics_listener is not None:
@@ -297,7 +297,7 @@ class Broker:
             self.metadata.stop()
         if self._opened:
             await self.disk.drained()
-            self.background.stop()
+            self.log_maintenance.stop()
             try:
                 self.directory.close()
             except OSError as error:

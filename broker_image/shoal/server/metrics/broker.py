@@ -103,7 +103,7 @@ def _waiting(broker: Broker) -> Samples:
 
 
 def _register_disk(broker: Broker) -> None:
-    add, disk, background = broker.metrics.add, broker.disk, broker.background
+    add, disk, background = broker.metrics.add, broker.disk, broker.log_maintenance
     add(
         "kafka_log_LogFlushStats_LogFlushRateAndTimeMs_count",
         "counter",

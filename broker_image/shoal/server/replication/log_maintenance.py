@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SYNC_CHECK_MS = 1_000
 
 
-class Background:
+class LogMaintenance:
     """Owns the periodic tasks and the compaction that is under way."""
 
     def __init__(self, broker: Broker) -> None:

@@ -422,7 +422,7 @@ class _FetchLoop:
             broker.disk.sync_soon(partition)
         if any(not partition.group_commit for partition in what.sync):
             # The recovery point on disk must not vouch for what will stand where the cut was.
-            broker.background.checkpoint()
+            broker.log_maintenance.checkpoint()
         for partition, error in what.failed:
             broker.log.error(
                 "a follower cannot write",
