@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.log.errors import AppendRefused
 from shoal.log.producers import WrittenBatch
-from shoal.log.validation import Examined, examine, follower_batch, recompressed
+from shoal.log.validation import ValidatedBatch, follower_batch, recompressed, validate
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import (
     CONTROL_BIT,
@@ -57,10 +57,10 @@ class Appended(NamedTuple):
     size: int = 0
 
 
-def of_client(log: Log, batch: Buffer | Examined, now_ms: int, leader_epoch: int) -> Appended:
-    """A producer's one batch, examined before or here; its earlier place if it was sent again."""
-    if not isinstance(batch, Examined):
-        batch = examine(batch, log.config, now_ms)
+def of_client(log: Log, batch: Buffer | ValidatedBatch, now_ms: int, leader_epoch: int) -> Appended:
+    """A producer's one batch, validated before or here; its earlier place if it was sent again."""
+    if not isinstance(batch, ValidatedBatch):
+        batch = validate(batch, log.config, now_ms)
     header, data = batch
     if header.producer_id != NO_PRODUCER_ID:
         duplicate = log.producers.check(header, client=True)

@@ -39,7 +39,7 @@ from shoal.log.segment import Segment
 from shoal.log.snapshots import ProducerSnapshots
 from shoal.log.storage import Storage
 from shoal.log.syncs import Sync as Sync
-from shoal.log.validation import Examined
+from shoal.log.validation import ValidatedBatch
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import BatchHeader, Buffer
 
@@ -133,21 +133,21 @@ class Log:
 
     def append(
         self,
-        data: Buffer | Examined,
+        data: Buffer | ValidatedBatch,
         *,
         now_ms: int,
         leader_epoch: int,
         origin: Origin = Origin.CLIENT,
     ) -> Appended:
         """Validate, place and write what a producer or coordinator sent: one batch from a client,
-        examined before or not, one or more from a coordinator. `data` is left as it is.
+        validated before or not, one or more from a coordinator. `data` is left as it is.
 
         Raises `AppendRefused`, and then nothing was appended.
         """
         self._ready()
         if origin is Origin.CLIENT:
             return appends.of_client(self, data, now_ms, leader_epoch)
-        assert not isinstance(data, Examined)
+        assert not isinstance(data, ValidatedBatch)
         return appends.of_coordinator(self, data, now_ms, leader_epoch)
 
     def append_records(

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from shoal.log.errors import AppendRefused, LogOffline, OffsetOutOfRange
 from shoal.log.log import Appended, Log, Origin, Read
-from shoal.log.validation import Examined
+from shoal.log.validation import ValidatedBatch
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import Buffer, CorruptBatch
 from shoal.record.compression import Compression
@@ -296,7 +296,7 @@ class Partition:
 
     def append(
         self,
-        data: Buffer | Examined,
+        data: Buffer | ValidatedBatch,
         *,
         now_ms: int,
         origin: Origin = Origin.CLIENT,

@@ -56,7 +56,7 @@ from shoal.server.network.purgatory import Purgatory
 from shoal.server.network.request_limits import RequestRoom
 from shoal.server.node import Node
 from shoal.server.quota.client_quotas import Quotas
-from shoal.server.replication.batch_validator import Examiner
+from shoal.server.replication.batch_validator import BatchValidator
 from shoal.server.replication.log_maintenance import LogMaintenance
 from shoal.server.replication.partitions import Partitions
 from shoal.server.replication.quotas import FOLLOWER, LEADER, ReplicationQuota
@@ -108,7 +108,7 @@ class Broker:
         self.metadata_cache = MetadataCache(Scope(self.node_id, config.given))
         self.purgatory = Purgatory(loop, self.timers)
         self.metrics = Metrics()
-        self.examiner = Examiner(loop)
+        self.batch_validator = BatchValidator(loop)
         self.fetch_sessions = FetchSessions(
             config["max.incremental.fetch.session.cache.slots"],
             FETCH_SESSION_EVICTION_MS,
@@ -284,7 +284,7 @@ class Broker:
             await self.quorum.resign()
         for listener in self.listeners:
             await listener.close()
-        self.examiner.close()
+        self.batch_validator.close()
         if self.health is not None:
             self.health.close()
         self.timers.stop()

@@ -1,7 +1,7 @@
 """Produce: append batches to the partitions they name, and answer when they are safe.
 
 The batches are views of the request's frame: the log checks them, sets offset and epoch in place
-and writes them from there. Compressed batches are examined before (`server.examiner`). acks=1 is
+and writes them from there. Compressed batches are validated before (`batch_validator`). acks=1 is
 answered when the log has them, acks=all when they are below the high watermark; where an
 acknowledged write must be on disk, both wait for that. acks=0 has no answer: a refusal closes the
 connection, so that the client looks for the leader again.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from shoal.log.errors import AppendRefused
-from shoal.log.validation import Examined
+from shoal.log.validation import ValidatedBatch
 from shoal.protocol import produce
 from shoal.protocol.errors import ErrorCode, WireError
 from shoal.protocol.produce import TOPIC_IDS_FROM, ProduceRequest
@@ -48,7 +48,7 @@ _ZSTD_FROM = 7
 
 
 def handle(broker: Broker, request: Request) -> Answer:
-    """Handle the request now, or once its batches, and those before them, are examined."""
+    """Handle the request now, or once its batches, and those before them, are validated."""
     later: list[asyncio.Future[Any]] = []
     body = request.body
 
@@ -57,7 +57,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         request.body = body
         _resolve(later[0], lambda: _handle(broker, request, outcomes))
 
-    outcomes = broker.examiner.examine(
+    outcomes = broker.batch_validator.validate(
         request.body.topics, broker.partitions, broker.clock.now_ms(), then
     )
     if outcomes is not None:
@@ -142,7 +142,7 @@ def _append(
     request: Request,
     where: tuple[str, UUID | None, int],
     data: memoryview | None,
-    outcome: Examined | AppendRefused | None,
+    outcome: ValidatedBatch | AppendRefused | None,
     waiting: list[_Waiting],
     refused: Refused,
 ) -> _Entry:

@@ -1,4 +1,4 @@
-"""Examines the batches of a produce request that take time, before the request is handled.
+"""Validates the batches of a produce request that take time, before the request is handled.
 
 A compressed batch is expanded and walked on the event loop as far as `INLINE_BYTES_MAX`, in one
 buffer that all requests share. A batch that expands further, or is larger, goes to a worker thread,
@@ -6,7 +6,7 @@ and its request waits. A later request that names one of the same partitions wai
 appends to a partition keep the order of requests. The single worker takes requests in their order,
 so at most one batch is held expanded beside the shared buffer.
 
-The log examines all other batches when it appends them (`log.validation`).
+The log validates all other batches when it appends them (`log.validation`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shoal.log.errors import AppendRefused
-from shoal.log.validation import Examined, examine, is_large
+from shoal.log.validation import ValidatedBatch, is_large, validate
 from shoal.protocol.produce import ProduceTopic
 from shoal.record.batch import COMPRESSION_MASK, low_attributes
 from shoal.record.compression import OutputFull
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from shoal.log.config import LogConfig
     from shoal.server.replication.partitions import Partitions
 
-#: Batches up to here, in expanded bytes, are examined on the event loop; that takes a millisecond.
+#: Batches up to here, in expanded bytes, are validated on the event loop; that takes a millisecond.
 INLINE_BYTES_MAX = 1 << 20
 
 #: The position of a batch in its request: that of its topic, and of the partition in it.
 Position = tuple[int, int]
-Outcomes = Mapping[Position, "Examined | AppendRefused"]
+Outcomes = Mapping[Position, "ValidatedBatch | AppendRefused"]
 _NONE: Outcomes = {}
-#: What the worker examines.
+#: What the worker validates.
 _Job = tuple[Position, memoryview, "LogConfig"]
 
 
-class Examiner:
+class BatchValidator:
     """Owns the worker, the shared buffer, and the partitions whose requests wait."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -50,7 +50,7 @@ class Examiner:
         self._waiting: Counter[object] = Counter()
         self._closed = False
 
-    def examine(
+    def validate(
         self,
         topics: Sequence[ProduceTopic],
         partitions: Partitions,
@@ -66,7 +66,7 @@ class Examiner:
             _takes_time(data) for topic in topics for _, data in topic.partitions
         ):
             return _NONE
-        found: dict[Position, Examined | AppendRefused] = {}
+        found: dict[Position, ValidatedBatch | AppendRefused] = {}
         jobs: list[_Job] = []
         keys: list[object] = []
         for at, (name, topic_id, entries) in enumerate(topics):
@@ -90,18 +90,18 @@ class Examiner:
 
     def _at_once(
         self, data: memoryview, config: LogConfig, now_ms: int
-    ) -> Examined | AppendRefused | None:
+    ) -> ValidatedBatch | AppendRefused | None:
         """The outcome, or None where the worker has to find it."""
         if is_large(data, INLINE_BYTES_MAX) and len(data) <= config.max_message_bytes:
             return None
         try:
-            return _examined(data, config, now_ms, self._space)
+            return _validated(data, config, now_ms, self._space)
         except OutputFull:
             return None
 
     def _later(
         self,
-        found: dict[Position, Examined | AppendRefused],
+        found: dict[Position, ValidatedBatch | AppendRefused],
         jobs: list[_Job],
         keys: list[object],
         now_ms: int,
@@ -138,13 +138,13 @@ def _takes_time(data: memoryview | None) -> bool:
 
 def _work(jobs: list[_Job], now_ms: int) -> Outcomes:
     """Runs in the worker."""
-    return {position: _examined(data, config, now_ms) for position, data, config in jobs}
+    return {position: _validated(data, config, now_ms) for position, data, config in jobs}
 
 
-def _examined(
+def _validated(
     data: memoryview, config: LogConfig, now_ms: int, space: memoryview | None = None
-) -> Examined | AppendRefused:
+) -> ValidatedBatch | AppendRefused:
     try:
-        return examine(data, config, now_ms, space)
+        return validate(data, config, now_ms, space)
     except AppendRefused as refused:
         return refused
