@@ -18,8 +18,7 @@ from shoal.replication.partition import Partition
 from shoal.server.network.api import Answer, Body, Request
 from shoal.server.network.fetch_sessions import TOPIC_IDS_FROM, Cursor, Session
 from shoal.server.network.responses import leader_endpoints
-from shoal.server.replication import replica_fetch
-from shoal.server.replication import replica_selector as closest
+from shoal.server.replication import replica_fetch, replica_selector
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -108,7 +107,9 @@ class _Fetch:
             partition = find(cursor.name, cursor.topic_id, cursor.index)
             if partition is None or self._epoch_error(partition, cursor.current_leader_epoch):
                 return True
-            if self._rack and closest.replica_for(self._broker, partition, self._rack, cursor):
+            if self._rack and replica_selector.replica_for(
+                self._broker, partition, self._rack, cursor
+            ):
                 return True
             log, offset = partition.log, cursor.fetch_offset
             limit = partition.last_stable_offset if self._committed else partition.high_watermark
@@ -238,7 +239,7 @@ class _Fetch:
             "records": b"",
         }
         if self._rack:
-            replica = closest.replica_for(self._broker, partition, self._rack, cursor)
+            replica = replica_selector.replica_for(self._broker, partition, self._rack, cursor)
             if replica is not None:
                 return entry | {"preferred_read_replica": replica}
         if cursor.last_fetched_epoch >= 0:
