@@ -16,8 +16,14 @@ from shoal.log.log import Log
 from shoal.log.memory import MemoryStorage
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
-from shoal.replication.follower import BACKOFF_MAX_MS, BACKOFF_MS, Fetcher, FetchResponse, Key
 from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetched
+from shoal.replication.replica_fetcher import (
+    BACKOFF_MAX_MS,
+    BACKOFF_MS,
+    FetchResponse,
+    Key,
+    ReplicaFetcher,
+)
 
 PARTITIONS = st.integers(0, 4)
 
@@ -78,7 +84,7 @@ class FollowerSession(RuleBasedStateMachine):
         super().__init__()
         self.now_ms, self.session_id = 0, 0
         self.throttle = Held()
-        self.fetcher = Fetcher(1, throttle=self.throttle)
+        self.fetcher = ReplicaFetcher(1, throttle=self.throttle)
         self.plain = [Plain(index) for index in range(5)]
         self.at_leader: dict[Key, ReplicaFetch] = {}
         self.under_way = False
@@ -110,7 +116,7 @@ class FollowerSession(RuleBasedStateMachine):
     def local_retention(self, index: int) -> None:
         partition = self.plain[index].partition
         partition.log.advance_log_start(partition.high_watermark, "retention.ms")
-        partition.moved()
+        partition.notify_changed()
 
     @rule(ms=st.integers(1, 60))
     def time_passes(self, ms: int) -> None:

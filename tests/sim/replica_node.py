@@ -15,9 +15,15 @@ from shoal.log.errors import AppendRefused, LogOffline
 from shoal.log.memory import MemoryStorage
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import read_header
-from shoal.replication.follower import Answered, Fetcher, FetchRequest, FetchResponse, Key
 from shoal.replication.leadership import AlterPartition
 from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetched
+from shoal.replication.replica_fetcher import (
+    Answered,
+    FetchRequest,
+    FetchResponse,
+    Key,
+    ReplicaFetcher,
+)
 from sim.replica_checker import Violation
 from sim.replica_controller import Image
 
@@ -83,7 +89,7 @@ class ReplicaNode:
         self.directory = LogDirectory(self.storage, "data")
         self.directory.open(cluster_id="c", node_id=self.id, directory_id=UUID(int=self.id))
         self.partitions = []
-        self.fetchers: dict[int, Fetcher] = {}
+        self.fetchers: dict[int, ReplicaFetcher] = {}
         self.in_flight: dict[int, int] = {}
         self._correlation = 0
         self._sessions: dict[int, _Session] = {}
@@ -217,7 +223,9 @@ class ReplicaNode:
             if leader_id != partition.leader_id:
                 fetcher.forget(partition)
         if partition.leader_id >= 0 and not partition.is_leader:
-            fetcher = self.fetchers.setdefault(partition.leader_id, Fetcher(partition.leader_id))
+            fetcher = self.fetchers.setdefault(
+                partition.leader_id, ReplicaFetcher(partition.leader_id)
+            )
             fetcher.follow(partition)
 
     def _broker_epoch(self, broker_id: int) -> int:
@@ -303,7 +311,7 @@ class ReplicaNode:
             if request is not None:
                 self._fetch(leader_id, fetcher, request)
 
-    def _fetch(self, leader_id: int, fetcher: Fetcher, request: FetchRequest) -> None:
+    def _fetch(self, leader_id: int, fetcher: ReplicaFetcher, request: FetchRequest) -> None:
         self._correlation += 1
         correlation = self.in_flight[leader_id] = self._correlation
         leader, network = self.cluster.nodes[leader_id], self.cluster.network
@@ -335,7 +343,7 @@ class ReplicaNode:
         )
         self.world.after(REQUEST_TIMEOUT_MS, self.alive(timed_out))
 
-    def _do(self, fetcher: Fetcher, what: Answered) -> None:
+    def _do(self, fetcher: ReplicaFetcher, what: Answered) -> None:
         for partition in what.sync:
             # The recovery point on disk must not vouch for what stands where the cut was.
             self._write_checkpoints()

@@ -29,7 +29,7 @@ from shoal.quorum.raft import QuorumSettings, Raft
 from shoal.quorum.ready import Event, Received, Tick, Unanswered
 from shoal.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet
 from shoal.record.records import build_batch
-from shoal.replication.follower import Fetcher
+from shoal.replication.replica_fetcher import ReplicaFetcher
 from shoal.server.cluster.config import cluster_config
 from shoal.server.config import resolve
 from shoal.server.replication.quotas import FOLLOWER, ReplicationQuota
@@ -143,7 +143,7 @@ def test_the_directory_of_logs() -> None:
 
 def test_back_off_of_followers() -> None:
     """replica.fetch.backoff.ms: pauses double up to it."""
-    fetcher = Fetcher(1, backoff_max_ms=70)
+    fetcher = ReplicaFetcher(1, backoff_max_ms=70)
     followed = SimpleNamespace(not_before_ms=0, backoff_ms=20)
     pauses = []
     for _ in range(4):

@@ -12,10 +12,10 @@ from shoal.log.log import Log
 from shoal.log.memory import MemoryStorage
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
-from shoal.replication.follower import Fetcher, FetchResponse
 from shoal.replication.leadership import AlterPartition, Follower
 from shoal.replication.partition import Divergence, Partition, ReplicaFetch, ReplicaFetched
 from shoal.replication.pending_append import PendingAppend
+from shoal.replication.replica_fetcher import FetchResponse, ReplicaFetcher
 
 
 def open_log(storage: MemoryStorage) -> Log:
@@ -62,7 +62,7 @@ def test_a_callback_that_removes_itself_hides_no_other() -> None:
         p.on_advance.remove(once)
 
     leader.on_advance += [once, lambda p: calls.append("second"), lambda p: calls.append("third")]
-    leader.moved()
+    leader.notify_changed()
     append(leader, b"a")
     assert calls == ["once", "second", "third", "second", "third"]
 
@@ -372,7 +372,7 @@ def test_a_divergent_tail_is_cut_and_durable_before_the_next_fetch() -> None:
     led = Led()
     end = append(led.partition, b"a", b"b", b"c")
     other = follower(led, b"x")
-    fetcher = Fetcher(1)
+    fetcher = ReplicaFetcher(1)
     fetcher.follow(other)
     request = fetcher.next_fetch(0)
     assert request is not None
@@ -404,7 +404,7 @@ def test_an_epoch_without_a_record_does_not_keep_a_follower_out_of_step() -> Non
 def test_a_refused_partition_pauses_and_others_go_on() -> None:
     led = Led()
     other = follower(led)
-    fetcher = Fetcher(1)
+    fetcher = ReplicaFetcher(1)
     fetcher.follow(other)
     request = fetcher.next_fetch(0)
     assert request is not None
@@ -419,7 +419,7 @@ def test_an_answer_to_what_was_asked_in_an_earlier_epoch_is_passed_over() -> Non
     led = Led()
     append(led.partition, b"a")
     other = follower(led)
-    fetcher = Fetcher(1)
+    fetcher = ReplicaFetcher(1)
     fetcher.follow(other)
     request = fetcher.next_fetch(0)
     assert request is not None

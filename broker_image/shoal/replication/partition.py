@@ -55,13 +55,13 @@ class ReplicaFetch(NamedTuple):
     log_start_offset: int
 
 
-class Follows(Protocol):
+class PartitionFetcher(Protocol):
     """Who fetches for a follower, and what it is told."""
 
     def synced(self, partition: Partition, offset: int) -> None:
         """The log is on disk below `offset`."""
 
-    def stir(self, partition: Partition) -> None:
+    def notify_changed(self, partition: Partition) -> None:
         """The replica's log may have moved by itself."""
 
 
@@ -99,8 +99,8 @@ class Partition:
         "broker_epoch_of",
         "bytes_appended",
         "bytes_committed",
+        "fetcher",
         "flush_messages",
-        "follows",
         "group_commit",
         "high_watermark",
         "index",
@@ -116,8 +116,8 @@ class Partition:
         "on_advance",
         "on_append",
         "partition_epoch",
+        "quiet_fetches",
         "replicas",
-        "stirs",
         "sync_requested",
         "topic",
         "topic_id",
@@ -177,9 +177,9 @@ class Partition:
         #: What is known of followers while this replica leads and has any.
         self.leadership: Leadership | None = None
         #: By follower, called once at the next change of what its fetches would look at.
-        self.stirs: dict[int, Callable[[], None]] = {}
+        self.quiet_fetches: dict[int, Callable[[], None]] = {}
         #: What fetches for this replica while it follows.
-        self.follows: Follows | None = None
+        self.fetcher: PartitionFetcher | None = None
         if len(replicas) > 1:
             known = min(high_watermark, log.log_end_offset)
             self.high_watermark = max(known, log.log_start_offset)
@@ -232,7 +232,7 @@ class Partition:
         if registered.partition_epoch <= self.partition_epoch:
             # Also told again what is in force: an ISR that is asked for stays asked for.
             return
-        self._stir()
+        self._wake_quiet_fetches()
         changed = registered.leader_epoch != self.leader_epoch
         self.leader_id = registered.leader
         self.leader_epoch = registered.leader_epoch
@@ -273,7 +273,7 @@ class Partition:
         """The controller has taken the ISR that was asked for."""
         if self.leadership is None or partition_epoch <= self.partition_epoch:
             return
-        self._stir()
+        self._wake_quiet_fetches()
         self.isr, self.partition_epoch = isr, partition_epoch
         self.leadership.registered(0)
         self._follow_replicas()
@@ -349,7 +349,7 @@ class Partition:
                 self.sync_requested(self)
 
     def _grown_for_followers(self, size: int) -> None:
-        self._stir()
+        self._wake_quiet_fetches()
         self.bytes_appended += size
         self._note_uncommitted(size)
         for call in self.on_append:
@@ -386,8 +386,8 @@ class Partition:
 
     def synced(self, offset: int) -> None:
         """Records below `offset` are on disk."""
-        if self.follows is not None:
-            self.follows.synced(self, offset)
+        if self.fetcher is not None:
+            self.fetcher.synced(self, offset)
         if not self.group_commit or not self.is_leader:
             return
         if self.leadership is not None:
@@ -465,7 +465,7 @@ class Partition:
             self._commit(offset)
         if log.log_start_offset < answer.log_start_offset <= self.high_watermark:
             log.advance_log_start(answer.log_start_offset, "leader")
-            self.moved()
+            self.notify_changed()
 
     def truncation_offset(self, divergence: Divergence) -> int:
         """Where a follower cuts its log that parts from its leader's as told (KIP-101)."""
@@ -489,7 +489,7 @@ class Partition:
         self.log.truncate_fully_and_start_at(offset)
         self._uncommitted.clear()
         self.high_watermark = offset
-        self.moved()
+        self.notify_changed()
 
     # Reading
 
@@ -521,18 +521,18 @@ class Partition:
         if not 0 <= offset <= self.high_watermark:
             raise OffsetOutOfRange(offset, self.log.log_start_offset, self.high_watermark)
         self.log.advance_log_start(offset, "delete-records")
-        self.moved()
+        self.notify_changed()
         return self.log.log_start_offset
 
-    def _stir(self) -> None:
-        while self.stirs:
-            self.stirs.popitem()[1]()
+    def _wake_quiet_fetches(self) -> None:
+        while self.quiet_fetches:
+            self.quiet_fetches.popitem()[1]()
 
-    def moved(self) -> None:
+    def notify_changed(self) -> None:
         """Tell those who wait that an offset of this partition has changed."""
-        self._stir()
-        if self.follows is not None:
-            self.follows.stir(self)
+        self._wake_quiet_fetches()
+        if self.fetcher is not None:
+            self.fetcher.notify_changed(self)
         self._notify_advance()
 
     def _advance(self, offset: int) -> None:

@@ -92,7 +92,7 @@ class Disk:
             partition=partition.index,
             error=str(error),
         )
-        partition.moved()
+        partition.notify_changed()
 
     def _ended(
         self, due: list[tuple[Partition, Sync]], done: asyncio.Future[list[OSError | None]]

@@ -82,7 +82,7 @@ class LogMaintenance:
                 continue
             self._remove_later(deleted, now_ms + log.config.file_delete_delay_ms)
             if log.log_start_offset != start:
-                partition.moved()
+                partition.notify_changed()
 
     def _remove_later(self, segments: list[DeletedSegment], at_ms: int) -> None:
         """Remove their files after file.delete.delay.ms; a restart removes what is left."""

@@ -122,7 +122,7 @@ class Partitions:
             else:
                 partition.register(registered, self._clock.now_ms())
                 self._registered(partition)
-                partition.moved()
+                partition.notify_changed()
 
     def _add(
         self,
@@ -163,7 +163,7 @@ class Partitions:
             return
         del self._by_name[(topic.name, index)]
         partition.leader_id = -1
-        partition.moved()
+        partition.notify_changed()
         for call in self.on_removed:
             call(partition)
         self._delete_files(topic.name, index)

@@ -5,8 +5,8 @@ those who wait for that. A fetch that finds nothing waits for an append to one o
 
 A fetch is for every partition that its sender follows here, and few of them have news. Where the
 follower was at the end of a log with nothing uncommitted, and neither of them has moved, the
-partition is quiet: it is not looked at until it stirs, and then it is noted when its follower has
-fetched last.
+partition is quiet. It is left out until something changes, and then it is noted when its follower
+has fetched last.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONSUMER = -1
 _Entry = dict[str, Any]
 
 
-class _AtEnd(NamedTuple):
+class _CaughtUp(NamedTuple):
     """A partition whose log the follower has all of, and all of which is committed."""
 
     partition: Partition
@@ -41,7 +41,7 @@ class _AtEnd(NamedTuple):
     log_start_offset: int
 
     @property
-    def still(self) -> bool:
+    def is_unchanged(self) -> bool:
         partition, leadership, isr, end, start = self
         log = partition.log
         return (
@@ -55,7 +55,9 @@ class _AtEnd(NamedTuple):
         )
 
 
-def _stirred(session: Session, cursor: Cursor, leadership: Leadership, replica_id: int) -> None:
+def _wake_partition(
+    session: Session, cursor: Cursor, leadership: Leadership, replica_id: int
+) -> None:
     """Something happens to a partition that was quiet."""
     leadership.fetched_again(replica_id, session.broker_epoch, session.used_ms)
     session.stir(cursor)
@@ -153,8 +155,8 @@ class _ReplicaFetch:
         rows: list[tuple[Cursor, ReplicaFetched]] = []
         news = False
         for cursor in self._looked_at():
-            known: _AtEnd | None = cursor.at_end
-            if known is not None and known.still:
+            known: _CaughtUp | None = cursor.at_end
+            if known is not None and known.is_unchanged:
                 if known.leadership.fetched_again(self._replica_id, self._broker_epoch, now_ms):
                     told = (known.log_end_offset, known.log_start_offset)
                     if not self._incremental or cursor.told != told:
@@ -177,7 +179,7 @@ class _ReplicaFetch:
                     cursor.log_start_offset,
                 )
                 found = self._read_one(partition, asked, min(left, cursor.max_bytes), now_ms)
-            cursor.at_end = self._at_end(partition, cursor, found)
+            cursor.at_end = self._caught_up(partition, cursor, found)
             left -= len(found.records)
             if found.error_code or found.diverging is not None or found.records:
                 news = True
@@ -202,16 +204,16 @@ class _ReplicaFetch:
             return self._cursors
         return list(session.lively.values())
 
-    def _quieten(self, session: Session, cursor: Cursor, known: _AtEnd) -> None:
-        stirs = known.partition.stirs
-        other = stirs.pop(self._replica_id, None)
+    def _quieten(self, session: Session, cursor: Cursor, known: _CaughtUp) -> None:
+        quiet_fetches = known.partition.quiet_fetches
+        other = quiet_fetches.pop(self._replica_id, None)
         if other is not None:
             # A partition that moves between a follower's fetch loops is in two sessions for a
             # while. The one that stays must not be left out.
             other()
         session.quieten(cursor)
-        stirs[self._replica_id] = partial(
-            _stirred, session, cursor, known.leadership, self._replica_id
+        quiet_fetches[self._replica_id] = partial(
+            _wake_partition, session, cursor, known.leadership, self._replica_id
         )
 
     def _read_one(
@@ -239,9 +241,9 @@ class _ReplicaFetch:
                 throttle.took(len(found.records), now_ms)
         return found
 
-    def _at_end(
+    def _caught_up(
         self, partition: Partition | None, cursor: Cursor, found: ReplicaFetched
-    ) -> _AtEnd | None:
+    ) -> _CaughtUp | None:
         if partition is None or found.error_code or found.diverging is not None or found.records:
             return None
         leadership, end = partition.leadership, partition.log.log_end_offset
@@ -250,7 +252,7 @@ class _ReplicaFetch:
         if cursor.fetch_offset != end or partition.high_watermark != end:
             return None
         start = partition.log.log_start_offset
-        return _AtEnd(partition, leadership, partition.isr, end, start)
+        return _CaughtUp(partition, leadership, partition.isr, end, start)
 
     def _respond(self, rows: list[tuple[Cursor, ReplicaFetched]]) -> Body:
         topics: dict[Any, _Entry] = {}

@@ -22,9 +22,15 @@ from zlib import crc32
 from shoal.client.errors import ClientError
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.replication.follower import Answered, Fetcher, FetchRequest, FetchResponse, Key
 from shoal.replication.leadership import NOT_ELIGIBLE, UNKNOWN_OFFSET, AlterPartition
 from shoal.replication.partition import Divergence, Partition, ReplicaFetched
+from shoal.replication.replica_fetcher import (
+    Answered,
+    FetchRequest,
+    FetchResponse,
+    Key,
+    ReplicaFetcher,
+)
 from shoal.server.replication.quotas import FOLLOWER
 
 if TYPE_CHECKING:
@@ -275,7 +281,7 @@ class _FetchLoop:
     def __init__(self, broker: Broker, leader_id: int) -> None:
         self._broker = broker
         self._leader_id = leader_id
-        self.fetcher = Fetcher(
+        self.fetcher = ReplicaFetcher(
             leader_id,
             backoff_max_ms=broker.config["replica.fetch.backoff.ms"],
             throttle=broker.throttles[FOLLOWER],

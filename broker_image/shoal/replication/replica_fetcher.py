@@ -103,7 +103,7 @@ class _Followed:
         self.sync_to = 0
 
 
-class Fetcher:
+class ReplicaFetcher:
     """Owns the partitions that follow one leader, and the session with it."""
 
     def __init__(
@@ -124,7 +124,7 @@ class Fetcher:
         self._under_way = False
         #: What has to be looked at before the next fetch: it may ask for something else than the
         #: session has. All others ask for what they asked for.
-        self._stirred: dict[Key, None] = {}
+        self._changed: dict[Key, None] = {}
         #: What waits for a moment, and what for its disk.
         self._pausing: dict[Key, None] = {}
         self._syncing: dict[Key, None] = {}
@@ -143,22 +143,22 @@ class Fetcher:
         if followed is None or followed.partition is not partition:
             self._drop(partition.key)
             followed = self._followed[partition.key] = _Followed(partition)
-            partition.follows = self
+            partition.fetcher = self
         followed.not_before_ms = 0
         followed.backoff_ms = BACKOFF_MS
         if followed.step is Step.ASKING:
             followed.step = Step.FETCHING
-        self.stir(partition)
+        self.notify_changed(partition)
 
     def forget(self, partition: Partition) -> None:
         """Fetch this partition no longer."""
         followed = self._followed.get(partition.key)
         if followed is not None and followed.partition is partition:
             self._drop(partition.key)
-            self.stir(partition)
-            partition.follows = None
+            self.notify_changed(partition)
+            partition.fetcher = None
 
-    def hand_over(self, partition: Partition, to: Fetcher) -> None:
+    def hand_over(self, partition: Partition, to: ReplicaFetcher) -> None:
         """Let another fetcher of the same leader fetch this partition from now on.
 
         A partition that waits for its disk goes on waiting there. One whose leader is being asked
@@ -168,7 +168,7 @@ class Fetcher:
         if followed is None or followed.partition is not partition:
             return
         self._drop(partition.key)
-        self.stir(partition)
+        self.notify_changed(partition)
         followed.told = None
         if followed.step is Step.ASKING:
             followed.step = Step.FETCHING
@@ -180,16 +180,16 @@ class Fetcher:
         self._followed[partition.key] = followed
         if followed.step is Step.SYNCING:
             self._syncing[partition.key] = None
-        partition.follows = self
-        self.stir(partition)
+        partition.fetcher = self
+        self.notify_changed(partition)
 
     def _drop(self, key: Key) -> None:
         for held in (self._followed, self._syncing, self._pausing):
             held.pop(key, None)
 
-    def stir(self, partition: Partition) -> None:
+    def notify_changed(self, partition: Partition) -> None:
         """What is asked for of this partition may not be what the session has."""
-        self._stirred[partition.key] = None
+        self._changed[partition.key] = None
 
     # Fetching
 
@@ -201,7 +201,7 @@ class Fetcher:
         new: list[tuple[Key, ReplicaFetch]] = []
         forgotten: list[Key] = []
         joining = 0
-        for key in self._stirred:
+        for key in self._changed:
             followed = self._followed.get(key)
             known = key in self._in_session
             if followed is None or not self._asks(followed, now_ms):
@@ -219,7 +219,7 @@ class Fetcher:
         for key, position in new:
             self._in_session[key] = None
             self._followed[key].told = position
-        self._stirred.clear()
+        self._changed.clear()
         self._under_way = True
         return FetchRequest(self._session_id, self._session_epoch, new, forgotten)
 
@@ -230,11 +230,11 @@ class Fetcher:
     def _wake(self, now_ms: int) -> None:
         """Look again at partitions whose pause is over, and at all while some are throttled."""
         if self._throttle is not None and self._throttle.active:
-            self._stirred.update(dict.fromkeys(self._followed))
+            self._changed.update(dict.fromkeys(self._followed))
         for key in list(self._pausing):
             if self._followed[key].not_before_ms <= now_ms:
                 del self._pausing[key]
-                self._stirred[key] = None
+                self._changed[key] = None
 
     def _asks(self, followed: _Followed, now_ms: int) -> bool:
         """Whether the partition is to be in the next fetch."""
@@ -269,7 +269,7 @@ class Fetcher:
     def _end_session(self) -> None:
         self._session_id, self._session_epoch = NO_SESSION, INITIAL_EPOCH
         self._in_session.clear()
-        self._stirred = dict.fromkeys(self._followed)
+        self._changed = dict.fromkeys(self._followed)
 
     def answered(self, response: FetchResponse, now_ms: int) -> Answered:
         """Append, cut and follow the leader's offsets, as it has answered."""
@@ -294,7 +294,7 @@ class Fetcher:
                 continue
             if followed.told == partition.position():
                 self._take(followed, answer, now_ms, out)
-            self.stir(partition)
+            self.notify_changed(partition)
         self._step_session(response.session_id)
         return out
 
@@ -347,7 +347,7 @@ class Fetcher:
         if followed is not None and followed.step is Step.SYNCING and offset >= followed.sync_to:
             followed.step = Step.FETCHING
             del self._syncing[partition.key]
-            self.stir(partition)
+            self.notify_changed(partition)
             self.on_synced()
 
     def offsets(
@@ -366,7 +366,7 @@ class Fetcher:
         if followed is None or followed.step is not Step.ASKING:
             return out
         followed.step = Step.FETCHING
-        self.stir(partition)
+        self.notify_changed(partition)
         if code or leader_epoch != partition.leader_epoch:
             self._pause(followed, now_ms)
             return out
