@@ -459,9 +459,9 @@ class ReplicaNode:
     def _serve_waiting(self) -> None:
         left = []
         for partition, epoch, offset, reply in self._waiting:
-            if partition.lost(epoch):
+            if partition.lost_leadership_since(epoch):
                 reply(ErrorCode.not_leader_or_follower, -1)
-            elif partition.acknowledged(offset):
+            elif partition.is_committed(offset):
                 reply(ErrorCode.none, offset - 1)
             else:
                 left.append((partition, epoch, offset, reply))

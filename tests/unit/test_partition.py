@@ -49,7 +49,7 @@ def test_the_high_watermark_follows_the_log_end() -> None:
     assert append(leader, b"a", b"b") == 2
     assert append(leader, b"c") == 3
     assert moves == [2, 3]
-    assert leader.acknowledged(3) and not leader.acknowledged(4)
+    assert leader.is_committed(3) and not leader.is_committed(4)
 
 
 def test_a_callback_that_removes_itself_hides_no_other() -> None:
@@ -83,7 +83,7 @@ def test_under_group_commit_it_follows_the_disk() -> None:
 
     leader.log.finish_sync(sync)
     leader.synced(leader.log.recovery_point)
-    assert leader.acknowledged(first) and not leader.acknowledged(second)
+    assert leader.is_committed(first) and not leader.is_committed(second)
 
     storage.crash(lambda n: 0)
     assert open_log(storage).log_end_offset == first
@@ -96,7 +96,7 @@ def test_flush_messages_asks_for_a_sync_and_holds_nothing_back() -> None:
     leader.sync_requested = asked.append
     append(leader, b"a", b"b")
     assert not asked
-    assert leader.acknowledged(append(leader, b"c"))
+    assert leader.is_committed(append(leader, b"c"))
     assert asked == [leader]
 
 
@@ -219,9 +219,9 @@ def test_the_high_watermark_is_the_least_of_the_in_sync() -> None:
     assert led.partition.high_watermark == 0
     assert led.fetch(2, 0).records and led.fetch(3, 0).records
     led.fetch(2, end)
-    assert not led.partition.acknowledged(end)
+    assert not led.partition.is_committed(end)
     assert led.fetch(3, end) == (0, end, 0, None, b"")
-    assert led.partition.acknowledged(end)
+    assert led.partition.is_committed(end)
 
 
 def test_bytes_count_once_they_are_committed() -> None:
@@ -301,9 +301,9 @@ def test_a_new_leader_is_behind_until_it_knows() -> None:
     led = Led()
     end = append(led.partition, b"a")
     led.partition.register(Registered(leader=2, leader_epoch=4), 0)
-    assert not led.partition.is_leader and led.partition.lost(3)
+    assert not led.partition.is_leader and led.partition.lost_leadership_since(3)
     led.partition.register(Registered(leader_epoch=5, partition_epoch=2), 0)
-    assert led.partition.is_behind and led.partition.lost(3)
+    assert led.partition.is_behind and led.partition.lost_leadership_since(3)
     assert led.partition.log.latest_epoch == 5
     for replica in (2, 3):
         led.fetch(replica, end, current_leader_epoch=5)
@@ -318,7 +318,7 @@ def test_what_a_leader_wrote_is_not_committed_by_the_high_watermark_of_the_next(
     led.partition.truncate(0)
     other = bytes(build_batch([(1, None, b"b", ())], base_offset=0, leader_epoch=4))
     led.partition.append_fetched(ReplicaFetched(ErrorCode.none, 1, 0, None, other), 0)
-    assert led.partition.acknowledged(written.end_offset)
+    assert led.partition.is_committed(written.end_offset)
     assert written.is_lost and not written.is_committed
 
     led = Led()

@@ -195,7 +195,7 @@ class Partition:
         """min.insync.replicas, as far as there are replicas."""
         return min(self.min_isr, len(self.replicas))
 
-    def lost(self, leader_epoch: int) -> bool:
+    def lost_leadership_since(self, leader_epoch: int) -> bool:
         """Whether this replica has not led on since that epoch: what it appended then may be gone,
         and its offsets may be others' records."""
         return self.leader_epoch != leader_epoch or not self.is_leader
@@ -493,7 +493,7 @@ class Partition:
 
     # Reading
 
-    def acknowledged(self, offset: int) -> bool:
+    def is_committed(self, offset: int) -> bool:
         """Whether all records below `offset` may be acknowledged as committed."""
         return self.high_watermark >= offset
 

@@ -26,8 +26,8 @@ class PendingAppend(NamedTuple):
     @property
     def is_lost(self) -> bool:
         """Whether nobody here can tell any more what became of it."""
-        return self.partition.lost(self.leader_epoch)
+        return self.partition.lost_leadership_since(self.leader_epoch)
 
     @property
     def is_committed(self) -> bool:
-        return not self.is_lost and self.partition.acknowledged(self.end_offset)
+        return not self.is_lost and self.partition.is_committed(self.end_offset)

@@ -190,7 +190,7 @@ def _append(
         "log_append_time_ms": appended.append_time_ms,
         "log_start_offset": appended.log_start_offset,
     }
-    if acks and not partition.acknowledged(appended.last_offset + 1):
+    if acks and not partition.is_committed(appended.last_offset + 1):
         waiting.append((PendingAppend.of(partition, appended.last_offset + 1), entry))
     return entry
 
