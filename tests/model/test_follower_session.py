@@ -193,13 +193,13 @@ class FollowerSession(RuleBasedStateMachine):
                     one.pause(self.now_ms)
                 else:
                     one.backoff_ms = BACKOFF_MS
-        self.fetcher.answered(FetchResponse(ErrorCode.none, session_id, rows), self.now_ms)
+        self.fetcher.complete_fetch(FetchResponse(ErrorCode.none, session_id, rows), self.now_ms)
         self.under_way, self.session_id = False, session_id
 
     @precondition(lambda self: self.under_way)
     @rule()
     def no_answer(self) -> None:
-        self.fetcher.unanswered(self.now_ms)
+        self.fetcher.fail_fetch(self.now_ms)
         self.under_way, self.session_id = False, 0
 
     @precondition(lambda self: self.under_way)
@@ -209,7 +209,7 @@ class FollowerSession(RuleBasedStateMachine):
             if one.followed and one.partition.key in self.at_leader:
                 one.pause(self.now_ms)
         response = FetchResponse(ErrorCode.fetch_session_id_not_found, 0, {})
-        self.fetcher.answered(response, self.now_ms)
+        self.fetcher.complete_fetch(response, self.now_ms)
         self.under_way, self.session_id = False, 0
 
 

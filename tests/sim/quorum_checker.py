@@ -161,7 +161,7 @@ class Checker:
             if voters.holds(n.key) and n.incarnation
         } | {key.id: end for key, end in self._gone.items() if voters.holds(key)}
 
-    def is_committed(self, offset: int, value: bytes) -> None:
+    def acknowledged(self, offset: int, value: bytes) -> None:
         if self.values.get(offset) != value:
             raise Violation("acknowledged", f"{value!r} is not at {offset}")
         self.acknowledged_count += 1

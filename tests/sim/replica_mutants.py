@@ -10,7 +10,7 @@ from shoal.protocol.errors import ErrorCode
 from shoal.replication import leadership
 from shoal.replication.leadership import Leadership
 from shoal.replication.partition import Partition, ReplicaFetched
-from shoal.replication.replica_fetcher import Answered, ReplicaFetcher, Step
+from shoal.replication.replica_fetcher import FetchOutcome, ReplicaFetcher, Step
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -101,19 +101,19 @@ def takes_answers_of_another_epoch(patch: pytest.MonkeyPatch) -> None:
     """A follower takes what an answer says, whatever has come in between."""
 
     def answered(self: ReplicaFetcher, response: Any, now_ms: int) -> Any:
-        out, self._under_way = Answered(), False
+        out, self._under_way = FetchOutcome(), False
         if response.error_code:
             self._end_session()
             return out
         for key, answer in response.partitions.items():
             followed = self._followed.get(key)
             if followed is not None and followed.step is Step.FETCHING:
-                self._take(followed, answer, now_ms, out)
+                self._apply(followed, answer, now_ms, out)
                 self.notify_changed(followed.partition)
         self._step_session(response.session_id)
         return out
 
-    patch.setattr(ReplicaFetcher, "answered", answered)
+    patch.setattr(ReplicaFetcher, "complete_fetch", answered)
 
 
 def answers_any_epoch(patch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from shoal.record.batch import read_header
 from shoal.replication.leadership import AlterPartition
 from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetched
 from shoal.replication.replica_fetcher import (
-    Answered,
+    FetchOutcome,
     FetchRequest,
     FetchResponse,
     Key,
@@ -320,7 +320,7 @@ class ReplicaNode:
             if self.in_flight.get(leader_id) != correlation:
                 return
             del self.in_flight[leader_id]
-            self._do(fetcher, fetcher.answered(response, self.world.now_ms))
+            self._do(fetcher, fetcher.complete_fetch(response, self.world.now_ms))
             self._fetch_all()
 
         def reply(response: FetchResponse) -> None:
@@ -332,7 +332,7 @@ class ReplicaNode:
         def timed_out() -> None:
             if self.in_flight.get(leader_id) == correlation:
                 del self.in_flight[leader_id]
-                fetcher.unanswered(self.world.now_ms)
+                fetcher.fail_fetch(self.world.now_ms)
 
         alive = partial(_alive_in, self, self.incarnation)
         epoch = self.epoch
@@ -343,12 +343,12 @@ class ReplicaNode:
         )
         self.world.after(REQUEST_TIMEOUT_MS, self.alive(timed_out))
 
-    def _do(self, fetcher: ReplicaFetcher, what: Answered) -> None:
+    def _do(self, fetcher: ReplicaFetcher, what: FetchOutcome) -> None:
         for partition in what.sync:
             # The recovery point on disk must not vouch for what stands where the cut was.
             self._write_checkpoints()
             self._sync_soon(partition)
-        for partition in what.ask:
+        for partition in what.list_offsets:
             leader = self.cluster.nodes[fetcher.leader_id]
             log = leader.partitions[partition.index].log if leader.up else None
             code = ErrorCode.none if log is not None else ErrorCode.not_leader_or_follower
@@ -356,7 +356,9 @@ class ReplicaNode:
             if log is not None:
                 start, end = log.log_start_offset, log.log_end_offset
             epoch, now_ms = partition.leader_epoch, self.world.now_ms
-            self._do(fetcher, fetcher.offsets(partition, epoch, code, start, end, now_ms))
+            self._do(
+                fetcher, fetcher.complete_list_offsets(partition, epoch, code, start, end, now_ms)
+            )
 
     # Leading.
 

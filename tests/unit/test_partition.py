@@ -380,7 +380,7 @@ def test_a_divergent_tail_is_cut_and_durable_before_the_next_fetch() -> None:
     assert asked == (1, 1, 3, 0)
     answer = led.partition.fetched_by(2, 12, asked, max_bytes=99, min_one=True, now_ms=0)
     assert answer.diverging is not None
-    found = fetcher.answered(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
+    found = fetcher.complete_fetch(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
     assert found.sync == [other] and other.log.log_end_offset == 0
     assert fetcher.next_fetch(0) is None
     other.synced(0)
@@ -388,7 +388,7 @@ def test_a_divergent_tail_is_cut_and_durable_before_the_next_fetch() -> None:
     assert request is not None and request.session_id == 7
     ((key, asked),) = request.partitions
     answer = led.partition.fetched_by(2, 12, asked, max_bytes=999, min_one=True, now_ms=0)
-    fetcher.answered(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
+    fetcher.complete_fetch(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
     assert other.log.log_end_offset == end
 
 
@@ -409,7 +409,7 @@ def test_a_refused_partition_pauses_and_others_go_on() -> None:
     request = fetcher.next_fetch(0)
     assert request is not None
     refused = {other.key: ReplicaFetched(ErrorCode.unknown_leader_epoch)}
-    fetcher.answered(FetchResponse(ErrorCode.none, 7, refused), 0)
+    fetcher.complete_fetch(FetchResponse(ErrorCode.none, 7, refused), 0)
     assert fetcher.next_fetch(0) is None
     due_ms = fetcher.next_due_ms()
     assert due_ms is not None and fetcher.next_fetch(due_ms) is not None
@@ -427,7 +427,7 @@ def test_an_answer_to_what_was_asked_in_an_earlier_epoch_is_passed_over() -> Non
     answer = led.partition.fetched_by(2, 12, asked, max_bytes=999, min_one=True, now_ms=0)
     other.register(Registered(leader_epoch=4, partition_epoch=2), 0)
     fetcher.follow(other)
-    fetcher.answered(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
+    fetcher.complete_fetch(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
     assert other.log.log_end_offset == 0
 
 

@@ -1,17 +1,17 @@
-"""Following: the fetches of one broker from one other, for all partitions which that one leads.
+"""The fetches of one follower from one leader, for all partitions that the broker leads.
 
-A machine without I/O. `next_fetch` gives the request to send, `answered` and `unanswered` take what
-came of it; one request is under way at a time. What the machine cannot do itself it gives out:
-partitions whose log is to be made durable (`Answered.sync`), after which `synced` lets them go on,
-and those whose leader is to be asked where its log begins and ends (`Answered.ask`), for `offsets`.
+A state machine without I/O. `next_fetch` returns the request to send. `complete_fetch` or
+`fail_fetch` takes its result. At most one request is in flight. The caller does what the machine
+cannot do: it syncs the logs in `FetchOutcome.sync` and then calls `synced`, and it asks the leader
+for the start and end offsets of `FetchOutcome.list_offsets` and calls `complete_list_offsets`.
 
-A partition whose log parts from its leader's is cut back (KIP-101, KIP-595), and does not fetch on
-before the cut is durable: a power loss might bring back what was cut, below what was fetched since.
-Where acknowledged writes are to be on disk (`group_commit`) the same holds after every append: a
-fetch offset vouches for all below it.
+A partition whose log diverges from its leader's log is truncated (KIP-101, KIP-595). It fetches
+again only when the truncation is durable: a power loss could otherwise restore truncated records
+below records fetched since. With `group_commit` the same holds after every append, because a fetch
+offset acknowledges all records below it.
 
-The session (KIP-227) tells a leader only what has changed since the last fetch, and only what may
-have changed is looked at: a fetch costs nothing for partitions where nothing happens.
+The fetch session (KIP-227) sends a leader only what changed since the last fetch. Only partitions
+that may have changed are examined, so idle partitions cost nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Step(Enum):
 
     FETCHING = "fetching"
     SYNCING = "syncing"
-    ASKING = "asking"
+    LISTING_OFFSETS = "listing offsets"
 
 
 class FetchRequest(NamedTuple):
@@ -62,11 +62,11 @@ class FetchResponse(NamedTuple):
 
 
 @dataclass
-class Answered:
+class FetchOutcome:
     """What an answer leads to besides the next fetch."""
 
     sync: list[Partition] = field(default_factory=list)
-    ask: list[Partition] = field(default_factory=list)
+    list_offsets: list[Partition] = field(default_factory=list)
     #: Partitions whose disk refused, and why.
     failed: list[tuple[Partition, Exception]] = field(default_factory=list)
 
@@ -91,12 +91,12 @@ class Throttle(Protocol):
 class _Followed:
     """One partition, and what the leader's session has of it."""
 
-    __slots__ = ("backoff_ms", "not_before_ms", "partition", "step", "sync_to", "told")
+    __slots__ = ("backoff_ms", "not_before_ms", "partition", "session_position", "step", "sync_to")
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self.step = Step.FETCHING
-        self.told: ReplicaFetch | None = None
+        self.session_position: ReplicaFetch | None = None
         self.not_before_ms = 0
         self.backoff_ms = BACKOFF_MS
         #: The log end that is to be durable before the next fetch.
@@ -146,7 +146,7 @@ class ReplicaFetcher:
             partition.fetcher = self
         followed.not_before_ms = 0
         followed.backoff_ms = BACKOFF_MS
-        if followed.step is Step.ASKING:
+        if followed.step is Step.LISTING_OFFSETS:
             followed.step = Step.FETCHING
         self.notify_changed(partition)
 
@@ -169,8 +169,8 @@ class ReplicaFetcher:
             return
         self._drop(partition.key)
         self.notify_changed(partition)
-        followed.told = None
-        if followed.step is Step.ASKING:
+        followed.session_position = None
+        if followed.step is Step.LISTING_OFFSETS:
             followed.step = Step.FETCHING
         to._take_over(followed)
 
@@ -204,13 +204,13 @@ class ReplicaFetcher:
         for key in self._changed:
             followed = self._followed.get(key)
             known = key in self._in_session
-            if followed is None or not self._asks(followed, now_ms):
+            if followed is None or not self._is_fetchable(followed, now_ms):
                 if known:
                     forgotten.append(key)
                 continue
             position = followed.partition.position()
             joining += not known
-            if not known or followed.told != position:
+            if not known or followed.session_position != position:
                 new.append((key, position))
         if not len(self._in_session) - len(forgotten) + joining:
             return None
@@ -218,7 +218,7 @@ class ReplicaFetcher:
             del self._in_session[key]
         for key, position in new:
             self._in_session[key] = None
-            self._followed[key].told = position
+            self._followed[key].session_position = position
         self._changed.clear()
         self._under_way = True
         return FetchRequest(self._session_id, self._session_epoch, new, forgotten)
@@ -236,7 +236,7 @@ class ReplicaFetcher:
                 del self._pausing[key]
                 self._changed[key] = None
 
-    def _asks(self, followed: _Followed, now_ms: int) -> bool:
+    def _is_fetchable(self, followed: _Followed, now_ms: int) -> bool:
         """Whether the partition is to be in the next fetch."""
         partition = followed.partition
         if followed.step is not Step.FETCHING or partition.log.offline:
@@ -261,7 +261,7 @@ class ReplicaFetcher:
             return 0
         return min((self._followed[key].not_before_ms for key in self._pausing), default=None)
 
-    def unanswered(self, now_ms: int) -> None:
+    def fail_fetch(self, now_ms: int) -> None:
         """The request under way came to nothing: the connection is gone, and the session too."""
         self._under_way = False
         self._end_session()
@@ -271,9 +271,9 @@ class ReplicaFetcher:
         self._in_session.clear()
         self._changed = dict.fromkeys(self._followed)
 
-    def answered(self, response: FetchResponse, now_ms: int) -> Answered:
+    def complete_fetch(self, response: FetchResponse, now_ms: int) -> FetchOutcome:
         """Append, cut and follow the leader's offsets, as it has answered."""
-        out = Answered()
+        out = FetchOutcome()
         if not self._under_way:
             return out
         self._under_way = False
@@ -287,13 +287,17 @@ class ReplicaFetcher:
         for key, answer in response.partitions.items():
             followed = self._followed.get(key)
             # What was asked in another epoch, or from elsewhere, is of no use any more.
-            if followed is None or followed.told is None or followed.step is not Step.FETCHING:
+            if (
+                followed is None
+                or followed.session_position is None
+                or followed.step is not Step.FETCHING
+            ):
                 continue
             partition = followed.partition
             if key not in self._in_session or partition.is_leader:
                 continue
-            if followed.told == partition.position():
-                self._take(followed, answer, now_ms, out)
+            if followed.session_position == partition.position():
+                self._apply(followed, answer, now_ms, out)
             self.notify_changed(partition)
         self._step_session(response.session_id)
         return out
@@ -305,14 +309,14 @@ class ReplicaFetcher:
         self._session_id = session_id
         self._session_epoch = 1 if self._session_epoch == _EPOCH_MAX else self._session_epoch + 1
 
-    def _take(
-        self, followed: _Followed, answer: ReplicaFetched, now_ms: int, out: Answered
+    def _apply(
+        self, followed: _Followed, answer: ReplicaFetched, now_ms: int, out: FetchOutcome
     ) -> None:
         partition = followed.partition
         try:
             if answer.error_code is ErrorCode.offset_out_of_range:
-                followed.step = Step.ASKING
-                out.ask.append(partition)
+                followed.step = Step.LISTING_OFFSETS
+                out.list_offsets.append(partition)
             elif answer.error_code:
                 self._pause(followed, now_ms)
             elif answer.diverging is not None:
@@ -335,7 +339,7 @@ class ReplicaFetcher:
 
     # The disk, and leaders' offsets
 
-    def _sync(self, followed: _Followed, out: Answered) -> None:
+    def _sync(self, followed: _Followed, out: FetchOutcome) -> None:
         followed.step = Step.SYNCING
         followed.sync_to = followed.partition.log.log_end_offset
         self._syncing[followed.partition.key] = None
@@ -350,7 +354,7 @@ class ReplicaFetcher:
             self.notify_changed(partition)
             self.on_synced()
 
-    def offsets(
+    def complete_list_offsets(
         self,
         partition: Partition,
         leader_epoch: int,
@@ -358,12 +362,12 @@ class ReplicaFetcher:
         start_offset: int,
         end_offset: int,
         now_ms: int,
-    ) -> Answered:
+    ) -> FetchOutcome:
         """Where the log of the leader begins and ends, as it answered in that epoch: the follower
         stands past its end (after an unclean election), or before its start."""
-        out = Answered()
+        out = FetchOutcome()
         followed = self._followed.get(partition.key)
-        if followed is None or followed.step is not Step.ASKING:
+        if followed is None or followed.step is not Step.LISTING_OFFSETS:
             return out
         followed.step = Step.FETCHING
         self.notify_changed(partition)

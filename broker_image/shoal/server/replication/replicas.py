@@ -25,7 +25,7 @@ from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.replication.leadership import NOT_ELIGIBLE, UNKNOWN_OFFSET, AlterPartition
 from shoal.replication.partition import Divergence, Partition, ReplicaFetched
 from shoal.replication.replica_fetcher import (
-    Answered,
+    FetchOutcome,
     FetchRequest,
     FetchResponse,
     Key,
@@ -328,7 +328,7 @@ class _FetchLoop:
             try:
                 response = await self._fetch(request)
             except ClientError:
-                self.fetcher.unanswered(self._broker.clock.now_ms())
+                self.fetcher.fail_fetch(self._broker.clock.now_ms())
                 self._drop_link()
                 await asyncio.sleep(pause_ms / 1000)
                 pause_ms = min(2 * pause_ms, _RECONNECT_MAX_MS)
@@ -336,14 +336,14 @@ class _FetchLoop:
             except Exception:
                 # A fault of ours, or bytes that are no answer: told, and no end of replication.
                 self._broker.log.exception("a replica's fetch failed", leader=self._leader_id)
-                self.fetcher.unanswered(self._broker.clock.now_ms())
+                self.fetcher.fail_fetch(self._broker.clock.now_ms())
                 self._drop_link()
                 await asyncio.sleep(_RECONNECT_MAX_MS / 1000)
                 continue
             pause_ms = _RECONNECT_MS
             if self._broker.suspects:
                 self._broker.suspects.reached(self._leader_id)
-            self._do(self.fetcher.answered(response, self._broker.clock.now_ms()))
+            self._do(self.fetcher.complete_fetch(response, self._broker.clock.now_ms()))
 
     async def _wait(self, now_ms: int) -> None:
         """Until a partition is followed or synced, or one that was refused is due."""
@@ -422,7 +422,7 @@ class _FetchLoop:
         keys = [p.key for p in found if p and broker.node_id not in p.isr and throttle.throttles(p)]
         return dict.fromkeys(keys, throttle.room(broker.clock.now_ms()) // max(1, len(keys)))
 
-    def _do(self, what: Answered) -> None:
+    def _do(self, what: FetchOutcome) -> None:
         broker = self._broker
         for partition in what.sync:
             broker.disk.sync_soon(partition)
@@ -436,7 +436,7 @@ class _FetchLoop:
                 partition=partition.index,
                 error=str(error),
             )
-        for partition in what.ask:
+        for partition in what.list_offsets:
             task = asyncio.ensure_future(self._ask(partition))
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
@@ -473,7 +473,9 @@ class _FetchLoop:
             code = ErrorCode.request_timed_out
         now_ms = self._broker.clock.now_ms()
         self._do(
-            self.fetcher.offsets(partition, epoch, code, found[EARLIEST], found[LATEST], now_ms)
+            self.fetcher.complete_list_offsets(
+                partition, epoch, code, found[EARLIEST], found[LATEST], now_ms
+            )
         )
         self._moved.set()
 
