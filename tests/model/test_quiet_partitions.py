@@ -77,7 +77,7 @@ class Leader:
         )
         made.lag_time_max_ms = LAG_MS
         made.broker_epoch_of = lambda broker: 10
-        made.alter_requested = lambda p, asked: self.asked.append((p.index, asked.members))
+        made.alter_isr = lambda p, asked: self.asked.append((p.index, asked.members))
         return made
 
     def fetch(self, offsets: list[int], *, broker_epoch: int, wait: bool) -> Any:
@@ -225,7 +225,7 @@ class QuietPartitions(RuleBasedStateMachine):
             partition = leader.partitions[index]
             if partition.leadership and partition.leadership.proposed:
                 asked = partition.leadership.proposed.members
-                partition.altered(tuple(sorted(asked)), self.partition_epoch)
+                partition.complete_isr_change(tuple(sorted(asked)), self.partition_epoch)
 
         self._both(one)
 
@@ -271,7 +271,7 @@ class QuietPartitions(RuleBasedStateMachine):
             partition = leader.partitions[index]
             if partition.leadership is not None:
                 end = partition.log.log_end_offset
-                partition.leadership.fetched(3, 10, end, 0, leader.now_ms)
+                partition.leadership.update_follower(3, 10, end, 0, leader.now_ms)
                 partition.tick(leader.now_ms)
 
         self._both(one)

@@ -120,7 +120,7 @@ class ReplicaNode:
             partition.on_advance.append(self._advanced)
             partition.on_append.append(self._appended)
             partition.sync_requested = self._sync_soon
-            partition.alter_requested = self._alter
+            partition.alter_isr = self._alter
             partition.broker_epoch_of = self._broker_epoch
             self.partitions.append(partition)
             self.cluster.checker.advanced(partition, self.incarnation)
@@ -241,14 +241,14 @@ class ReplicaNode:
             code, registered = found  # type: ignore[misc]
             done[0] = True
             if code is ErrorCode.none:
-                partition.altered(registered.isr, registered.partition_epoch)
+                partition.complete_isr_change(registered.isr, registered.partition_epoch)
             else:
-                partition.alter_refused(asked, code, self.world.now_ms, ALTER_RETRY_MS)
+                partition.fail_isr_change(asked, code, self.world.now_ms, ALTER_RETRY_MS)
 
         def timed_out() -> None:
             if not done[0]:
                 code = ErrorCode.request_timed_out
-                partition.alter_refused(asked, code, self.world.now_ms, ALTER_RETRY_MS)
+                partition.fail_isr_change(asked, code, self.world.now_ms, ALTER_RETRY_MS)
 
         self._ask(lambda: controller.alter(asked), answered)
         self.world.after(REQUEST_TIMEOUT_MS, self.alive(timed_out))
@@ -397,7 +397,7 @@ class ReplicaNode:
             return True
         found: dict[Key, ReplicaFetched] = {}
         for key, fetch in session.partitions.items():
-            answer = self.partitions[key[1]].fetched_by(
+            answer = self.partitions[key[1]].fetch_for_follower(
                 parked.replica_id,
                 parked.broker_epoch,
                 fetch,

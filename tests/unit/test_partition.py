@@ -201,14 +201,14 @@ class Led:
         )
         self.partition.min_isr = min_isr
         self.partition.lag_time_max_ms = 1_000
-        self.partition.alter_requested = lambda _, asked: self.asked.append(asked)
+        self.partition.alter_isr = lambda _, asked: self.asked.append(asked)
         self.partition.broker_epoch_of = lambda broker_id: 10 + broker_id
 
     def fetch(self, replica: int, offset: int, now_ms: int = 0, **changes: int) -> ReplicaFetched:
         asked = {"fetch_offset": offset, "last_fetched_epoch": 3 if offset else -1}
         asked |= {"current_leader_epoch": 3, "log_start_offset": 0} | changes
         epoch = asked.pop("broker_epoch", 10 + replica)
-        return self.partition.fetched_by(
+        return self.partition.fetch_for_follower(
             replica, epoch, ReplicaFetch(**asked), max_bytes=10_000, min_one=True, now_ms=now_ms
         )
 
@@ -243,7 +243,7 @@ def test_who_lags_leaves_once_the_controller_says_so() -> None:
     (asked,) = led.asked
     assert asked.isr == ((1, 11), (2, 12)) and asked.partition_epoch == 0
     assert led.partition.high_watermark == 0
-    led.partition.altered((1, 2), 1)
+    led.partition.complete_isr_change((1, 2), 1)
     assert led.partition.high_watermark == end
 
 
@@ -262,7 +262,7 @@ def test_who_has_caught_up_joins_and_holds_the_high_watermark_from_then_on() -> 
     led.fetch(2, later)
     assert led.partition.high_watermark == end
 
-    led.partition.alter_refused(asked, ErrorCode.request_timed_out, 0, 50)
+    led.partition.fail_isr_change(asked, ErrorCode.request_timed_out, 0, 50)
     led.fetch(2, later)
     assert led.partition.high_watermark == end, "nobody knows whether it was taken"
     led.partition.register(Registered(partition_epoch=0, isr=(1, 2)), 0)
@@ -270,7 +270,7 @@ def test_who_has_caught_up_joins_and_holds_the_high_watermark_from_then_on() -> 
     assert led.partition.high_watermark == end, "what is in force already tells nothing new"
     led.partition.tick(50)
     assert led.asked == [asked, asked]
-    led.partition.alter_refused(asked, ErrorCode.ineligible_replica, 50, 50)
+    led.partition.fail_isr_change(asked, ErrorCode.ineligible_replica, 50, 50)
     assert led.partition.high_watermark == later
 
 
@@ -287,7 +287,7 @@ def test_below_min_isr_nothing_is_committed() -> None:
     end = append(led.partition, b"a")
     assert led.partition.high_watermark == 0
     led.fetch(2, end)
-    led.partition.altered((1, 2), 1)
+    led.partition.complete_isr_change((1, 2), 1)
     assert led.partition.high_watermark == end
 
 
@@ -378,7 +378,7 @@ def test_a_divergent_tail_is_cut_and_durable_before_the_next_fetch() -> None:
     assert request is not None
     ((key, asked),) = request.partitions
     assert asked == (1, 1, 3, 0)
-    answer = led.partition.fetched_by(2, 12, asked, max_bytes=99, min_one=True, now_ms=0)
+    answer = led.partition.fetch_for_follower(2, 12, asked, max_bytes=99, min_one=True, now_ms=0)
     assert answer.diverging is not None
     found = fetcher.complete_fetch(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
     assert found.sync == [other] and other.log.log_end_offset == 0
@@ -387,7 +387,7 @@ def test_a_divergent_tail_is_cut_and_durable_before_the_next_fetch() -> None:
     request = fetcher.next_fetch(0)
     assert request is not None and request.session_id == 7
     ((key, asked),) = request.partitions
-    answer = led.partition.fetched_by(2, 12, asked, max_bytes=999, min_one=True, now_ms=0)
+    answer = led.partition.fetch_for_follower(2, 12, asked, max_bytes=999, min_one=True, now_ms=0)
     fetcher.complete_fetch(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
     assert other.log.log_end_offset == end
 
@@ -424,7 +424,7 @@ def test_an_answer_to_what_was_asked_in_an_earlier_epoch_is_passed_over() -> Non
     request = fetcher.next_fetch(0)
     assert request is not None
     ((key, asked),) = request.partitions
-    answer = led.partition.fetched_by(2, 12, asked, max_bytes=999, min_one=True, now_ms=0)
+    answer = led.partition.fetch_for_follower(2, 12, asked, max_bytes=999, min_one=True, now_ms=0)
     other.register(Registered(leader_epoch=4, partition_epoch=2), 0)
     fetcher.follow(other)
     fetcher.complete_fetch(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
@@ -442,11 +442,11 @@ def test_who_stays_at_the_end_is_noted_like_any_other_fetch() -> None:
     found = noted.partition.leadership
     assert found is not None and looked_at.partition.leadership is not None
     epoch = found.followers[2].broker_epoch
-    assert found.fetched_again(2, epoch, 50)
+    assert found.refresh_follower(2, epoch, 50)
     for name in Follower.__slots__:
         expected = getattr(looked_at.partition.leadership.followers[2], name)
         assert getattr(found.followers[2], name) == expected, name
-    assert not found.fetched_again(2, epoch + 1, 60), "another incarnation"
+    assert not found.refresh_follower(2, epoch + 1, 60), "another incarnation"
     append(noted.partition, b"c")
     noted.fetch(3, 2, 70)
-    assert not found.fetched_again(3, found.followers[3].broker_epoch, 80), "not at the end"
+    assert not found.refresh_follower(3, found.followers[3].broker_epoch, 80), "not at the end"

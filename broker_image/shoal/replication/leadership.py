@@ -116,10 +116,10 @@ class Leadership:
     """The followers of one partition in one leader epoch, and the ISR that is asked for."""
 
     __slots__ = (
-        "_asked_again_ms",
         "_now_ms",
+        "_outcome_unknown",
         "_partition",
-        "_unanswered",
+        "_retry_at_ms",
         "followers",
         "proposed",
         "start_offset",
@@ -133,16 +133,16 @@ class Leadership:
         self.followers: dict[int, Follower] = {}
         #: What the controller has not answered yet.
         self.proposed: AlterPartition | None = None
-        self._unanswered = False
-        self._asked_again_ms = 0
+        self._outcome_unknown = False
+        self._retry_at_ms = 0
         self._now_ms = now_ms
-        self.registered(now_ms)
+        self.apply_registration(now_ms)
 
-    def registered(self, now_ms: int) -> None:
+    def apply_registration(self, now_ms: int) -> None:
         """The partition's replicas or its ISR have changed: what was asked for is void."""
         partition = self._partition
         self._now_ms = max(self._now_ms, now_ms)
-        self.proposed, self._unanswered = None, False
+        self.proposed, self._outcome_unknown = None, False
         for replica in list(self.followers):
             if replica not in partition.replicas:
                 del self.followers[replica]
@@ -154,7 +154,7 @@ class Leadership:
 
     # What followers tell.
 
-    def fetched(
+    def update_follower(
         self, replica_id: int, broker_epoch: int, offset: int, log_start_offset: int, now_ms: int
     ) -> None:
         """A follower fetches from `offset`, which lies within the log."""
@@ -172,7 +172,7 @@ class Leadership:
         if replica_id not in self._partition.isr:
             self._expand(replica_id, follower)
 
-    def fetched_again(self, replica_id: int, broker_epoch: int, now_ms: int) -> bool:
+    def refresh_follower(self, replica_id: int, broker_epoch: int, now_ms: int) -> bool:
         """`fetched` from the log's end by who was there at its last fetch, and is in sync. False
         where that has to be looked at anew."""
         follower = self.followers.get(replica_id)
@@ -214,12 +214,12 @@ class Leadership:
         """Drop from the ISR who lags, and ask anew for what was refused for the time being."""
         partition = self._partition
         self._now_ms = max(self._now_ms, now_ms)
-        if now_ms < self._asked_again_ms:
+        if now_ms < self._retry_at_ms:
             return
         if self.proposed is not None:
-            if self._unanswered:
-                self._unanswered = False
-                partition.alter_requested(partition, self.proposed)
+            if self._outcome_unknown:
+                self._outcome_unknown = False
+                partition.alter_isr(partition, self.proposed)
             return
         end, lag_ms = partition.log.log_end_offset, partition.lag_time_max_ms
         lagging = {
@@ -239,7 +239,7 @@ class Leadership:
         partition = self._partition
         if (
             self.proposed is None
-            and self._now_ms >= self._asked_again_ms
+            and self._now_ms >= self._retry_at_ms
             and follower.log_end_offset >= max(partition.high_watermark, self.start_offset)
             and self._may_join(replica_id, follower)
         ):
@@ -259,7 +259,7 @@ class Leadership:
             partition.partition_epoch,
             tuple((member, self._epoch_of(member)) for member in isr),
         )
-        partition.alter_requested(partition, self.proposed)
+        partition.alter_isr(partition, self.proposed)
 
     def _epoch_of(self, member: int) -> int:
         follower = self.followers.get(member)
@@ -267,14 +267,16 @@ class Leadership:
             return self._partition.broker_epoch_of(member)
         return follower.broker_epoch
 
-    def refused(self, asked: AlterPartition, code: ErrorCode, now_ms: int, retry_ms: int) -> None:
+    def fail_isr_change(
+        self, asked: AlterPartition, code: ErrorCode, now_ms: int, retry_ms: int
+    ) -> None:
         """The controller refused, or was not reached. Only what is refused for sure leaves the
         maximal ISR; anything else may have been taken, and is asked again until that is known."""
         if self.proposed is not asked or code in _STALE:
             return  # A newer image voids what was asked for, or is on its way.
         self._now_ms = max(self._now_ms, now_ms)
-        self._asked_again_ms = now_ms + retry_ms
+        self._retry_at_ms = now_ms + retry_ms
         if code in _REFUSED:
             self.proposed = None
         else:
-            self._unanswered = True
+            self._outcome_unknown = True

@@ -95,7 +95,7 @@ class Partition:
 
     __slots__ = (
         "_uncommitted",
-        "alter_requested",
+        "alter_isr",
         "broker_epoch_of",
         "bytes_appended",
         "bytes_committed",
@@ -170,8 +170,8 @@ class Partition:
         self.on_append: list[Callable[[Partition], None]] = []
         #: Asks the disk to sync this log soon; set by whoever owns the disk.
         self.sync_requested: Callable[[Partition], None] = _no_disk
-        #: Asks the controller for another ISR; `altered` or `alter_refused` answers.
-        self.alter_requested: Callable[[Partition, AlterPartition], None] = _no_controller
+        #: Asks the controller for another ISR; `altered` or `fail_isr_change` answers.
+        self.alter_isr: Callable[[Partition, AlterPartition], None] = _no_controller
         #: The epoch of a broker that may be in sync, or `NOT_ELIGIBLE`.
         self.broker_epoch_of: Callable[[int], int] = _nobody
         #: What is known of followers while this replica leads and has any.
@@ -184,7 +184,7 @@ class Partition:
             known = min(high_watermark, log.log_end_offset)
             self.high_watermark = max(known, log.log_start_offset)
             if self.is_leader:
-                self._lead(now_ms)
+                self._become_leader(now_ms)
 
     @property
     def is_leader(self) -> bool:
@@ -242,12 +242,12 @@ class Partition:
         if not self.is_leader:
             self.leadership = None
         elif changed or (self.leadership is None) != (len(self.replicas) == 1):
-            self._lead(now_ms)
+            self._become_leader(now_ms)
         elif self.leadership is not None:
-            self.leadership.registered(now_ms)
-            self._follow_replicas()
+            self.leadership.apply_registration(now_ms)
+            self._advance_high_watermark()
 
-    def _lead(self, now_ms: int) -> None:
+    def _become_leader(self, now_ms: int) -> None:
         """Begin to lead in a new epoch."""
         self.leadership = None
         if len(self.replicas) > 1:
@@ -256,7 +256,7 @@ class Partition:
                 self.log.begin_epoch(self.leader_epoch)
             except AppendRefused:
                 pass  # Followers are refused until the epoch is noted.
-        self._follow_replicas()
+        self._advance_high_watermark()
         self.sync_tail()
 
     def sync_tail(self) -> None:
@@ -269,28 +269,28 @@ class Partition:
         if unsynced and self.group_commit and self.is_leader:
             self.sync_requested(self)
 
-    def altered(self, isr: tuple[int, ...], partition_epoch: int) -> None:
+    def complete_isr_change(self, isr: tuple[int, ...], partition_epoch: int) -> None:
         """The controller has taken the ISR that was asked for."""
         if self.leadership is None or partition_epoch <= self.partition_epoch:
             return
         self._wake_quiet_fetches()
         self.isr, self.partition_epoch = isr, partition_epoch
-        self.leadership.registered(0)
-        self._follow_replicas()
+        self.leadership.apply_registration(0)
+        self._advance_high_watermark()
 
-    def alter_refused(
+    def fail_isr_change(
         self, asked: AlterPartition, code: ErrorCode, now_ms: int, retry_ms: int
     ) -> None:
         """The controller did not take the ISR that was asked for, or nobody knows."""
         if self.leadership is not None:
-            self.leadership.refused(asked, code, now_ms, retry_ms)
-            self._follow_replicas()
+            self.leadership.fail_isr_change(asked, code, now_ms, retry_ms)
+            self._advance_high_watermark()
 
     def tick(self, now_ms: int) -> None:
         """Look for followers that lag; called every so often on leaders."""
         if self.leadership is not None:
             self.leadership.tick(now_ms)
-            self._follow_replicas()
+            self._advance_high_watermark()
 
     # Appending
 
@@ -309,7 +309,7 @@ class Partition:
             data, now_ms=now_ms, leader_epoch=self.leader_epoch, origin=origin
         )
         if not appended.duplicate:
-            self._grown(appended.size)
+            self._appended(appended.size)
         return appended
 
     def append_records(
@@ -333,22 +333,22 @@ class Partition:
             )
             return self.append(batch, now_ms=now_ms, origin=Origin.COORDINATOR)
         appended = self.log.append_records(records, now_ms=now_ms, leader_epoch=self.leader_epoch)
-        self._grown(appended.size)
+        self._appended(appended.size)
         return appended
 
-    def _grown(self, size: int) -> None:
+    def _appended(self, size: int) -> None:
         if self.leadership is not None:
-            self._grown_for_followers(size)
+            self._appended_for_followers(size)
             return
         self.bytes_committed += size
         if self.group_commit:
             self.sync_requested(self)
         else:
-            self._advance(self.log.log_end_offset)
+            self._set_high_watermark(self.log.log_end_offset)
             if self.log.unsynced_messages >= self.flush_messages:
                 self.sync_requested(self)
 
-    def _grown_for_followers(self, size: int) -> None:
+    def _appended_for_followers(self, size: int) -> None:
         self._wake_quiet_fetches()
         self.bytes_appended += size
         self._note_uncommitted(size)
@@ -357,7 +357,7 @@ class Partition:
         if self.group_commit or self.log.unsynced_messages >= self.flush_messages:
             self.sync_requested(self)
         if len(self.isr) == 1:
-            self._follow_replicas()
+            self._advance_high_watermark()
 
     def _note_uncommitted(self, size: int) -> None:
         uncommitted = self._uncommitted
@@ -365,7 +365,7 @@ class Partition:
             size += uncommitted.pop()[1]
         uncommitted.append((self.log.log_end_offset, size))
 
-    def _follow_replicas(self) -> None:
+    def _advance_high_watermark(self) -> None:
         """Move a leader's high watermark as far as its in-sync replicas are."""
         if self.leadership is None:
             end = self.log.recovery_point if self.group_commit else self.log.log_end_offset
@@ -382,7 +382,7 @@ class Partition:
         uncommitted = self._uncommitted
         while uncommitted and uncommitted[0][0] <= offset:
             self.bytes_committed += uncommitted.popleft()[1]
-        self._advance(offset)
+        self._set_high_watermark(offset)
 
     def synced(self, offset: int) -> None:
         """Records below `offset` are on disk."""
@@ -391,13 +391,13 @@ class Partition:
         if not self.group_commit or not self.is_leader:
             return
         if self.leadership is not None:
-            self._follow_replicas()
+            self._advance_high_watermark()
         elif offset > self.high_watermark:
-            self._advance(offset)
+            self._set_high_watermark(offset)
 
     # Followers
 
-    def fetched_by(
+    def fetch_for_follower(
         self,
         replica_id: int,
         broker_epoch: int,
@@ -432,10 +432,10 @@ class Partition:
             return ReplicaFetched(ErrorCode.offset_out_of_range)
         except (AppendRefused, OSError, LogOffline, CorruptBatch):
             return ReplicaFetched(ErrorCode.kafka_storage_error)
-        leadership.fetched(
+        leadership.update_follower(
             replica_id, broker_epoch, fetch.fetch_offset, fetch.log_start_offset, now_ms
         )
-        self._follow_replicas()
+        self._advance_high_watermark()
         return ReplicaFetched(ErrorCode.none, self.high_watermark, log.log_start_offset, None, data)
 
     def position(self) -> ReplicaFetch:
@@ -535,7 +535,7 @@ class Partition:
             self.fetcher.notify_changed(self)
         self._notify_advance()
 
-    def _advance(self, offset: int) -> None:
+    def _set_high_watermark(self, offset: int) -> None:
         self.high_watermark = offset
         self._notify_advance()
 

@@ -147,7 +147,7 @@ class Partitions:
             now_ms=self._clock.now_ms(),
         )
         partition.sync_requested = self._disk.sync_soon
-        partition.alter_requested = self.alter
+        partition.alter_isr = self.alter
         partition.broker_epoch_of = self.broker_epoch_of
         partition.on_advance.append(self._advanced)
         partition.on_append.append(self._appended)

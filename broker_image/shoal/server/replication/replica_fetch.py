@@ -59,7 +59,7 @@ def _wake_partition(
     session: Session, cursor: Cursor, leadership: Leadership, replica_id: int
 ) -> None:
     """Something happens to a partition that was quiet."""
-    leadership.fetched_again(replica_id, session.broker_epoch, session.used_ms)
+    leadership.refresh_follower(replica_id, session.broker_epoch, session.used_ms)
     session.stir(cursor)
 
 
@@ -157,7 +157,7 @@ class _ReplicaFetch:
         for cursor in self._looked_at():
             known: _CaughtUp | None = cursor.at_end
             if known is not None and known.is_unchanged:
-                if known.leadership.fetched_again(self._replica_id, self._broker_epoch, now_ms):
+                if known.leadership.refresh_follower(self._replica_id, self._broker_epoch, now_ms):
                     told = (known.log_end_offset, known.log_start_offset)
                     if not self._incremental or cursor.told != told:
                         rows.append((cursor, ReplicaFetched(ErrorCode.none, *told)))
@@ -227,7 +227,7 @@ class _ReplicaFetch:
             room = throttle.room(now_ms)
             held_back, max_bytes = not room, min(max_bytes, room)
             self.held_back |= held_back
-        found = partition.fetched_by(
+        found = partition.fetch_for_follower(
             self._replica_id,
             self._broker_epoch,
             asked,

@@ -256,7 +256,7 @@ class Replicas:
             answered = found.get(partition.key)
             code = whole if answered is None else ErrorCode(answered.error_code)
             if code is ErrorCode.none and answered is not None:
-                partition.altered(tuple(answered.isr), answered.partition_epoch)
+                partition.complete_isr_change(tuple(answered.isr), answered.partition_epoch)
             else:
                 self._refused(partition, one, code or ErrorCode.unknown_server_error)
 
@@ -270,7 +270,7 @@ class Replicas:
             isr=asked.members,
             error=code.name,
         )
-        partition.alter_refused(asked, code, now_ms, ALTER_RETRY_MS)
+        partition.fail_isr_change(asked, code, now_ms, ALTER_RETRY_MS)
         again_ms = now_ms + ALTER_RETRY_MS
         broker.timers.at(again_ms, lambda: partition.tick(broker.clock.now_ms()))
 
