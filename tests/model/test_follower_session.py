@@ -46,7 +46,7 @@ class Held:
     def wait_ms(self, now_ms: int) -> int:
         return max(0, self.until_ms - now_ms)
 
-    def took(self, size_bytes: int, now_ms: int) -> None:
+    def record(self, size_bytes: int, now_ms: int) -> None:
         self.took_bytes += size_bytes
 
 

@@ -144,7 +144,7 @@ def believes_the_leader_beyond_its_log(patch: pytest.MonkeyPatch) -> None:
 
 def acknowledges_in_a_later_epoch(patch: pytest.MonkeyPatch) -> None:
     """Who waits for an offset is told when another epoch's records have reached it."""
-    patch.setattr(Partition, "lost", lambda self, leader_epoch: False)
+    patch.setattr(Partition, "lost_leadership_since", lambda self, leader_epoch: False)
 
 
 def fetches_on_before_its_cut_is_durable(patch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,7 @@ def test_partitions_are_spread_over_fetch_loops_and_move_between_them() -> None:
         for index in range(9):
             cluster.produce(1, topic_id, index).result()
         loops = lambda: [  # noqa: E731
-            len([way for way in one.broker.replicas._loops if way[0] == 1])
+            len([way for way in one.broker.replicas._fetchers if way[0] == 1])
             for one in cluster.cluster.brokers.values()
             if one.broker is not None
         ]
@@ -101,7 +101,7 @@ def test_partitions_are_spread_over_fetch_loops_and_move_between_them() -> None:
             )
             owners = [
                 way
-                for way, loop in cluster.cluster.brokers[2].broker.replicas._loops.items()  # type: ignore[union-attr]
+                for way, loop in cluster.cluster.brokers[2].broker.replicas._fetchers.items()  # type: ignore[union-attr]
                 if any(p.index == index and p.topic == "spread" for p in loop.fetcher)
             ]
             assert len(owners) == 1, owners

@@ -168,10 +168,10 @@ def test_samples_of_throttled_replication() -> None:
         )
         quota = ReplicationQuota(broker, FOLLOWER)  # type: ignore[arg-type]
         quota.changed(found)
-        room = quota.room(1_000_000)
-        quota.took(1_000_000, 1_000_000)
+        room = quota.available_bytes(1_000_000)
+        quota.record(1_000_000, 1_000_000)
         ms = 0
-        while not quota.room(1_000_000 + ms):
+        while not quota.available_bytes(1_000_000 + ms):
             ms += 100
         waits[size, num] = (room, ms)
     assert waits["1", "11"][0] == 1_000 and waits["3", "11"][0] == 3_000

@@ -84,7 +84,7 @@ class Throttle(Protocol):
     def wait_ms(self, now_ms: int) -> int:
         """How long those it holds for have to wait now."""
 
-    def took(self, size_bytes: int, now_ms: int) -> None:
+    def record(self, size_bytes: int, now_ms: int) -> None:
         """That much came for one that it holds for."""
 
 
@@ -324,7 +324,7 @@ class ReplicaFetcher:
                 self._sync(followed, out)
             else:
                 if self._throttle is not None and self._throttle.throttles(partition):
-                    self._throttle.took(len(answer.records), now_ms)
+                    self._throttle.record(len(answer.records), now_ms)
                 partition.append_fetched(answer, now_ms)
                 followed.backoff_ms = BACKOFF_MS
                 if partition.group_commit and answer.records:

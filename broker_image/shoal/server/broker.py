@@ -60,7 +60,7 @@ from shoal.server.replication.batch_validator import BatchValidator
 from shoal.server.replication.log_maintenance import LogMaintenance
 from shoal.server.replication.partitions import Partitions
 from shoal.server.replication.quotas import FOLLOWER, LEADER, ReplicationQuota
-from shoal.server.replication.replicas import Replicas
+from shoal.server.replication.replica_manager import ReplicaManager
 from shoal.server.share.service import ShareService
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class Broker:
         )
         self.peers = BrokerPeers(self)
         self.suspects = Suspects(self)
-        self.replicas = Replicas(self)
+        self.replicas = ReplicaManager(self)
         self.partitions.alter = self.replicas.alter
         self.partitions.broker_epoch_of = self.replicas.broker_epoch_of
         self.partitions.on_registered.append(self.replicas.registered)

@@ -93,11 +93,11 @@ class ReplicationQuota:
         wait_ms = self._bucket.fill(rate, window_s, now_ms, debt_s=window_s * samples)
         return min(wait_ms, WAIT_MAX_MS)
 
-    def room(self, now_ms: int) -> int:
+    def available_bytes(self, now_ms: int) -> int:
         """Bytes that a throttled replica may have at once."""
         return 0 if self.wait_ms(now_ms) or self._bucket is None else int(self._bucket.tokens)
 
-    def took(self, size_bytes: int, now_ms: int) -> None:
+    def record(self, size_bytes: int, now_ms: int) -> None:
         """That much went to, or came for, a throttled replica."""
         self.bytes_total += size_bytes
         self.wait_ms(now_ms)

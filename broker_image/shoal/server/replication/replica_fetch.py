@@ -20,7 +20,7 @@ from shoal.replication.partition import ReplicaFetch, ReplicaFetched
 from shoal.server.network.api import Answer, Body, Request
 from shoal.server.network.fetch_sessions import Cursor, Session
 from shoal.server.replication.quotas import LEADER
-from shoal.server.replication.replicas import AWAITED_WAIT_MS
+from shoal.server.replication.replica_manager import AWAITED_FETCH_WAIT_MS
 
 if TYPE_CHECKING:
     from shoal.replication.leadership import Leadership
@@ -70,7 +70,7 @@ def replica_of(body: Any) -> int:
 
 
 def handle(broker: Broker, request: Request, replica_id: int) -> Answer:
-    broker.replicas.heard(replica_id)
+    broker.replicas.follower_fetched(replica_id)
     now_ms = broker.clock.now_ms()
     session, incremental, cursors = broker.fetch_sessions.begin(
         request.body, request.version, now_ms, follower=True
@@ -82,8 +82,8 @@ def handle(broker: Broker, request: Request, replica_id: int) -> Answer:
     max_wait_ms = codec.ms(request.body.max_wait)
     if fetch.held_back:
         max_wait_ms = min(max_wait_ms, broker.throttles[LEADER].wait_ms(now_ms))
-    if broker.replicas.awaits(replica_id, now_ms):
-        max_wait_ms = min(max_wait_ms, AWAITED_WAIT_MS)
+    if broker.replicas.awaits_fetch(replica_id, now_ms):
+        max_wait_ms = min(max_wait_ms, AWAITED_FETCH_WAIT_MS)
     return broker.purgatory.park(
         keys=[("replica", replica_id)],
         attempt=fetch.attempt,
@@ -140,7 +140,7 @@ class _ReplicaFetch:
         """The response once there is something to tell, or once this broker leads more that the
         follower is to come for."""
         rows, news = self._read()
-        awaited = self._broker.replicas.awaits(self._replica_id, self._broker.clock.now_ms())
+        awaited = self._broker.replicas.awaits_fetch(self._replica_id, self._broker.clock.now_ms())
         return self._respond(rows) if news or awaited else None
 
     def expire(self) -> Body:
@@ -224,7 +224,7 @@ class _ReplicaFetch:
         throttled = throttle.active and throttle.throttles(partition)
         held_back = False
         if throttled and self._replica_id not in partition.isr:
-            room = throttle.room(now_ms)
+            room = throttle.available_bytes(now_ms)
             held_back, max_bytes = not room, min(max_bytes, room)
             self.held_back |= held_back
         found = partition.fetch_for_follower(
@@ -238,7 +238,7 @@ class _ReplicaFetch:
         if found.records:
             self._nothing_yet = False
             if throttled:
-                throttle.took(len(found.records), now_ms)
+                throttle.record(len(found.records), now_ms)
         return found
 
     def _caught_up(

@@ -9,7 +9,7 @@ for each partition whose registration has moved.
 
 A follower's fetch waits at its leader for records. One that came before a partition was to be
 fetched would keep that waiting, so a leader answers soon who has replicas here that it has not
-heard of in their leader epoch (`awaits`), and at once when it takes the lead.
+heard of in their leader epoch (`awaits_fetch`), and at once when it takes the lead.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ if TYPE_CHECKING:
 
 #: How long a fetch waits at most at a leader that awaits the fetcher for another partition, and how
 #: long it is awaited so: it may be gone.
-AWAITED_WAIT_MS = 20
-AWAITED_MS = 5_000
+AWAITED_FETCH_WAIT_MS = 20
+AWAITED_FETCH_MS = 5_000
 #: Before AlterPartition is tried again that was refused for now, or not answered.
 ALTER_RETRY_MS = 100
 ALTER_TIMEOUT_MS = 3_000
 #: Pauses of a loop whose leader cannot be reached.
 _RECONNECT_MS, _RECONNECT_MAX_MS = 20, 500
 EARLIEST, LATEST = -2, -1
-_Way = tuple[int, int]
+_FetcherKey = tuple[int, int]
 
 
-class Replicas:
+class ReplicaManager:
     """Owns the fetch loops, and what is asked of the controller."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         #: By leader, and the number of the loop among those to it.
-        self._loops: dict[_Way, _FetchLoop] = {}
-        self._followed: dict[Key, _Way] = {}
+        self._fetchers: dict[_FetcherKey, _FetcherTask] = {}
+        self._followed: dict[Key, _FetcherKey] = {}
         self._altering: dict[Partition, AlterPartition] = {}
         self._alter: asyncio.Task[None] | None = None
         #: By broker: partitions led here that it has not fetched in their epoch, and until when
         #: that is waited for.
-        self._awaited: dict[int, dict[Key, int]] = {}
+        self._awaited_fetches: dict[int, dict[Key, int]] = {}
         #: By broker: when it last fetched anything, on the loop's clock.
-        self._heard: dict[int, float] = {}
+        self._last_fetch_s: dict[int, float] = {}
 
     def start(self) -> None:
         """Begin to look for followers that lag."""
@@ -74,7 +74,7 @@ class Replicas:
         )
 
     def stop(self) -> None:
-        for loop in self._loops.values():
+        for loop in self._fetchers.values():
             loop.stop()
         if self._alter is not None:
             self._alter.cancel()
@@ -99,9 +99,9 @@ class Replicas:
         if before is not None and before[0] != leader_id:
             self._forget(partition)
         if leader_id >= 0:
-            way = self._way_to(leader_id, partition)
+            way = self._fetcher_key(leader_id, partition)
             self._followed[partition.key] = way
-            self._loop_of(way).follow(partition)
+            self._fetcher_of(way).follow(partition)
         elif partition.leadership is not None:
             self._await_followers(partition)
 
@@ -113,18 +113,18 @@ class Replicas:
     def _forget(self, partition: Partition) -> None:
         way = self._followed.pop(partition.key, None)
         if way is not None:
-            self._loops[way].fetcher.forget(partition)
+            self._fetchers[way].fetcher.forget(partition)
 
-    def _way_to(self, leader_id: int, partition: Partition) -> _Way:
+    def _fetcher_key(self, leader_id: int, partition: Partition) -> _FetcherKey:
         """The loop that a partition belongs to while nothing is altered."""
         count: int = self._broker.image.broker_config["num.replica.fetchers"]
         topic_id, index = partition.key
         return leader_id, (crc32(topic_id.bytes) + index) % count
 
-    def _loop_of(self, way: _Way) -> _FetchLoop:
-        loop = self._loops.get(way)
+    def _fetcher_of(self, way: _FetcherKey) -> _FetcherTask:
+        loop = self._fetchers.get(way)
         if loop is None:
-            loop = self._loops[way] = _FetchLoop(self._broker, way[0])
+            loop = self._fetchers[way] = _FetcherTask(self._broker, way[0])
         return loop
 
     def configured(self) -> None:
@@ -134,21 +134,21 @@ class Replicas:
             before = self._followed.get(partition.key)
             if before is None:
                 continue
-            way = self._way_to(before[0], partition)
+            way = self._fetcher_key(before[0], partition)
             if way != before:
-                loop = self._loop_of(way)
-                self._loops[before].fetcher.hand_over(partition, loop.fetcher)
+                loop = self._fetcher_of(way)
+                self._fetchers[before].fetcher.hand_over(partition, loop.fetcher)
                 self._followed[partition.key] = way
-                loop.nudge()
-        for way in self._loops.keys() - set(self._followed.values()):
+                loop.wake()
+        for way in self._fetchers.keys() - set(self._followed.values()):
             if way[1]:
-                self._loops.pop(way).stop()
+                self._fetchers.pop(way).stop()
 
     # Followers that come no more
 
-    def heard(self, replica_id: int) -> None:
+    def follower_fetched(self, replica_id: int) -> None:
         """A broker fetches."""
-        self._heard[replica_id] = self._broker.loop.time()
+        self._last_fetch_s[replica_id] = self._broker.loop.time()
 
     def is_cut_off(self, partition: Partition) -> bool:
         """Whether nothing that is written to a partition led here can be committed as things are:
@@ -162,7 +162,7 @@ class Replicas:
             return True
         since = broker.loop.time() - broker.config["broker.session.timeout.ms"] / 1000
         return any(
-            replica != broker.node_id and self._heard.get(replica, 0.0) < since
+            replica != broker.node_id and self._last_fetch_s.get(replica, 0.0) < since
             for replica in partition.isr
         )
 
@@ -180,15 +180,15 @@ class Replicas:
 
     def _await_followers(self, partition: Partition) -> None:
         assert partition.leadership is not None
-        until_ms = self._broker.clock.now_ms() + AWAITED_MS
+        until_ms = self._broker.clock.now_ms() + AWAITED_FETCH_MS
         for replica, follower in partition.leadership.followers.items():
             if follower.log_end_offset == UNKNOWN_OFFSET:
-                self._awaited.setdefault(replica, {})[partition.key] = until_ms
+                self._awaited_fetches.setdefault(replica, {})[partition.key] = until_ms
                 self._broker.purgatory.wake(("replica", replica))
 
-    def awaits(self, replica_id: int, now_ms: int) -> bool:
+    def awaits_fetch(self, replica_id: int, now_ms: int) -> bool:
         """Whether that broker is about to fetch more partitions than it does."""
-        awaited = self._awaited.get(replica_id)
+        awaited = self._awaited_fetches.get(replica_id)
         if not awaited:
             return False
         for key, until_ms in list(awaited.items()):
@@ -212,17 +212,17 @@ class Replicas:
         """Ask the controller for another ISR, with all others of this turn of the loop."""
         self._altering[partition] = asked
         if self._alter is None:
-            self._alter = asyncio.ensure_future(self._alter_all())
+            self._alter = asyncio.ensure_future(self._send_pending())
 
-    async def _alter_all(self) -> None:
+    async def _send_pending(self) -> None:
         try:
             while self._altering:
                 asked, self._altering = self._altering, {}
-                await self._alter_some(asked)
+                await self._send(asked)
         finally:
             self._alter = None
 
-    async def _alter_some(self, asked: dict[Partition, AlterPartition]) -> None:
+    async def _send(self, asked: dict[Partition, AlterPartition]) -> None:
         topics: dict[UUID, list[dict[str, Any]]] = {}
         for one in asked.values():
             row = {
@@ -275,7 +275,7 @@ class Replicas:
         broker.timers.at(again_ms, lambda: partition.tick(broker.clock.now_ms()))
 
 
-class _FetchLoop:
+class _FetcherTask:
     """Fetches some partitions from their leader, one request at a time."""
 
     def __init__(self, broker: Broker, leader_id: int) -> None:
@@ -291,7 +291,7 @@ class _FetchLoop:
         self._link: Link | None = None
         #: The leader's broker epoch when the link was made.
         self._link_epoch = NOT_ELIGIBLE
-        self._asking: set[asyncio.Task[None]] = set()
+        self._listing: set[asyncio.Task[None]] = set()
         self._task = asyncio.ensure_future(self._run())
 
     def follow(self, partition: Partition) -> None:
@@ -302,7 +302,7 @@ class _FetchLoop:
             self._drop_link()
         self._moved.set()
 
-    def nudge(self) -> None:
+    def wake(self) -> None:
         """Look again at what is to be fetched."""
         self._moved.set()
 
@@ -312,7 +312,7 @@ class _FetchLoop:
 
     def stop(self) -> None:
         self._task.cancel()
-        for task in self._asking:
+        for task in self._listing:
             task.cancel()
         if self._link is not None:
             self._link.close()
@@ -343,7 +343,7 @@ class _FetchLoop:
             pause_ms = _RECONNECT_MS
             if self._broker.suspects:
                 self._broker.suspects.reached(self._leader_id)
-            self._do(self.fetcher.complete_fetch(response, self._broker.clock.now_ms()))
+            self._apply_outcome(self.fetcher.complete_fetch(response, self._broker.clock.now_ms()))
 
     async def _wait(self, now_ms: int) -> None:
         """Until a partition is followed or synced, or one that was refused is due."""
@@ -378,7 +378,7 @@ class _FetchLoop:
     async def _fetch(self, request: FetchRequest) -> FetchResponse:
         broker, config = self._broker, self._broker.config
         partition_max_bytes = config["replica.fetch.max.bytes"]
-        rooms = self._rooms(request)
+        throttled_bytes = self._throttled_bytes(request)
         topics: dict[UUID, list[dict[str, Any]]] = {}
         for (topic_id, index), asked in request.partitions:
             row = {
@@ -388,7 +388,7 @@ class _FetchLoop:
                 "last_fetched_epoch": asked.last_fetched_epoch,
                 "log_start_offset": asked.log_start_offset,
                 "partition_max_bytes": min(
-                    partition_max_bytes, rooms.get((topic_id, index), partition_max_bytes)
+                    partition_max_bytes, throttled_bytes.get((topic_id, index), partition_max_bytes)
                 ),
             }
             topics.setdefault(topic_id, []).append(row)
@@ -412,7 +412,7 @@ class _FetchLoop:
         }
         return _response(await self._request(ApiKey.FETCH, fields))
 
-    def _rooms(self, request: FetchRequest) -> dict[Key, int]:
+    def _throttled_bytes(self, request: FetchRequest) -> dict[Key, int]:
         """Bytes that throttled partitions out of sync may have at once, which is one batch at
         least: together what the throttle has room for."""
         broker, throttle = self._broker, self._broker.throttles[FOLLOWER]
@@ -420,9 +420,11 @@ class _FetchLoop:
             return {}
         found = [broker.partitions.get(*key) for key, _ in request.partitions]
         keys = [p.key for p in found if p and broker.node_id not in p.isr and throttle.throttles(p)]
-        return dict.fromkeys(keys, throttle.room(broker.clock.now_ms()) // max(1, len(keys)))
+        return dict.fromkeys(
+            keys, throttle.available_bytes(broker.clock.now_ms()) // max(1, len(keys))
+        )
 
-    def _do(self, what: FetchOutcome) -> None:
+    def _apply_outcome(self, what: FetchOutcome) -> None:
         broker = self._broker
         for partition in what.sync:
             broker.disk.sync_soon(partition)
@@ -437,11 +439,11 @@ class _FetchLoop:
                 error=str(error),
             )
         for partition in what.list_offsets:
-            task = asyncio.ensure_future(self._ask(partition))
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
+            task = asyncio.ensure_future(self._list_offsets(partition))
+            self._listing.add(task)
+            task.add_done_callback(self._listing.discard)
 
-    async def _ask(self, partition: Partition) -> None:
+    async def _list_offsets(self, partition: Partition) -> None:
         """Ask where the leader's log begins and ends."""
         epoch = partition.leader_epoch
         found = {EARLIEST: -1, LATEST: -1}
@@ -472,7 +474,7 @@ class _FetchLoop:
         except ClientError:
             code = ErrorCode.request_timed_out
         now_ms = self._broker.clock.now_ms()
-        self._do(
+        self._apply_outcome(
             self.fetcher.complete_list_offsets(
                 partition, epoch, code, found[EARLIEST], found[LATEST], now_ms
             )
