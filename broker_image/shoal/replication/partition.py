@@ -138,8 +138,16 @@ class Partition:
         partition_epoch: int = 0,
         high_watermark: int = 0,
         now_ms: int = 0,
+        sync_requested: Callable[[Partition], None] | None = None,
+        alter_isr: Callable[[Partition, AlterPartition], None] | None = None,
+        broker_epoch_of: Callable[[int], int] | None = None,
     ) -> None:
-        """`high_watermark` is the last one known of a replicated partition."""
+        """`high_watermark` is the last known one of a replicated partition.
+
+        `sync_requested` asks the disk to sync the log soon. `alter_isr` asks the controller for
+        another ISR; `complete_isr_change` or `fail_isr_change` takes the result.
+        `broker_epoch_of` returns the epoch of a broker that may be in sync, or `NOT_ELIGIBLE`.
+        """
         self.topic = topic
         self.topic_id = topic_id
         self.index = index
@@ -168,12 +176,9 @@ class Partition:
         self.on_advance: list[Callable[[Partition], None]] = []
         #: Called with the partition when there is more for its followers.
         self.on_append: list[Callable[[Partition], None]] = []
-        #: Asks the disk to sync this log soon; set by whoever owns the disk.
-        self.sync_requested: Callable[[Partition], None] = _no_disk
-        #: Asks the controller for another ISR; `altered` or `fail_isr_change` answers.
-        self.alter_isr: Callable[[Partition, AlterPartition], None] = _no_controller
-        #: The epoch of a broker that may be in sync, or `NOT_ELIGIBLE`.
-        self.broker_epoch_of: Callable[[int], int] = _nobody
+        self.sync_requested = sync_requested or _no_disk
+        self.alter_isr = alter_isr or _no_controller
+        self.broker_epoch_of = broker_epoch_of or _no_broker
         #: What is known of followers while this replica leads and has any.
         self.leadership: Leadership | None = None
         #: By follower, called once at the next change of what its fetches would look at.
@@ -549,7 +554,7 @@ def _no_controller(partition: Partition, asked: AlterPartition) -> None:
     raise AssertionError(f"{partition.topic}-{partition.index} has no controller to ask")
 
 
-def _nobody(broker_id: int) -> int:
+def _no_broker(broker_id: int) -> int:
     return NOT_ELIGIBLE
 
 

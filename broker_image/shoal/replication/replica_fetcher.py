@@ -112,7 +112,9 @@ class ReplicaFetcher:
         *,
         backoff_max_ms: int = BACKOFF_MAX_MS,
         throttle: Throttle | None = None,
+        on_synced: Callable[[], None] | None = None,
     ) -> None:
+        """`on_synced` is called when a partition that waited for its disk may fetch again."""
         self.leader_id = leader_id
         self._backoff_max_ms = backoff_max_ms
         self._throttle = throttle
@@ -128,8 +130,7 @@ class ReplicaFetcher:
         #: What waits for a moment, and what for its disk.
         self._pausing: dict[Key, None] = {}
         self._syncing: dict[Key, None] = {}
-        #: Called when a partition that waited for its disk may fetch on.
-        self.on_synced: Callable[[], None] = _nobody_waits
+        self._on_synced = on_synced
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -352,7 +353,8 @@ class ReplicaFetcher:
             followed.step = Step.FETCHING
             del self._syncing[partition.key]
             self.notify_changed(partition)
-            self.on_synced()
+            if self._on_synced is not None:
+                self._on_synced()
 
     def complete_list_offsets(
         self,
@@ -388,7 +390,3 @@ class ReplicaFetcher:
             out.failed.append((partition, error))
             self._pause(followed, now_ms)
         return out
-
-
-def _nobody_waits() -> None:
-    """The loop asks by itself."""

@@ -57,9 +57,12 @@ from shoal.server.network.request_limits import RequestRoom
 from shoal.server.node import Node
 from shoal.server.quota.client_quotas import Quotas
 from shoal.server.replication.batch_validator import BatchValidator
+from shoal.server.replication.isr_changes import IsrChanges
 from shoal.server.replication.log_maintenance import LogMaintenance
 from shoal.server.replication.partitions import Partitions
 from shoal.server.replication.quotas import FOLLOWER, LEADER, ReplicationQuota
+from shoal.server.replication.replica_fetch import ReplicaFetches
+from shoal.server.replication.replica_fetchers import ReplicaFetcherManager
 from shoal.server.replication.replica_manager import ReplicaManager
 from shoal.server.share.service import ShareService
 
@@ -108,14 +111,17 @@ class Broker:
         self.metadata_cache = MetadataCache(Scope(self.node_id, config.given))
         self.purgatory = Purgatory(loop, self.timers)
         self.metrics = Metrics()
-        self.batch_validator = BatchValidator(loop)
+        self.batch_validator = BatchValidator(node)
         self.fetch_sessions = FetchSessions(
             config["max.incremental.fetch.session.cache.slots"],
             FETCH_SESSION_EVICTION_MS,
             lambda: node.random.randrange(1, 1 << 31),
         )
         self.quotas = Quotas(self)
-        self.throttles = {side: ReplicationQuota(self, side) for side in (LEADER, FOLLOWER)}
+        self.throttles = {
+            side: ReplicationQuota(node, self.metadata_cache, self.metrics, side)
+            for side in (LEADER, FOLLOWER)
+        }
         self.admission = Admission(self)
         self.room = RequestRoom(
             loop, config["queued.max.requests"], config["queued.max.request.bytes"]
@@ -126,36 +132,58 @@ class Broker:
         self.listeners: list[Listener] = []
         self.health: HealthListener | None = None
         self.directory = LogDirectory(DiskStorage(), config.data_dir)
-        self.partitions = Partitions(
-            self.node_id,
-            self.directory,
-            purgatory=self.purgatory,
-            disk=self.disk,
-            clock=self.clock,
-        )
-        self.partitions.on_removed.append(lambda p: self.metrics.forget_topic(p.topic))
         self.setup_timeouts = SetupTimeouts(
             config["socket.connection.setup.timeout.ms"],
             config["socket.connection.setup.timeout.max.ms"],
         )
         self.peers = BrokerPeers(self)
         self.suspects = Suspects(self)
-        self.replicas = ReplicaManager(self)
-        self.partitions.alter = self.replicas.alter
-        self.partitions.broker_epoch_of = self.replicas.broker_epoch_of
-        self.partitions.on_registered.append(self.replicas.registered)
-        self.partitions.on_removed.append(self.replicas.removed)
         self.producer_ids = ProducerIds(self)
         self.coordinators: list[CoordinatorService[Any]] = []
-        self.log_maintenance = LogMaintenance(self)
         self.channel = ControllerChannel(self)
         self.controller = Controller(self)
         self.lifecycle = Lifecycle(self)
+        self._make_replication()
         #: Why this node cannot go on, once it cannot.
         self.failed: asyncio.Future[str] = loop.create_future()
         self._ready = self._opened = False
         self._unserved: set[tuple[int, Address]] = set()
         broker_metrics.register(self)
+
+    def _make_replication(self) -> None:
+        """Construct the parts of `server.replication`."""
+        node, cache = self.node, self.metadata_cache
+        isr_changes = IsrChanges(node, cache, self.channel)
+        self.partitions = Partitions(
+            node, self.directory, purgatory=self.purgatory, isr_controller=isr_changes
+        )
+        self.partitions.on_removed.append(lambda p: self.metrics.forget_topic(p.topic))
+        self.log_maintenance = LogMaintenance(node, cache, self.partitions, self.directory)
+        fetchers = ReplicaFetcherManager(
+            node,
+            cache,
+            self.partitions,
+            peers=self.peers,
+            throttle=self.throttles[FOLLOWER],
+            leaders=self.suspects,
+            maintenance=self.log_maintenance,
+        )
+        self.replicas = ReplicaManager(
+            node,
+            self.partitions,
+            isr_changes,
+            fetchers=fetchers,
+            purgatory=self.purgatory,
+            session=self.lifecycle,
+        )
+        self.replica_fetches = ReplicaFetches(
+            node,
+            self.partitions,
+            self.replicas,
+            sessions=self.fetch_sessions,
+            purgatory=self.purgatory,
+            throttle=self.throttles[LEADER],
+        )
 
     # Parts that the data directory has to be open for; `start` makes them.
     quorum: Quorum

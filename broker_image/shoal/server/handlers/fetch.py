@@ -30,7 +30,7 @@ _Entry = dict[str, Any]
 def handle(broker: Broker, request: Request) -> Answer:
     replica_id = replica_fetch.replica_of(request.body)
     if replica_id >= 0:
-        return replica_fetch.handle(broker, request, replica_id)
+        return broker.replica_fetches.handle(request, replica_id)
     now_ms = broker.clock.now_ms()
     session, incremental, cursors = broker.fetch_sessions.begin(
         request.body, request.version, now_ms
@@ -108,7 +108,7 @@ class _Fetch:
             if partition is None or self._epoch_error(partition, cursor.current_leader_epoch):
                 return True
             if self._rack and replica_selector.replica_for(
-                self._broker, partition, self._rack, cursor
+                self._broker.image, partition, self._rack, cursor.fetch_offset
             ):
                 return True
             log, offset = partition.log, cursor.fetch_offset
@@ -239,7 +239,9 @@ class _Fetch:
             "records": b"",
         }
         if self._rack:
-            replica = replica_selector.replica_for(self._broker, partition, self._rack, cursor)
+            replica = replica_selector.replica_for(
+                self._broker.image, partition, self._rack, offset
+            )
             if replica is not None:
                 return entry | {"preferred_read_replica": replica}
         if cursor.last_fetched_epoch >= 0:

@@ -26,6 +26,7 @@ from shoal.record.compression import OutputFull
 
 if TYPE_CHECKING:
     from shoal.log.config import LogConfig
+    from shoal.server.node import Node
     from shoal.server.replication.partitions import Partitions
 
 #: Batches up to here, in expanded bytes, are validated on the event loop; that takes a millisecond.
@@ -42,8 +43,8 @@ _Job = tuple[Position, memoryview, "LogConfig"]
 class BatchValidator:
     """Owns the worker, the shared buffer, and the partitions whose requests wait."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, node: Node) -> None:
+        self._loop = node.loop
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="records")
         self._space = memoryview(bytearray(INLINE_BYTES_MAX))
         #: How many waiting requests name a partition, by the partition's key.

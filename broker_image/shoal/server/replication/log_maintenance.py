@@ -15,8 +15,11 @@ from shoal.log.errors import LogOffline
 from shoal.log.retention import DeletedSegment
 
 if TYPE_CHECKING:
+    from shoal.log.directory import LogDirectory
     from shoal.replication.partition import Partition
-    from shoal.server.broker import Broker
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.node import Node
+    from shoal.server.replication.partitions import Partitions
 
 #: Between two looks for syncs that flush.ms or a closed segment ask for.
 SYNC_CHECK_MS = 1_000
@@ -25,8 +28,17 @@ SYNC_CHECK_MS = 1_000
 class LogMaintenance:
     """Owns the periodic tasks and the compaction that is under way."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        node: Node,
+        cache: MetadataCache,
+        partitions: Partitions,
+        directory: LogDirectory,
+    ) -> None:
+        self._node = node
+        self._cache = cache
+        self._partitions = partitions
+        self._directory = directory
         self._compaction: tuple[Partition, Compaction] | None = None
         #: Of the bytes that the compaction under way has read and written, those accounted for.
         self._io_bytes_counted = 0
@@ -36,13 +48,13 @@ class LogMaintenance:
 
     def start(self) -> None:
         """Begin; the broker's timers end it."""
-        every, config = self._broker.timers.every, self._broker.config
+        every, config = self._node.timers.every, self._node.config
         every(SYNC_CHECK_MS, self._sync_due)
         every(config["log.retention.check.interval.ms"], self._retention)
         every(config["log.flush.offset.checkpoint.interval.ms"], self.checkpoint)
         every(config["producer.id.expiration.check.interval.ms"], self._expire_producers)
         if config["log.cleaner.enable"]:
-            every(lambda: self._broker.image.broker_config["log.cleaner.backoff.ms"], self._compact)
+            every(lambda: self._cache.image.broker_config["log.cleaner.backoff.ms"], self._compact)
 
     def stop(self) -> None:
         """Give up what is under way, and write the checkpoints."""
@@ -51,25 +63,24 @@ class LogMaintenance:
 
     def checkpoint(self) -> None:
         """Write recovery points, log starts and high watermarks."""
-        broker = self._broker
-        broker.directory.high_watermarks = {
-            (p.topic, p.index): p.high_watermark for p in broker.partitions
+        self._directory.high_watermarks = {
+            (p.topic, p.index): p.high_watermark for p in self._partitions
         }
         try:
-            broker.directory.checkpoint()
+            self._directory.checkpoint()
         except OSError as error:
-            broker.log.error("the offset checkpoints were not written", error=str(error))
+            self._node.log.error("the offset checkpoints were not written", error=str(error))
 
     def _sync_due(self) -> None:
-        now_ms = self._broker.clock.now_ms()
-        for partition in self._broker.partitions:
+        now_ms = self._node.clock.now_ms()
+        for partition in self._partitions:
             log = partition.log
             if not log.offline and log.sync_due(now_ms):
-                self._broker.disk.sync_soon(partition)
+                self._node.disk.sync_soon(partition)
 
     def _retention(self) -> None:
-        now_ms = self._broker.clock.now_ms()
-        for partition in list(self._broker.partitions):
+        now_ms = self._node.clock.now_ms()
+        for partition in list(self._partitions):
             log = partition.log
             if log.offline:
                 continue
@@ -88,23 +99,22 @@ class LogMaintenance:
         """Remove their files after file.delete.delay.ms; a restart removes what is left."""
         self.segments_deleted_total += len(segments)
         for segment in segments:
-            remove = partial(self._broker.disk.remove, segment.remove)
-            self._broker.timers.at(at_ms, remove)
+            remove = partial(self._node.disk.remove, segment.remove)
+            self._node.timers.at(at_ms, remove)
 
     def _expire_producers(self) -> None:
-        now_ms = self._broker.clock.now_ms()
-        limit_ms = self._broker.image.broker_config["producer.id.expiration.ms"]
-        for partition in self._broker.partitions:
+        now_ms = self._node.clock.now_ms()
+        limit_ms = self._cache.image.broker_config["producer.id.expiration.ms"]
+        for partition in self._partitions:
             partition.log.expire_producers(now_ms, limit_ms)
 
     def _compact(self) -> None:
         """Begin with a log that has enough to clean, unless one is under way."""
         if self._compaction is not None:
             return
-        broker = self._broker
-        now_ms = broker.clock.now_ms()
-        memory_bytes = broker.image.broker_config["log.cleaner.dedupe.buffer.size"]
-        for partition in list(broker.partitions):
+        now_ms = self._node.clock.now_ms()
+        memory_bytes = self._cache.image.broker_config["log.cleaner.dedupe.buffer.size"]
+        for partition in list(self._partitions):
             log = partition.log
             if not log.config.compact or log.offline:
                 continue
@@ -117,7 +127,7 @@ class LogMaintenance:
                 continue
             if steps is not None:
                 self._compaction, self._io_bytes_counted = (partition, steps), 0
-                broker.loop.call_soon(self._compact_step)
+                self._node.loop.call_soon(self._compact_step)
                 return
 
     def _compact_step(self) -> None:
@@ -136,22 +146,22 @@ class LogMaintenance:
             self._failed(partition, "compaction", error)
         else:
             if sync is None:
-                loop, at_s = self._broker.loop, self._next_step_s(steps)
+                loop, at_s = self._node.loop, self._next_step_s(steps)
                 if at_s <= loop.time():
                     loop.call_soon(self._compact_step)
                 else:
                     loop.call_at(at_s, self._compact_step)
             else:
                 # The round runs it again by itself where this fails, and so meets the error.
-                work = self._broker.disk.run(sync.run_once)
+                work = self._node.disk.run(sync.run_once)
                 work.add_done_callback(self._compact_synced)
 
     def _next_step_s(self, steps: Compaction) -> float:
         """When the next step may begin by log.cleaner.io.max.bytes.per.second."""
         size = steps.io_bytes - self._io_bytes_counted
         self._io_bytes_counted = steps.io_bytes
-        rate = self._broker.image.broker_config["log.cleaner.io.max.bytes.per.second"]
-        self._compact_at = max(self._compact_at, self._broker.loop.time()) + size / rate
+        rate = self._cache.image.broker_config["log.cleaner.io.max.bytes.per.second"]
+        self._compact_at = max(self._compact_at, self._node.loop.time()) + size / rate
         return self._compact_at
 
     def _compact_synced(self, work: asyncio.Future[None]) -> None:
@@ -159,6 +169,6 @@ class LogMaintenance:
         self._compact_step()
 
     def _failed(self, partition: Partition, task: str, error: Exception) -> None:
-        self._broker.log.error(
+        self._node.log.error(
             f"{task} failed", topic=partition.topic, partition=partition.index, error=str(error)
         )

@@ -7,7 +7,7 @@ says. A topic's configs in force become its logs' `LogConfig` here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from shoal.log.config import LogConfig
@@ -19,12 +19,21 @@ from shoal.replication.partition import Partition
 
 if TYPE_CHECKING:
     from shoal.log.directory import LogDirectory
-    from shoal.server.disk import Disk
     from shoal.server.network.purgatory import Purgatory
-    from shoal.server.timers import Clock
+    from shoal.server.node import Node
 
 #: The controller's own log stands among the topics' and is no topic of the image.
 _OWN_TOPICS = ("__cluster_metadata",)
+
+
+class IsrController(Protocol):
+    """Changes ISRs (`isr_changes`)."""
+
+    def submit(self, partition: Partition, change: AlterPartition) -> None:
+        """Ask the controller for another ISR."""
+
+    def broker_epoch_of(self, broker_id: int) -> int:
+        """Return the epoch of a broker that may join an ISR, or `NOT_ELIGIBLE`."""
 
 
 class Partitions:
@@ -32,18 +41,16 @@ class Partitions:
 
     def __init__(
         self,
-        node_id: int,
+        node: Node,
         directory: LogDirectory,
         *,
         purgatory: Purgatory,
-        disk: Disk,
-        clock: Clock,
+        isr_controller: IsrController,
     ) -> None:
-        self._node_id = node_id
+        self._node = node
         self._directory = directory
         self._purgatory = purgatory
-        self._disk = disk
-        self._clock = clock
+        self._isr_controller = isr_controller
         self._lag_time_max_ms = LAG_TIME_MAX_MS
         self._by_id: dict[tuple[UUID, int], Partition] = {}
         self._by_name: dict[tuple[str, int], Partition] = {}
@@ -52,9 +59,6 @@ class Partitions:
         self.on_removed: list[Callable[[Partition], None]] = []
         #: Called with partitions whose leader, ISR or replicas have been told, also at opening.
         self.on_registered: list[Callable[[Partition], None]] = []
-        #: A partition's ways to the controller; set before any is opened.
-        self.alter: Callable[[Partition, AlterPartition], None] = _unreplicated
-        self.broker_epoch_of: Callable[[int], int] = lambda broker_id: -1
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(self._by_name.values())
@@ -106,7 +110,7 @@ class Partitions:
         settings = image.topic_config(topic.name)
         for index, registered in enumerate(topic.partitions):
             partition = self._by_id.get((topic.topic_id, index))
-            if self._node_id not in registered.replicas:
+            if self._node.id not in registered.replicas:
                 if partition is not None:
                     self._remove(topic, index)  # It was reassigned to other brokers.
                 continue
@@ -115,12 +119,12 @@ class Partitions:
                     topic.name,
                     index,
                     LogConfig.of(settings),
-                    now_ms=self._clock.now_ms(),
+                    now_ms=self._node.clock.now_ms(),
                     topic_id=topic.topic_id,
                 )
                 self._add(topic, index, log, registered, settings)
             else:
-                partition.register(registered, self._clock.now_ms())
+                partition.register(registered, self._node.clock.now_ms())
                 self._registered(partition)
                 partition.notify_changed()
 
@@ -137,18 +141,18 @@ class Partitions:
             topic.topic_id,
             index,
             log,
-            node_id=self._node_id,
+            node_id=self._node.id,
             leader_id=registered.leader,
             leader_epoch=registered.leader_epoch,
             isr=registered.isr,
             replicas=registered.replicas,
             partition_epoch=registered.partition_epoch,
             high_watermark=self._directory.high_watermarks.get((topic.name, index), 0),
-            now_ms=self._clock.now_ms(),
+            now_ms=self._node.clock.now_ms(),
+            sync_requested=self._node.disk.sync_soon,
+            alter_isr=self._isr_controller.submit,
+            broker_epoch_of=self._isr_controller.broker_epoch_of,
         )
-        partition.sync_requested = self._disk.sync_soon
-        partition.alter_isr = self.alter
-        partition.broker_epoch_of = self.broker_epoch_of
         partition.on_advance.append(self._advanced)
         partition.on_append.append(self._appended)
         _adopt(partition, settings, self._lag_time_max_ms)
@@ -174,7 +178,7 @@ class Partitions:
             self._purge(staged)
 
     def _purge(self, staged: str) -> None:
-        self._disk.remove(lambda: self._directory.purge(staged))
+        self._node.disk.remove(lambda: self._directory.purge(staged))
 
     def _configure(self, image: MetadataImage, names: set[str]) -> None:
         for partition in self:
@@ -194,10 +198,6 @@ class Partitions:
         if partition.leadership is not None:
             for replica in partition.leadership.followers:
                 self._purgatory.wake(("replica", replica))
-
-
-def _unreplicated(partition: Partition, asked: AlterPartition) -> None:
-    raise AssertionError(f"{partition.topic}-{partition.index} has no replicas to keep in sync")
 
 
 def _adopt(partition: Partition, settings: Mapping[str, Any], lag_time_max_ms: int) -> None:

@@ -18,7 +18,9 @@ from shoal.server.quota.rates import Bucket
 
 if TYPE_CHECKING:
     from shoal.replication.partition import Partition
-    from shoal.server.broker import Broker
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.metrics.registry import Metrics
+    from shoal.server.node import Node
 
 LEADER, FOLLOWER = "leader", "follower"
 _REPLICAS = {
@@ -37,14 +39,15 @@ _ALL = "*"
 class ReplicationQuota:
     """One side's throttle: `LEADER` for what is sent, `FOLLOWER` for what is fetched."""
 
-    def __init__(self, broker: Broker, side: str) -> None:
-        self._broker = broker
+    def __init__(self, node: Node, cache: MetadataCache, metrics: Metrics, side: str) -> None:
+        self._node = node
+        self._cache = cache
         self._side = side
         #: By topic: indexes of partitions whose replica here is throttled, None for all.
         self._throttled: dict[str, frozenset[int] | None] = {}
         self._bucket: Bucket | None = None
         self.bytes_total = 0
-        broker.metrics.add(
+        metrics.add(
             f"kafka_server_{side.capitalize()}Replication_throttled_byte_total",
             "counter",
             f"Bytes of throttled replicas that this broker has counted as their {side}.",
@@ -53,7 +56,7 @@ class ReplicationQuota:
 
     def changed(self, image: MetadataImage) -> None:
         """Configs of topics or brokers have changed."""
-        name, here = _REPLICAS[self._side], str(self._broker.node_id)
+        name, here = _REPLICAS[self._side], str(self._node.id)
         self._throttled = {}
         for (kind, topic), own in image.configs.items():
             if kind != ResourceType.TOPIC or name not in own:
@@ -105,7 +108,7 @@ class ReplicationQuota:
             self._bucket.take(size_bytes)
 
     def _limits(self) -> tuple[int, int, int]:
-        config = self._broker.image.broker_config
+        config = self._cache.image.broker_config
         return (
             config[_RATES[self._side]],
             config["replication.quota.window.size.seconds"],

@@ -12,23 +12,64 @@ has fetched last.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from uuid import UUID
 
 from shoal.protocol import codec
 from shoal.protocol.errors import ErrorCode
 from shoal.replication.partition import ReplicaFetch, ReplicaFetched
 from shoal.server.network.api import Answer, Body, Request
-from shoal.server.network.fetch_sessions import Cursor, Session
-from shoal.server.replication.quotas import LEADER
-from shoal.server.replication.replica_manager import AWAITED_FETCH_WAIT_MS
+from shoal.server.network.fetch_sessions import Cursor, FetchSessions, Session
+from shoal.server.replication.replica_manager import AWAITED_FETCH_WAIT_MS, ReplicaManager
 
 if TYPE_CHECKING:
     from shoal.replication.leadership import Leadership
     from shoal.replication.partition import Partition
-    from shoal.server.broker import Broker
+    from shoal.server.network.purgatory import Purgatory
+    from shoal.server.node import Node
+    from shoal.server.replication.partitions import Partitions
+    from shoal.server.replication.quotas import ReplicationQuota
 
 CONSUMER = -1
 _Entry = dict[str, Any]
+
+
+class PartitionLookup(Protocol):
+    """Finds partitions by topic id, or by name where there is no id (`partitions`)."""
+
+    def find(self, name: str, topic_id: UUID | None, index: int) -> Partition | None: ...
+
+
+class AwaitedFollowers(Protocol):
+    """Followers that have yet to fetch all their partitions (`replica_manager`)."""
+
+    def awaits_fetch(self, replica_id: int, now_ms: int) -> bool: ...
+
+
+class LeaderThrottle(Protocol):
+    """Limits what out-of-sync replicas receive (KIP-73, `quotas`)."""
+
+    @property
+    def active(self) -> bool: ...
+    def throttles(self, partition: Partition) -> bool: ...
+    def available_bytes(self, now_ms: int) -> int: ...
+    def record(self, size_bytes: int, now_ms: int) -> None: ...
+    def wait_ms(self, now_ms: int) -> int: ...
+
+
+class MillisecondClock(Protocol):
+    """The wall clock in milliseconds."""
+
+    def now_ms(self) -> int: ...
+
+
+class FetchPorts(NamedTuple):
+    """What a fetch of a follower uses of the broker."""
+
+    clock: MillisecondClock
+    partitions: PartitionLookup
+    followers: AwaitedFollowers
+    throttle: LeaderThrottle
 
 
 class _CaughtUp(NamedTuple):
@@ -69,39 +110,61 @@ def replica_of(body: Any) -> int:
     return body.replica_id if state is None else state.replica_id
 
 
-def handle(broker: Broker, request: Request, replica_id: int) -> Answer:
-    broker.replicas.follower_fetched(replica_id)
-    now_ms = broker.clock.now_ms()
-    session, incremental, cursors = broker.fetch_sessions.begin(
-        request.body, request.version, now_ms, follower=True
-    )
-    fetch = _ReplicaFetch(broker, request, replica_id, session, incremental, cursors)
-    found = fetch.begin()
-    if found is not None:
-        return found
-    max_wait_ms = codec.ms(request.body.max_wait)
-    if fetch.held_back:
-        max_wait_ms = min(max_wait_ms, broker.throttles[LEADER].wait_ms(now_ms))
-    if broker.replicas.awaits_fetch(replica_id, now_ms):
-        max_wait_ms = min(max_wait_ms, AWAITED_FETCH_WAIT_MS)
-    return broker.purgatory.park(
-        keys=[("replica", replica_id)],
-        attempt=fetch.attempt,
-        expire=fetch.expire,
-        deadline_ms=now_ms + max_wait_ms,
-    )
+class ReplicaFetches:
+    """Serves the fetches of this broker's followers."""
+
+    def __init__(
+        self,
+        node: Node,
+        partitions: Partitions,
+        replicas: ReplicaManager,
+        *,
+        sessions: FetchSessions,
+        purgatory: Purgatory,
+        throttle: ReplicationQuota,
+    ) -> None:
+        self._clock = node.clock
+        self._replicas = replicas
+        self._sessions = sessions
+        self._purgatory = purgatory
+        self._ports = FetchPorts(node.clock, partitions, replicas, throttle)
+
+    def handle(self, request: Request, replica_id: int) -> Answer:
+        """Answer a Fetch of the broker `replica_id`, at once or when there is news for it."""
+        self._replicas.follower_fetched(replica_id)
+        now_ms = self._clock.now_ms()
+        session, incremental, cursors = self._sessions.begin(
+            request.body, request.version, now_ms, follower=True
+        )
+        fetch = ReplicaFetchRequest(
+            self._ports, request.body, replica_id, session, incremental, cursors
+        )
+        found = fetch.begin()
+        if found is not None:
+            return found
+        max_wait_ms = codec.ms(request.body.max_wait)
+        if fetch.held_back:
+            max_wait_ms = min(max_wait_ms, self._ports.throttle.wait_ms(now_ms))
+        if self._replicas.awaits_fetch(replica_id, now_ms):
+            max_wait_ms = min(max_wait_ms, AWAITED_FETCH_WAIT_MS)
+        return self._purgatory.park(
+            keys=[("replica", replica_id)],
+            attempt=fetch.attempt,
+            expire=fetch.expire,
+            deadline_ms=now_ms + max_wait_ms,
+        )
 
 
-class _ReplicaFetch:
+class ReplicaFetchRequest:
     """One request of a follower."""
 
     __slots__ = (
-        "_broker",
         "_broker_epoch",
         "_cursors",
         "_incremental",
         "_max_bytes",
         "_nothing_yet",
+        "_ports",
         "_replica_id",
         "_session",
         "_waits",
@@ -110,15 +173,14 @@ class _ReplicaFetch:
 
     def __init__(
         self,
-        broker: Broker,
-        request: Request,
+        ports: FetchPorts,
+        body: Any,
         replica_id: int,
         session: Session | None,
         incremental: bool,
         cursors: list[Cursor],
     ) -> None:
-        body = request.body
-        self._broker = broker
+        self._ports = ports
         self._replica_id = replica_id
         state = getattr(body, "replica_state", None)
         self._broker_epoch = -1 if state is None else state.replica_epoch
@@ -140,7 +202,7 @@ class _ReplicaFetch:
         """The response once there is something to tell, or once this broker leads more that the
         follower is to come for."""
         rows, news = self._read()
-        awaited = self._broker.replicas.awaits_fetch(self._replica_id, self._broker.clock.now_ms())
+        awaited = self._ports.followers.awaits_fetch(self._replica_id, self._ports.clock.now_ms())
         return self._respond(rows) if news or awaited else None
 
     def expire(self) -> Body:
@@ -148,7 +210,7 @@ class _ReplicaFetch:
 
     def _read(self) -> tuple[list[tuple[Cursor, ReplicaFetched]], bool]:
         """What there is of partitions with anything to tell, and whether it is worth an answer."""
-        broker, now_ms = self._broker, self._broker.clock.now_ms()
+        find, now_ms = self._ports.partitions.find, self._ports.clock.now_ms()
         left = self._max_bytes
         self._nothing_yet = True
         self._note(now_ms)
@@ -164,7 +226,7 @@ class _ReplicaFetch:
                     elif self._session is not None:
                         self._quieten(self._session, cursor, known)
                     continue
-            partition = broker.partitions.find(cursor.name, cursor.topic_id, cursor.index)
+            partition = find(cursor.name, cursor.topic_id, cursor.index)
             if partition is None:
                 found = ReplicaFetched(
                     ErrorCode.unknown_topic_id
@@ -220,7 +282,7 @@ class _ReplicaFetch:
         self, partition: Partition, asked: ReplicaFetch, max_bytes: int, now_ms: int
     ) -> ReplicaFetched:
         """One partition's answer; who is throttled and not in sync gets what it may have now."""
-        throttle = self._broker.throttles[LEADER]
+        throttle = self._ports.throttle
         throttled = throttle.active and throttle.throttles(partition)
         held_back = False
         if throttled and self._replica_id not in partition.isr:

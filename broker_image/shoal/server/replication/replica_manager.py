@@ -1,499 +1,161 @@
-"""Replication on this broker: fetch loops for each broker that leads what is followed here, and
-the changes of ISRs that this broker asks the controller for.
+"""The replicas on this broker: which of them follow, and which followers a leader waits for.
 
-A leader has up to `num.replica.fetchers` loops, and each partition belongs to one of them. When the
-setting is altered, partitions move between loops without being fetched by two.
+`ReplicaFetcherManager` fetches the partitions that follow; `IsrChanges` asks the controller for
+other ISRs. The rules of replication are in `shoal.replication`. This module adds the clock.
 
-The rules are in `replication`; here are the sockets, the clock and the disk. `registered` is called
-for each partition whose registration has moved.
-
-A follower's fetch waits at its leader for records. One that came before a partition was to be
-fetched would keep that waiting, so a leader answers soon who has replicas here that it has not
-heard of in their leader epoch (`awaits_fetch`), and at once when it takes the lead.
+A follower's fetch waits at its leader for records. A fetch that was sent before a partition was
+assigned to the follower does not name that partition, and would delay its first fetch. A leader
+therefore answers a follower at once when it becomes the leader of a partition of that follower, and
+within `AWAITED_FETCH_WAIT_MS` until the follower has fetched the partition in the leader's epoch.
 """
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any
-from uuid import UUID
-from zlib import crc32
+from typing import TYPE_CHECKING, Protocol
 
-from shoal.client.errors import ClientError
-from shoal.protocol.api import ApiKey
-from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.replication.leadership import NOT_ELIGIBLE, UNKNOWN_OFFSET, AlterPartition
-from shoal.replication.partition import Divergence, Partition, ReplicaFetched
-from shoal.replication.replica_fetcher import (
-    FetchOutcome,
-    FetchRequest,
-    FetchResponse,
-    Key,
-    ReplicaFetcher,
-)
-from shoal.server.replication.quotas import FOLLOWER
+from shoal.replication.leadership import UNKNOWN_OFFSET
+from shoal.replication.partition import Partition
+from shoal.replication.replica_fetcher import Key
 
 if TYPE_CHECKING:
-    from shoal.server.broker import Broker
-    from shoal.server.network.links import Link
+    from shoal.server.network.purgatory import Purgatory
+    from shoal.server.node import Node
+    from shoal.server.replication.isr_changes import IsrChanges
+    from shoal.server.replication.partitions import Partitions
+    from shoal.server.replication.replica_fetchers import ReplicaFetcherManager
 
-#: How long a fetch waits at most at a leader that awaits the fetcher for another partition, and how
-#: long it is awaited so: it may be gone.
+#: Longest wait of a fetch whose follower has not fetched all its partitions, and the time after
+#: which the leader gives up on the follower.
 AWAITED_FETCH_WAIT_MS = 20
 AWAITED_FETCH_MS = 5_000
-#: Before AlterPartition is tried again that was refused for now, or not answered.
-ALTER_RETRY_MS = 100
-ALTER_TIMEOUT_MS = 3_000
-#: Pauses of a loop whose leader cannot be reached.
-_RECONNECT_MS, _RECONNECT_MAX_MS = 20, 500
-EARLIEST, LATEST = -2, -1
-_FetcherKey = tuple[int, int]
+
+
+class BrokerSession(Protocol):
+    """This broker's session with the controller (`cluster.lifecycle`)."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no controller has answered for broker.session.timeout.ms."""
+
+    @property
+    def is_put_out(self) -> bool:
+        """Whether a controller has answered that this broker is fenced."""
 
 
 class ReplicaManager:
-    """Owns the fetch loops, and what is asked of the controller."""
+    """Owns the times of followers' fetches, and the fetches that leaders wait for."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        #: By leader, and the number of the loop among those to it.
-        self._fetchers: dict[_FetcherKey, _FetcherTask] = {}
-        self._followed: dict[Key, _FetcherKey] = {}
-        self._altering: dict[Partition, AlterPartition] = {}
-        self._alter: asyncio.Task[None] | None = None
-        #: By broker: partitions led here that it has not fetched in their epoch, and until when
-        #: that is waited for.
+    def __init__(
+        self,
+        node: Node,
+        partitions: Partitions,
+        isr_changes: IsrChanges,
+        *,
+        fetchers: ReplicaFetcherManager,
+        purgatory: Purgatory,
+        session: BrokerSession,
+    ) -> None:
+        self._node = node
+        self._partitions = partitions
+        self._isr_changes = isr_changes
+        self.fetchers = fetchers
+        self._purgatory = purgatory
+        self._session = session
+        #: By broker: partitions led here that it has not fetched in their epoch, with the time
+        #: until which the leader waits for that.
         self._awaited_fetches: dict[int, dict[Key, int]] = {}
-        #: By broker: when it last fetched anything, on the loop's clock.
+        #: By broker: the time of its last fetch, in seconds of the loop's clock.
         self._last_fetch_s: dict[int, float] = {}
+        partitions.on_registered.append(self._registered)
+        partitions.on_removed.append(self._removed)
 
     def start(self) -> None:
         """Begin to look for followers that lag."""
-        broker = self._broker
-        broker.timers.every(
-            lambda: max(100, broker.config["replica.lag.time.max.ms"] // 2), self._tick
+        config = self._node.config
+        self._node.timers.every(
+            lambda: max(100, config["replica.lag.time.max.ms"] // 2), self._tick
         )
 
     def stop(self) -> None:
-        for loop in self._fetchers.values():
-            loop.stop()
-        if self._alter is not None:
-            self._alter.cancel()
-
-    @property
-    def broker_epoch(self) -> int:
-        """This broker's, as its fetches name it."""
-        found = self._broker.image.brokers.get(self._broker.node_id)
-        return NOT_ELIGIBLE if found is None else found.broker_epoch
-
-    def broker_epoch_of(self, broker_id: int) -> int:
-        """The epoch of a broker that may be in sync, or `NOT_ELIGIBLE`."""
-        image = self._broker.image
-        return image.brokers[broker_id].broker_epoch if broker_id in image.active else NOT_ELIGIBLE
+        self.fetchers.stop()
+        self._isr_changes.stop()
 
     # Roles
 
-    def registered(self, partition: Partition) -> None:
-        """Follow the leader that the partition has now, or lead."""
-        before = self._followed.get(partition.key)
-        leader_id = partition.leader_id if not partition.is_leader else -1
-        if before is not None and before[0] != leader_id:
-            self._forget(partition)
-        if leader_id >= 0:
-            way = self._fetcher_key(leader_id, partition)
-            self._followed[partition.key] = way
-            self._fetcher_of(way).follow(partition)
-        elif partition.leadership is not None:
+    def _registered(self, partition: Partition) -> None:
+        """Follow the partition's leader, or wait for the followers of a partition led here."""
+        self.fetchers.follow_leader(partition)
+        if partition.is_leader and partition.leadership is not None:
             self._await_followers(partition)
 
-    def removed(self, partition: Partition) -> None:
-        """The partition is not here any more."""
-        self._forget(partition)
-        self._altering.pop(partition, None)
-
-    def _forget(self, partition: Partition) -> None:
-        way = self._followed.pop(partition.key, None)
-        if way is not None:
-            self._fetchers[way].fetcher.forget(partition)
-
-    def _fetcher_key(self, leader_id: int, partition: Partition) -> _FetcherKey:
-        """The loop that a partition belongs to while nothing is altered."""
-        count: int = self._broker.image.broker_config["num.replica.fetchers"]
-        topic_id, index = partition.key
-        return leader_id, (crc32(topic_id.bytes) + index) % count
-
-    def _fetcher_of(self, way: _FetcherKey) -> _FetcherTask:
-        loop = self._fetchers.get(way)
-        if loop is None:
-            loop = self._fetchers[way] = _FetcherTask(self._broker, way[0])
-        return loop
+    def _removed(self, partition: Partition) -> None:
+        self.fetchers.forget(partition)
+        self._isr_changes.discard(partition)
 
     def configured(self) -> None:
-        """num.replica.fetchers may have changed: move partitions to the loops they belong to now,
-        and end the loops that have none left."""
-        for partition in list(self._broker.partitions):
-            before = self._followed.get(partition.key)
-            if before is None:
-                continue
-            way = self._fetcher_key(before[0], partition)
-            if way != before:
-                loop = self._fetcher_of(way)
-                self._fetchers[before].fetcher.hand_over(partition, loop.fetcher)
-                self._followed[partition.key] = way
-                loop.wake()
-        for way in self._fetchers.keys() - set(self._followed.values()):
-            if way[1]:
-                self._fetchers.pop(way).stop()
+        """Apply changed broker configs: num.replica.fetchers."""
+        self.fetchers.resize()
 
-    # Followers that come no more
+    # Followers that no longer fetch
 
     def follower_fetched(self, replica_id: int) -> None:
-        """A broker fetches."""
-        self._last_fetch_s[replica_id] = self._broker.loop.time()
+        """Note a fetch of that broker."""
+        self._last_fetch_s[replica_id] = self._node.loop.time()
 
     def is_cut_off(self, partition: Partition) -> bool:
-        """Whether nothing that is written to a partition led here can be committed as things are:
-        neither a controller nor some in-sync follower was heard of for broker.session.timeout.ms.
-        So the follower cannot be put out of the ISR; another broker may lead by now. Where a
-        controller says that this broker is fenced, another one does."""
-        broker = self._broker
-        if partition.leadership is None or not broker.lifecycle.is_lost:
+        """Whether a partition that this broker leads can commit nothing for now.
+
+        So it is if the controller and an in-sync follower have been silent for
+        broker.session.timeout.ms: nobody can remove the follower from the ISR, and another broker
+        may be the leader by now. It is also so after a controller has fenced this broker.
+        """
+        if partition.leadership is None or not self._session.is_lost:
             return False
-        if broker.lifecycle.is_put_out:
+        if self._session.is_put_out:
             return True
-        since = broker.loop.time() - broker.config["broker.session.timeout.ms"] / 1000
+        node = self._node
+        since = node.loop.time() - node.config["broker.session.timeout.ms"] / 1000
         return any(
-            replica != broker.node_id and self._last_fetch_s.get(replica, 0.0) < since
+            replica != node.id and self._last_fetch_s.get(replica, 0.0) < since
             for replica in partition.isr
         )
 
     @property
     def some_cut_off(self) -> bool:
-        """Whether this broker is cut off from a partition, so that others may know better who leads
-        what, and who coordinates."""
-        return self._broker.lifecycle.is_lost and any(map(self.is_cut_off, self._broker.partitions))
+        """Whether any partition is cut off. Other brokers may then know newer leaders and
+        coordinators."""
+        return self._session.is_lost and any(map(self.is_cut_off, self._partitions))
 
     def wake_cut_off(self) -> None:
-        """Who waits for what is not committed as things are is told so."""
-        for partition in self._broker.partitions:
+        """Retry the requests that wait for commits of partitions that are cut off."""
+        for partition in self._partitions:
             if self.is_cut_off(partition):
-                self._broker.purgatory.wake(partition.key)
+                self._purgatory.wake(partition.key)
 
     def _await_followers(self, partition: Partition) -> None:
         assert partition.leadership is not None
-        until_ms = self._broker.clock.now_ms() + AWAITED_FETCH_MS
+        until_ms = self._node.clock.now_ms() + AWAITED_FETCH_MS
         for replica, follower in partition.leadership.followers.items():
             if follower.log_end_offset == UNKNOWN_OFFSET:
                 self._awaited_fetches.setdefault(replica, {})[partition.key] = until_ms
-                self._broker.purgatory.wake(("replica", replica))
+                self._purgatory.wake(("replica", replica))
 
     def awaits_fetch(self, replica_id: int, now_ms: int) -> bool:
-        """Whether that broker is about to fetch more partitions than it does."""
+        """Whether that broker has yet to fetch a partition in its leader epoch."""
         awaited = self._awaited_fetches.get(replica_id)
         if not awaited:
             return False
         for key, until_ms in list(awaited.items()):
-            partition = self._broker.partitions.get(*key)
+            partition = self._partitions.get(*key)
             leadership = None if partition is None else partition.leadership
             follower = None if leadership is None else leadership.followers.get(replica_id)
-            unheard = follower is not None and follower.log_end_offset == UNKNOWN_OFFSET
-            if until_ms <= now_ms or not unheard:
+            pending = follower is not None and follower.log_end_offset == UNKNOWN_OFFSET
+            if until_ms <= now_ms or not pending:
                 del awaited[key]
         return bool(awaited)
 
-    # The ISR
-
     def _tick(self) -> None:
-        now_ms = self._broker.clock.now_ms()
-        for partition in self._broker.partitions:
+        now_ms = self._node.clock.now_ms()
+        for partition in self._partitions:
             if partition.leadership is not None:
                 partition.tick(now_ms)
-
-    def alter(self, partition: Partition, asked: AlterPartition) -> None:
-        """Ask the controller for another ISR, with all others of this turn of the loop."""
-        self._altering[partition] = asked
-        if self._alter is None:
-            self._alter = asyncio.ensure_future(self._send_pending())
-
-    async def _send_pending(self) -> None:
-        try:
-            while self._altering:
-                asked, self._altering = self._altering, {}
-                await self._send(asked)
-        finally:
-            self._alter = None
-
-    async def _send(self, asked: dict[Partition, AlterPartition]) -> None:
-        topics: dict[UUID, list[dict[str, Any]]] = {}
-        for one in asked.values():
-            row = {
-                "partition_index": one.partition_index,
-                "leader_epoch": one.leader_epoch,
-                "new_isr_with_epochs": [
-                    {"broker_id": id, "broker_epoch": epoch} for id, epoch in one.isr
-                ],
-                "leader_recovery_state": one.leader_recovery_state,
-                "partition_epoch": one.partition_epoch,
-            }
-            topics.setdefault(one.topic_id, []).append(row)
-        fields = {
-            "broker_id": self._broker.node_id,
-            "broker_epoch": self.broker_epoch,
-            "topics": [{"topic_id": t, "partitions": rows} for t, rows in topics.items()],
-        }
-        found: dict[Key, Any] = {}
-        whole = ErrorCode.none
-        try:
-            answer = await self._broker.channel.request(
-                ApiKey.ALTER_PARTITION, fields, timeout_ms=ALTER_TIMEOUT_MS
-            )
-            whole = ErrorCode(answer.error_code)
-            found = {
-                (t.topic_id, p.partition_index): p for t in answer.topics for p in t.partitions
-            }
-        except (ApiError, KeyError):
-            whole = ErrorCode.request_timed_out
-        for partition, one in asked.items():
-            answered = found.get(partition.key)
-            code = whole if answered is None else ErrorCode(answered.error_code)
-            if code is ErrorCode.none and answered is not None:
-                partition.complete_isr_change(tuple(answered.isr), answered.partition_epoch)
-            else:
-                self._refused(partition, one, code or ErrorCode.unknown_server_error)
-
-    def _refused(self, partition: Partition, asked: AlterPartition, code: ErrorCode) -> None:
-        broker = self._broker
-        now_ms = broker.clock.now_ms()
-        broker.log.info(
-            "the controller did not take an ISR",
-            topic=partition.topic,
-            partition=partition.index,
-            isr=asked.members,
-            error=code.name,
-        )
-        partition.fail_isr_change(asked, code, now_ms, ALTER_RETRY_MS)
-        again_ms = now_ms + ALTER_RETRY_MS
-        broker.timers.at(again_ms, lambda: partition.tick(broker.clock.now_ms()))
-
-
-class _FetcherTask:
-    """Fetches some partitions from their leader, one request at a time."""
-
-    def __init__(self, broker: Broker, leader_id: int) -> None:
-        self._broker = broker
-        self._leader_id = leader_id
-        self.fetcher = ReplicaFetcher(
-            leader_id,
-            backoff_max_ms=broker.config["replica.fetch.backoff.ms"],
-            throttle=broker.throttles[FOLLOWER],
-        )
-        self._moved = asyncio.Event()
-        self.fetcher.on_synced = self._moved.set
-        self._link: Link | None = None
-        #: The leader's broker epoch when the link was made.
-        self._link_epoch = NOT_ELIGIBLE
-        self._listing: set[asyncio.Task[None]] = set()
-        self._task = asyncio.ensure_future(self._run())
-
-    def follow(self, partition: Partition) -> None:
-        self.fetcher.follow(partition)
-        if self._link is not None and self._link_epoch != self._leader_epoch():
-            # It began anew. A machine that had lost its power knows nothing of the connection, and
-            # a fetch that waits on it would do so until replica.socket.timeout.ms.
-            self._drop_link()
-        self._moved.set()
-
-    def wake(self) -> None:
-        """Look again at what is to be fetched."""
-        self._moved.set()
-
-    def _leader_epoch(self) -> int:
-        found = self._broker.image.brokers.get(self._leader_id)
-        return NOT_ELIGIBLE if found is None else found.broker_epoch
-
-    def stop(self) -> None:
-        self._task.cancel()
-        for task in self._listing:
-            task.cancel()
-        if self._link is not None:
-            self._link.close()
-
-    async def _run(self) -> None:
-        pause_ms = _RECONNECT_MS
-        while True:
-            now_ms = self._broker.clock.now_ms()
-            request = self.fetcher.next_fetch(now_ms)
-            if request is None:
-                await self._wait(now_ms)
-                continue
-            try:
-                response = await self._fetch(request)
-            except ClientError:
-                self.fetcher.fail_fetch(self._broker.clock.now_ms())
-                self._drop_link()
-                await asyncio.sleep(pause_ms / 1000)
-                pause_ms = min(2 * pause_ms, _RECONNECT_MAX_MS)
-                continue
-            except Exception:
-                # A fault of ours, or bytes that are no answer: told, and no end of replication.
-                self._broker.log.exception("a replica's fetch failed", leader=self._leader_id)
-                self.fetcher.fail_fetch(self._broker.clock.now_ms())
-                self._drop_link()
-                await asyncio.sleep(_RECONNECT_MAX_MS / 1000)
-                continue
-            pause_ms = _RECONNECT_MS
-            if self._broker.suspects:
-                self._broker.suspects.reached(self._leader_id)
-            self._apply_outcome(self.fetcher.complete_fetch(response, self._broker.clock.now_ms()))
-
-    async def _wait(self, now_ms: int) -> None:
-        """Until a partition is followed or synced, or one that was refused is due."""
-        due_ms = self.fetcher.next_due_ms()
-        timeout_s = None if due_ms is None else max(0.001, (due_ms - now_ms) / 1000)
-        if due_ms is not None and due_ms <= now_ms:
-            timeout_s = 0.5  # It waits for its disk.
-        self._moved.clear()
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._moved.wait()
-        except TimeoutError:
-            pass
-
-    def _drop_link(self) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
-
-    async def _request(self, api_key: ApiKey, fields: dict[str, Any]) -> Any:
-        peers, config = self._broker.peers, self._broker.config
-        address = peers.address_of(self._leader_id)
-        if self._link is None or self._link.address != address:
-            self._drop_link()
-            if address is None:
-                raise ClientError(f"broker {self._leader_id} is not registered")
-            self._link = peers.link(address, config["replica.socket.timeout.ms"])
-            self._link_epoch = self._leader_epoch()
-            self._link.on_lost = lambda: self._broker.suspects.lost(self._leader_id)
-        return await self._link.request(api_key, fields)
-
-    async def _fetch(self, request: FetchRequest) -> FetchResponse:
-        broker, config = self._broker, self._broker.config
-        partition_max_bytes = config["replica.fetch.max.bytes"]
-        throttled_bytes = self._throttled_bytes(request)
-        topics: dict[UUID, list[dict[str, Any]]] = {}
-        for (topic_id, index), asked in request.partitions:
-            row = {
-                "partition": index,
-                "current_leader_epoch": asked.current_leader_epoch,
-                "fetch_offset": asked.fetch_offset,
-                "last_fetched_epoch": asked.last_fetched_epoch,
-                "log_start_offset": asked.log_start_offset,
-                "partition_max_bytes": min(
-                    partition_max_bytes, throttled_bytes.get((topic_id, index), partition_max_bytes)
-                ),
-            }
-            topics.setdefault(topic_id, []).append(row)
-        forgotten: dict[UUID, list[int]] = {}
-        for topic_id, index in request.forgotten:
-            forgotten.setdefault(topic_id, []).append(index)
-        fields = {
-            "replica_state": {
-                "replica_id": broker.node_id,
-                "replica_epoch": broker.replicas.broker_epoch,
-            },
-            "max_wait_ms": config["replica.fetch.wait.max.ms"],
-            "min_bytes": config["replica.fetch.min.bytes"],
-            "max_bytes": config["replica.fetch.response.max.bytes"],
-            "session_id": request.session_id,
-            "session_epoch": request.session_epoch,
-            "topics": [{"topic_id": t, "partitions": rows} for t, rows in topics.items()],
-            "forgotten_topics_data": [
-                {"topic_id": t, "partitions": indexes} for t, indexes in forgotten.items()
-            ],
-        }
-        return _response(await self._request(ApiKey.FETCH, fields))
-
-    def _throttled_bytes(self, request: FetchRequest) -> dict[Key, int]:
-        """Bytes that throttled partitions out of sync may have at once, which is one batch at
-        least: together what the throttle has room for."""
-        broker, throttle = self._broker, self._broker.throttles[FOLLOWER]
-        if not throttle.active:
-            return {}
-        found = [broker.partitions.get(*key) for key, _ in request.partitions]
-        keys = [p.key for p in found if p and broker.node_id not in p.isr and throttle.throttles(p)]
-        return dict.fromkeys(
-            keys, throttle.available_bytes(broker.clock.now_ms()) // max(1, len(keys))
-        )
-
-    def _apply_outcome(self, what: FetchOutcome) -> None:
-        broker = self._broker
-        for partition in what.sync:
-            broker.disk.sync_soon(partition)
-        if any(not partition.group_commit for partition in what.sync):
-            # The recovery point on disk must not vouch for what will stand where the cut was.
-            broker.log_maintenance.checkpoint()
-        for partition, error in what.failed:
-            broker.log.error(
-                "a follower cannot write",
-                topic=partition.topic,
-                partition=partition.index,
-                error=str(error),
-            )
-        for partition in what.list_offsets:
-            task = asyncio.ensure_future(self._list_offsets(partition))
-            self._listing.add(task)
-            task.add_done_callback(self._listing.discard)
-
-    async def _list_offsets(self, partition: Partition) -> None:
-        """Ask where the leader's log begins and ends."""
-        epoch = partition.leader_epoch
-        found = {EARLIEST: -1, LATEST: -1}
-        code = ErrorCode.none
-        try:
-            for timestamp in found:
-                fields = {
-                    "replica_id": self._broker.node_id,
-                    "topics": [
-                        {
-                            "name": partition.topic,
-                            "partitions": [
-                                {
-                                    "partition_index": partition.index,
-                                    "current_leader_epoch": epoch,
-                                    "timestamp": timestamp,
-                                }
-                            ],
-                        }
-                    ],
-                }
-                answer = await self._broker.peers.request(
-                    self._leader_id, ApiKey.LIST_OFFSETS, fields
-                )
-                row = answer.topics[0].partitions[0]
-                code = code or ErrorCode(row.error_code)
-                found[timestamp] = row.offset
-        except ClientError:
-            code = ErrorCode.request_timed_out
-        now_ms = self._broker.clock.now_ms()
-        self._apply_outcome(
-            self.fetcher.complete_list_offsets(
-                partition, epoch, code, found[EARLIEST], found[LATEST], now_ms
-            )
-        )
-        self._moved.set()
-
-
-def _response(answer: Any) -> FetchResponse:
-    found: dict[Key, ReplicaFetched] = {}
-    for topic in answer.responses:
-        for row in topic.partitions:
-            diverging = row.diverging_epoch
-            found[(topic.topic_id, row.partition_index)] = ReplicaFetched(
-                ErrorCode(row.error_code),
-                row.high_watermark,
-                row.log_start_offset,
-                Divergence(diverging.epoch, diverging.end_offset)
-                if diverging is not None and diverging.end_offset >= 0
-                else None,
-                row.records or b"",
-            )
-    return FetchResponse(ErrorCode(answer.error_code), answer.session_id, found)
