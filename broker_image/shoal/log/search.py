@@ -9,13 +9,13 @@ from shoal.record.batch import LOG_APPEND_TIME_BIT, BatchHeader, CorruptBatch
 from shoal.record.records import read_records
 
 if TYPE_CHECKING:
-    from shoal.log.log import Log
+    from shoal.log.state import LogState
 
 #: (timestamp, offset, leader epoch).
 Found = tuple[int, int, int]
 
 
-def since(log: Log, timestamp_ms: int, max_offset: int | None) -> Found | None:
+def since(log: LogState, timestamp_ms: int, max_offset: int | None) -> Found | None:
     """The first record below `max_offset` that is at least as young as `timestamp_ms`."""
     bound = log.log_end_offset if max_offset is None else max_offset
     for segment in log.segments:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from shoal.log.compaction import Compaction
 from shoal.log.errors import LogOffline
-from shoal.log.retention import DeletedSegment
+from shoal.log.segment import DeletedSegment
 
 if TYPE_CHECKING:
     from shoal.log.directory import LogDirectory
