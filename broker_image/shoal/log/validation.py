@@ -27,6 +27,7 @@ from shoal.record.batch import (
     MAGIC,
     MAGIC_AT,
     OVERHEAD,
+    RECORD_COUNT_AT,
     BatchHeader,
     Buffer,
     CorruptBatch,
@@ -66,7 +67,7 @@ def is_large(data: Buffer, inline_bytes_max: int) -> bool:
         return True
     if walker.native is not None or len(data) < HEADER_SIZE:
         return False
-    return int.from_bytes(data[HEADER_SIZE - 4 : HEADER_SIZE], "big") > _PYTHON_RECORDS_MAX
+    return int.from_bytes(data[RECORD_COUNT_AT:HEADER_SIZE], "big") > _PYTHON_RECORDS_MAX
 
 
 def validate(
