@@ -31,6 +31,7 @@ from shoal.log.config import LogConfig
 from shoal.log.errors import AppendRefused, LogOffline
 from shoal.log.producers import EXPIRATION_MS
 from shoal.log.reads import Read as Read
+from shoal.log.search import TimestampOffset as TimestampOffset
 from shoal.log.segment import DeletedSegment
 from shoal.log.state import LogState
 from shoal.log.storage import Storage
@@ -162,12 +163,12 @@ class Log(LogState):
 
     def offset_for_timestamp(
         self, timestamp_ms: int, *, max_offset: int | None = None
-    ) -> tuple[int, int, int] | None:
-        """(timestamp, offset, leader epoch) of the first record that is at least so young."""
+    ) -> TimestampOffset | None:
+        """Return the first record whose timestamp is at least `timestamp_ms`."""
         return search.since(self, timestamp_ms, max_offset)
 
-    def max_timestamp_offset(self) -> tuple[int, int, int] | None:
-        """(timestamp, offset, leader epoch) of the first record with the largest timestamp."""
+    def max_timestamp_offset(self) -> TimestampOffset | None:
+        """Return the first record with the largest timestamp."""
         largest = max((segment.max_timestamp()[0] for segment in self.segments), default=-1)
         return None if largest < 0 else self.offset_for_timestamp(largest)
 

@@ -268,11 +268,11 @@ class Leadership:
         return follower.broker_epoch
 
     def fail_isr_change(
-        self, asked: AlterPartition, code: ErrorCode, now_ms: int, retry_ms: int
+        self, change: AlterPartition, code: ErrorCode, now_ms: int, retry_ms: int
     ) -> None:
         """The controller refused, or was not reached. Only what is refused for sure leaves the
         maximal ISR; anything else may have been taken, and is asked again until that is known."""
-        if self.proposed is not asked or code in _STALE:
+        if self.proposed is not change or code in _STALE:
             return  # A newer image voids what was asked for, or is on its way.
         self._now_ms = max(self._now_ms, now_ms)
         self._retry_at_ms = now_ms + retry_ms

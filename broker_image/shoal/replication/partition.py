@@ -235,7 +235,7 @@ class Partition:
         """Follow the controller: lead, or follow who leads now. A registration that is not
         newer than the one in force changes nothing."""
         if registered.partition_epoch <= self.partition_epoch:
-            # Also told again what is in force: an ISR that is asked for stays asked for.
+            # Also told again what is in force: an ISR that was proposed stays proposed.
             return
         self._wake_quiet_fetches()
         changed = registered.leader_epoch != self.leader_epoch
@@ -275,7 +275,7 @@ class Partition:
             self.sync_requested(self)
 
     def complete_isr_change(self, isr: tuple[int, ...], partition_epoch: int) -> None:
-        """The controller has taken the ISR that was asked for."""
+        """The controller accepted the proposed ISR."""
         if self.leadership is None or partition_epoch <= self.partition_epoch:
             return
         self._wake_quiet_fetches()
@@ -284,11 +284,11 @@ class Partition:
         self._advance_high_watermark()
 
     def fail_isr_change(
-        self, asked: AlterPartition, code: ErrorCode, now_ms: int, retry_ms: int
+        self, change: AlterPartition, code: ErrorCode, now_ms: int, retry_ms: int
     ) -> None:
-        """The controller did not take the ISR that was asked for, or nobody knows."""
+        """The controller refused the proposed ISR, or did not answer."""
         if self.leadership is not None:
-            self.leadership.fail_isr_change(asked, code, now_ms, retry_ms)
+            self.leadership.fail_isr_change(change, code, now_ms, retry_ms)
             self._advance_high_watermark()
 
     def tick(self, now_ms: int) -> None:
@@ -550,7 +550,7 @@ class Partition:
             call(self)
 
 
-def _no_controller(partition: Partition, asked: AlterPartition) -> None:
+def _no_controller(partition: Partition, change: AlterPartition) -> None:
     raise AssertionError(f"{partition.topic}-{partition.index} has no controller to ask")
 
 

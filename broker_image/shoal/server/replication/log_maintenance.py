@@ -1,7 +1,7 @@
-"""What a broker does by itself: retention, compaction, checkpoints, syncs that are due, expiry.
+"""Periodic work on logs: retention, compaction, checkpoints, due syncs, expiry of producers.
 
-Each task runs on the event loop in short steps, so that requests are served in between; what waits
-for the disk goes to its worker.
+Each task runs on the event loop in short steps, so that requests are served in between. Blocking
+disk work runs in the disk's worker thread.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from shoal.server.node import Node
     from shoal.server.replication.partitions import Partitions
 
-#: Between two looks for syncs that flush.ms or a closed segment ask for.
+#: Interval of the check for syncs that flush.ms or a closed segment require.
 SYNC_CHECK_MS = 1_000
 
 
 class LogMaintenance:
-    """Owns the periodic tasks and the compaction that is under way."""
+    """Owns the periodic tasks and the running compaction."""
 
     def __init__(
         self,
@@ -40,14 +40,14 @@ class LogMaintenance:
         self._partitions = partitions
         self._directory = directory
         self._compaction: tuple[Partition, Compaction] | None = None
-        #: Of the bytes that the compaction under way has read and written, those accounted for.
+        #: The bytes of the running compaction that the rate limit has counted.
         self._io_bytes_counted = 0
-        #: When compaction may go on, on the loop's clock.
+        #: When compaction may continue, on the loop's clock.
         self._compact_at = 0.0
         self.compactions_total = self.segments_deleted_total = 0
 
     def start(self) -> None:
-        """Begin; the broker's timers end it."""
+        """Start the tasks. The node's timers stop them."""
         every, config = self._node.timers.every, self._node.config
         every(SYNC_CHECK_MS, self._sync_due)
         every(config["log.retention.check.interval.ms"], self._retention)
@@ -57,12 +57,12 @@ class LogMaintenance:
             every(lambda: self._cache.image.broker_config["log.cleaner.backoff.ms"], self._compact)
 
     def stop(self) -> None:
-        """Give up what is under way, and write the checkpoints."""
+        """Abandon the running compaction, and write the checkpoints."""
         self._compaction = None
         self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Write recovery points, log starts and high watermarks."""
+        """Write recovery points, log start offsets and high watermarks."""
         self._directory.high_watermarks = {
             (p.topic, p.index): p.high_watermark for p in self._partitions
         }
@@ -96,7 +96,7 @@ class LogMaintenance:
                 partition.notify_changed()
 
     def _remove_later(self, segments: list[DeletedSegment], at_ms: int) -> None:
-        """Remove their files after file.delete.delay.ms; a restart removes what is left."""
+        """Remove files after file.delete.delay.ms. A restart removes those that remain."""
         self.segments_deleted_total += len(segments)
         for segment in segments:
             remove = partial(self._node.disk.remove, segment.remove)
@@ -109,7 +109,7 @@ class LogMaintenance:
             partition.log.expire_producers(now_ms, limit_ms)
 
     def _compact(self) -> None:
-        """Begin with a log that has enough to clean, unless one is under way."""
+        """Start to compact a log that has enough to clean, unless a compaction is running."""
         if self._compaction is not None:
             return
         now_ms = self._node.clock.now_ms()
@@ -131,7 +131,7 @@ class LogMaintenance:
                 return
 
     def _compact_step(self) -> None:
-        """One bounded step; a sync that it asks for is waited for in the disk's worker."""
+        """Run one bounded step. The disk's worker runs the syncs that it needs."""
         if self._compaction is None:
             return
         partition, steps = self._compaction
@@ -152,12 +152,12 @@ class LogMaintenance:
                 else:
                     loop.call_at(at_s, self._compact_step)
             else:
-                # The round runs it again by itself where this fails, and so meets the error.
+                # If this fails, the round runs it again and gets the error.
                 work = self._node.disk.run(sync.run_once)
                 work.add_done_callback(self._compact_synced)
 
     def _next_step_s(self, steps: Compaction) -> float:
-        """When the next step may begin by log.cleaner.io.max.bytes.per.second."""
+        """Return the start time of the next step under log.cleaner.io.max.bytes.per.second."""
         size = steps.io_bytes - self._io_bytes_counted
         self._io_bytes_counted = steps.io_bytes
         rate = self._cache.image.broker_config["log.cleaner.io.max.bytes.per.second"]

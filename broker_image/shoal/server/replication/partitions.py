@@ -1,7 +1,7 @@
-"""The partitions that stand on this broker, by topic id and by name.
+"""The partitions that this broker hosts, by topic id and by name.
 
-The registry follows the metadata image: `apply` opens, changes and removes partitions as a delta
-says. A topic's configs in force become its logs' `LogConfig` here.
+The registry follows the metadata image: `apply` opens, changes and removes partitions according to
+a delta. The effective configs of a topic become the `LogConfig` of its logs here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.node import Node
 
-#: The controller's own log stands among the topics' and is no topic of the image.
+#: The metadata log lies among the topics' logs, but is no topic of the image.
 _OWN_TOPICS = ("__cluster_metadata",)
 
 
@@ -54,10 +54,10 @@ class Partitions:
         self._lag_time_max_ms = LAG_TIME_MAX_MS
         self._by_id: dict[tuple[UUID, int], Partition] = {}
         self._by_name: dict[tuple[str, int], Partition] = {}
-        #: Called with partitions that have been opened, and that are gone.
+        #: Called with each partition that was opened, and with each that was removed.
         self.on_opened: list[Callable[[Partition], None]] = []
         self.on_removed: list[Callable[[Partition], None]] = []
-        #: Called with partitions whose leader, ISR or replicas have been told, also at opening.
+        #: Called with each partition that was opened or whose leader, ISR or replicas changed.
         self.on_registered: list[Callable[[Partition], None]] = []
 
     def __iter__(self) -> Iterator[Partition]:
@@ -73,13 +73,13 @@ class Partitions:
         return self._by_name.get((topic, index))
 
     def find(self, name: str, topic_id: UUID | None, index: int) -> Partition | None:
-        """By id where there is one, else by name."""
+        """Find a partition by topic id, or by name if there is no id."""
         if topic_id is not None:
             return self._by_id.get((topic_id, index))
         return self._by_name.get((name, index))
 
     def load(self, image: MetadataImage) -> None:
-        """Open what the image has, and remove directories of topics that are gone."""
+        """Open the partitions of the image. Remove the directories of deleted topics."""
         self._lag_time_max_ms = image.broker_config["replica.lag.time.max.ms"]
         for topic in image.topics.values():
             self._open(topic, image)
@@ -91,7 +91,7 @@ class Partitions:
             self._purge(staged)
 
     def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        """Follow the image by one step."""
+        """Apply one change of the image."""
         for topic in delta.deleted:
             for index in range(len(topic.partitions)):
                 self._remove(topic, index)
@@ -112,7 +112,7 @@ class Partitions:
             partition = self._by_id.get((topic.topic_id, index))
             if self._node.id not in registered.replicas:
                 if partition is not None:
-                    self._remove(topic, index)  # It was reassigned to other brokers.
+                    self._remove(topic, index)  # Reassigned to other brokers.
                 continue
             if partition is None:
                 log = self._directory.open_log(
@@ -201,10 +201,10 @@ class Partitions:
 
 
 def _adopt(partition: Partition, settings: Mapping[str, Any], lag_time_max_ms: int) -> None:
-    """Topic configs that concern the partition and not its log."""
+    """Apply the topic configs that concern the partition and not its log."""
     partition.flush_messages = settings["flush.messages"]
     partition.min_isr = settings["min.insync.replicas"]
     partition.lag_time_max_ms = lag_time_max_ms
-    # Kafka syncs before it answers when every message is to be flushed, so that asks for it too.
+    # With flush.messages=1 Kafka syncs before it responds, so that enables group commit too.
     partition.group_commit = settings["shoal.flush.group.commit"] or settings["flush.messages"] <= 1
     partition.sync_tail()

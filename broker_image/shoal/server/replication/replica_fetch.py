@@ -1,12 +1,14 @@
-"""Fetch as followers ask it: records up to the log's end, and where the logs part (KIP-595).
+"""Fetch requests of followers: records up to the log end offset, or where the logs diverge
+(KIP-595).
 
-What a follower asks for tells how far it is: that moves the ISR and the high watermark, and with it
-those who wait for that. A fetch that finds nothing waits for an append to one of its partitions.
+The fetch offset shows how far a follower has come. It moves the ISR and the high watermark, and
+wakes the requests that wait for them. A fetch that finds nothing waits for an append to one of its
+partitions.
 
-A fetch is for every partition that its sender follows here, and few of them have news. Where the
-follower was at the end of a log with nothing uncommitted, and neither of them has moved, the
-partition is quiet. It is left out until something changes, and then it is noted when its follower
-has fetched last.
+A fetch covers every partition that its sender follows here, and few of them have news. A partition
+is quiet when the follower is at the log end offset, all records are committed, and nothing has
+changed since. Quiet partitions are left out of fetches until something changes. The follower's last
+fetch time is noted then.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class FetchPorts(NamedTuple):
 
 
 class _CaughtUp(NamedTuple):
-    """A partition whose log the follower has all of, and all of which is committed."""
+    """A partition whose log is committed in full and is complete at the follower."""
 
     partition: Partition
     leadership: Leadership
@@ -99,13 +101,13 @@ class _CaughtUp(NamedTuple):
 def _wake_partition(
     session: Session, cursor: Cursor, leadership: Leadership, replica_id: int
 ) -> None:
-    """Something happens to a partition that was quiet."""
+    """Put a quiet partition back into its session's next fetch."""
     leadership.refresh_follower(replica_id, session.broker_epoch, session.used_ms)
     session.stir(cursor)
 
 
 def replica_of(body: Any) -> int:
-    """The broker that fetches, or -1 for a consumer."""
+    """Return the id of the broker that fetches, or -1 for a consumer."""
     state = getattr(body, "replica_state", None)
     return body.replica_id if state is None else state.replica_id
 
@@ -156,7 +158,7 @@ class ReplicaFetches:
 
 
 class ReplicaFetchRequest:
-    """One request of a follower."""
+    """One fetch of a follower, and its position in the session."""
 
     __slots__ = (
         "_broker_epoch",
@@ -190,39 +192,39 @@ class ReplicaFetchRequest:
         self._max_bytes: int = body.max_bytes
         self._nothing_yet = True
         self._waits = body.min_bytes > 0 and codec.ms(body.max_wait) > 0
-        #: Whether a partition gave nothing for its throttle.
+        #: Whether the throttle held a partition back.
         self.held_back = False
 
     def begin(self) -> Body | None:
-        """The response, unless there is nothing to tell yet."""
-        rows, news = self._read()
-        return self._respond(rows) if news or not self._waits else None
+        """Return the response, or None if there is no news yet."""
+        results, has_news = self._read()
+        return self._respond(results) if has_news or not self._waits else None
 
     def attempt(self) -> Body | None:
-        """The response once there is something to tell, or once this broker leads more that the
-        follower is to come for."""
-        rows, news = self._read()
+        """Return the response if there is news, or if this broker leads a partition that the
+        follower has yet to fetch."""
+        results, has_news = self._read()
         awaited = self._ports.followers.awaits_fetch(self._replica_id, self._ports.clock.now_ms())
-        return self._respond(rows) if news or awaited else None
+        return self._respond(results) if has_news or awaited else None
 
     def expire(self) -> Body:
         return self._respond(self._read()[0])
 
     def _read(self) -> tuple[list[tuple[Cursor, ReplicaFetched]], bool]:
-        """What there is of partitions with anything to tell, and whether it is worth an answer."""
+        """Return the results of partitions that have any, and whether they need a response now."""
         find, now_ms = self._ports.partitions.find, self._ports.clock.now_ms()
         left = self._max_bytes
         self._nothing_yet = True
         self._note(now_ms)
-        rows: list[tuple[Cursor, ReplicaFetched]] = []
-        news = False
+        results: list[tuple[Cursor, ReplicaFetched]] = []
+        has_news = False
         for cursor in self._looked_at():
             known: _CaughtUp | None = cursor.at_end
             if known is not None and known.is_unchanged:
                 if known.leadership.refresh_follower(self._replica_id, self._broker_epoch, now_ms):
-                    told = (known.log_end_offset, known.log_start_offset)
-                    if not self._incremental or cursor.told != told:
-                        rows.append((cursor, ReplicaFetched(ErrorCode.none, *told)))
+                    offsets = (known.log_end_offset, known.log_start_offset)
+                    if not self._incremental or cursor.told != offsets:
+                        results.append((cursor, ReplicaFetched(ErrorCode.none, *offsets)))
                     elif self._session is not None:
                         self._quieten(self._session, cursor, known)
                     continue
@@ -234,22 +236,22 @@ class ReplicaFetchRequest:
                     else ErrorCode.unknown_topic_or_partition
                 )
             else:
-                asked = ReplicaFetch(
+                position = ReplicaFetch(
                     cursor.fetch_offset,
                     cursor.last_fetched_epoch,
                     cursor.current_leader_epoch,
                     cursor.log_start_offset,
                 )
-                found = self._read_one(partition, asked, min(left, cursor.max_bytes), now_ms)
+                found = self._read_one(partition, position, min(left, cursor.max_bytes), now_ms)
             cursor.at_end = self._caught_up(partition, cursor, found)
             left -= len(found.records)
             if found.error_code or found.diverging is not None or found.records:
-                news = True
-            rows.append((cursor, found))
-        return rows, news
+                has_news = True
+            results.append((cursor, found))
+        return results, has_news
 
     def _note(self, now_ms: int) -> None:
-        """The session's follower is here now; as another incarnation, all is looked at anew."""
+        """Note the fetch time. After a restart of the follower, no partition is quiet any more."""
         session = self._session
         if session is None:
             return
@@ -260,7 +262,7 @@ class ReplicaFetchRequest:
                 session.stir(cursor)
 
     def _looked_at(self) -> list[Cursor]:
-        """Partitions that are not quiet; of a fetch without a session all."""
+        """Return the partitions that are not quiet; all of them without a session."""
         session = self._session
         if session is None or session.lively is None:
             return self._cursors
@@ -270,8 +272,8 @@ class ReplicaFetchRequest:
         quiet_fetches = known.partition.quiet_fetches
         other = quiet_fetches.pop(self._replica_id, None)
         if other is not None:
-            # A partition that moves between a follower's fetch loops is in two sessions for a
-            # while. The one that stays must not be left out.
+            # A partition that moves between fetcher tasks is in two sessions for a while. The
+            # session that keeps it must not lose it.
             other()
         session.quieten(cursor)
         quiet_fetches[self._replica_id] = partial(
@@ -279,9 +281,9 @@ class ReplicaFetchRequest:
         )
 
     def _read_one(
-        self, partition: Partition, asked: ReplicaFetch, max_bytes: int, now_ms: int
+        self, partition: Partition, position: ReplicaFetch, max_bytes: int, now_ms: int
     ) -> ReplicaFetched:
-        """One partition's answer; who is throttled and not in sync gets what it may have now."""
+        """Read one partition. A throttled replica out of sync gets what its quota allows now."""
         throttle = self._ports.throttle
         throttled = throttle.active and throttle.throttles(partition)
         held_back = False
@@ -292,7 +294,7 @@ class ReplicaFetchRequest:
         found = partition.fetch_for_follower(
             self._replica_id,
             self._broker_epoch,
-            asked,
+            position,
             max_bytes=max(0, max_bytes),
             min_one=self._nothing_yet and not held_back,
             now_ms=now_ms,
@@ -316,15 +318,15 @@ class ReplicaFetchRequest:
         start = partition.log.log_start_offset
         return _CaughtUp(partition, leadership, partition.isr, end, start)
 
-    def _respond(self, rows: list[tuple[Cursor, ReplicaFetched]]) -> Body:
+    def _respond(self, results: list[tuple[Cursor, ReplicaFetched]]) -> Body:
         topics: dict[Any, _Entry] = {}
         session = self._session
-        for cursor, found in rows:
-            told = (found.high_watermark, found.log_start_offset)
+        for cursor, found in results:
+            offsets = (found.high_watermark, found.log_start_offset)
             new = found.error_code or found.diverging is not None or found.records
-            if self._incremental and not new and cursor.told == told:
+            if self._incremental and not new and cursor.told == offsets:
                 continue
-            cursor.told = None if found.error_code else told
+            cursor.told = None if found.error_code else offsets
             if session is not None and found.records:
                 session.rotate(cursor)
             entry: _Entry = {

@@ -132,7 +132,7 @@ class ReplicaFetcherManager:
 
 
 class _FetcherTask:
-    """Fetches some partitions from their leader, one request at a time."""
+    """Fetches some partitions of one leader, one request at a time."""
 
     def __init__(self, manager: ReplicaFetcherManager, leader_id: int) -> None:
         self._manager = manager
@@ -146,7 +146,7 @@ class _FetcherTask:
             on_synced=self._wakeup.set,
         )
         self._link: Link | None = None
-        #: The leader's broker epoch when the link was made.
+        #: The leader's broker epoch when the link was opened.
         self._link_epoch = NOT_ELIGIBLE
         self._listing: set[asyncio.Task[None]] = set()
         self._task = asyncio.ensure_future(self._run())
@@ -154,13 +154,13 @@ class _FetcherTask:
     def follow(self, partition: Partition) -> None:
         self.fetcher.follow(partition)
         if self._link is not None and self._link_epoch != self._leader_epoch():
-            # It began anew. A machine that had lost its power knows nothing of the connection, and
-            # a fetch that waits on it would do so until replica.socket.timeout.ms.
+            # The leader has restarted. After a power loss its machine does not reset the old
+            # connection, and a fetch would wait on it until replica.socket.timeout.ms.
             self._drop_link()
         self._wakeup.set()
 
     def wake(self) -> None:
-        """Look again at what is to be fetched."""
+        """Check again which partitions to fetch."""
         self._wakeup.set()
 
     def _leader_epoch(self) -> int:
@@ -190,7 +190,7 @@ class _FetcherTask:
                 pause_ms = min(2 * pause_ms, _RECONNECT_MAX_MS)
                 continue
             except Exception:
-                # A fault of ours, or bytes that are no answer: told, and no end of replication.
+                # A bug or an invalid response. Log it and go on replicating.
                 self._node.log.exception("a replica's fetch failed", leader=self._leader_id)
                 self.fetcher.fail_fetch(self._node.clock.now_ms())
                 self._drop_link()
@@ -201,11 +201,11 @@ class _FetcherTask:
             self._apply_outcome(self.fetcher.complete_fetch(response, self._node.clock.now_ms()))
 
     async def _wait(self, now_ms: int) -> None:
-        """Until a partition is followed or synced, or one that was refused is due."""
+        """Wait until a partition is added or synced, or until a back-off ends."""
         due_ms = self.fetcher.next_due_ms()
         timeout_s = None if due_ms is None else max(0.001, (due_ms - now_ms) / 1000)
         if due_ms is not None and due_ms <= now_ms:
-            timeout_s = 0.5  # It waits for its disk.
+            timeout_s = 0.5  # A partition waits for its disk.
         self._wakeup.clear()
         try:
             async with asyncio.timeout(timeout_s):
@@ -235,18 +235,18 @@ class _FetcherTask:
         partition_max_bytes = config["replica.fetch.max.bytes"]
         throttled_bytes = self._throttled_bytes(request)
         topics: dict[UUID, list[dict[str, Any]]] = {}
-        for (topic_id, index), asked in request.partitions:
-            row = {
+        for (topic_id, index), position in request.partitions:
+            entry = {
                 "partition": index,
-                "current_leader_epoch": asked.current_leader_epoch,
-                "fetch_offset": asked.fetch_offset,
-                "last_fetched_epoch": asked.last_fetched_epoch,
-                "log_start_offset": asked.log_start_offset,
+                "current_leader_epoch": position.current_leader_epoch,
+                "fetch_offset": position.fetch_offset,
+                "last_fetched_epoch": position.last_fetched_epoch,
+                "log_start_offset": position.log_start_offset,
                 "partition_max_bytes": min(
                     partition_max_bytes, throttled_bytes.get((topic_id, index), partition_max_bytes)
                 ),
             }
-            topics.setdefault(topic_id, []).append(row)
+            topics.setdefault(topic_id, []).append(entry)
         forgotten: dict[UUID, list[int]] = {}
         for topic_id, index in request.forgotten:
             forgotten.setdefault(topic_id, []).append(index)
@@ -260,7 +260,7 @@ class _FetcherTask:
             "max_bytes": config["replica.fetch.response.max.bytes"],
             "session_id": request.session_id,
             "session_epoch": request.session_epoch,
-            "topics": [{"topic_id": t, "partitions": rows} for t, rows in topics.items()],
+            "topics": [{"topic_id": t, "partitions": entries} for t, entries in topics.items()],
             "forgotten_topics_data": [
                 {"topic_id": t, "partitions": indexes} for t, indexes in forgotten.items()
             ],
@@ -268,8 +268,8 @@ class _FetcherTask:
         return _response(await self._request(ApiKey.FETCH, fields))
 
     def _throttled_bytes(self, request: FetchRequest) -> dict[Key, int]:
-        """Bytes that throttled partitions out of sync may have at once, which is one batch at
-        least: together what the throttle has room for."""
+        """Return the bytes that each throttled partition out of sync may fetch now. Together they
+        take what the throttle has left; the leader sends at least one batch."""
         manager, node = self._manager, self._node
         throttle = manager.throttle
         if not throttle.active:
@@ -284,7 +284,7 @@ class _FetcherTask:
         for partition in outcome.sync:
             self._node.disk.sync_soon(partition)
         if any(not partition.group_commit for partition in outcome.sync):
-            # The recovery point on disk must not vouch for what will stand where the cut was.
+            # The recovery point on disk must not cover records that replace truncated ones.
             self._manager.maintenance.checkpoint()
         for partition, error in outcome.failed:
             self._node.log.error(
@@ -299,7 +299,7 @@ class _FetcherTask:
             task.add_done_callback(self._listing.discard)
 
     async def _list_offsets(self, partition: Partition) -> None:
-        """Ask where the leader's log begins and ends."""
+        """Request the start and end offsets of the leader's log."""
         epoch = partition.leader_epoch
         found = {EARLIEST: -1, LATEST: -1}
         code = ErrorCode.none
@@ -323,9 +323,9 @@ class _FetcherTask:
                 answer = await self._manager.peers.request(
                     self._leader_id, ApiKey.LIST_OFFSETS, fields
                 )
-                row = answer.topics[0].partitions[0]
-                code = code or ErrorCode(row.error_code)
-                found[timestamp] = row.offset
+                entry = answer.topics[0].partitions[0]
+                code = code or ErrorCode(entry.error_code)
+                found[timestamp] = entry.offset
         except ClientError:
             code = ErrorCode.request_timed_out
         now_ms = self._node.clock.now_ms()
@@ -340,15 +340,15 @@ class _FetcherTask:
 def _response(answer: Any) -> FetchResponse:
     found: dict[Key, ReplicaFetched] = {}
     for topic in answer.responses:
-        for row in topic.partitions:
-            diverging = row.diverging_epoch
-            found[(topic.topic_id, row.partition_index)] = ReplicaFetched(
-                ErrorCode(row.error_code),
-                row.high_watermark,
-                row.log_start_offset,
+        for entry in topic.partitions:
+            diverging = entry.diverging_epoch
+            found[(topic.topic_id, entry.partition_index)] = ReplicaFetched(
+                ErrorCode(entry.error_code),
+                entry.high_watermark,
+                entry.log_start_offset,
                 Divergence(diverging.epoch, diverging.end_offset)
                 if diverging is not None and diverging.end_offset >= 0
                 else None,
-                row.records or b"",
+                entry.records or b"",
             )
     return FetchResponse(ErrorCode(answer.error_code), answer.session_id, found)

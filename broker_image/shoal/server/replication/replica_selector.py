@@ -1,7 +1,7 @@
-"""Which replica a client reads from: the one in its rack, where it says which that is (KIP-392).
+"""Selects the replica that a consumer reads from: one in the consumer's rack (KIP-392).
 
-In force where `replica.selector.class` names Kafka's RackAwareReplicaSelector. A client is sent
-away only by the leader, and only to an in-sync replica of a running broker that has what is asked.
+This is active if `replica.selector.class` names Kafka's RackAwareReplicaSelector. Only the leader
+redirects a consumer, and only to an in-sync replica of an active broker that has the offset.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SELECTOR = "RackAwareReplicaSelector"
 def replica_for(
     image: MetadataImage, partition: Partition, rack: str, fetch_offset: int
 ) -> int | None:
-    """The follower that a client in `rack` is to read from; None where it is to read here."""
+    """Return the follower that a client in `rack` should read from; None for the leader."""
     leadership, config = partition.leadership, image.broker_config
     if leadership is None or not (config["replica.selector.class"] or "").endswith(SELECTOR):
         return None
@@ -34,5 +34,5 @@ def replica_for(
         and brokers[replica].rack == rack
         and follower.log_start_offset <= fetch_offset <= follower.log_end_offset
     ]
-    # The one furthest on, and of those the first in replica order.
+    # The replica with the highest log end offset; among equals the first in replica order.
     return max(there, key=lambda r: leadership.followers[r].log_end_offset, default=None)
