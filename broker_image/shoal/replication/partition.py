@@ -1,14 +1,14 @@
-"""One partition on this broker: its log, who leads it, and how far its records are committed.
+"""One partition on this broker: its log, its leader, and its high watermark.
 
-The high watermark is the offset below which records are committed: consumers read below it, and
-produce requests with acks=all wait for it. With one replica it follows the log's end; where an
-acknowledged write must be on disk (`group_commit`) it follows the synced offset. With more replicas
-it is the least log end of the in-sync ones, which the leader learns from fetches (`leadership`) and
-a follower from the answers to its own (`follower`). It never goes back while the partition is open.
+Records below the high watermark are committed: consumers read below it, and produce requests with
+acks=all wait for it. With one replica it follows the log end offset, or the synced offset if an
+acknowledged write must be on disk (`group_commit`). With more replicas it is the smallest log end
+offset of the ISR. The leader learns those offsets from fetches (`leadership`), and a follower gets
+the high watermark in its fetch responses (`replica_fetcher`). It never decreases while the
+partition is open.
 
-A partition knows no clock and no socket: who waits is told by `on_advance`, called with the
-partition whenever its high watermark, log start or leader has moved, and by `on_append`, called
-when a leader with followers has appended.
+A partition has no clock and no socket. It calls `on_advance` when its high watermark, log start
+offset or leader has changed, and `on_append` when a leader with followers has appended.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from shoal.replication.leadership import (
 )
 
 NO_LEADER = -1
-#: `Fetch`'s and `ListOffsets`' word for a request that knows no leader epoch (KIP-320).
+#: The leader epoch of a Fetch or ListOffsets request that names none (KIP-320).
 NO_EPOCH = -1
-#: Appends whose sizes are kept apart until they are committed; past that they are lumped together.
+#: Uncommitted appends whose sizes are kept separately; later ones are added to the last.
 UNCOMMITTED_MAX = 1_000
 
 
 class Divergence(NamedTuple):
-    """Where a fetcher's log and this one part (KIP-595): the epoch, and its end offset here."""
+    """Where a follower's log diverges from this one (KIP-595): an epoch and its end offset here."""
 
     epoch: int
     end_offset: int
 
 
 class ReplicaFetch(NamedTuple):
-    """What a follower asks of one partition."""
+    """The fetch position of a follower in one partition."""
 
     fetch_offset: int
     last_fetched_epoch: int
@@ -56,17 +56,17 @@ class ReplicaFetch(NamedTuple):
 
 
 class PartitionFetcher(Protocol):
-    """Who fetches for a follower, and what it is told."""
+    """Fetches for a follower (`replica_fetcher.ReplicaFetcher`)."""
 
     def synced(self, partition: Partition, offset: int) -> None:
-        """The log is on disk below `offset`."""
+        """Note that the log is on disk below `offset`."""
 
     def notify_changed(self, partition: Partition) -> None:
-        """The replica's log may have moved by itself."""
+        """Note that the log may have changed without a fetch."""
 
 
 class ReplicaFetched(NamedTuple):
-    """What its leader answers: records from the offset on, or where the logs part, or an error."""
+    """The leader's result: records from the fetch offset on, a divergence, or an error."""
 
     error_code: ErrorCode
     high_watermark: int = -1
@@ -76,7 +76,7 @@ class ReplicaFetched(NamedTuple):
 
 
 class Registration(Protocol):
-    """A partition as the controller has it (`metadata.image.PartitionImage`)."""
+    """A partition in the metadata image (`metadata.image.PartitionImage`)."""
 
     @property
     def leader(self) -> int: ...
@@ -151,7 +151,7 @@ class Partition:
         self.topic = topic
         self.topic_id = topic_id
         self.index = index
-        #: What this partition is waited for by.
+        #: Key of the requests that wait for this partition.
         self.key = (topic_id, index)
         self.log = log
         self.node_id = node_id
@@ -163,27 +163,27 @@ class Partition:
         self.min_isr = 1
         self.lag_time_max_ms = LAG_TIME_MAX_MS
         self.group_commit = False
-        #: Records not yet on disk that ask for a sync (flush.messages).
+        #: Unsynced records that trigger a sync (flush.messages).
         self.flush_messages = 1 << 63
         self.high_watermark = log.log_end_offset
-        #: Bytes appended so far: a difference tells a fetch how much more there is. Those of a
-        #: replicated partition count here once they are committed.
+        #: Committed bytes since the partition was opened. A waiting fetch takes the difference as
+        #: the bytes that have become available.
         self.bytes_committed = 0
         self.bytes_appended = 0
-        #: (offset behind, bytes) of a replicated partition's appends that are not committed.
+        #: (end offset, bytes) of the uncommitted appends of a replicated partition.
         self._uncommitted: deque[tuple[int, int]] = deque()
-        #: Called with the partition when its high watermark or log start offset has moved.
+        #: Called with the partition when its high watermark or log start offset has changed.
         self.on_advance: list[Callable[[Partition], None]] = []
-        #: Called with the partition when there is more for its followers.
+        #: Called with the partition when its followers can fetch more.
         self.on_append: list[Callable[[Partition], None]] = []
         self.sync_requested = sync_requested or _no_disk
         self.alter_isr = alter_isr or _no_controller
         self.broker_epoch_of = broker_epoch_of or _no_broker
-        #: What is known of followers while this replica leads and has any.
+        #: The state of the followers, while this replica leads and has any.
         self.leadership: Leadership | None = None
-        #: By follower, called once at the next change of what its fetches would look at.
+        #: By follower: called once at the next change that its fetches must see.
         self.quiet_fetches: dict[int, Callable[[], None]] = {}
-        #: What fetches for this replica while it follows.
+        #: Fetches for this replica while it follows.
         self.fetcher: PartitionFetcher | None = None
         if len(replicas) > 1:
             known = min(high_watermark, log.log_end_offset)
@@ -197,45 +197,47 @@ class Partition:
 
     @property
     def effective_min_isr(self) -> int:
-        """min.insync.replicas, as far as there are replicas."""
+        """min.insync.replicas, limited to the number of replicas."""
         return min(self.min_isr, len(self.replicas))
 
     def lost_leadership_since(self, leader_epoch: int) -> bool:
-        """Whether this replica has not led on since that epoch: what it appended then may be gone,
-        and its offsets may be others' records."""
+        """Whether this replica has not led without interruption since that epoch.
+
+        If so, its appends of that epoch may be lost, and others' records may have their offsets.
+        """
         return self.leader_epoch != leader_epoch or not self.is_leader
 
     @property
     def is_behind(self) -> bool:
-        """Whether a new leader does not know yet how far its records are committed (KIP-207)."""
+        """Whether a new leader does not yet know the committed end of its log (KIP-207)."""
         return self.leadership is not None and self.high_watermark < self.leadership.start_offset
 
     @property
     def last_stable_offset(self) -> int:
-        """The offset below which every transaction is decided; at most the high watermark."""
+        """The offset below which all transactions have ended; at most the high watermark."""
         return self.log.last_stable_offset(self.high_watermark)
 
     def epoch_error(self, current_leader_epoch: int) -> ErrorCode | None:
-        """Why a request that names the leader epoch it knows is refused (KIP-320), or None."""
+        """Return the error for a request with that leader epoch (KIP-320), or None."""
         if not self.is_leader:
             return ErrorCode.not_leader_or_follower
         return self.known_epoch_error(current_leader_epoch)
 
     def known_epoch_error(self, current_leader_epoch: int) -> ErrorCode | None:
-        """`epoch_error` of a replica that need not lead."""
+        """`epoch_error` for a replica that may also be a follower."""
         if current_leader_epoch in (NO_EPOCH, self.leader_epoch):
             return None
         if current_leader_epoch < self.leader_epoch:
             return ErrorCode.fenced_leader_epoch
         return ErrorCode.unknown_leader_epoch
 
-    # Who leads.
+    # Leadership
 
     def register(self, registered: Registration, now_ms: int) -> None:
-        """Follow the controller: lead, or follow who leads now. A registration that is not
-        newer than the one in force changes nothing."""
+        """Become leader or follower as the controller has decided. A registration that is not
+        newer than the current one changes nothing."""
         if registered.partition_epoch <= self.partition_epoch:
-            # Also told again what is in force: an ISR that was proposed stays proposed.
+            # The current registration may come again. A proposed ISR stays proposed.
             return
         self._wake_quiet_fetches()
         changed = registered.leader_epoch != self.leader_epoch
@@ -253,14 +255,14 @@ class Partition:
             self._advance_high_watermark()
 
     def _become_leader(self, now_ms: int) -> None:
-        """Begin to lead in a new epoch."""
+        """Start to lead in a new epoch."""
         self.leadership = None
         if len(self.replicas) > 1:
             self.leadership = Leadership(self, now_ms)
             try:
                 self.log.begin_epoch(self.leader_epoch)
             except AppendRefused:
-                pass  # Followers are refused until the epoch is noted.
+                pass  # The next fetch of a follower tries again, and fails until then.
         self._advance_high_watermark()
         self.sync_tail()
 
@@ -292,7 +294,7 @@ class Partition:
             self._advance_high_watermark()
 
     def tick(self, now_ms: int) -> None:
-        """Look for followers that lag; called every so often on leaders."""
+        """Check for followers that lag. Called periodically on leaders."""
         if self.leadership is not None:
             self.leadership.tick(now_ms)
             self._advance_high_watermark()
@@ -306,9 +308,9 @@ class Partition:
         now_ms: int,
         origin: Origin = Origin.CLIENT,
     ) -> Appended:
-        """Append whole batches as leader. Raises `AppendRefused`; then nothing was appended.
+        """Append whole batches as leader, without changing `data`.
 
-        `data` is left as it is.
+        Raises `AppendRefused`; then nothing was appended.
         """
         appended = self.log.append(
             data, now_ms=now_ms, leader_epoch=self.leader_epoch, origin=origin
@@ -325,8 +327,8 @@ class Partition:
         producer: tuple[int, int] | None = None,
         codec: Compression = Compression.NONE,
     ) -> Appended:
-        """Append records of an internal topic as one batch of the broker's own, or as part of the
-        open transaction of `producer` (id, epoch)."""
+        """Append (key, value) records of an internal topic as one batch, inside the open
+        transaction of `producer` (id, epoch) if there is one."""
         if producer is not None or codec:
             producer_id, producer_epoch = producer or (-1, -1)
             batch = build_batch(
@@ -371,7 +373,7 @@ class Partition:
         uncommitted.append((self.log.log_end_offset, size))
 
     def _advance_high_watermark(self) -> None:
-        """Move a leader's high watermark as far as its in-sync replicas are."""
+        """Advance a leader's high watermark to the smallest end offset of its ISR."""
         if self.leadership is None:
             end = self.log.recovery_point if self.group_commit else self.log.log_end_offset
             if end > self.high_watermark:
@@ -383,14 +385,14 @@ class Partition:
             self._commit(least)
 
     def _commit(self, offset: int) -> None:
-        """A replicated partition's records below `offset` are committed."""
+        """Commit the records of a replicated partition below `offset`."""
         uncommitted = self._uncommitted
         while uncommitted and uncommitted[0][0] <= offset:
             self.bytes_committed += uncommitted.popleft()[1]
         self._set_high_watermark(offset)
 
     def synced(self, offset: int) -> None:
-        """Records below `offset` are on disk."""
+        """Note that the records below `offset` are on disk."""
         if self.fetcher is not None:
             self.fetcher.synced(self, offset)
         if not self.group_commit or not self.is_leader:
@@ -412,13 +414,13 @@ class Partition:
         min_one: bool,
         now_ms: int,
     ) -> ReplicaFetched:
-        """Answer a follower, and take note of how far it is."""
+        """Return the result of a follower's fetch, and note its fetch offset."""
         code = self.epoch_error(fetch.current_leader_epoch)
         if code is not None:
             return ReplicaFetched(code)
         leadership, log = self.leadership, self.log
         if leadership is None or replica_id not in leadership.followers:
-            # The image that makes it a replica has not come here yet.
+            # The image that makes it a replica has not arrived yet.
             return ReplicaFetched(ErrorCode.unknown_topic_or_partition)
         try:
             if log.latest_epoch < self.leader_epoch:
@@ -444,14 +446,14 @@ class Partition:
         return ReplicaFetched(ErrorCode.none, self.high_watermark, log.log_start_offset, None, data)
 
     def position(self) -> ReplicaFetch:
-        """Where a follower goes on."""
+        """Return the next fetch position of this follower."""
         log = self.log
         return ReplicaFetch(
             log.log_end_offset, log.latest_epoch, self.leader_epoch, log.log_start_offset
         )
 
     def append_fetched(self, answer: ReplicaFetched, now_ms: int) -> None:
-        """Append what the leader sent, and take over its high watermark and log start.
+        """Append the leader's records, and adopt its high watermark and log start offset.
 
         Raises `AppendRefused`, `OSError`; batches before the refused one stay.
         """
@@ -473,7 +475,7 @@ class Partition:
             self.notify_changed()
 
     def truncation_offset(self, divergence: Divergence) -> int:
-        """Where a follower cuts its log that parts from its leader's as told (KIP-101)."""
+        """Return the offset to which a follower truncates a diverging log (KIP-101)."""
         log = self.log
         epoch, end_offset = log.end_offset_for_epoch(divergence.epoch)
         if epoch < 0:
@@ -483,14 +485,14 @@ class Partition:
         return min(end_offset, divergence.end_offset, log.log_end_offset)
 
     def truncate(self, offset: int) -> None:
-        """Cut a follower's log. Raises `OSError`."""
+        """Truncate a follower's log. Raises `OSError`."""
         self.log.truncate(offset)
         self._uncommitted.clear()
-        # Only an unclean election takes what was committed.
+        # Only an unclean election removes committed records.
         self.high_watermark = min(self.high_watermark, self.log.log_end_offset)
 
     def start_at(self, offset: int) -> None:
-        """Drop a follower's log, which ends before its leader's begins. Raises `OSError`."""
+        """Replace a follower's log that ends before the leader's log starts. Raises `OSError`."""
         self.log.truncate_fully_and_start_at(offset)
         self._uncommitted.clear()
         self.high_watermark = offset
@@ -509,7 +511,7 @@ class Partition:
         return self.log.read(offset, max_bytes, max_offset=limit, min_one=min_one)
 
     def divergence(self, *, fetch_offset: int, last_fetched_epoch: int) -> Divergence | None:
-        """Where the log of a fetcher that stands at that offset and epoch parts from this one.
+        """Return where the log of a follower at that position diverges from this one, or None.
 
         Raises `OffsetOutOfRange` when the epoch is newer or older than all in this log.
         """
@@ -521,8 +523,8 @@ class Partition:
         return None
 
     def delete_records(self, offset: int) -> int:
-        """Move the log start to `offset`; gives the new one. Raises `OffsetOutOfRange` for an
-        offset past the high watermark."""
+        """Advance the log start offset to `offset`, and return it. Raises `OffsetOutOfRange` for
+        an offset above the high watermark."""
         if not 0 <= offset <= self.high_watermark:
             raise OffsetOutOfRange(offset, self.log.log_start_offset, self.high_watermark)
         self.log.advance_log_start(offset, "delete-records")
@@ -534,7 +536,7 @@ class Partition:
             self.quiet_fetches.popitem()[1]()
 
     def notify_changed(self) -> None:
-        """Tell those who wait that an offset of this partition has changed."""
+        """Wake the requests that wait for a change of this partition."""
         self._wake_quiet_fetches()
         if self.fetcher is not None:
             self.fetcher.notify_changed(self)
@@ -545,7 +547,7 @@ class Partition:
         self._notify_advance()
 
     def _notify_advance(self) -> None:
-        # A copy: a callback may remove itself, as one does whose leader has lost the partition.
+        # Iterate over a copy, because a callback may remove itself.
         for call in tuple(self.on_advance):
             call(self)
 

@@ -1,7 +1,7 @@
-"""What a leader has appended, for those who wait until it is committed.
+"""An append that waits until it is committed.
 
-An offset stands for the records that were appended there only as long as that leader leads on: when
-it has followed another one, its high watermark passes the same offset with other records.
+An offset identifies the appended records only while the same leader leads in the same epoch. After
+another leader, the high watermark can pass the offset with other records.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class PendingAppend(NamedTuple):
 
     @classmethod
     def of(cls, partition: Partition, end_offset: int) -> PendingAppend:
-        """What its leader has just appended below `end_offset`."""
+        """Return the append that the partition's leader has just made below `end_offset`."""
         return cls(partition, partition.leader_epoch, end_offset)
 
     @property
     def is_lost(self) -> bool:
-        """Whether nobody here can tell any more what became of it."""
+        """Whether this broker can no longer know if the append was committed."""
         return self.partition.lost_leadership_since(self.leader_epoch)
 
     @property

@@ -27,17 +27,17 @@ from shoal.protocol.errors import ErrorCode
 from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetched
 
 Key = tuple[UUID, int]
-#: A fetch of no session, and the epoch of a session's first.
+#: The id of a fetch without a session, and the epoch of the first fetch of a session.
 NO_SESSION, INITIAL_EPOCH = 0, 0
 _EPOCH_MAX = 2**31 - 1
-#: The first pause after a refusal. A new leader's image and its followers' come moments apart.
+#: First back-off after an error. Leader and followers get a new image at slightly other times.
 BACKOFF_MS = 20
-#: replica.fetch.backoff.ms of Kafka.
+#: Kafka's default of replica.fetch.backoff.ms.
 BACKOFF_MAX_MS = 1_000
 
 
 class Step(Enum):
-    """Of one partition: it fetches, waits for its disk, or asks for its leader's offsets."""
+    """The state of one partition: it fetches, waits for its disk, or lists the leader's offsets."""
 
     FETCHING = "fetching"
     SYNCING = "syncing"
@@ -45,7 +45,7 @@ class Step(Enum):
 
 
 class FetchRequest(NamedTuple):
-    """One fetch: the session, what is new in it, what it no longer has."""
+    """One fetch: its session, the new or changed partitions, and the removed ones."""
 
     session_id: int
     session_epoch: int
@@ -54,7 +54,7 @@ class FetchRequest(NamedTuple):
 
 
 class FetchResponse(NamedTuple):
-    """Its answer; partitions without news are left out."""
+    """The response, without partitions that have no news."""
 
     error_code: ErrorCode
     session_id: int
@@ -63,33 +63,33 @@ class FetchResponse(NamedTuple):
 
 @dataclass
 class FetchOutcome:
-    """What an answer leads to besides the next fetch."""
+    """What the caller must do after a response, besides the next fetch."""
 
     sync: list[Partition] = field(default_factory=list)
     list_offsets: list[Partition] = field(default_factory=list)
-    #: Partitions whose disk refused, and why.
+    #: Partitions whose disk failed, with the errors.
     failed: list[tuple[Partition, Exception]] = field(default_factory=list)
 
 
 class Throttle(Protocol):
-    """What holds back partitions that are not in sync (KIP-73)."""
+    """Limits the fetches of partitions that are not in sync (KIP-73)."""
 
     @property
     def active(self) -> bool:
-        """Whether it holds for any partition."""
+        """Whether any partition is throttled."""
 
     def throttles(self, partition: Partition) -> bool:
-        """Whether it holds for this one."""
+        """Whether this partition is throttled."""
 
     def wait_ms(self, now_ms: int) -> int:
-        """How long those it holds for have to wait now."""
+        """Return how long throttled partitions must wait now, in milliseconds."""
 
     def record(self, size_bytes: int, now_ms: int) -> None:
-        """That much came for one that it holds for."""
+        """Count bytes that were fetched for a throttled partition."""
 
 
 class _Followed:
-    """One partition, and what the leader's session has of it."""
+    """One partition, and its fetch position in the leader's session."""
 
     __slots__ = ("backoff_ms", "not_before_ms", "partition", "session_position", "step", "sync_to")
 
@@ -99,12 +99,12 @@ class _Followed:
         self.session_position: ReplicaFetch | None = None
         self.not_before_ms = 0
         self.backoff_ms = BACKOFF_MS
-        #: The log end that is to be durable before the next fetch.
+        #: The log end offset that must be durable before the next fetch.
         self.sync_to = 0
 
 
 class ReplicaFetcher:
-    """Owns the partitions that follow one leader, and the session with it."""
+    """Owns the partitions that follow one leader, and the fetch session with it."""
 
     def __init__(
         self,
@@ -121,13 +121,13 @@ class ReplicaFetcher:
         self._followed: dict[Key, _Followed] = {}
         self._session_id = NO_SESSION
         self._session_epoch = INITIAL_EPOCH
-        #: What the session has at the leader's end.
+        #: The partitions that the leader has in the session.
         self._in_session: dict[Key, None] = {}
         self._under_way = False
-        #: What has to be looked at before the next fetch: it may ask for something else than the
-        #: session has. All others ask for what they asked for.
+        #: Partitions whose fetch position may differ from the one in the session. All others are
+        #: fetched as before.
         self._changed: dict[Key, None] = {}
-        #: What waits for a moment, and what for its disk.
+        #: Partitions in back-off, and partitions that wait for their disk.
         self._pausing: dict[Key, None] = {}
         self._syncing: dict[Key, None] = {}
         self._on_synced = on_synced
@@ -139,7 +139,7 @@ class ReplicaFetcher:
         return iter([followed.partition for followed in self._followed.values()])
 
     def follow(self, partition: Partition) -> None:
-        """Fetch this partition from now on, in its leader epoch of now."""
+        """Fetch this partition from now on, in its current leader epoch."""
         followed = self._followed.get(partition.key)
         if followed is None or followed.partition is not partition:
             self._drop(partition.key)
@@ -152,7 +152,7 @@ class ReplicaFetcher:
         self.notify_changed(partition)
 
     def forget(self, partition: Partition) -> None:
-        """Fetch this partition no longer."""
+        """Stop to fetch this partition."""
         followed = self._followed.get(partition.key)
         if followed is not None and followed.partition is partition:
             self._drop(partition.key)
@@ -160,10 +160,10 @@ class ReplicaFetcher:
             partition.fetcher = None
 
     def hand_over(self, partition: Partition, to: ReplicaFetcher) -> None:
-        """Let another fetcher of the same leader fetch this partition from now on.
+        """Move this partition to another fetcher of the same leader.
 
-        A partition that waits for its disk goes on waiting there. One whose leader is being asked
-        for its offsets fetches, and finds out again that it has to ask.
+        A partition that waits for its disk goes on waiting there. One that lists the leader's
+        offsets fetches again, and gets the same error again.
         """
         followed = self._followed.get(partition.key)
         if followed is None or followed.partition is not partition:
@@ -189,13 +189,13 @@ class ReplicaFetcher:
             held.pop(key, None)
 
     def notify_changed(self, partition: Partition) -> None:
-        """What is asked for of this partition may not be what the session has."""
+        """Note that the partition's fetch position may differ from the one in the session."""
         self._changed[partition.key] = None
 
     # Fetching
 
     def next_fetch(self, now_ms: int) -> FetchRequest | None:
-        """The next request; None while one is under way, or nothing may be asked for."""
+        """Return the next request; None while one is in flight or nothing can be fetched."""
         if self._under_way or self._waits_for_disk():
             return None
         self._wake(now_ms)
@@ -225,11 +225,11 @@ class ReplicaFetcher:
         return FetchRequest(self._session_id, self._session_epoch, new, forgotten)
 
     def _waits_for_disk(self) -> bool:
-        """What waits for its disk would miss a fetch that then waits at the leader."""
+        """Whether a partition waits for its disk. A fetch without it could wait at the leader."""
         return any(not self._followed[key].partition.log.offline for key in self._syncing)
 
     def _wake(self, now_ms: int) -> None:
-        """Look again at partitions whose pause is over, and at all while some are throttled."""
+        """Check the partitions whose back-off is over, and all while any are throttled."""
         if self._throttle is not None and self._throttle.active:
             self._changed.update(dict.fromkeys(self._followed))
         for key in list(self._pausing):
@@ -238,7 +238,7 @@ class ReplicaFetcher:
                 self._changed[key] = None
 
     def _is_fetchable(self, followed: _Followed, now_ms: int) -> bool:
-        """Whether the partition is to be in the next fetch."""
+        """Whether the next fetch includes the partition."""
         partition = followed.partition
         if followed.step is not Step.FETCHING or partition.log.offline:
             return False
@@ -256,14 +256,14 @@ class ReplicaFetcher:
         return throttle.wait_ms(now_ms) if throttle.throttles(partition) else 0
 
     def next_due_ms(self) -> int | None:
-        """When a partition that was refused or throttled may fetch again; None where none waits for
-        that. 0 while one waits for its disk, which tells by itself."""
+        """Return when the first back-off ends; None without one. Return 0 while a partition waits
+        for its disk, which calls `synced`."""
         if self._syncing:
             return 0
         return min((self._followed[key].not_before_ms for key in self._pausing), default=None)
 
     def fail_fetch(self, now_ms: int) -> None:
-        """The request under way came to nothing: the connection is gone, and the session too."""
+        """Handle a failed request: the connection and the session are gone."""
         self._under_way = False
         self._end_session()
 
@@ -273,7 +273,7 @@ class ReplicaFetcher:
         self._changed = dict.fromkeys(self._followed)
 
     def complete_fetch(self, response: FetchResponse, now_ms: int) -> FetchOutcome:
-        """Append, cut and follow the leader's offsets, as it has answered."""
+        """Apply a response: append, truncate, and adopt the leader's offsets."""
         out = FetchOutcome()
         if not self._under_way:
             return out
@@ -287,7 +287,7 @@ class ReplicaFetcher:
             return out
         for key, answer in response.partitions.items():
             followed = self._followed.get(key)
-            # What was asked in another epoch, or from elsewhere, is of no use any more.
+            # A result for another epoch or another position is stale.
             if (
                 followed is None
                 or followed.session_position is None
@@ -347,7 +347,7 @@ class ReplicaFetcher:
         out.sync.append(followed.partition)
 
     def synced(self, partition: Partition, offset: int) -> None:
-        """The partition's log is durable below `offset`, and so are its cuts."""
+        """Note that the log and its truncations are durable below `offset`."""
         followed = self._followed.get(partition.key)
         if followed is not None and followed.step is Step.SYNCING and offset >= followed.sync_to:
             followed.step = Step.FETCHING
@@ -365,8 +365,8 @@ class ReplicaFetcher:
         end_offset: int,
         now_ms: int,
     ) -> FetchOutcome:
-        """Where the log of the leader begins and ends, as it answered in that epoch: the follower
-        stands past its end (after an unclean election), or before its start."""
+        """Apply the start and end offsets of the leader's log, as of that epoch. The follower is
+        past the end (after an unclean election), or before the start."""
         out = FetchOutcome()
         followed = self._followed.get(partition.key)
         if followed is None or followed.step is not Step.LISTING_OFFSETS:
@@ -383,7 +383,9 @@ class ReplicaFetcher:
             elif start_offset > log.log_end_offset:
                 partition.start_at(start_offset)
             else:
-                self._pause(followed, now_ms)  # It has moved meanwhile: fetch again.
+                self._pause(
+                    followed, now_ms
+                )  # The leader's log has changed meanwhile: fetch again.
                 return out
             self._sync(followed, out)
         except (OSError, LogOffline) as error:
