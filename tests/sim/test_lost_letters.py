@@ -23,14 +23,14 @@ def test_a_letter_that_is_lost_with_its_leader_is_written_again(
     """The leader of the dead-letter topic writes a letter that no follower gets, and follows one of
     them in the end, whose high watermark passes the letter's offset with another record. The letter
     was taken for committed, and its record left the window without one."""
-    real, held = Partition.fetched_by, [True]
+    real, held = Partition.fetch_for_follower, [True]
 
     def fetched_by(self: Partition, *asked: Any, **limits: Any) -> ReplicaFetched:
         if self.topic == LETTERS and held:
             return ReplicaFetched(ErrorCode.none, self.high_watermark, self.log.log_start_offset)
         return real(self, *asked, **limits)
 
-    monkeypatch.setattr(Partition, "fetched_by", fetched_by)
+    monkeypatch.setattr(Partition, "fetch_for_follower", fetched_by)
     with scene() as cluster:
         work_id = cluster.make_topic("work", [1])
         letters_id = cluster.make_topic(LETTERS, [1, 2])

@@ -14,7 +14,7 @@ from shoal.client.share import AcknowledgeType
 from shoal.log.uuids import uuid_text
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from shoal.replication.written import Written
+from shoal.replication.pending_append import PendingAppend
 from shoal.server.coordinators import transaction_markers
 from shoal.server.coordinators.service import partition_of
 from shoal.server.share.state_coordinator import TOPIC as STATES
@@ -288,7 +288,7 @@ def test_an_offset_of_a_deposed_leader_taken_for_its_own_is_found(
 ) -> None:
     """What a leader wrote counts as committed when its high watermark passes the offset, though it
     follows another one by then."""
-    monkeypatch.setattr(Written, "is_lost", property(lambda self: False))
+    monkeypatch.setattr(PendingAppend, "is_lost", property(lambda self: False))
     with pytest.raises(AssertionError, match=r"ErrorCode\.none"):
         a_marker_is_lost()
 

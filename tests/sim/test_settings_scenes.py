@@ -10,7 +10,7 @@ from shoal.log.uuids import uuid_text
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.server.network.envelopes import EnvelopeHandler
-from shoal.server.replication import replica_fetch
+from shoal.server.replication.replica_fetch import ReplicaFetches
 from sim.scenes import ErrorCode, Scene, scene
 from sim.test_scenes import GROUP, INIT, SHARE, SOON_S, TRANSACTION, WRITE_TIMEOUT_S
 
@@ -72,7 +72,7 @@ def test_partitions_are_spread_over_fetch_loops_and_move_between_them() -> None:
         for index in range(9):
             cluster.produce(1, topic_id, index).result()
         loops = lambda: [  # noqa: E731
-            len([way for way in one.broker.replicas._loops if way[0] == 1])
+            len([key for key in one.broker.replicas.fetchers.tasks if key.leader_id == 1])
             for one in cluster.cluster.brokers.values()
             if one.broker is not None
         ]
@@ -100,9 +100,9 @@ def test_partitions_are_spread_over_fetch_loops_and_move_between_them() -> None:
                 "all replicas have all",
             )
             owners = [
-                way
-                for way, loop in cluster.cluster.brokers[2].broker.replicas._loops.items()  # type: ignore[union-attr]
-                if any(p.index == index and p.topic == "spread" for p in loop.fetcher)
+                key
+                for key, task in cluster.cluster.brokers[2].broker.replicas.fetchers.tasks.items()  # type: ignore[union-attr]
+                if any(p.index == index and p.topic == "spread" for p in task.fetcher)
             ]
             assert len(owners) == 1, owners
 
@@ -111,13 +111,13 @@ def test_how_a_follower_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
     """replica.fetch.max.bytes, replica.fetch.response.max.bytes, replica.fetch.min.bytes and
     replica.fetch.wait.max.ms are in what a leader is asked."""
     asked: list[Any] = []
-    handle = replica_fetch.handle
+    handle = ReplicaFetches.handle
 
-    def spied(broker: Any, request: Any, replica_id: int) -> Any:
+    def spied(fetches: Any, request: Any, replica_id: int) -> Any:
         asked.append(request.body)
-        return handle(broker, request, replica_id)
+        return handle(fetches, request, replica_id)
 
-    monkeypatch.setattr(replica_fetch, "handle", spied)
+    monkeypatch.setattr(ReplicaFetches, "handle", spied)
     configs = {
         "replica.fetch.max.bytes": "5000",
         "replica.fetch.response.max.bytes": "70000",
@@ -256,7 +256,7 @@ def test_logs_are_compacted(enabled: str) -> None:
             cluster.passes(3)
         broker = cluster.cluster.brokers[id].broker
         assert broker is not None
-        assert (broker.background.compactions_total > 0) == (enabled == "true")
+        assert (broker.log_maintenance.compactions_total > 0) == (enabled == "true")
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shoal.client.cluster import TopicPartition
 from shoal.client.letters import Filter, Letter, letter_of, named_letter, redriven_headers
-from shoal.client.offset_set import OffsetSet
 from shoal.client.redrive_ledger import Sending, Standing
 from shoal.coordinator.share.dead_letters import Source, letters
 from shoal.coordinator.share.fate import Cause, Doomed
+from shoal.record.offset_set import OffsetSet
 from shoal.record.records import Record
 
 _OFFSETS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8)))

@@ -29,7 +29,6 @@ from shoal.client.errors import ClientError, KafkaError, transient
 from shoal.client.fetcher import Fetcher
 from shoal.client.groups import Group, Groups
 from shoal.client.letters import Filter, Letter, letter_of, named_letter, redriven_headers
-from shoal.client.offset_set import OffsetSet
 from shoal.client.partitioner import partition_of
 from shoal.client.producer import Producer
 from shoal.client.redrive_ledger import Ledger, Sending, Standing
@@ -37,6 +36,7 @@ from shoal.client.share_groups import ShareGroups
 from shoal.client.topics import OffsetSpec, Topics
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch
+from shoal.record.offset_set import OffsetSet, ranges_of
 from shoal.record.records import Record
 
 #: Letters that are sent together, and noted together.
@@ -254,7 +254,7 @@ class Redrive:
                 found[letter.offset] = letter.record
         for source, some in bare.items():
             by_offset = {letter.source_offset: letter.offset for letter in some}
-            for first, last in _runs(sorted(by_offset)):
+            for first, last in ranges_of(sorted(by_offset)):
                 for record in await self._source_records(source, first, last):
                     if record.offset in by_offset:
                         found[by_offset[record.offset]] = record
@@ -443,17 +443,6 @@ class Redrive:
 
 def _kind(letter: Letter) -> Kind:
     return Kind(letter.source_topic, letter.group, letter.reason)
-
-
-def _runs(offsets: Sequence[int]) -> list[tuple[int, int]]:
-    """Offsets that rise, as ranges without holes."""
-    found: list[tuple[int, int]] = []
-    for offset in offsets:
-        if found and found[-1][1] + 1 == offset:
-            found[-1] = (found[-1][0], offset)
-        else:
-            found.append((offset, offset))
-    return found
 
 
 class _Turn:

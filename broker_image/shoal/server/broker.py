@@ -55,11 +55,14 @@ from shoal.server.network.request_limits import RequestLimits
 from shoal.server.network.response_limits import ResponseLimits
 from shoal.server.node import Node
 from shoal.server.quota.client_quotas import ClientQuotas
-from shoal.server.replication.batch_validator import Examiner
-from shoal.server.replication.log_maintenance import Background
+from shoal.server.replication.batch_validator import BatchValidator
+from shoal.server.replication.isr_changes import IsrChanges
+from shoal.server.replication.log_maintenance import LogMaintenance
 from shoal.server.replication.partitions import Partitions
 from shoal.server.replication.quotas import FOLLOWER, LEADER, ReplicationQuota
-from shoal.server.replication.replicas import Replicas
+from shoal.server.replication.replica_fetch import ReplicaFetches
+from shoal.server.replication.replica_fetchers import ReplicaFetcherManager
+from shoal.server.replication.replica_manager import ReplicaManager
 from shoal.server.share.service import ShareService
 from shoal.server.system import System
 
@@ -106,28 +109,18 @@ class Broker:
         self._make_cluster(apis)
         self.quotas = ClientQuotas(node, self.metadata_cache, self.metrics)
         self._make_network(errors)
-        self.examiner = Examiner(loop)
+        self.batch_validator = BatchValidator(node)
         self.fetch_sessions = FetchSessions(
             config["max.incremental.fetch.session.cache.slots"],
             random_id=lambda: node.random.randrange(1, 1 << 31),
         )
-        self.throttles = {side: ReplicationQuota(self, side) for side in (LEADER, FOLLOWER)}
-        self.partitions: Partitions = Partitions(
-            self.node_id,
-            self.directory,
-            purgatory=self.purgatory,
-            disk=self.disk,
-            clock=self.clock,
-        )
-        self.partitions.on_removed.append(lambda p: self.metrics.forget_topic(p.topic))
+        self.throttles = {
+            side: ReplicationQuota(node, self.metadata_cache, self.metrics, side)
+            for side in (LEADER, FOLLOWER)
+        }
         self.peers = BrokerPeers(node, self.metadata_cache, self.setup_timeouts)
-        self.replicas = Replicas(self)
-        self.partitions.alter = self.replicas.alter
-        self.partitions.broker_epoch_of = self.replicas.broker_epoch_of
-        self.partitions.on_registered.append(self.replicas.registered)
-        self.partitions.on_removed.append(self.replicas.removed)
+        self._make_replication()
         self.coordinators: list[CoordinatorService[Any]] = []
-        self.background = Background(self)
         self.lifecycle.on_session_lost.append(self.replicas.wake_cut_off)
         has_health = config.metrics_listener is not None
         self.health = HealthListener(node, self.metrics, self) if has_health else None
@@ -142,7 +135,7 @@ class Broker:
             self.fetch_sessions,
             self.request_limits,
             self.disk,
-            self.background,
+            self.log_maintenance,
             self.listeners,
         )
         broker_metrics.register(self.metrics, sources)
@@ -190,6 +183,41 @@ class Broker:
         self._voter_checks = VoterChecks(node, directory, self.registration, self.quorum)
         self._voter_update = VoterUpdate(
             node, directory, self.registration, self.quorum, self.channel
+        )
+
+    def _make_replication(self) -> None:
+        """Construct the parts of `server.replication`."""
+        node, cache = self.node, self.metadata_cache
+        isr_changes = IsrChanges(node, cache, self.channel)
+        self.partitions = Partitions(
+            node, self.directory, purgatory=self.purgatory, isr_controller=isr_changes
+        )
+        self.partitions.on_removed.append(lambda p: self.metrics.forget_topic(p.topic))
+        self.log_maintenance = LogMaintenance(node, cache, self.partitions, self.directory)
+        fetchers = ReplicaFetcherManager(
+            node,
+            cache,
+            self.partitions,
+            peers=self.peers,
+            throttle=self.throttles[FOLLOWER],
+            leaders=self.unreachable_leaders,
+            maintenance=self.log_maintenance,
+        )
+        self.replicas = ReplicaManager(
+            node,
+            self.partitions,
+            isr_changes,
+            fetchers=fetchers,
+            purgatory=self.purgatory,
+            session=self.lifecycle,
+        )
+        self.replica_fetches = ReplicaFetches(
+            node,
+            self.partitions,
+            self.replicas,
+            sessions=self.fetch_sessions,
+            purgatory=self.purgatory,
+            throttle=self.throttles[LEADER],
         )
 
     # Parts that read the image when they are made; `start` makes them.
@@ -274,7 +302,7 @@ class Broker:
         for coordinator in self.coordinators:
             coordinator_metrics.register(self.metrics, coordinator)
             coordinator.metadata_changed(self.image, None)
-        self.background.start()
+        self.log_maintenance.start()
         self.replicas.start()
         await self._listen_for_health()
         if alone:
@@ -362,7 +390,7 @@ class Broker:
         await self.quorum.resign()
         for listener in self.listeners:
             await listener.close()
-        self.examiner.close()
+        self.batch_validator.close()
         if self.health is not None:
             self.health.close()
         self.timers.stop()
@@ -373,7 +401,7 @@ class Broker:
         self.metadata.stop()
         if self._opened:
             await self.disk.drained()
-            self.background.stop()
+            self.log_maintenance.stop()
             try:
                 self.directory.close()
             except OSError as error:

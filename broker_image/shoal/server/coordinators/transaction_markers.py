@@ -21,7 +21,7 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.record.control import build_marker
 from shoal.replication.partition import Partition
-from shoal.replication.written import Written
+from shoal.replication.pending_append import PendingAppend
 from shoal.server.coordinators import groups
 from shoal.server.network.api import Body
 from shoal.transaction.shard import WriteMarkers
@@ -46,7 +46,7 @@ class _Marked:
     def __init__(self, coordinator_epoch: int) -> None:
         self.coordinator_epoch = coordinator_epoch
         #: None for those that are committed elsewhere, or owed none.
-        self.places: dict[TopicPartition, Written | None] = {}
+        self.places: dict[TopicPartition, PendingAppend | None] = {}
 
 
 class Marker(NamedTuple):
@@ -243,7 +243,7 @@ async def _write_at(
     }
 
 
-def append(broker: Broker, topic: str, index: int, marker: Marker) -> Written:
+def append(broker: Broker, topic: str, index: int, marker: Marker) -> PendingAppend:
     """Write a marker to a partition that this broker leads. Raises `ApiError`; then nothing was
     written."""
     partition = broker.partitions.by_name(topic, index)
@@ -271,7 +271,7 @@ def append(broker: Broker, topic: str, index: int, marker: Marker) -> Written:
         raise ApiError(refused.code, refused.message) from None
     except (OSError, LogOffline) as error:
         raise ApiError(ErrorCode.kafka_storage_error, str(error)) from None
-    return Written.by(partition, partition.log.log_end_offset)
+    return PendingAppend.of(partition, partition.log.log_end_offset)
 
 
 def _check_epoch(partition: Partition, marker: Marker) -> None:

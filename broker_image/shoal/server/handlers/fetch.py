@@ -18,8 +18,7 @@ from shoal.replication.partition import Partition
 from shoal.server.network.api import Answer, Body, Request
 from shoal.server.network.fetch_sessions import TOPIC_IDS_FROM, Cursor, Session
 from shoal.server.network.responses import leader_endpoints
-from shoal.server.replication import replica_fetch
-from shoal.server.replication import replica_selector as closest
+from shoal.server.replication import replica_fetch, replica_selector
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -31,7 +30,7 @@ _Entry = dict[str, Any]
 def handle(broker: Broker, request: Request) -> Answer:
     replica_id = replica_fetch.replica_of(request.body)
     if replica_id >= 0:
-        return replica_fetch.handle(broker, request, replica_id)
+        return broker.replica_fetches.handle(request, replica_id)
     now_ms = broker.clock.now_ms()
     session, incremental, cursors = broker.fetch_sessions.begin(
         request.body, request.version, now_ms
@@ -108,7 +107,9 @@ class _Fetch:
             partition = find(cursor.name, cursor.topic_id, cursor.index)
             if partition is None or self._epoch_error(partition, cursor.current_leader_epoch):
                 return True
-            if self._rack and closest.replica_for(self._broker, partition, self._rack, cursor):
+            if self._rack and replica_selector.replica_for(
+                self._broker.image, partition, self._rack, cursor.fetch_offset
+            ):
                 return True
             log, offset = partition.log, cursor.fetch_offset
             limit = partition.last_stable_offset if self._committed else partition.high_watermark
@@ -240,7 +241,9 @@ class _Fetch:
             "records": b"",
         }
         if self._rack:
-            replica = closest.replica_for(self._broker, partition, self._rack, cursor)
+            replica = replica_selector.replica_for(
+                self._broker.image, partition, self._rack, offset
+            )
             if replica is not None:
                 return entry | {"preferred_read_replica": replica}
         if cursor.last_fetched_epoch >= 0:

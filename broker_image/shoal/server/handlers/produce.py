@@ -1,7 +1,7 @@
 """Produce: append batches to the partitions they name, and answer when they are safe.
 
 The batches are views of the request's frame: the log checks them, sets offset and epoch in place
-and writes them from there. Compressed batches are examined before (`server.examiner`). acks=1 is
+and writes them from there. Compressed batches are validated before (`batch_validator`). acks=1 is
 answered when the log has them, acks=all when they are below the high watermark; where an
 acknowledged write must be on disk, both wait for that. acks=0 has no answer: a refusal closes the
 connection, so that the client looks for the leader again.
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from shoal.log.errors import AppendRefused
-from shoal.log.validation import Examined
+from shoal.log.validation import ValidatedBatch
 from shoal.protocol import produce
 from shoal.protocol.errors import ErrorCode, WireError
 from shoal.protocol.produce import TOPIC_IDS_FROM, ProduceRequest
 from shoal.record.batch import COMPRESSION_MASK, TRANSACTIONAL_BIT, low_attributes
 from shoal.record.compression import Compression
 from shoal.replication.partition import Partition
-from shoal.replication.written import Written
+from shoal.replication.pending_append import PendingAppend
 from shoal.server.handlers import transactional_produce
 from shoal.server.handlers.transactional_produce import pass_on
 from shoal.server.network.api import Answer, Body, Request
@@ -39,7 +39,7 @@ _ACKS_ALL = -1
 ADMIN_CLIENT_ID = "__admin_client"
 _Entry = dict[str, Any]
 #: What an answer waits for.
-_Waiting = tuple[Written, _Entry]
+_Waiting = tuple[PendingAppend, _Entry]
 #: By topic and partition: why a transaction's batch is not taken.
 Refused = Mapping[tuple[str, int], tuple[ErrorCode, str | None]]
 _NOTHING_REFUSED: Refused = {}
@@ -48,7 +48,7 @@ _ZSTD_FROM = 7
 
 
 def handle(broker: Broker, request: Request) -> Answer:
-    """Handle the request now, or once its batches, and those before them, are examined."""
+    """Handle the request now, or once its batches, and those before them, are validated."""
     later: list[asyncio.Future[Any]] = []
     body = request.body
 
@@ -57,7 +57,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         request.body = body
         _resolve(later[0], lambda: _handle(broker, request, outcomes))
 
-    outcomes = broker.examiner.examine(
+    outcomes = broker.batch_validator.validate(
         request.body.topics, broker.partitions, broker.clock.now_ms(), then
     )
     if outcomes is not None:
@@ -144,7 +144,7 @@ def _append(
     request: Request,
     where: tuple[str, UUID | None, int],
     data: memoryview | None,
-    outcome: Examined | AppendRefused | None,
+    outcome: ValidatedBatch | AppendRefused | None,
     waiting: list[_Waiting],
     refused: Refused,
 ) -> _Entry:
@@ -192,8 +192,8 @@ def _append(
         "log_append_time_ms": appended.append_time_ms,
         "log_start_offset": appended.log_start_offset,
     }
-    if acks and not partition.acknowledged(appended.last_offset + 1):
-        waiting.append((Written.by(partition, appended.last_offset + 1), entry))
+    if acks and not partition.is_committed(appended.last_offset + 1):
+        waiting.append((PendingAppend.of(partition, appended.last_offset + 1), entry))
     return entry
 
 

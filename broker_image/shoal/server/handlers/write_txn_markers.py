@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.replication.written import Written
+from shoal.replication.pending_append import PendingAppend
 from shoal.server.coordinators import transaction_markers
 from shoal.server.coordinators.transaction_markers import COMMIT_TIMEOUT_MS, Marker
 from shoal.server.network.api import Answer, Body, Request
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def handle(broker: Broker, request: Request) -> Answer:
-    waiting: list[tuple[Written, Row]] = []
+    waiting: list[tuple[PendingAppend, Row]] = []
     response = {"markers": [_written(broker, asked, waiting) for asked in request.body.markers]}
 
     def committed() -> Body | None:
@@ -46,7 +46,9 @@ def handle(broker: Broker, request: Request) -> Answer:
     )
 
 
-def _written(broker: Broker, asked: Any, waiting: list[tuple[Written, Row]]) -> Mapping[str, Any]:
+def _written(
+    broker: Broker, asked: Any, waiting: list[tuple[PendingAppend, Row]]
+) -> Mapping[str, Any]:
     """One marker's rows; those that wait for their commit are noted in `waiting`."""
     marker = Marker(
         asked.producer_id,

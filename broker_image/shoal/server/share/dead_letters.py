@@ -35,7 +35,7 @@ from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch, headers
 from shoal.record.records import Record, build_batch, read_records
 from shoal.replication.partition import Partition
-from shoal.replication.written import Written
+from shoal.replication.pending_append import PendingAppend
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -248,7 +248,7 @@ class DeadLetters:
             return
         self._busy = True
         self._under_way, self.queue = chunk, left
-        written = Written.by(target, appended.last_offset + 1)
+        written = PendingAppend.of(target, appended.last_offset + 1)
         committed = self._broker.purgatory.park(
             keys=[target.key],
             attempt=lambda: () if written.is_committed or written.is_lost else None,
@@ -291,7 +291,7 @@ class DeadLetters:
             name = target.topic.name
             self._failed(Trouble("record-refused", f"{name} took no letters: {code.name}"))
 
-    def _committed(self, written: Written) -> None:
+    def _committed(self, written: PendingAppend) -> None:
         self._busy = False
         chunk, self._under_way = self._under_way, []
         if not written.is_committed:

@@ -172,7 +172,7 @@ class ShareLeader:
         if answer["error_code"]:
             self.drop(told(answer["error_code"], answer.get("error_message")))
             return
-        if self.partition.lost(self._leader_epoch):
+        if self.partition.lost_leadership_since(self._leader_epoch):
             self.drop(Failure(ErrorCode.not_leader_or_follower))
             return
         log, start_offset = self.partition.log, answer["start_offset"]
@@ -418,7 +418,7 @@ class ShareLeader:
         """The high watermark or the log's start moved. The window follows the latter."""
         if self.phase is not Phase.ACTIVE:
             return
-        if partition.lost(self._leader_epoch):
+        if partition.lost_leadership_since(self._leader_epoch):
             self.drop(Failure(ErrorCode.not_leader_or_follower))
         elif partition.log.log_start_offset > self.share.start_offset:
             self._log_start_moved()

@@ -1,4 +1,7 @@
-"""A set of offsets that is mostly runs, such as the letters of a partition that were redriven."""
+"""Sets of offsets as ranges: a few ranges stand for many offsets.
+
+A range is a pair of its first and its last offset, both included.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,19 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
 
+def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
+    """Return ascending `offsets` as ranges that do not touch each other."""
+    found: list[tuple[int, int]] = []
+    for offset in offsets:
+        if found and found[-1][1] + 1 == offset:
+            found[-1] = (found[-1][0], offset)
+        else:
+            found.append((offset, offset))
+    return found
+
+
 class OffsetSet:
-    """Offsets as ranges, both ends included, in order and not touching."""
+    """A mutable set of offsets, held as ranges in ascending order that do not touch."""
 
     __slots__ = ("_firsts", "_lasts")
 
@@ -19,7 +33,7 @@ class OffsetSet:
 
     @classmethod
     def parse(cls, text: str) -> OffsetSet:
-        """The set of `3-7,9`. Raises `ValueError` for what is none."""
+        """Return the set that a text such as `3-7,9` names. Raises `ValueError` for other text."""
         found = cls()
         for word in filter(None, text.split(",")):
             first, dash, last = word.partition("-")
@@ -41,11 +55,11 @@ class OffsetSet:
             yield from range(first, last + 1)
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """The ranges, first and last offset."""
+        """The ranges in ascending order."""
         return zip(self._firsts, self._lasts, strict=True)
 
     def add(self, first: int, last: int | None = None) -> None:
-        """Add one offset, or a range. Raises `ValueError` for one that ends before it begins."""
+        """Add an offset or a range. Raises `ValueError` if the range ends before it begins."""
         last = first if last is None else last
         if last < first or first < 0:
             raise ValueError(f"{first}-{last} is no range of offsets")
@@ -56,12 +70,12 @@ class OffsetSet:
         self._firsts[low:high], self._lasts[low:high] = [first], [last]
 
     def first_missing(self, offset: int) -> int:
-        """The first offset from `offset` on that is not in the set."""
+        """Return the first offset at or after `offset` that is not in the set."""
         at = bisect_right(self._firsts, offset) - 1
         return self._lasts[at] + 1 if at >= 0 and offset <= self._lasts[at] else offset
 
     def forget(self, below: int) -> None:
-        """Take out all offsets below one."""
+        """Remove all offsets below `below`."""
         at = bisect_left(self._lasts, below)
         del self._firsts[:at], self._lasts[:at]
         if self._firsts and self._firsts[0] < below:

@@ -1,17 +1,17 @@
-"""Following: the fetches of one broker from one other, for all partitions which that one leads.
+"""The fetches of one follower from one leader, for all partitions that the broker leads.
 
-A machine without I/O. `next_fetch` gives the request to send, `answered` and `unanswered` take what
-came of it; one request is under way at a time. What the machine cannot do itself it gives out:
-partitions whose log is to be made durable (`Answered.sync`), after which `synced` lets them go on,
-and those whose leader is to be asked where its log begins and ends (`Answered.ask`), for `offsets`.
+A state machine without I/O. `next_fetch` returns the request to send. `complete_fetch` or
+`fail_fetch` takes its result. At most one request is in flight. The caller does what the machine
+cannot do: it syncs the logs in `FetchOutcome.sync` and then calls `synced`, and it asks the leader
+for the start and end offsets of `FetchOutcome.list_offsets` and calls `complete_list_offsets`.
 
-A partition whose log parts from its leader's is cut back (KIP-101, KIP-595), and does not fetch on
-before the cut is durable: a power loss might bring back what was cut, below what was fetched since.
-Where acknowledged writes are to be on disk (`group_commit`) the same holds after every append: a
-fetch offset vouches for all below it.
+A partition whose log diverges from its leader's log is truncated (KIP-101, KIP-595). It fetches
+again only when the truncation is durable: a power loss could otherwise restore truncated records
+below records fetched since. With `group_commit` the same holds after every append, because a fetch
+offset acknowledges all records below it.
 
-The session (KIP-227) tells a leader only what has changed since the last fetch, and only what may
-have changed is looked at: a fetch costs nothing for partitions where nothing happens.
+The fetch session (KIP-227) sends a leader only what changed since the last fetch. Only partitions
+that may have changed are examined, so idle partitions cost nothing.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from shoal.protocol.errors import ErrorCode
 from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetched
 
 Key = tuple[UUID, int]
-#: A fetch of no session, and the epoch of a session's first.
+#: The id of a fetch without a session, and the epoch of the first fetch of a session.
 NO_SESSION, INITIAL_EPOCH = 0, 0
 _EPOCH_MAX = 2**31 - 1
-#: The first pause after a refusal. A new leader's image and its followers' come moments apart.
+#: First back-off after an error. Leader and followers get a new image at slightly other times.
 BACKOFF_MS = 20
-#: replica.fetch.backoff.ms of Kafka.
+#: Kafka's default of replica.fetch.backoff.ms.
 BACKOFF_MAX_MS = 1_000
 
 
 class Step(Enum):
-    """Of one partition: it fetches, waits for its disk, or asks for its leader's offsets."""
+    """The state of one partition: it fetches, waits for its disk, or lists the leader's offsets."""
 
     FETCHING = "fetching"
     SYNCING = "syncing"
-    ASKING = "asking"
+    LISTING_OFFSETS = "listing offsets"
 
 
 class FetchRequest(NamedTuple):
-    """One fetch: the session, what is new in it, what it no longer has."""
+    """One fetch: its session, the new or changed partitions, and the removed ones."""
 
     session_id: int
     session_epoch: int
@@ -54,7 +54,7 @@ class FetchRequest(NamedTuple):
 
 
 class FetchResponse(NamedTuple):
-    """Its answer; partitions without news are left out."""
+    """The response, without partitions that have no news."""
 
     error_code: ErrorCode
     session_id: int
@@ -62,49 +62,49 @@ class FetchResponse(NamedTuple):
 
 
 @dataclass
-class Answered:
-    """What an answer leads to besides the next fetch."""
+class FetchOutcome:
+    """What the caller must do after a response, besides the next fetch."""
 
     sync: list[Partition] = field(default_factory=list)
-    ask: list[Partition] = field(default_factory=list)
-    #: Partitions whose disk refused, and why.
+    list_offsets: list[Partition] = field(default_factory=list)
+    #: Partitions whose disk failed, with the errors.
     failed: list[tuple[Partition, Exception]] = field(default_factory=list)
 
 
 class Throttle(Protocol):
-    """What holds back partitions that are not in sync (KIP-73)."""
+    """Limits the fetches of partitions that are not in sync (KIP-73)."""
 
     @property
     def active(self) -> bool:
-        """Whether it holds for any partition."""
+        """Whether any partition is throttled."""
 
     def throttles(self, partition: Partition) -> bool:
-        """Whether it holds for this one."""
+        """Whether this partition is throttled."""
 
     def wait_ms(self, now_ms: int) -> int:
-        """How long those it holds for have to wait now."""
+        """Return how long throttled partitions must wait now, in milliseconds."""
 
-    def took(self, size_bytes: int, now_ms: int) -> None:
-        """That much came for one that it holds for."""
+    def record(self, size_bytes: int, now_ms: int) -> None:
+        """Count bytes that were fetched for a throttled partition."""
 
 
 class _Followed:
-    """One partition, and what the leader's session has of it."""
+    """One partition, and its fetch position in the leader's session."""
 
-    __slots__ = ("backoff_ms", "not_before_ms", "partition", "step", "sync_to", "told")
+    __slots__ = ("backoff_ms", "not_before_ms", "partition", "session_position", "step", "sync_to")
 
     def __init__(self, partition: Partition) -> None:
         self.partition = partition
         self.step = Step.FETCHING
-        self.told: ReplicaFetch | None = None
+        self.session_position: ReplicaFetch | None = None
         self.not_before_ms = 0
         self.backoff_ms = BACKOFF_MS
-        #: The log end that is to be durable before the next fetch.
+        #: The log end offset that must be durable before the next fetch.
         self.sync_to = 0
 
 
-class Fetcher:
-    """Owns the partitions that follow one leader, and the session with it."""
+class ReplicaFetcher:
+    """Owns the partitions that follow one leader, and the fetch session with it."""
 
     def __init__(
         self,
@@ -112,24 +112,25 @@ class Fetcher:
         *,
         backoff_max_ms: int = BACKOFF_MAX_MS,
         throttle: Throttle | None = None,
+        on_synced: Callable[[], None] | None = None,
     ) -> None:
+        """`on_synced` is called when a partition that waited for its disk may fetch again."""
         self.leader_id = leader_id
         self._backoff_max_ms = backoff_max_ms
         self._throttle = throttle
         self._followed: dict[Key, _Followed] = {}
         self._session_id = NO_SESSION
         self._session_epoch = INITIAL_EPOCH
-        #: What the session has at the leader's end.
+        #: The partitions that the leader has in the session.
         self._in_session: dict[Key, None] = {}
         self._under_way = False
-        #: What has to be looked at before the next fetch: it may ask for something else than the
-        #: session has. All others ask for what they asked for.
-        self._stirred: dict[Key, None] = {}
-        #: What waits for a moment, and what for its disk.
+        #: Partitions whose fetch position may differ from the one in the session. All others are
+        #: fetched as before.
+        self._changed: dict[Key, None] = {}
+        #: Partitions in back-off, and partitions that wait for their disk.
         self._pausing: dict[Key, None] = {}
         self._syncing: dict[Key, None] = {}
-        #: Called when a partition that waited for its disk may fetch on.
-        self.on_synced: Callable[[], None] = _nobody_waits
+        self._on_synced = on_synced
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -138,39 +139,39 @@ class Fetcher:
         return iter([followed.partition for followed in self._followed.values()])
 
     def follow(self, partition: Partition) -> None:
-        """Fetch this partition from now on, in its leader epoch of now."""
+        """Fetch this partition from now on, in its current leader epoch."""
         followed = self._followed.get(partition.key)
         if followed is None or followed.partition is not partition:
             self._drop(partition.key)
             followed = self._followed[partition.key] = _Followed(partition)
-            partition.follows = self
+            partition.fetcher = self
         followed.not_before_ms = 0
         followed.backoff_ms = BACKOFF_MS
-        if followed.step is Step.ASKING:
+        if followed.step is Step.LISTING_OFFSETS:
             followed.step = Step.FETCHING
-        self.stir(partition)
+        self.notify_changed(partition)
 
     def forget(self, partition: Partition) -> None:
-        """Fetch this partition no longer."""
+        """Stop to fetch this partition."""
         followed = self._followed.get(partition.key)
         if followed is not None and followed.partition is partition:
             self._drop(partition.key)
-            self.stir(partition)
-            partition.follows = None
+            self.notify_changed(partition)
+            partition.fetcher = None
 
-    def hand_over(self, partition: Partition, to: Fetcher) -> None:
-        """Let another fetcher of the same leader fetch this partition from now on.
+    def hand_over(self, partition: Partition, to: ReplicaFetcher) -> None:
+        """Move this partition to another fetcher of the same leader.
 
-        A partition that waits for its disk goes on waiting there. One whose leader is being asked
-        for its offsets fetches, and finds out again that it has to ask.
+        A partition that waits for its disk goes on waiting there. One that lists the leader's
+        offsets fetches again, and gets the same error again.
         """
         followed = self._followed.get(partition.key)
         if followed is None or followed.partition is not partition:
             return
         self._drop(partition.key)
-        self.stir(partition)
-        followed.told = None
-        if followed.step is Step.ASKING:
+        self.notify_changed(partition)
+        followed.session_position = None
+        if followed.step is Step.LISTING_OFFSETS:
             followed.step = Step.FETCHING
         to._take_over(followed)
 
@@ -180,37 +181,37 @@ class Fetcher:
         self._followed[partition.key] = followed
         if followed.step is Step.SYNCING:
             self._syncing[partition.key] = None
-        partition.follows = self
-        self.stir(partition)
+        partition.fetcher = self
+        self.notify_changed(partition)
 
     def _drop(self, key: Key) -> None:
         for held in (self._followed, self._syncing, self._pausing):
             held.pop(key, None)
 
-    def stir(self, partition: Partition) -> None:
-        """What is asked for of this partition may not be what the session has."""
-        self._stirred[partition.key] = None
+    def notify_changed(self, partition: Partition) -> None:
+        """Note that the partition's fetch position may differ from the one in the session."""
+        self._changed[partition.key] = None
 
     # Fetching
 
     def next_fetch(self, now_ms: int) -> FetchRequest | None:
-        """The next request; None while one is under way, or nothing may be asked for."""
+        """Return the next request; None while one is in flight or nothing can be fetched."""
         if self._under_way or self._waits_for_disk():
             return None
         self._wake(now_ms)
         new: list[tuple[Key, ReplicaFetch]] = []
         forgotten: list[Key] = []
         joining = 0
-        for key in self._stirred:
+        for key in self._changed:
             followed = self._followed.get(key)
             known = key in self._in_session
-            if followed is None or not self._asks(followed, now_ms):
+            if followed is None or not self._is_fetchable(followed, now_ms):
                 if known:
                     forgotten.append(key)
                 continue
             position = followed.partition.position()
             joining += not known
-            if not known or followed.told != position:
+            if not known or followed.session_position != position:
                 new.append((key, position))
         if not len(self._in_session) - len(forgotten) + joining:
             return None
@@ -218,26 +219,26 @@ class Fetcher:
             del self._in_session[key]
         for key, position in new:
             self._in_session[key] = None
-            self._followed[key].told = position
-        self._stirred.clear()
+            self._followed[key].session_position = position
+        self._changed.clear()
         self._under_way = True
         return FetchRequest(self._session_id, self._session_epoch, new, forgotten)
 
     def _waits_for_disk(self) -> bool:
-        """What waits for its disk would miss a fetch that then waits at the leader."""
+        """Whether a partition waits for its disk. A fetch without it could wait at the leader."""
         return any(not self._followed[key].partition.log.offline for key in self._syncing)
 
     def _wake(self, now_ms: int) -> None:
-        """Look again at partitions whose pause is over, and at all while some are throttled."""
+        """Check the partitions whose back-off is over, and all while any are throttled."""
         if self._throttle is not None and self._throttle.active:
-            self._stirred.update(dict.fromkeys(self._followed))
+            self._changed.update(dict.fromkeys(self._followed))
         for key in list(self._pausing):
             if self._followed[key].not_before_ms <= now_ms:
                 del self._pausing[key]
-                self._stirred[key] = None
+                self._changed[key] = None
 
-    def _asks(self, followed: _Followed, now_ms: int) -> bool:
-        """Whether the partition is to be in the next fetch."""
+    def _is_fetchable(self, followed: _Followed, now_ms: int) -> bool:
+        """Whether the next fetch includes the partition."""
         partition = followed.partition
         if followed.step is not Step.FETCHING or partition.log.offline:
             return False
@@ -255,25 +256,25 @@ class Fetcher:
         return throttle.wait_ms(now_ms) if throttle.throttles(partition) else 0
 
     def next_due_ms(self) -> int | None:
-        """When a partition that was refused or throttled may fetch again; None where none waits for
-        that. 0 while one waits for its disk, which tells by itself."""
+        """Return when the first back-off ends; None without one. Return 0 while a partition waits
+        for its disk, which calls `synced`."""
         if self._syncing:
             return 0
         return min((self._followed[key].not_before_ms for key in self._pausing), default=None)
 
-    def unanswered(self, now_ms: int) -> None:
-        """The request under way came to nothing: the connection is gone, and the session too."""
+    def fail_fetch(self, now_ms: int) -> None:
+        """Handle a failed request: the connection and the session are gone."""
         self._under_way = False
         self._end_session()
 
     def _end_session(self) -> None:
         self._session_id, self._session_epoch = NO_SESSION, INITIAL_EPOCH
         self._in_session.clear()
-        self._stirred = dict.fromkeys(self._followed)
+        self._changed = dict.fromkeys(self._followed)
 
-    def answered(self, response: FetchResponse, now_ms: int) -> Answered:
-        """Append, cut and follow the leader's offsets, as it has answered."""
-        out = Answered()
+    def complete_fetch(self, response: FetchResponse, now_ms: int) -> FetchOutcome:
+        """Apply a response: append, truncate, and adopt the leader's offsets."""
+        out = FetchOutcome()
         if not self._under_way:
             return out
         self._under_way = False
@@ -286,15 +287,19 @@ class Fetcher:
             return out
         for key, answer in response.partitions.items():
             followed = self._followed.get(key)
-            # What was asked in another epoch, or from elsewhere, is of no use any more.
-            if followed is None or followed.told is None or followed.step is not Step.FETCHING:
+            # A result for another epoch or another position is stale.
+            if (
+                followed is None
+                or followed.session_position is None
+                or followed.step is not Step.FETCHING
+            ):
                 continue
             partition = followed.partition
             if key not in self._in_session or partition.is_leader:
                 continue
-            if followed.told == partition.position():
-                self._take(followed, answer, now_ms, out)
-            self.stir(partition)
+            if followed.session_position == partition.position():
+                self._apply(followed, answer, now_ms, out)
+            self.notify_changed(partition)
         self._step_session(response.session_id)
         return out
 
@@ -305,14 +310,14 @@ class Fetcher:
         self._session_id = session_id
         self._session_epoch = 1 if self._session_epoch == _EPOCH_MAX else self._session_epoch + 1
 
-    def _take(
-        self, followed: _Followed, answer: ReplicaFetched, now_ms: int, out: Answered
+    def _apply(
+        self, followed: _Followed, answer: ReplicaFetched, now_ms: int, out: FetchOutcome
     ) -> None:
         partition = followed.partition
         try:
             if answer.error_code is ErrorCode.offset_out_of_range:
-                followed.step = Step.ASKING
-                out.ask.append(partition)
+                followed.step = Step.LISTING_OFFSETS
+                out.list_offsets.append(partition)
             elif answer.error_code:
                 self._pause(followed, now_ms)
             elif answer.diverging is not None:
@@ -320,7 +325,7 @@ class Fetcher:
                 self._sync(followed, out)
             else:
                 if self._throttle is not None and self._throttle.throttles(partition):
-                    self._throttle.took(len(answer.records), now_ms)
+                    self._throttle.record(len(answer.records), now_ms)
                 partition.append_fetched(answer, now_ms)
                 followed.backoff_ms = BACKOFF_MS
                 if partition.group_commit and answer.records:
@@ -335,22 +340,23 @@ class Fetcher:
 
     # The disk, and leaders' offsets
 
-    def _sync(self, followed: _Followed, out: Answered) -> None:
+    def _sync(self, followed: _Followed, out: FetchOutcome) -> None:
         followed.step = Step.SYNCING
         followed.sync_to = followed.partition.log.log_end_offset
         self._syncing[followed.partition.key] = None
         out.sync.append(followed.partition)
 
     def synced(self, partition: Partition, offset: int) -> None:
-        """The partition's log is durable below `offset`, and so are its cuts."""
+        """Note that the log and its truncations are durable below `offset`."""
         followed = self._followed.get(partition.key)
         if followed is not None and followed.step is Step.SYNCING and offset >= followed.sync_to:
             followed.step = Step.FETCHING
             del self._syncing[partition.key]
-            self.stir(partition)
-            self.on_synced()
+            self.notify_changed(partition)
+            if self._on_synced is not None:
+                self._on_synced()
 
-    def offsets(
+    def complete_list_offsets(
         self,
         partition: Partition,
         leader_epoch: int,
@@ -358,15 +364,15 @@ class Fetcher:
         start_offset: int,
         end_offset: int,
         now_ms: int,
-    ) -> Answered:
-        """Where the log of the leader begins and ends, as it answered in that epoch: the follower
-        stands past its end (after an unclean election), or before its start."""
-        out = Answered()
+    ) -> FetchOutcome:
+        """Apply the start and end offsets of the leader's log, as of that epoch. The follower is
+        past the end (after an unclean election), or before the start."""
+        out = FetchOutcome()
         followed = self._followed.get(partition.key)
-        if followed is None or followed.step is not Step.ASKING:
+        if followed is None or followed.step is not Step.LISTING_OFFSETS:
             return out
         followed.step = Step.FETCHING
-        self.stir(partition)
+        self.notify_changed(partition)
         if code or leader_epoch != partition.leader_epoch:
             self._pause(followed, now_ms)
             return out
@@ -377,14 +383,12 @@ class Fetcher:
             elif start_offset > log.log_end_offset:
                 partition.start_at(start_offset)
             else:
-                self._pause(followed, now_ms)  # It has moved meanwhile: fetch again.
+                self._pause(
+                    followed, now_ms
+                )  # The leader's log has changed meanwhile: fetch again.
                 return out
             self._sync(followed, out)
         except (OSError, LogOffline) as error:
             out.failed.append((partition, error))
             self._pause(followed, now_ms)
         return out
-
-
-def _nobody_waits() -> None:
-    """The loop asks by itself."""
