@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.coordinator.group.assignment import MemberSpec, flat
-from shoal.coordinator.group.simple import Shares
+from shoal.coordinator.group.simple_assignor import Shares
 
 TOPICS = [UUID(int=n + 1) for n in range(4)]
 CHANGES = 250

@@ -26,8 +26,8 @@ from shoal.coordinator.group.classic_requests import (
     LeaveRequest,
     SyncRequest,
 )
-from shoal.coordinator.group.consumer import ConsumerGroups, owner_of_instance
 from shoal.coordinator.group.consumer_group import ClassicProtocols, ConsumerGroup, Member
+from shoal.coordinator.group.consumer_membership import ConsumerGroups, owner_of_instance
 from shoal.coordinator.group.groups import Draft, Group, code
 from shoal.coordinator.group.reconciliation import Current, MemberState
 from shoal.protocol.errors import ApiError, ErrorCode, WireError

@@ -3,7 +3,8 @@
 The group epoch rises with every change of members, subscriptions or subscribed topics. The
 assignment epoch is the group epoch that the target assignment was computed for; each member then
 moves to it on its own (`reconciliation`). So three epochs chase one another, and the group's state
-is only a name for where they stand. Decisions are in `consumer`; `replay_*` alone change a group.
+is only a name for where they stand. Decisions are in `consumer_membership`; `replay_*` alone
+change a group.
 """
 
 from __future__ import annotations

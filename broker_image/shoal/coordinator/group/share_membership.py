@@ -17,7 +17,7 @@ assignment. Two promises shape it beyond Kafka's:
 
 No step of a heartbeat, a join or a leave looks at all members.
 
-Assigning is `share_target`; what is to be initialized, `share_initialization`.
+Assigning is `share_target_assignment`; what is to be initialized, `share_initialization`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from uuid import UUID
 
 from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.deadlines import Key
-from shoal.coordinator.group import simple
+from shoal.coordinator.group import simple_assignor
 from shoal.coordinator.group.assignment import Assignment, on_wire
 from shoal.coordinator.group.groups import Context, Draft
 from shoal.coordinator.group.records import RecordType
@@ -43,7 +43,7 @@ from shoal.coordinator.group.share_initialization import Initializations
 from shoal.coordinator.group.share_initialization import (
     InitializeShareState as InitializeShareState,
 )
-from shoal.coordinator.group.share_target import Plan, TargetAssignments
+from shoal.coordinator.group.share_target_assignment import Plan, TargetAssignments
 from shoal.coordinator.group.topics import Catalog
 from shoal.protocol.errors import ApiError, ErrorCode
 
@@ -123,7 +123,7 @@ class ShareGroups:
     def describe(self, group_id: str, token: Token) -> Result:
         """One group of ShareGroupDescribe v1. Raises GROUP_ID_NOT_FOUND."""
         group = self._find(group_id)
-        return Result(replies=(Reply(token, group.describe(self.catalog, simple.NAME)),))
+        return Result(replies=(Reply(token, group.describe(self.catalog, simple_assignor.NAME)),))
 
     def connection_lost(
         self, group_id: str, member_id: str, connection_id: str, now_ms: int

@@ -22,7 +22,7 @@ from shoal.coordinator.group.assignment import (
     flat,
     grouped,
 )
-from shoal.coordinator.group.sharing import Pool
+from shoal.coordinator.group.simple_assignor_pool import Pool
 
 NAME = "simple"
 

@@ -4,9 +4,9 @@ Between two full assignments lies the assignment interval (KIP-1263). Within it 
 work is given some and a partition without reader is given one (`Shares.fill`), and nothing moves.
 A deadline, of the group's kind, says when a full one that had to wait is due.
 
-The assignment of each group is kept as `simple.Shares`, which a decision changes by what it is
-about. It is soft state: if the decision's records do not come to be replayed, or others do, the
-group's revision is not the one that was expected, and it is built again from the hard state.
+The assignment of each group is kept as `simple_assignor.Shares`, which a decision changes by what
+it is about. It is soft state: if the decision's records do not come to be replayed, or others do,
+the group's revision is not the one that was expected, and it is built again from the hard state.
 A large group is assigned in steps of `MOVES_MAX`, so that the records of a step fit one batch.
 """
 
@@ -21,7 +21,7 @@ from shoal.coordinator.deadlines import Key
 from shoal.coordinator.group.assignment import EMPTY, Assignment, MemberSpec
 from shoal.coordinator.group.groups import Context, Draft
 from shoal.coordinator.group.share_group import Change, Initialization, ShareGroup
-from shoal.coordinator.group.simple import Shares
+from shoal.coordinator.group.simple_assignor import Shares
 from shoal.coordinator.group.topics import Catalog
 
 #: Changes of one step: some 10 ms of work, and 200 kB of records.

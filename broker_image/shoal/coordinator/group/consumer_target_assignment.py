@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from shoal.coordinator.deadlines import Key
-from shoal.coordinator.group import patterns, uniform
-from shoal.coordinator.group import range as range_assignor
+from shoal.coordinator.group import patterns, range_assignor, uniform_assignor
 from shoal.coordinator.group.assignment import EMPTY, Assignment, GroupSpec, MemberSpec
 from shoal.coordinator.group.consumer_group import (
     ConsumerGroup,
@@ -24,7 +23,7 @@ from shoal.coordinator.group.reconciliation import Target
 from shoal.coordinator.group.topics import Catalog
 
 ASSIGNORS: Mapping[str, Callable[[GroupSpec], dict[str, Assignment]]] = {
-    uniform.NAME: uniform.assign,
+    uniform_assignor.NAME: uniform_assignor.assign,
     range_assignor.NAME: range_assignor.assign,
 }
 
@@ -136,7 +135,7 @@ class TargetAssignments:
         }
         topics = sorted({t for spec in specs.values() for t in spec.topics})
         partitions = {t: self.catalog.partitions_of(t) for t in topics}
-        assigned = ASSIGNORS.get(name, uniform.assign)(GroupSpec(specs, partitions))
+        assigned = ASSIGNORS.get(name, uniform_assignor.assign)(GroupSpec(specs, partitions))
         for member_id in sorted(assigned):
             if assigned[member_id] != group.target.get(member_id):
                 draft.records.append(group.target_record(member_id, assigned[member_id]))
