@@ -28,7 +28,7 @@ from shoal.coordinator.group.assignment import (
 from shoal.coordinator.group.groups import CommitCheck, GroupType
 from shoal.coordinator.group.reconciliation import (
     NONE,
-    Current,
+    CurrentAssignment,
     MemberState,
     Owned,
     owned_from_wire,
@@ -84,7 +84,7 @@ class Member:
     server_assignor: str | None = None
     #: None for a member of the consumer protocol.
     classic: ClassicProtocols | None = None
-    current: Current = field(default_factory=Current)
+    current: CurrentAssignment = field(default_factory=CurrentAssignment)
 
     @property
     def has_left(self) -> bool:
@@ -390,7 +390,7 @@ class ConsumerGroup:
             rebalance_timeout_ms=value["rebalance_timeout_ms"],
             server_assignor=value["server_assignor"],
             classic=_classic(value["classic_member_metadata"]),
-            current=Current() if old is None else old.current,
+            current=CurrentAssignment() if old is None else old.current,
         )
         self.members[member_id] = member
         if member.instance_id is not None:
@@ -400,10 +400,10 @@ class ConsumerGroup:
         old = self.members.get(member_id)
         if old is None:
             return  # Its member record follows; or it is a tombstone for one that is gone.
-        current = Current()
+        current = CurrentAssignment()
         if value is not None:
             epoch = value["member_epoch"]
-            current = Current(
+            current = CurrentAssignment(
                 epoch,
                 value["previous_member_epoch"],
                 MemberState(value["state"]),

@@ -26,7 +26,7 @@ from shoal.coordinator.group.consumer_group import (
     Regex,
     regex_tombstone,
 )
-from shoal.coordinator.group.consumer_heartbeat import LEAVE_EPOCH, check, told
+from shoal.coordinator.group.consumer_heartbeat import LEAVE_EPOCH, check, updated
 from shoal.coordinator.group.consumer_heartbeat import HeartbeatRequest as HeartbeatRequest
 from shoal.coordinator.group.consumer_target_assignment import TargetAssignments
 from shoal.coordinator.group.groups import Context, Draft, Group
@@ -86,7 +86,7 @@ class ConsumerGroups:
         group = self._group(request.group_id, draft, now_ms, create=joins)
         known = self._known_member(group, request, draft)
         before = known.current.assigned
-        member = self.advance(group, known, told(known, request), request.owned, draft, now_ms)
+        member = self.advance(group, known, updated(known, request), request.owned, draft, now_ms)
         self.deadline_session(group, member, now_ms)
         response: dict[str, Any] = {
             "member_id": member.member_id,

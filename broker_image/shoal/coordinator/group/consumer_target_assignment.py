@@ -19,7 +19,7 @@ from shoal.coordinator.group.consumer_group import (
     subscription,
 )
 from shoal.coordinator.group.groups import Context, Draft
-from shoal.coordinator.group.reconciliation import Target
+from shoal.coordinator.group.reconciliation import TargetAssignment
 from shoal.coordinator.group.topics import Catalog
 
 ASSIGNORS: Mapping[str, Callable[[GroupSpec], dict[str, Assignment]]] = {
@@ -104,16 +104,16 @@ class TargetAssignments:
         epoch: int,
         draft: Draft,
         now_ms: int,
-    ) -> Target:
+    ) -> TargetAssignment:
         """What a member is to have: by a new assignment if one is due, else by that there is."""
         subscribed = self.catalog.ids_of(subscription(member, regexes))
         if epoch > group.assignment_epoch:
             due_ms = self._assignment_due_ms(group)
             if now_ms >= due_ms:
                 assigned = self.assign(group, members, regexes, epoch, draft, now_ms)
-                return Target(epoch, assigned.get(member.member_id, EMPTY), subscribed)
+                return TargetAssignment(epoch, assigned.get(member.member_id, EMPTY), subscribed)
             self._context.deadlines.set(_key(group), due_ms)
-        return Target(group.assignment_epoch, group.target_of(member), subscribed)
+        return TargetAssignment(group.assignment_epoch, group.target_of(member), subscribed)
 
     def assign(
         self,
