@@ -1,4 +1,4 @@
-"""DescribeTransactions and ListTransactions (KIP-664, KIP-994, KIP-1152)."""
+"""ListTransactions: the transactions of this coordinator (KIP-664, KIP-994, KIP-1152)."""
 
 from __future__ import annotations
 
@@ -16,24 +16,7 @@ if TYPE_CHECKING:
 STATES = tuple(state.title for state in State)
 
 
-def describe(broker: Broker, request: Request) -> Answer:
-    return {"transaction_states": [_row(broker, i) for i in request.body.transactional_ids]}
-
-
-def _row(broker: Broker, transactional_id: str) -> Mapping[str, Any]:
-    service = broker.transactions
-    try:
-        if not transactional_id:
-            raise ApiError(ErrorCode.invalid_request)
-        partition = service.partition_for(transactional_id)
-        if partition is None:
-            raise ApiError(ErrorCode.transactional_id_not_found)
-        return service.runtime.read(partition).describe(transactional_id)
-    except ApiError as refused:
-        return {"transactional_id": transactional_id, "error_code": refused.code}
-
-
-def list_(broker: Broker, request: Request) -> Answer:
+def handle(broker: Broker, request: Request) -> Answer:
     body, service = request.body, broker.transactions
     text = getattr(body, "transactional_id_pattern", None)
     try:
