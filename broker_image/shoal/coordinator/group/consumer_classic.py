@@ -190,10 +190,10 @@ class ClassicMembers:
             known = Member(member_id)
         member, owned = self._updated(known, request)
         member = self._consumers.advance(group, known, member, owned, draft, now_ms)
-        self._deadlines.cancel(self._consumers.key("join", group, member))
+        self._deadlines.cancel(self._consumers.key("join", group, member.member_id))
         self._consumers.deadline_session(group, member, now_ms)
         sync_ms = now_ms + request.rebalance_timeout_ms
-        self._deadlines.set(self._consumers.key("sync", group, member), sync_ms)
+        self._deadlines.set(self._consumers.key("sync", group, member.member_id), sync_ms)
         draft.reply(
             token,
             {
@@ -225,7 +225,7 @@ class ClassicMembers:
         if behind and member.current.state is not MemberState.UNREVOKED_PARTITIONS:
             self._await_join(group, member, now_ms)
             return Result((), (Reply(token, code(ErrorCode.rebalance_in_progress)),))
-        self._deadlines.cancel(self._consumers.key("sync", group, member))
+        self._deadlines.cancel(self._consumers.key("sync", group, member.member_id))
         self._consumers.deadline_session(group, member, now_ms)
         assert member.classic is not None
         assigned = {t: frozenset(p) for t, p in member.current.assigned.items()}
@@ -328,7 +328,7 @@ class ClassicMembers:
             )
         known = request.member_id in group.members
         if not known and group.static_member(request.group_instance_id) is None:
-            self._consumers.check_room(group)
+            self._consumers.check_size(group)
 
     def _updated(self, known: Member, request: JoinRequest) -> tuple[Member, Any]:
         """The member as its JoinGroup tells, and what it says that it owns."""
@@ -357,7 +357,7 @@ class ClassicMembers:
 
     def _await_join(self, group: ConsumerGroup, member: Member, now_ms: int) -> None:
         """The member was told to rejoin: it has its rebalance timeout to do so."""
-        key = self._consumers.key("join", group, member)
+        key = self._consumers.key("join", group, member.member_id)
         if key not in self._deadlines:
             self._deadlines.set(key, now_ms + member.rebalance_timeout_ms)
 

@@ -22,10 +22,9 @@ from shoal.coordinator.group.assignment import (
     EMPTY,
     Assignment,
     TopicIdPartition,
-    from_wire,
-    on_wire,
 )
 from shoal.coordinator.group.groups import CommitCheck, GroupType
+from shoal.coordinator.group.modern_group import ModernGroup, ModernMember, RecordTypes, Value
 from shoal.coordinator.group.reconciliation import (
     NONE,
     CurrentAssignment,
@@ -38,8 +37,6 @@ from shoal.coordinator.group.records import RecordType, record, tombstone
 from shoal.coordinator.group.topics import Catalog
 from shoal.protocol.errors import ApiError, ErrorCode
 
-#: The epoch of a group that has just come to be, as in Kafka.
-FIRST_EPOCH = 1
 #: The epoch of a static member that has left and is expected back (KIP-848).
 LEFT_STATIC_MEMBER_EPOCH = -2
 
@@ -69,15 +66,10 @@ class Regex(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """What a member told of itself, and what it owns (`current`)."""
+class Member(ModernMember):
+    """What a member reports of itself, and what it owns (`current`)."""
 
-    member_id: str
     instance_id: str | None = None
-    rack_id: str | None = None
-    client_id: str = ""
-    client_host: str = ""
-    subscribed_topic_names: frozenset[str] = frozenset()
     #: Empty for none, as on the wire.
     subscribed_topic_regex: str = ""
     rebalance_timeout_ms: int = -1
@@ -92,24 +84,24 @@ class Member:
 
 
 @dataclass(slots=True, eq=False)
-class ConsumerGroup:
-    """Hard state and its indexes; the last two fields are soft."""
+class ConsumerGroup(ModernGroup[Member]):
+    """Hard state and its indexes; the last field is soft."""
 
-    group_id: str
     type: ClassVar[GroupType] = GroupType.CONSUMER
-    epoch: int = FIRST_EPOCH
-    metadata_hash: int = 0
-    assignment_epoch: int = 0
-    assignment_timestamp_ms: int = 0
-    members: dict[str, Member] = field(default_factory=dict)
-    target: dict[str, Assignment] = field(default_factory=dict)
+    record_types: ClassVar[RecordTypes] = RecordTypes(
+        RecordType.CONSUMER_GROUP_METADATA,
+        RecordType.CONSUMER_GROUP_MEMBER_METADATA,
+        RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA,
+        RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER,
+        RecordType.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT,
+    )
+
     regexes: dict[str, Regex] = field(default_factory=dict)
     #: Instance id -> member id.
     static_members: dict[str, str] = field(default_factory=dict)
     #: Who owns a partition, assigned or yet to be revoked.
     owners: dict[TopicIdPartition, str] = field(default_factory=dict)
-    #: The hash was compared with the metadata since that changed last.
-    is_fresh: bool = False
+    #: When the regular expressions were evaluated last.
     regexes_checked_ms: int = 0
 
     # What the registry asks of every group.
@@ -128,14 +120,6 @@ class ConsumerGroup:
     @property
     def state_name(self) -> str:
         return self.state.value
-
-    @property
-    def protocol_type(self) -> str:
-        return "consumer"
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.members
 
     @property
     def expires(self) -> bool:
@@ -187,50 +171,19 @@ class ConsumerGroup:
     def check_offset_delete(self) -> None:
         """Offsets of topics that nobody subscribes to may be deleted."""
 
-    def check_delete(self) -> None:
-        if self.members:
-            raise ApiError(ErrorCode.non_empty_group, f"Group {self.group_id} has members.")
-
     def subscribes_to(self, topic: str) -> bool:
         return topic in self.subscribed_topic_names()
 
     def offset_expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
         return commit_timestamp_ms
 
-    def tombstones(self) -> Sequence[Record]:
-        gone: list[Record] = []
-        for kind in _OF_MEMBER[:2]:
-            gone += (self.tombstone(kind, m) for m in sorted(self.members))
-        gone.append(self.tombstone(RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA))
-        gone += (self.tombstone(_OF_MEMBER[2], m) for m in sorted(self.members))
-        gone += (regex_tombstone(self.group_id, regex) for regex in sorted(self.regexes))
-        gone.append(self.tombstone(RecordType.CONSUMER_GROUP_METADATA))
-        return gone
+    def _own_tombstones(self) -> Sequence[Record]:
+        return [regex_tombstone(self.group_id, regex) for regex in sorted(self.regexes)]
 
-    def hard_state(self) -> Any:
-        return (
-            self.epoch,
-            self.metadata_hash,
-            self.assignment_epoch,
-            self.assignment_timestamp_ms,
-            self.members,
-            {m: a for m, a in self.target.items() if a},
-            self.regexes,
-            self.static_members,
-            self.owners,
-        )
+    def _own_hard_state(self) -> tuple[Any, ...]:
+        return self.regexes, self.static_members, self.owners
 
     # Members and subscriptions.
-
-    def member(self, member_id: str) -> Member:
-        """Raises UNKNOWN_MEMBER_ID."""
-        member = self.members.get(member_id)
-        if member is None:
-            raise ApiError(
-                ErrorCode.unknown_member_id,
-                f"Member {member_id} is not a member of group {self.group_id}.",
-            )
-        return member
 
     def static_member(self, instance_id: str | None) -> Member | None:
         member_id = None if instance_id is None else self.static_members.get(instance_id)
@@ -297,14 +250,9 @@ class ConsumerGroup:
             *(self.current_record(m) for m in members),
         ]
 
-    def epoch_record(self, epoch: int, metadata_hash: int) -> Record:
-        value = {"epoch": epoch, "metadata_hash": metadata_hash}
-        key = {"group_id": self.group_id}
-        return record(RecordType.CONSUMER_GROUP_METADATA, key, value)
-
-    def member_record(self, member: Member) -> Record:
+    def _member_value(self, member: Member) -> dict[str, Any]:
         classic = member.classic
-        value = {
+        return {
             "instance_id": member.instance_id,
             "rack_id": member.rack_id,
             "client_id": member.client_id,
@@ -322,30 +270,16 @@ class ConsumerGroup:
                 ],
             },
         }
-        kind = RecordType.CONSUMER_GROUP_MEMBER_METADATA
-        return record(kind, self._member_key(member.member_id), value)
 
-    def target_record(self, member_id: str, assignment: Assignment) -> Record:
-        kind = RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER
-        value = {"topic_partitions": on_wire(assignment)}
-        return record(kind, self._member_key(member_id), value)
-
-    def target_metadata_record(self, epoch: int, timestamp_ms: int) -> Record:
-        kind = RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA
-        value = {"assignment_epoch": epoch, "assignment_timestamp": timestamp_ms}
-        return record(kind, {"group_id": self.group_id}, value)
-
-    def current_record(self, member: Member) -> Record:
+    def _current_value(self, member: Member) -> dict[str, Any]:
         current = member.current
-        value = {
+        return {
             "member_epoch": current.member_epoch,
             "previous_member_epoch": current.previous_member_epoch,
             "state": current.state,
             "assigned_partitions": owned_on_wire(current.assigned),
             "partitions_pending_revocation": owned_on_wire(current.pending_revocation),
         }
-        kind = RecordType.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT
-        return record(kind, self._member_key(member.member_id), value)
 
     def regex_record(self, regex: str, found: Regex) -> Record:
         return record(
@@ -358,20 +292,9 @@ class ConsumerGroup:
             },
         )
 
-    def member_tombstones(self, member_id: str) -> list[Record]:
-        return [self.tombstone(kind, member_id) for kind in _OF_MEMBER]
-
-    def tombstone(self, kind: RecordType, member_id: str | None = None) -> Record:
-        if member_id is None:
-            return tombstone(kind, group_id=self.group_id)
-        return tombstone(kind, group_id=self.group_id, member_id=member_id)
-
-    def _member_key(self, member_id: str) -> Mapping[str, str]:
-        return {"group_id": self.group_id, "member_id": member_id}
-
     # Replay.
 
-    def replay_member(self, member_id: str, value: Mapping[str, Any] | None) -> None:
+    def replay_member(self, member_id: str, value: Value) -> None:
         old = self.members.get(member_id)
         if value is None:
             self._own(old, None)
@@ -396,7 +319,7 @@ class ConsumerGroup:
         if member.instance_id is not None:
             self.static_members[member.instance_id] = member_id
 
-    def replay_current(self, member_id: str, value: Mapping[str, Any] | None) -> None:
+    def replay_current(self, member_id: str, value: Value) -> None:
         old = self.members.get(member_id)
         if old is None:
             return  # Its member record follows; or it is a tombstone for one that is gone.
@@ -414,12 +337,6 @@ class ConsumerGroup:
         self._own(old, member)
         self.members[member_id] = member
 
-    def replay_target(self, member_id: str, value: Mapping[str, Any] | None) -> None:
-        if value is None:
-            self.target.pop(member_id, None)
-        else:
-            self.target[member_id] = from_wire(value["topic_partitions"])
-
     def _own(self, old: Member | None, new: Member | None) -> None:
         for member_id, owned in _owned(old):
             for topic, partitions in owned.items():
@@ -433,17 +350,8 @@ class ConsumerGroup:
 
     # Describing.
 
-    def describe(self, catalog: Catalog, default_assignor: str) -> Mapping[str, Any]:
-        """A group of the ConsumerGroupDescribe response."""
-        return {
-            "error_code": ErrorCode.none,
-            "group_id": self.group_id,
-            "group_state": self.state_name,
-            "group_epoch": self.epoch,
-            "assignment_epoch": self.assignment_epoch,
-            "assignor_name": self.assignor_name(self.members.values(), default_assignor),
-            "members": [self._describe_member(m, catalog) for m in self.members.values()],
-        }
+    def _described_assignor(self, default: str) -> str:
+        return self.assignor_name(self.members.values(), default)
 
     def _describe_member(self, member: Member, catalog: Catalog) -> Mapping[str, Any]:
         current = member.current
@@ -465,14 +373,6 @@ class ConsumerGroup:
             "target_assignment": {"topic_partitions": catalog.described(target)},
             "member_type": 1 if member.classic is None else 0,
         }
-
-
-#: The records of one member, in the order in which Kafka takes them back.
-_OF_MEMBER = (
-    RecordType.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT,
-    RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER,
-    RecordType.CONSUMER_GROUP_MEMBER_METADATA,
-)
 
 
 def subscription(member: Member, regexes: Mapping[str, Regex]) -> frozenset[str]:

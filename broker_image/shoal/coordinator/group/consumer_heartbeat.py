@@ -9,9 +9,8 @@ from typing import NamedTuple
 from shoal.coordinator.group import patterns
 from shoal.coordinator.group.assignment import Assignment
 from shoal.coordinator.group.consumer_group import LEFT_STATIC_MEMBER_EPOCH, Member
+from shoal.coordinator.group.modern_membership import LEAVE_EPOCH
 from shoal.protocol.errors import ApiError, ErrorCode
-
-LEAVE_EPOCH = -1
 
 
 class HeartbeatRequest(NamedTuple):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from shoal.coordinator.group.modern_membership import LEAVE_EPOCH
 from shoal.coordinator.group.share_group import Member
 from shoal.protocol.errors import ApiError, ErrorCode
-
-LEAVE_EPOCH = -1
 
 
 class HeartbeatRequest(NamedTuple):

@@ -33,10 +33,13 @@ from shoal.coordinator.deadlines import Key
 from shoal.coordinator.group import simple_assignor
 from shoal.coordinator.group.assignment import Assignment, on_wire
 from shoal.coordinator.group.groups import Context, Draft
+from shoal.coordinator.group.modern_membership import LEAVE_EPOCH as LEAVE_EPOCH
+from shoal.coordinator.group.modern_membership import (
+    WAITING_HEARTBEAT_INTERVAL_MS as WAITING_HEARTBEAT_INTERVAL_MS,
+)
+from shoal.coordinator.group.modern_membership import ModernGroups
 from shoal.coordinator.group.records import RecordType
-from shoal.coordinator.group.replays import Replays
 from shoal.coordinator.group.share_group import NO_CHANGE, Change, Member, ShareGroup
-from shoal.coordinator.group.share_heartbeat import LEAVE_EPOCH as LEAVE_EPOCH
 from shoal.coordinator.group.share_heartbeat import HeartbeatRequest as HeartbeatRequest
 from shoal.coordinator.group.share_heartbeat import check, updated
 from shoal.coordinator.group.share_initialization import Initializations
@@ -44,14 +47,11 @@ from shoal.coordinator.group.share_initialization import (
     InitializeShareState as InitializeShareState,
 )
 from shoal.coordinator.group.share_target_assignment import Plan, TargetAssignments
-from shoal.coordinator.group.topics import Catalog
 from shoal.protocol.errors import ApiError, ErrorCode
 
 #: How long an answer waits for partitions to be initialized: some milliseconds, but for the first
 #: group of a broker, which has the state topic made.
 PARK_MS = 1_000
-#: How soon a member is asked again whose partitions are not initialized after that.
-WAITING_HEARTBEAT_INTERVAL_MS = 500
 #: Heartbeats that a large group is asked for in a second, unless its configured interval is longer.
 HEARTBEATS_PER_S = 1_000
 
@@ -74,8 +74,6 @@ class MemberReassigned(NamedTuple):
 class SoftState:
     """What a group's coordinator knows and may forget. It may be there before the group is."""
 
-    #: The metadata hash was compared since the metadata changed last.
-    is_fresh: bool = False
     #: The connection over which a member was heard of last.
     connections: dict[str, str] = field(default_factory=dict)
     #: Answers that wait for an initialization, by member.
@@ -84,25 +82,14 @@ class SoftState:
     epochs: dict[str, int] = field(default_factory=dict)
 
 
-class ShareGroups:
+class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
     """The share groups of one shard."""
 
-    name = "share"
-
     def __init__(self, context: Context) -> None:
-        self.context = context
+        super().__init__(context, ShareGroup, TargetAssignments(context))
         self._soft: defaultdict[str, SoftState] = defaultdict(SoftState)
         self._initializations = Initializations(context)
-        self._targets = TargetAssignments(context)
-        self._replays = Replays(context.groups, ShareGroup)
-        self.replays = {
-            RecordType.SHARE_GROUP_METADATA: self._replay_group,
-            RecordType.SHARE_GROUP_MEMBER_METADATA: self._replays.member,
-            RecordType.SHARE_GROUP_TARGET_ASSIGNMENT_METADATA: self._replays.target_metadata,
-            RecordType.SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER: self._replays.target,
-            RecordType.SHARE_GROUP_CURRENT_MEMBER_ASSIGNMENT: self._replays.current,
-            RecordType.SHARE_GROUP_STATE_PARTITION_METADATA: self._replay_initialization,
-        }
+        self.replays[RecordType.SHARE_GROUP_STATE_PARTITION_METADATA] = self._replay_initialization
 
     # Requests.
 
@@ -120,11 +107,6 @@ class ShareGroups:
         draft.replies[:0] = released.replies
         return draft.result()
 
-    def describe(self, group_id: str, token: Token) -> Result:
-        """One group of ShareGroupDescribe v1. Raises GROUP_ID_NOT_FOUND."""
-        group = self._find(group_id)
-        return Result(replies=(Reply(token, group.describe(self.catalog, simple_assignor.NAME)),))
-
     def connection_lost(
         self, group_id: str, member_id: str, connection_id: str, now_ms: int
     ) -> Result:
@@ -133,7 +115,7 @@ class ShareGroups:
         if isinstance(group, ShareGroup) and member_id in group.members:
             if self._soft[group.group_id].connections.get(member_id) == connection_id:
                 grace_ms = self.context.settings.shoal_group_share_connection_lost_grace_ms
-                self.context.deadlines.set(self._key("lost", group, member_id), now_ms + grace_ms)
+                self.context.deadlines.set(self.key("lost", group, member_id), now_ms + grace_ms)
         return Result()
 
     # Initialization of share-group state, told by the shell and by admin requests.
@@ -159,7 +141,7 @@ class ShareGroups:
         group = self.context.groups.get(group_id)
         if not isinstance(group, ShareGroup):
             return Result()
-        self._soft[group_id].is_fresh = False
+        self._targets.mark_stale(group_id)
         self._answer_parked(group, now_ms)
         initialization = self._initializations.failed(group, partitions)
         if initialization == group.initialization:
@@ -195,7 +177,7 @@ class ShareGroups:
         elif not isinstance(group, ShareGroup):
             group = self._find(request.group_id)
         if request.member_epoch == LEAVE_EPOCH:
-            self.fence(group, group.member(request.member_id).member_id, draft, now_ms)
+            self.expire(group, group.member(request.member_id).member_id, draft, now_ms)
             draft.reply(token, {"member_id": request.member_id, "member_epoch": LEAVE_EPOCH})
             return draft
         known = self._known_member(group, request)
@@ -205,11 +187,11 @@ class ShareGroups:
             draft.records.append(group.member_record(member))
         change = Change(group.members.get(member.member_id), member)
         names = group.subscribed(change)
-        look = changed or not self._soft[group.group_id].is_fresh
-        epoch, metadata_hash = self._epoch(group, names, bump=changed)
+        look = changed or not self._targets.is_fresh(group)
+        epoch, metadata_hash = self._targets.bumped_epoch(group, lambda: names, bump=changed)
         initialization = self._initializations.ask(group, names, epoch, draft, now_ms, look=look)
         if may_park:  # A parked heartbeat was heard of when it came.
-            self._extend_session(group, request, now_ms, draft)
+            self._heartbeat_received(group, request, now_ms, draft)
         coming = {named.name for named in initialization.initializing.values()}
         waits = bool(coming & member.subscribed_topic_names)
         if may_park and waits:
@@ -230,12 +212,8 @@ class ShareGroups:
     def _known_member(self, group: ShareGroup, request: HeartbeatRequest) -> Member:
         """The member as it is; a new one if it joins. Raises what the request is refused with."""
         member = group.members.get(request.member_id)
-        limit = self.context.settings.group_share_max_size
-        if member is None and len(group.members) >= limit:
-            raise ApiError(
-                ErrorCode.group_max_size_reached,
-                f"The share group has reached its maximum capacity of {limit} members.",
-            )
+        if member is None:
+            self.check_size(group)
         if request.member_epoch == 0:
             return member or Member(request.member_id)
         member = group.member(request.member_id)
@@ -245,23 +223,7 @@ class ShareGroups:
         # Since its last record, the member has received the epoch of the group.
         if member.member_epoch <= epoch <= max(member.member_epoch, group.assignment_epoch):
             return member
-        relation = "greater" if epoch > member.member_epoch else "smaller"
-        raise ApiError(
-            ErrorCode.fenced_member_epoch,
-            f"The share group member has a {relation} member epoch ({epoch}) than the one known "
-            f"by the group coordinator ({group.epoch_of(member)}). The member must abandon all its "
-            "partitions and rejoin.",
-        )
-
-    def _epoch(self, group: ShareGroup, names: frozenset[str], *, bump: bool) -> tuple[int, int]:
-        """The group's epoch and hash, bumped if what an assignment depends on has changed."""
-        soft = self._soft[group.group_id]
-        if not bump and soft.is_fresh:
-            return group.epoch, group.metadata_hash
-        metadata_hash = self.catalog.hash_of(names)
-        soft.is_fresh = True
-        changed = bump or metadata_hash != group.metadata_hash
-        return group.epoch + changed, metadata_hash
+        raise self.fenced(epoch, stored=member.member_epoch, known=group.epoch_of(member))
 
     def _reconcile(
         self,
@@ -304,7 +266,7 @@ class ShareGroups:
         *,
         waits: bool,
     ) -> Mapping[str, Any]:
-        configured_ms = interval_ms = self._config(group, "share.heartbeat.interval.ms")
+        configured_ms = interval_ms = self._config(group, "heartbeat.interval.ms")
         if waits or self._targets.waits(group):
             interval_ms = WAITING_HEARTBEAT_INTERVAL_MS
         takeover_ms = self.context.settings.shoal_group_share_takeover_heartbeat_interval_ms
@@ -322,7 +284,7 @@ class ShareGroups:
             response["assignment"] = {"topic_partitions": on_wire(member.assigned)}
         return response
 
-    def fence(self, group: ShareGroup, member_id: str, draft: Draft, now_ms: int) -> None:
+    def expire(self, group: ShareGroup, member_id: str, draft: Draft, now_ms: int) -> None:
         """Take a member out, and see that what it read alone is read on."""
         draft.records += group.member_tombstones(member_id)
         change = Change(group.member(member_id), None)
@@ -336,7 +298,7 @@ class ShareGroups:
         metadata_hash = self.catalog.hash_of(group.subscribed(change))
         draft.records.append(group.epoch_record(epoch, metadata_hash))
         for what in ("session", "lost"):
-            self.context.deadlines.cancel(self._key(what, group, member_id))
+            self.context.deadlines.cancel(self.key(what, group, member_id))
         soft = self._soft[group.group_id]
         soft.connections.pop(member_id, None)
         soft.epochs.pop(member_id, None)
@@ -347,13 +309,13 @@ class ShareGroups:
         self, group: ShareGroup, request: HeartbeatRequest, token: Token, now_ms: int
     ) -> None:
         self._soft[group.group_id].parked[request.member_id] = ParkedHeartbeat(request, token)
-        key = self._key("parked", group)
+        key = self.key("parked", group)
         if key not in self.context.deadlines:
             self.context.deadlines.set(key, now_ms + PARK_MS)
 
     def _answer_parked(self, group: ShareGroup, now_ms: int) -> None:
         if self._soft[group.group_id].parked:
-            self.context.deadlines.set(self._key("parked", group), now_ms)
+            self.context.deadlines.set(self.key("parked", group), now_ms)
 
     def _release(self, request: HeartbeatRequest) -> Result:
         """Answer a member's held heartbeat since it has sent another one: it waits no more."""
@@ -379,13 +341,13 @@ class ShareGroups:
 
     # Time.
 
-    def _extend_session(
+    def _heartbeat_received(
         self, group: ShareGroup, request: HeartbeatRequest, now_ms: int, draft: Draft
     ) -> None:
         member_id = request.member_id
-        timeout_ms = self._config(group, "share.session.timeout.ms")
-        self.context.deadlines.set(self._key("session", group, member_id), now_ms + timeout_ms)
-        self.context.deadlines.cancel(self._key("lost", group, member_id))
+        timeout_ms = self._config(group, "session.timeout.ms")
+        self.extend_session(group, member_id, timeout_ms, now_ms)
+        self.context.deadlines.cancel(self.key("lost", group, member_id))
         soft = self._soft[group.group_id]
         soft.connections[member_id] = request.connection_id
         member = group.members.get(member_id)
@@ -397,78 +359,53 @@ class ShareGroups:
         if known is not None and known != reached:
             draft.effects.append(MemberReassigned(group.group_id, member_id))
 
-    def loaded(self, now_ms: int) -> None:
-        for group in self._all():
-            timeout_ms = self._config(group, "share.session.timeout.ms")
-            for member_id in group.members:
-                key = self._key("session", group, member_id)
-                self.context.deadlines.set(key, now_ms + timeout_ms)
+    def member_loaded(self, group: ShareGroup, member_id: str, now_ms: int) -> None:
+        timeout_ms = self._config(group, "session.timeout.ms")
+        self.extend_session(group, member_id, timeout_ms, now_ms)
 
     def due(self, key: Key, now_ms: int) -> Result:
-        _, what, group_id, *rest = key
-        if what == "parked":
-            return self._answer_one_parked(group_id, now_ms)
-        group = self.context.groups.get(group_id)
-        draft = Draft()
-        if not isinstance(group, ShareGroup):
-            return draft.result()
-        if what != "assignment":
-            if rest[0] in group.members:
-                self.fence(group, rest[0], draft, now_ms)
-        elif group.members and group.epoch > group.assignment_epoch:
-            plan = self._targets.assign(
-                group, NO_CHANGE, group.initialization, group.epoch, draft, now_ms
-            )
-            if plan.epoch != group.epoch:
-                draft.records.append(group.epoch_record(plan.epoch, group.metadata_hash))
-        return draft.result()
+        if key[1] == "parked":
+            return self._answer_one_parked(key[2], now_ms)
+        return super().due(key, now_ms)
+
+    def assign_due(self, group: ShareGroup, draft: Draft, now_ms: int) -> None:
+        plan = self._targets.assign(
+            group, NO_CHANGE, group.initialization, group.epoch, draft, now_ms
+        )
+        if plan.epoch != group.epoch:
+            draft.records.append(group.epoch_record(plan.epoch, group.metadata_hash))
 
     def metadata_changed(self, deleted: Sequence[tuple[str, UUID]], now_ms: int) -> Result:
+        super().metadata_changed(deleted, now_ms)
         gone = {topic_id for _, topic_id in deleted}
         draft = Draft()
         for group in self._all():
-            self._soft[group.group_id].is_fresh = False
             without = group.initialization.forgotten(gone)
             if without != group.initialization:
                 draft.records.append(group.initialization_record(without))
         return draft.result()
 
-    def _key(self, what: str, group: ShareGroup, *member_id: str) -> Key:
-        return (self.name, what, group.group_id, *member_id)
+    def forget(self, group_id: str) -> None:
+        super().forget(group_id)
+        self._soft.pop(group_id, None)
+        self._initializations.forget(group_id)
 
-    # What is set, and what is there.
-
-    @property
-    def rebalances(self) -> int:
-        """Assignments made since the shard was loaded, for metrics."""
-        return self._targets.made
+    # Configs.
 
     @property
-    def catalog(self) -> Catalog:
-        return Catalog(self.context.image)
+    def default_assignor(self) -> str:
+        return simple_assignor.NAME
 
-    def _config(self, group: ShareGroup, name: str) -> int:
-        return self.context.image.group_config(group.group_id)[name]
+    @property
+    def max_size(self) -> int:
+        return self.context.settings.group_share_max_size
 
-    def _find(self, group_id: str) -> ShareGroup:
-        return self.context.groups.find_of(group_id, ShareGroup)
-
-    def _all(self) -> list[ShareGroup]:
-        return [g for g in self.context.groups if isinstance(g, ShareGroup)]
-
-    # Replay of what is not as with consumer groups.
-
-    def _replay_group(self, key: dict[str, Any], value: dict[str, Any] | None, at: Any) -> None:
-        self._replays.metadata(key, value, at)
-        if value is None:
-            self._soft.pop(key["group_id"], None)
-            self._initializations.forget(key["group_id"])
-            self._targets.forget(key["group_id"])
+    # Replay.
 
     def _replay_initialization(
         self, key: dict[str, Any], value: dict[str, Any] | None, _at: Any
     ) -> None:
-        group = self._replays.group(key["group_id"], create=value is not None)
+        group = self._replayed(key, value)
         if group is not None:
             group.replay_initialization(value)
 

@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from shoal.coordinator.deadlines import Key
 from shoal.coordinator.group.assignment import EMPTY, Assignment, MemberSpec
-from shoal.coordinator.group.groups import Context, Draft
+from shoal.coordinator.group.groups import Context, Draft, GroupType
+from shoal.coordinator.group.modern_target_assignment import ModernTargetAssignments
 from shoal.coordinator.group.share_group import Change, Initialization, ShareGroup
 from shoal.coordinator.group.simple_assignor import SimpleAssignment
-from shoal.coordinator.group.topics import Catalog
 
 #: Changes of one step: some 10 ms of work, and 200 kB of records.
 MOVES_MAX = 500
@@ -61,30 +60,22 @@ class _CachedAssignment:
     next_step_ms: int = 0
 
 
-class TargetAssignments:
-    """Those of one shard."""
+class TargetAssignments(ModernTargetAssignments):
+    """The target assignments of the share groups of one shard."""
 
     def __init__(self, context: Context) -> None:
-        self._context = context
+        super().__init__(context, GroupType.SHARE)
         self._cached: dict[str, _CachedAssignment] = {}
-        #: Assignments made, and shares built from hard state, since the shard was loaded.
-        self.made = self.built = 0
-
-    @property
-    def catalog(self) -> Catalog:
-        return Catalog(self._context.image)
-
-    def waits(self, group: ShareGroup) -> bool:
-        """Whether a full assignment is put off until the interval is over."""
-        return _key(group) in self._context.deadlines
+        #: Cached assignments built from hard state since the shard was loaded.
+        self.built = 0
 
     def forget(self, group_id: str) -> None:
-        """The group is gone."""
+        super().forget(group_id)
         self._cached.pop(group_id, None)
 
     def unchanged(self, group: ShareGroup, epoch: int) -> Plan:
         """The plan of a decision that assigns nothing."""
-        readers = self._fresh(group).assignment.fewest_readers
+        readers = self._cached_assignment(group).assignment.fewest_readers
         return Plan(epoch, group.assignment_epoch, {}, readers)
 
     def track(self, group: ShareGroup, change: Change, initialization: Initialization) -> None:
@@ -105,7 +96,7 @@ class TargetAssignments:
         An epoch beyond that of the target tells that the full assignment is still due.
         """
         cached = self._changed(group, change, initialization)
-        due_ms = self._assignment_due_ms(group)
+        due_ms = self._due_ms(group)
         full = now_ms >= due_ms or cached.unsettled
         pauses = now_ms < cached.next_step_ms
         step = cached.assignment.settle if full else cached.assignment.fill
@@ -114,9 +105,9 @@ class TargetAssignments:
         if not done and not pauses:
             cached.next_step_ms = now_ms + STEP_PAUSE_MS
         if full and done:
-            self._context.deadlines.cancel(_key(group))
+            self._context.deadlines.cancel(self._key(group))
         else:
-            self._context.deadlines.set(_key(group), due_ms if done else cached.next_step_ms)
+            self._context.deadlines.set(self._key(group), due_ms if done else cached.next_step_ms)
         changed = {}
         for member_id in cached.assignment.take_changed():
             assignment = cached.assignment.of(member_id)
@@ -137,7 +128,7 @@ class TargetAssignments:
     def _changed(
         self, group: ShareGroup, change: Change, initialization: Initialization
     ) -> _CachedAssignment:
-        cached = self._fresh(group)
+        cached = self._cached_assignment(group)
         if initialization is not cached.initialization:
             cached.initialization = initialization
             self._set_partitions(cached)
@@ -160,7 +151,7 @@ class TargetAssignments:
             self._set_partitions(cached)
         return cached
 
-    def _fresh(self, group: ShareGroup) -> _CachedAssignment:
+    def _cached_assignment(self, group: ShareGroup) -> _CachedAssignment:
         """The group's shares, built if those cached are not of this group as it is."""
         cached = self._cached.get(group.group_id)
         image = self._context.image
@@ -199,14 +190,3 @@ class TargetAssignments:
             for topic in topics.values()
             if topic is not None
         }
-
-    def _assignment_due_ms(self, group: ShareGroup) -> int:
-        if group.assignment_timestamp_ms == 0:
-            return 0
-        config = self._context.image.group_config(group.group_id)
-        interval_ms: int = config["share.assignment.interval.ms"]
-        return group.assignment_timestamp_ms + interval_ms
-
-
-def _key(group: ShareGroup) -> Key:
-    return ("share", "assignment", group.group_id)
