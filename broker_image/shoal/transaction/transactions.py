@@ -40,10 +40,6 @@ class Transaction(NamedTuple):
     client_transaction_version: int = TV_0
 
     @property
-    def bumps_epoch(self) -> bool:
-        return self.client_transaction_version >= TV_2
-
-    @property
     def is_epoch_exhausted(self) -> bool:
         return self.producer_epoch >= LAST_EPOCH
 
