@@ -148,6 +148,12 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
             return Result()
         return Result((group.initialization_record(initialization),))
 
+    def initialized_partitions(self, group_id: str) -> Mapping[str, Sequence[int]]:
+        """The partitions with share-group state, by topic name; none if there is no such group."""
+        group = self.context.groups.get(group_id)
+        known = group.initialization.initialized if isinstance(group, ShareGroup) else {}
+        return {named.name: sorted(named.partitions) for named in known.values()}
+
     def start_reset(self, group_id: str, partitions: Assignment, token: Token) -> Result:
         """See `Initializations.start_reset`."""
         return self._initializations.start_reset(group_id, partitions, token)

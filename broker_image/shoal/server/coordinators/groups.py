@@ -125,12 +125,6 @@ class GroupService(CoordinatorService[GroupShard]):
             return self.submit(group_id, delete)
         return asyncio.ensure_future(with_state())
 
-    def all_shards(self) -> list[GroupShard]:
-        """Every shard that this broker leads. Raises COORDINATOR_LOAD_IN_PROGRESS."""
-        if self.runtime.loading_partitions:
-            raise ApiError(ErrorCode.coordinator_load_in_progress)
-        return [shard for _, shard in self.shards()]
-
     def append_marker(
         self, index: int, marker: bytearray, producer_id: int, *, committed: bool
     ) -> Partition:

@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from shoal.coordinator.contract import ProducerIdAndEpoch, Record, Replayed, Shard
 from shoal.coordinator.runtime import AppendFailed, Decide, Phase, Runtime
@@ -72,6 +72,13 @@ class Replicas(Protocol):
 
 #: Creates the topic of a coordinator. Raises `ApiError` when it cannot be created.
 CreateTopic = Callable[[InternalTopic], Coroutine[Any, Any, None]]
+
+
+class _Load(NamedTuple):
+    """A partition that is being loaded, and the next offset to replay."""
+
+    partition: int
+    offset: int
 
 
 class Call:
@@ -145,7 +152,7 @@ class CoordinatorService(Generic[S]):
         self._loop = node.loop
         self._creating: asyncio.Future[Any] | None = None
         self._waiting: deque[tuple[str, asyncio.Future[Any] | Call, Decide[S]]] = deque()
-        self._loads: deque[tuple[int, int]] = deque()
+        self._loads: deque[_Load] = deque()
         self._loading = False
         self._timer: Timer | None = None
         self._timer_ms = 0
@@ -276,6 +283,12 @@ class CoordinatorService(Generic[S]):
         """The shards that serve, by partition."""
         return self.runtime.active()
 
+    def all_shards(self) -> list[S]:
+        """Every shard that this broker leads. Raises COORDINATOR_LOAD_IN_PROGRESS."""
+        if self.runtime.loading_partitions:
+            raise ApiError(ErrorCode.coordinator_load_in_progress)
+        return [shard for _, shard in self.shards()]
+
     # Partitions come and go.
 
     def metadata_changed(self, image: MetadataImage, delta: MetadataDelta | None) -> None:
@@ -316,7 +329,7 @@ class CoordinatorService(Generic[S]):
         if log.log_start_offset == log.log_end_offset:
             self._activate(index)
             return
-        self._loads.append((index, log.log_start_offset))
+        self._loads.append(_Load(index, log.log_start_offset))
         if not self._loading:
             self._loading = True
             self._loop.call_soon(self._load_step)
@@ -338,7 +351,7 @@ class CoordinatorService(Generic[S]):
                 self.runtime.resign(index, ErrorCode.coordinator_not_available)
             else:
                 if offset < partition.log.log_end_offset:
-                    self._loads.appendleft((index, offset))
+                    self._loads.appendleft(_Load(index, offset))
                 else:
                     self._activate(index)
         self._loading = bool(self._loads)

@@ -163,7 +163,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
         self, writer: Writer, partitions: Collection[TopicPartition], version: int
     ) -> asyncio.Future[Any]:
         """AddPartitionsToTxn and AddOffsetsToTxn."""
-        _check_id(writer)
+        _check_id(writer.transactional_id)
         return self.submit(
             writer.transactional_id,
             lambda shard, now_ms, token: shard.add_partitions(
@@ -175,7 +175,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
         self, writer: Writer, partitions: Collection[TopicPartition]
     ) -> asyncio.Future[Any]:
         """AddPartitionsToTxn that only asks; the reply has `errors` by partition."""
-        _check_id(writer)
+        _check_id(writer.transactional_id)
         return self.submit(
             writer.transactional_id,
             lambda shard, now_ms, token: shard.verify_partitions(writer, partitions, token),
@@ -183,13 +183,21 @@ class TransactionService(CoordinatorService[TransactionShard]):
 
     def end(self, writer: Writer, *, committed: bool, version: int) -> asyncio.Future[Any]:
         """EndTxn."""
-        _check_id(writer)
+        _check_id(writer.transactional_id)
         return self.submit(
             writer.transactional_id,
             lambda shard, now_ms, token: shard.end(
                 writer, committed=committed, version=version, now_ms=now_ms, token=token
             ),
         )
+
+    def describe(self, transactional_id: str) -> Mapping[str, Any]:
+        """One transaction of a DescribeTransactions response. Raises `ApiError`."""
+        _check_id(transactional_id)
+        partition = self.partition_for(transactional_id)
+        if partition is None:
+            raise ApiError(ErrorCode.transactional_id_not_found)
+        return self.runtime.read(partition).describe(transactional_id)
 
     # Writes that belong to a transaction.
 
@@ -370,6 +378,6 @@ def write_error(error: ErrorCode, *, abortable: bool, implicit: bool = False) ->
     return error
 
 
-def _check_id(writer: Writer) -> None:
-    if not writer.transactional_id:
+def _check_id(transactional_id: str) -> None:
+    if not transactional_id:
         raise ApiError(ErrorCode.invalid_request, "The transactional id is empty.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.protocol.errors import ApiError
 from shoal.server.network.api import Answer, Request
 
 if TYPE_CHECKING:
@@ -17,13 +17,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 
 def _row(broker: Broker, transactional_id: str) -> Mapping[str, Any]:
-    service = broker.transactions
     try:
-        if not transactional_id:
-            raise ApiError(ErrorCode.invalid_request)
-        partition = service.partition_for(transactional_id)
-        if partition is None:
-            raise ApiError(ErrorCode.transactional_id_not_found)
-        return service.runtime.read(partition).describe(transactional_id)
+        return broker.transactions.describe(transactional_id)
     except ApiError as refused:
         return {"transactional_id": transactional_id, "error_code": refused.code}

@@ -17,20 +17,19 @@ STATES = tuple(state.title for state in State)
 
 
 def handle(broker: Broker, request: Request) -> Answer:
-    body, service = request.body, broker.transactions
+    body = request.body
     text = getattr(body, "transactional_id_pattern", None)
     try:
         pattern = re.compile(text) if text else None
     except re.error as error:
         raise ApiError(ErrorCode.invalid_regular_expression, f"{text}: {error}") from None
-    if service.runtime.loading_partitions:
-        raise ApiError(ErrorCode.coordinator_load_in_progress)
+    shards = broker.transactions.all_shards()
     unknown = [state for state in body.state_filters if state not in STATES]
-    rows: list[Mapping[str, Any]] = []
-    # A filter that names unknown states alone lets nothing pass.
+    found: list[Mapping[str, Any]] = []
+    # A filter of unknown states alone matches no transaction.
     if len(unknown) < len(body.state_filters) or not body.state_filters:
-        for _, shard in service.shards():
-            rows += shard.list_transactions(
+        for shard in shards:
+            found += shard.list_transactions(
                 states=body.state_filters,
                 producer_ids=body.producer_id_filters,
                 duration_ms=getattr(body, "duration_filter", -1),
@@ -40,5 +39,5 @@ def handle(broker: Broker, request: Request) -> Answer:
     return {
         "error_code": ErrorCode.none,
         "unknown_state_filters": unknown,
-        "transaction_states": rows,
+        "transaction_states": found,
     }
