@@ -1,10 +1,8 @@
 """A group of the consumer protocol (KIP-848): its hard state, and what follows from it.
 
-The group epoch rises with every change of members, subscriptions or subscribed topics. The
-assignment epoch is the group epoch that the target assignment was computed for; each member then
-moves to it on its own (`reconciliation`). So three epochs chase one another, and the group's state
-is only a name for where they stand. Decisions are in `consumer_membership`; `replay_*` alone
-change a group.
+Each member moves to the target assignment independently (`reconciliation`), and has an epoch of its
+own. The state of the group follows from the group epoch, the assignment epoch and the member
+epochs. Decisions are in `consumer_membership`.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from shoal.coordinator.group.records import RecordType, record, tombstone
 from shoal.coordinator.group.topics import Catalog
 from shoal.protocol.errors import ApiError, ErrorCode
 
-#: The epoch of a static member that has left and is expected back (KIP-848).
+#: The epoch of a static member that has left and may rejoin (KIP-848).
 LEFT_STATIC_MEMBER_EPOCH = -2
 
 
@@ -51,14 +49,14 @@ class State(StrEnum):
 
 
 class ClassicProtocols(NamedTuple):
-    """What a member that still speaks the classic protocol joined with."""
+    """The session timeout and the protocols of a member that uses the classic protocol."""
 
     session_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
 
 
 class Regex(NamedTuple):
-    """A regular expression of the group, with the topics that it was found to match."""
+    """The topics that a regular expression of the group matches."""
 
     topics: frozenset[str]
     version: int
@@ -99,12 +97,12 @@ class ConsumerGroup(ModernGroup[Member]):
     regexes: dict[str, Regex] = field(default_factory=dict)
     #: Instance id -> member id.
     static_members: dict[str, str] = field(default_factory=dict)
-    #: Who owns a partition, assigned or yet to be revoked.
+    #: The member that owns a partition, assigned or pending revocation.
     owners: dict[TopicIdPartition, str] = field(default_factory=dict)
     #: When the regular expressions were evaluated last.
     regexes_checked_ms: int = 0
 
-    # What the registry asks of every group.
+    # The interface of every group.
 
     @property
     def state(self) -> State:
@@ -155,7 +153,7 @@ class ConsumerGroup(ModernGroup[Member]):
         return _epoch_check(member, epoch)
 
     def offsets_committed(self, member_id: str, now_ms: int, deadlines: Deadlines) -> None:
-        """Heartbeats alone extend a session (KIP-848)."""
+        """Do nothing: only heartbeats extend a session (KIP-848)."""
 
     def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:
         if member_id is None and member_epoch < 0:
@@ -169,7 +167,7 @@ class ConsumerGroup(ModernGroup[Member]):
             )
 
     def check_offset_delete(self) -> None:
-        """Offsets of topics that nobody subscribes to may be deleted."""
+        """Allow deletion: the offsets of subscribed topics are checked one by one."""
 
     def subscribes_to(self, topic: str) -> bool:
         return topic in self.subscribed_topic_names()
@@ -190,7 +188,7 @@ class ConsumerGroup(ModernGroup[Member]):
         return None if member_id is None else self.members.get(member_id)
 
     def with_member(self, member: Member) -> dict[str, Member]:
-        """The members as they will be, without the one whose instance id `member` takes over."""
+        """The members with `member`, without the one whose instance id it takes over."""
         members = {**self.members, member.member_id: member}
         if member.instance_id is not None:
             replaced = self.static_members.get(member.instance_id)
@@ -203,21 +201,21 @@ class ConsumerGroup(ModernGroup[Member]):
         members: Mapping[str, Member] | None = None,
         regexes: Mapping[str, Regex] | None = None,
     ) -> frozenset[str]:
-        """The topics that any of the members reads, whether or not they exist."""
+        """The topics that the members subscribe to, whether or not they exist."""
         found: set[str] = set()
         for member in (self.members if members is None else members).values():
             found |= subscription(member, self.regexes if regexes is None else regexes)
         return frozenset(found)
 
     def target_of(self, member: Member) -> Assignment:
-        """The target of a member; a static one inherits that of the member it replaces."""
+        """The target of a member. A static member inherits that of the member that it replaces."""
         owner = member.member_id
         if member.instance_id is not None:
             owner = self.static_members.get(member.instance_id, owner)
         return self.target.get(owner, EMPTY)
 
     def is_free(self, partition: TopicIdPartition, member: Member) -> bool:
-        """Whether nobody but `member`, or the member that it replaces, owns a partition."""
+        """Whether no member but `member`, or the one that it replaces, owns a partition."""
         owner = self.owners.get(partition)
         if owner is None or owner == member.member_id:
             return True
@@ -225,12 +223,12 @@ class ConsumerGroup(ModernGroup[Member]):
         return instance_id is not None and self.static_members.get(instance_id) == owner
 
     def assignor_name(self, members: Iterable[Member], default: str) -> str:
-        """What most members ask for, by name where several are asked for alike."""
+        """The assignor that most members name; of several, the first in alphabetical order."""
         votes = Counter(m.server_assignor for m in members if m.server_assignor is not None)
         return min(votes, key=lambda name: (-votes[name], name), default=default)
 
     def add(self, member: Member, target: Assignment) -> None:
-        """Fill a group that is only about to be: its records are yet to be replayed."""
+        """Add a member to a new group whose records are not replayed yet."""
         self.members[member.member_id] = member
         self.target[member.member_id] = target
         if member.instance_id is not None:
@@ -240,7 +238,7 @@ class ConsumerGroup(ModernGroup[Member]):
     # Records.
 
     def all_records(self) -> list[Record]:
-        """The group as records, in the order in which Kafka writes those of a new one."""
+        """All records of the group, in the order in which Kafka writes those of a new one."""
         members = self.members.values()
         return [
             *(self.member_record(m) for m in members),
@@ -322,7 +320,7 @@ class ConsumerGroup(ModernGroup[Member]):
     def replay_current(self, member_id: str, value: Value) -> None:
         old = self.members.get(member_id)
         if old is None:
-            return  # Its member record follows; or it is a tombstone for one that is gone.
+            return  # Its member record follows, or the member was removed.
         current = CurrentAssignment()
         if value is not None:
             epoch = value["member_epoch"]
@@ -376,7 +374,7 @@ class ConsumerGroup(ModernGroup[Member]):
 
 
 def subscription(member: Member, regexes: Mapping[str, Regex]) -> frozenset[str]:
-    """The topics that a member names or matches."""
+    """The topics that a member names, or that its regular expression matches."""
     found = regexes.get(member.subscribed_topic_regex)
     if found is None:
         return member.subscribed_topic_names
@@ -412,7 +410,8 @@ def _stale(member: Member, message: str) -> ApiError:
 
 
 def _epoch_check(member: Member, epoch: int) -> CommitCheck:
-    """An old epoch may still commit what the member has owned since then (KIP-1251)."""
+    """The check of a commit with an old epoch: the member must own the partition since then
+    (KIP-1251)."""
     refusal = _stale(member, "").code
 
     def check(_topic: str, topic_id: UUID | None, partition: int) -> ErrorCode:

@@ -1,12 +1,12 @@
 """Decisions for groups of the consumer protocol (KIP-848).
 
-A heartbeat does four things in turn, each perhaps with records: it updates what the member told of
-itself; it bumps the group's epoch when subscriptions or their topics changed; it computes a target
-assignment when that is behind the group's epoch (both in `consumer_target_assignment`); and it
-moves the member one step towards its target. A member is fenced when its session ends, or when it
-has not given up partitions within its rebalance timeout.
+A heartbeat has four steps, and each may write records. It updates the member. It bumps the group
+epoch if subscriptions or the metadata of their topics have changed. It computes a target assignment
+if that is behind the group epoch (both in `consumer_target_assignment`). It moves the member one
+step towards its target. A member is fenced when its session expires, or when it does not revoke
+partitions within its rebalance timeout.
 
-Members of the classic protocol in such a group are served by `consumer_classic`.
+`consumer_classic` serves the members of the classic protocol in such a group.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ class Migration(Protocol):
     """Moves a group between the classic and the consumer protocol (`consumer_classic`)."""
 
     def upgrade(self, classic: Group, draft: Draft, now_ms: int) -> ConsumerGroup:
-        """The group that `classic` becomes; its records are in the draft."""
+        """Return the consumer group that replaces `classic`. Its records are in the draft."""
 
     def downgrade(
         self, group: ConsumerGroup, leaving: Sequence[str], draft: Draft, now_ms: int
     ) -> bool:
-        """Make a classic group of it, if none but classic members are left."""
+        """Replace the group by a classic group if only classic members remain. Returns whether it
+        was replaced."""
 
 
 class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
@@ -65,7 +66,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
     # Requests.
 
     def heartbeat(self, request: HeartbeatRequest, now_ms: int, token: Token) -> Result:
-        """ConsumerGroupHeartbeat v0-1. Raises `ApiError` for what is refused."""
+        """ConsumerGroupHeartbeat v0-1. Raises `ApiError` to refuse it."""
         check(request, self.assignor_names)
         if request.member_epoch in (LEAVE_EPOCH, LEFT_STATIC_MEMBER_EPOCH):
             return self._leave(request, now_ms, token)
@@ -96,7 +97,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         else:
             member = owner_of_instance(group, request.instance_id, request.member_id)
         if request.member_epoch == LEFT_STATIC_MEMBER_EPOCH:
-            # It keeps its partitions until it comes back, or its session ends.
+            # It keeps its partitions until it rejoins or its session expires.
             assigned = {t: dict.fromkeys(p, 0) for t, p in member.current.assigned.items()}
             current = replace(
                 member.current,
@@ -125,7 +126,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
     def _known_member(
         self, group: ConsumerGroup, request: HeartbeatRequest, draft: Draft
     ) -> Member:
-        """The member as it is; a new one if it joins. Raises what the request is refused with."""
+        """The member before the request; a new one if it joins. Raises `ApiError`."""
         existing = group.static_member(request.instance_id)
         if request.member_id not in group.members and existing is None:
             self.check_size(group)
@@ -160,7 +161,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
     def take_over(
         self, group: ConsumerGroup, existing: Member, member_id: str, draft: Draft
     ) -> Member:
-        """A static member is back under a new id: it owns what it owned before."""
+        """Replace the member id of a static member that rejoins. It keeps its partitions."""
         current = replace(existing.current, member_epoch=0, previous_member_epoch=0)
         member = replace(existing, member_id=member_id, current=current)
         draft.records += group.member_tombstones(existing.member_id)
@@ -181,9 +182,9 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         draft: Draft,
         now_ms: int,
     ) -> Member:
-        """Take `known` to what it says it is now, and a step towards its target.
+        """Update `known` to `member`, and move it one step towards its target.
 
-        Gives the member as it will be once the draft's records are replayed.
+        Returns the member after the replay of the draft's records.
         """
         changed = self._note_member(group, known, member, draft)
         members = group.with_member(member)
@@ -206,7 +207,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
     def _note_member(
         self, group: ConsumerGroup, known: Member, member: Member, draft: Draft
     ) -> bool:
-        """Record what the member told; whether its subscription changed."""
+        """Write the member's record if it has changed. Returns whether its subscription has."""
         if member == known and known.member_id in group.members:
             return False
         if member != known or known.instance_id is None:
@@ -219,7 +220,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
     def fence(
         self, group: ConsumerGroup, member_ids: Sequence[str], draft: Draft, now_ms: int
     ) -> None:
-        """Take members out of the group; the rest is assigned anew at the next heartbeat."""
+        """Remove members from the group. The next heartbeat computes a new target assignment."""
         for member_id in member_ids:
             self.cancel_deadlines(group, group.members[member_id])
         if self.migration is not None and self.migration.downgrade(
@@ -250,7 +251,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
         self.fence(group, [member_id], draft, now_ms)
 
     def deadline_session(self, group: ConsumerGroup, member: Member, now_ms: int) -> None:
-        """A member is alive: its session starts anew."""
+        """Extend the session of a member."""
         timeout_ms = (
             self._config(group, "session.timeout.ms")
             if member.classic is None
@@ -260,7 +261,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
 
     def _deadline_rebalance(self, group: ConsumerGroup, member: Member, now_ms: int) -> None:
         if member.classic is not None:
-            return  # It has to join and sync in time instead.
+            return  # The deadlines of its join and its sync replace this one.
         key = self.key("rebalance", group, member.member_id)
         if member.current.state is MemberState.UNREVOKED_PARTITIONS:
             self.context.deadlines.set(key, now_ms + member.rebalance_timeout_ms)

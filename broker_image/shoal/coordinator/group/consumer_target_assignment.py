@@ -36,7 +36,8 @@ class TargetAssignments(ModernTargetAssignments):
         draft: Draft,
         now_ms: int,
     ) -> Mapping[str, Regex]:
-        """The group's expressions and what they match, looked up anew where that is due."""
+        """The topics of the group's regular expressions, which are evaluated again if that is
+        due."""
         wanted = sorted({m.subscribed_topic_regex for m in members.values()} - {""})
         found: dict[str, Regex] = {}
         if not wanted and not group.regexes:
@@ -89,7 +90,7 @@ class TargetAssignments(ModernTargetAssignments):
         draft: Draft,
         now_ms: int,
     ) -> TargetAssignment:
-        """What a member is to have: by a new assignment if one is due, else by that there is."""
+        """The target of a member, from a new target assignment if one is due."""
         subscribed = self.catalog.ids_of(subscription(member, regexes))
         if epoch > group.assignment_epoch:
             due_ms = self._due_ms(group)
@@ -108,7 +109,7 @@ class TargetAssignments(ModernTargetAssignments):
         draft: Draft,
         now_ms: int,
     ) -> Mapping[str, Assignment]:
-        """Compute a target assignment and record what of it is new."""
+        """Compute a target assignment, and write records of the targets that change."""
         default = self._context.settings.group_consumer_assignors[0]
         name = group.assignor_name(members.values(), default)
         specs = {

@@ -1,10 +1,9 @@
-"""A share group's membership (KIP-932): its hard state, and what follows from it.
+"""The membership of a share group (KIP-932): its hard state, and what follows from it.
 
-Members come and go without a barrier: a target assignment becomes a member's own with its next
-heartbeat, whatever the others hold, since the locks of the share partitions keep records apart.
-A partition can be assigned once its share-group state is initialized; which partitions are on the
-way there, have arrived, or are being deleted is the group's bookkeeping (`Initialization`).
-Decisions are in `share_membership`; `replay_*` alone change a group.
+Members need no reconciliation: a member gets its target with its next heartbeat, since acquisition
+locks keep members of one partition apart. A partition can be assigned once its share-group state is
+initialized. `Initialization` has the partitions whose state is being initialized, is initialized or
+is being deleted. Decisions are in `share_membership`.
 """
 
 from __future__ import annotations
@@ -27,15 +26,14 @@ from shoal.protocol.errors import ApiError, ErrorCode
 
 
 class State(StrEnum):
-    """Kafka's names, as ShareGroupDescribe and ListGroups give them. A group that has been
-    deleted is Dead: it is not there any more."""
+    """Kafka's names, as ShareGroupDescribe and ListGroups give them. A deleted group is Dead."""
 
     EMPTY = "Empty"
     STABLE = "Stable"
 
 
 class NamedPartitions(NamedTuple):
-    """Partitions of a topic that may have been deleted since: it keeps its name."""
+    """Partitions of a topic, with its name: the topic may have been deleted since."""
 
     name: str
     partitions: frozenset[int]
@@ -43,10 +41,10 @@ class NamedPartitions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Initialization:
-    """Where the share-group state of the group's partitions stands, by topic id.
+    """The progress of the share-group state of the group's partitions, by topic id.
 
-    A partition goes from nowhere to initializing to initialized; a topic then to deleting, and
-    from there to nowhere.
+    A partition is first initializing and then initialized. A topic is then deleting, until it is
+    removed.
     """
 
     initializing: Mapping[UUID, NamedPartitions] = field(default_factory=dict)
@@ -65,7 +63,7 @@ class Initialization:
         )
 
     def completed(self, partitions: Assignment, catalog: Catalog) -> Initialization:
-        """Those partitions are initialized, whether or not that was known to be under way."""
+        """Mark partitions as initialized, whether or not they were initializing."""
         named = {}
         for topic in sorted(partitions):
             known = self.initializing.get(topic)
@@ -80,7 +78,7 @@ class Initialization:
         return replace(self, initializing=_minus(self.initializing, partitions))
 
     def deleted(self, topics: Iterable[UUID]) -> Initialization:
-        """Mark topics whose state is to be deleted."""
+        """Mark topics as deleting."""
         gone = set(topics)
         names = {
             t: known.name
@@ -92,7 +90,7 @@ class Initialization:
         return replace(without, deleting={**self.deleting, **names})
 
     def forgotten(self, topics: Iterable[UUID]) -> Initialization:
-        """Without any trace of these topics."""
+        """Remove topics."""
         gone = set(topics)
         return Initialization(
             {t: known for t, known in self.initializing.items() if t not in gone},
@@ -111,14 +109,14 @@ class Member(ModernMember):
 
 
 class Change(NamedTuple):
-    """A member that a decision adds (no `before`), alters, or takes out (no `after`)."""
+    """A member that a decision adds (no `before`), changes, or removes (no `after`)."""
 
     before: Member | None = None
     after: Member | None = None
 
     @property
     def resubscribes(self) -> bool:
-        """Whether a member comes, goes, or reads other topics than before."""
+        """Whether a member is added or removed, or its subscription changes."""
         if self.before is None or self.after is None:
             return self.before is not self.after
         return self.before.subscribed_topic_names != self.after.subscribed_topic_names
@@ -141,12 +139,12 @@ class ShareGroup(ModernGroup[Member]):
     )
 
     initialization: Initialization = field(default_factory=Initialization)
-    #: How many members read a topic, by its name.
+    #: The number of subscribed members, by topic name.
     readers: Counter[str] = field(default_factory=Counter)
-    #: Rises when a member, its subscription or a target assignment changes.
+    #: Incremented when a member, its subscription or a target assignment changes.
     revision: int = 0
 
-    # What the registry asks of every group.
+    # The interface of every group.
 
     @property
     def state(self) -> State:
@@ -200,7 +198,7 @@ class ShareGroup(ModernGroup[Member]):
     # Members and subscriptions.
 
     def subscribed(self, change: Change = NO_CHANGE) -> frozenset[str]:
-        """The topics that members read once `change` has happened, whether or not they exist."""
+        """The topics that members subscribe to after `change`, whether or not they exist."""
         names = set(self.readers)
         if change.before is not None:
             old = change.before.subscribed_topic_names
@@ -212,8 +210,7 @@ class ShareGroup(ModernGroup[Member]):
     def epoch_of(self, member: Member) -> int:
         """The epoch that a member has reached.
 
-        No record is written for a member that a new target assignment leaves as it is: it goes
-        along with the group.
+        A member whose target stays the same has the new assignment epoch without a record.
         """
         if member.member_epoch and member.assigned == self.target.get(member.member_id, EMPTY):
             return max(member.member_epoch, self.assignment_epoch)
@@ -233,7 +230,7 @@ class ShareGroup(ModernGroup[Member]):
         return {
             "member_epoch": member.member_epoch,
             "previous_member_epoch": member.previous_member_epoch,
-            # A share member has but this one state (STABLE).
+            # Share members have only one state, STABLE.
             "state": 0,
             "assigned_partitions": on_wire(member.assigned),
         }

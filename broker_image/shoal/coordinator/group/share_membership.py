@@ -1,23 +1,21 @@
 """Decisions about the members of share groups (KIP-932).
 
-A heartbeat updates what the member told, bumps the group's epoch when subscriptions or topics
-changed, has the share-group state of new partitions initialized, assigns, and gives the member its
-assignment. Two promises shape it beyond Kafka's:
+A heartbeat updates the member, bumps the group epoch if subscriptions or topics have changed,
+requests the initialization of new partitions, computes the target assignment, and gives the member
+its assignment. It makes two guarantees beyond Kafka's:
 
-* *The first answer has the assignment.* Partitions of a topic that the group has never read must
-  first be initialized, which takes a round through the share coordinator. The heartbeat's answer
-  is held for that round, `PARK_MS` at the most.
-* *A dead member leaves nothing behind.* When the connection of a member's last heartbeat is lost
-  and it is not heard of over another one within `shoal.group.share.connection.lost.grace.ms`, it is
-  taken out like one whose session ended. For the others to learn of it within a second, they are
-  asked to heartbeat every `shoal.group.share.takeover.heartbeat.interval.ms` while a partition has
-  but one reader, and half as often with two, and so on down to the configured interval. A member
-  that lives after all is told UNKNOWN_MEMBER_ID and joins again, at the price of one heartbeat.
-  A large group is asked for `HEARTBEATS_PER_S` at most in this way.
+* *The first response has the assignment.* Partitions of a topic that is new to the group must first
+  be initialized by the share coordinator. The heartbeat is parked for that time, `PARK_MS` at most.
+* *A dead member is replaced within a second.* A member is fenced when the connection of its last
+  heartbeat is lost and no heartbeat comes over another one within
+  `shoal.group.share.connection.lost.grace.ms`. The heartbeat interval of the other members is
+  `shoal.group.share.takeover.heartbeat.interval.ms` while a partition has one member, twice that
+  with two members, and so on, up to the configured interval. A large group sends at most
+  `HEARTBEATS_PER_S`. A member that was fenced by mistake gets UNKNOWN_MEMBER_ID and joins again.
 
-No step of a heartbeat, a join or a leave looks at all members.
+No step of a heartbeat, a join or a leave iterates over all members.
 
-Assigning is `share_target_assignment`; what is to be initialized, `share_initialization`.
+Target assignments are in `share_target_assignment`, initialization in `share_initialization`.
 """
 
 from __future__ import annotations
@@ -49,22 +47,22 @@ from shoal.coordinator.group.share_initialization import (
 from shoal.coordinator.group.share_target_assignment import Plan, TargetAssignments
 from shoal.protocol.errors import ApiError, ErrorCode
 
-#: How long an answer waits for partitions to be initialized: some milliseconds, but for the first
-#: group of a broker, which has the state topic made.
+#: How long a heartbeat waits for the initialization of partitions. It takes some milliseconds, or
+#: longer when the state topic has to be created.
 PARK_MS = 1_000
-#: Heartbeats that a large group is asked for in a second, unless its configured interval is longer.
+#: The most heartbeats of a large group in a second, if its configured interval allows more.
 HEARTBEATS_PER_S = 1_000
 
 
 class ParkedHeartbeat(NamedTuple):
-    """A heartbeat whose answer waits for share partitions to be initialized."""
+    """A heartbeat that waits for the initialization of share partitions."""
 
     request: HeartbeatRequest
     token: Token
 
 
 class MemberReassigned(NamedTuple):
-    """Effect: the member has taken up another assignment; a fetch of its old one may wait yet."""
+    """Effect: the member has another assignment. A fetch of the old one may be parked."""
 
     group_id: str
     member_id: str
@@ -72,13 +70,13 @@ class MemberReassigned(NamedTuple):
 
 @dataclass(slots=True)
 class SoftState:
-    """What a group's coordinator knows and may forget. It may be there before the group is."""
+    """The soft state of a group. It may exist before the group."""
 
-    #: The connection over which a member was heard of last.
+    #: The connection of each member's last heartbeat.
     connections: dict[str, str] = field(default_factory=dict)
-    #: Answers that wait for an initialization, by member.
+    #: Heartbeats that wait for an initialization, by member.
     parked: dict[str, ParkedHeartbeat] = field(default_factory=dict)
-    #: The epoch in which a member took up the assignment that it had in its last heartbeat.
+    #: The epoch of the assignment that each member had in its last heartbeat.
     epochs: dict[str, int] = field(default_factory=dict)
 
 
@@ -94,7 +92,7 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
     # Requests.
 
     def heartbeat(self, request: HeartbeatRequest, now_ms: int, token: Token) -> Result:
-        """ShareGroupHeartbeat v1. Raises `ApiError` for what is refused."""
+        """ShareGroupHeartbeat v1. Raises `ApiError` to refuse it."""
         check(request)
         released = self._release(request)
         try:
@@ -110,7 +108,7 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
     def connection_lost(
         self, group_id: str, member_id: str, connection_id: str, now_ms: int
     ) -> Result:
-        """The connection of a member's heartbeats is gone; the member perhaps, too."""
+        """The connection of a member's last heartbeat was lost: fence it after the grace period."""
         group = self.context.groups.get(group_id)
         if isinstance(group, ShareGroup) and member_id in group.members:
             if self._soft[group.group_id].connections.get(member_id) == connection_id:
@@ -118,10 +116,10 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
                 self.context.deadlines.set(self.key("lost", group, member_id), now_ms + grace_ms)
         return Result()
 
-    # Initialization of share-group state, told by the shell and by admin requests.
+    # Initialization of share-group state, for the performer and for admin requests.
 
     def initialized(self, group_id: str, partitions: Assignment, now_ms: int) -> Result:
-        """The state of these partitions is there: they can be assigned."""
+        """The state of these partitions is initialized: assign them."""
         group = self.context.groups.get(group_id)
         if not isinstance(group, ShareGroup):
             return Result()
@@ -137,7 +135,7 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
         return draft.result()
 
     def not_initialized(self, group_id: str, partitions: Assignment, now_ms: int) -> Result:
-        """It went wrong: the next heartbeat of a member asks for it again."""
+        """The initialization has failed: the next heartbeat of a member requests it again."""
         group = self.context.groups.get(group_id)
         if not isinstance(group, ShareGroup):
             return Result()
@@ -159,15 +157,15 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
         return self._initializations.start_reset(group_id, partitions, token)
 
     def start_deletion(self, group_id: str, topics: Sequence[UUID] | None, token: Token) -> Result:
-        """Before share-group state is deleted, of some topics or (None) of all: it is noted which.
-        Replies with the `partitions` that have state, and ends with `deleted` or the group's end.
+        """Mark some topics, or all (None), as deleting, before their share-group state is deleted.
+        Replies with the `partitions` that have state. `deleted` or the group's deletion ends it.
 
         Raises GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP.
         """
         return self._initializations.start_deletion(group_id, topics, token)
 
     def deleted(self, group_id: str, topics: Sequence[UUID]) -> Result:
-        """The state of these topics is gone."""
+        """The state of these topics was deleted."""
         return self._initializations.deleted(group_id, topics)
 
     # The steps of a heartbeat.
@@ -196,7 +194,7 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
         look = changed or not self._targets.is_fresh(group)
         epoch, metadata_hash = self._targets.bumped_epoch(group, lambda: names, bump=changed)
         initialization = self._initializations.ask(group, names, epoch, draft, now_ms, look=look)
-        if may_park:  # A parked heartbeat was heard of when it came.
+        if may_park:  # A parked heartbeat has extended the session when it arrived.
             self._heartbeat_received(group, request, now_ms, draft)
         coming = {named.name for named in initialization.initializing.values()}
         waits = bool(coming & member.subscribed_topic_names)
@@ -216,7 +214,7 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
         return draft
 
     def _known_member(self, group: ShareGroup, request: HeartbeatRequest) -> Member:
-        """The member as it is; a new one if it joins. Raises what the request is refused with."""
+        """The member before the request; a new one if it joins. Raises `ApiError`."""
         member = group.members.get(request.member_id)
         if member is None:
             self.check_size(group)
@@ -225,8 +223,8 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
         member = group.member(request.member_id)
         epoch = request.member_epoch
         if epoch == member.previous_member_epoch:
-            return member  # The answer that bumped the epoch was lost.
-        # Since its last record, the member has received the epoch of the group.
+            return member  # The response that bumped the epoch was lost.
+        # The member has received the assignment epoch since its last record.
         if member.member_epoch <= epoch <= max(member.member_epoch, group.assignment_epoch):
             return member
         raise self.fenced(epoch, stored=member.member_epoch, known=group.epoch_of(member))
@@ -241,10 +239,10 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
         *,
         changed: bool,
     ) -> Member:
-        """Give the member its target, but for topics that it subscribes to no more.
+        """Assign the member its target, without topics that it no longer subscribes to.
 
-        A member whose assignment stays takes the new epoch without a record: in a large group
-        each join would otherwise have every member write one.
+        A member whose assignment stays the same gets the new epoch without a record. Otherwise each
+        join in a large group would cause a record for every member.
         """
         target = plan.target(group, member.member_id)
         if member.member_epoch and not changed and member.assigned == target:
@@ -291,7 +289,7 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
         return response
 
     def expire(self, group: ShareGroup, member_id: str, draft: Draft, now_ms: int) -> None:
-        """Take a member out, and see that what it read alone is read on."""
+        """Remove a member, and assign the partitions that only this member had."""
         draft.records += group.member_tombstones(member_id)
         change = Change(group.member(member_id), None)
         epoch = group.epoch + 1
@@ -309,7 +307,7 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
         soft.connections.pop(member_id, None)
         soft.epochs.pop(member_id, None)
 
-    # Answers that wait for an initialization.
+    # Heartbeats that wait for an initialization.
 
     def _park(
         self, group: ShareGroup, request: HeartbeatRequest, token: Token, now_ms: int
@@ -324,7 +322,7 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
             self.context.deadlines.set(self.key("parked", group), now_ms)
 
     def _release(self, request: HeartbeatRequest) -> Result:
-        """Answer a member's held heartbeat since it has sent another one: it waits no more."""
+        """Answer the parked heartbeat of a member that has sent another one."""
         soft = self._soft.get(request.group_id)
         parked = None if soft is None else soft.parked.pop(request.member_id, None)
         if parked is None:
@@ -333,7 +331,7 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
         return Result(replies=(Reply(parked.token, response),))
 
     def _answer_one_parked(self, group_id: str, now_ms: int) -> Result:
-        """Each is decided on what the one before has left, so one at a time."""
+        """Decide one parked heartbeat. Its records must be replayed before the next decision."""
         waiting = self._soft[group_id].parked
         if not waiting:
             return Result()

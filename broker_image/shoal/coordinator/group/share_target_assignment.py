@@ -1,4 +1,4 @@
-"""The target assignment of share groups: in full, or what is missing of it (KIP-932).
+"""The target assignment of share groups: full, or only the missing parts of it (KIP-932).
 
 A full assignment is made at most once in each assignment interval (KIP-1263). Within the interval,
 `SimpleAssignment.fill` gives a partition to each member without one, and a member to each partition
@@ -23,9 +23,9 @@ from shoal.coordinator.group.modern_target_assignment import ModernTargetAssignm
 from shoal.coordinator.group.share_group import Change, Initialization, ShareGroup
 from shoal.coordinator.group.simple_assignor import SimpleAssignment
 
-#: Changes of one step: some 10 ms of work, and 200 kB of records.
+#: The most changes of one step: about 10 ms of CPU time, and 200 kB of records.
 MOVES_MAX = 500
-#: The pause between two steps, for other work, and what a heartbeat may change in that time.
+#: The pause between two steps, and the most changes of a heartbeat within the pause.
 STEP_PAUSE_MS, PAUSE_MOVES_MAX = 10, 20
 
 
@@ -35,7 +35,7 @@ class Plan(NamedTuple):
     epoch: int
     assignment_epoch: int
     changed: Mapping[str, Assignment]
-    #: The members of the assigned partition that has the fewest; 0 if none is assigned.
+    #: The number of members of the assigned partition with the fewest; 0 if none is assigned.
     readers: int
 
     def target(self, group: ShareGroup, member_id: str) -> Assignment:
@@ -45,16 +45,16 @@ class Plan(NamedTuple):
 
 @dataclass(slots=True)
 class _CachedAssignment:
-    """A group's shares, and what they were computed from."""
+    """The assignment of a group, and the state from which it was computed."""
 
     assignment: SimpleAssignment
-    #: The group's revision once the records of the last decision are replayed.
+    #: The group's revision after the replay of the last decision's records.
     revision: int
     image: Any
     #: The topics by name; None for one that does not exist.
     topics: dict[str, UUID | None]
     initialization: Initialization
-    #: A full assignment was begun and needs more steps.
+    #: A full assignment needs more steps.
     unsettled: bool = False
     #: When the next step may be taken.
     next_step_ms: int = 0
@@ -74,12 +74,12 @@ class TargetAssignments(ModernTargetAssignments):
         self._cached.pop(group_id, None)
 
     def unchanged(self, group: ShareGroup, epoch: int) -> Plan:
-        """The plan of a decision that assigns nothing."""
+        """The plan of a decision that computes no assignment."""
         readers = self._cached_assignment(group).assignment.fewest_readers
         return Plan(epoch, group.assignment_epoch, {}, readers)
 
     def track(self, group: ShareGroup, change: Change, initialization: Initialization) -> None:
-        """Take in what a decision changes, and assign nothing yet."""
+        """Apply the change of a decision to the cache, and compute no assignment."""
         self._changed(group, change, initialization)
 
     def assign(
@@ -91,9 +91,10 @@ class TargetAssignments(ModernTargetAssignments):
         draft: Draft,
         now_ms: int,
     ) -> Plan:
-        """Assign for `epoch`: in full, or within the assignment interval only what is missing.
+        """Compute the assignment for `epoch`: in full, or within the assignment interval only the
+        missing parts.
 
-        An epoch beyond that of the target tells that the full assignment is still due.
+        If the epoch of the plan is beyond its assignment epoch, a full assignment is still due.
         """
         cached = self._changed(group, change, initialization)
         due_ms = self._due_ms(group)
@@ -123,7 +124,7 @@ class TargetAssignments(ModernTargetAssignments):
         self.made += 1
         return Plan(epoch if full and done else epoch + 1, epoch, changed, readers)
 
-    # What is cached.
+    # The cache.
 
     def _changed(
         self, group: ShareGroup, change: Change, initialization: Initialization
@@ -152,7 +153,7 @@ class TargetAssignments(ModernTargetAssignments):
         return cached
 
     def _cached_assignment(self, group: ShareGroup) -> _CachedAssignment:
-        """The group's shares, built if those cached are not of this group as it is."""
+        """The cached assignment of the group, rebuilt if the group has another revision."""
         cached = self._cached.get(group.group_id)
         image = self._context.image
         if cached is not None and cached.revision == group.revision:
@@ -184,7 +185,7 @@ class TargetAssignments(ModernTargetAssignments):
     def _partitions(
         self, topics: Mapping[str, UUID | None], initialization: Initialization
     ) -> dict[UUID, frozenset[int]]:
-        """The partitions that may be assigned."""
+        """The partitions that can be assigned."""
         return {
             topic: frozenset(self.catalog.partitions_of(topic)) & initialization.of(topic)
             for topic in topics.values()

@@ -1,4 +1,4 @@
-"""The `simple` assignor of share groups (KIP-932): every member has work, every partition is read.
+"""The `simple` assignor of share groups (KIP-932): no member and no partition is left out.
 
 With M members and P partitions each partition goes to ceil(M / P) members, each member has at least
 one partition, and the sizes of the members' assignments differ by at most one. Where members differ
@@ -33,17 +33,17 @@ _COMMON = None
 
 
 class SimpleAssignment:
-    """Who holds what in one group.
+    """The assignment of one group.
 
-    A group in which all members read the same topics has one pool of partitions; otherwise each
-    topic has its own. Going from one case to the other sorts the whole group into new pools.
+    A group whose members all have the same subscription has one pool of partitions. Otherwise each
+    topic has a pool. A change from one case to the other moves the whole group into new pools.
     """
 
     def __init__(
         self, members: Mapping[str, MemberSpec], partitions: Mapping[UUID, Collection[int]]
     ) -> None:
         self._topics: dict[str, _Topics] = {m: s.topics for m, s in members.items()}
-        #: How many members have each subscription.
+        #: The number of members with each subscription.
         self._kinds = Counter(self._topics.values())
         self._partitions = {t: frozenset(p) for t, p in partitions.items() if p}
         self._changed: dict[str, None] = {}
@@ -51,10 +51,10 @@ class SimpleAssignment:
         self._pools: dict[UUID | None, Pool] = {}
         self._sort({m: flat(members[m].assigned) for m in sorted(members)})
 
-    # What changes.
+    # Changes.
 
     def put(self, member: str, topics: _Topics) -> None:
-        """Add a member, or change the topics that it reads."""
+        """Add a member, or change its subscription."""
         before = self._topics.get(member)
         if before == topics:
             return
@@ -84,7 +84,7 @@ class SimpleAssignment:
         self._changed.pop(member, None)
 
     def set_partitions(self, partitions: Mapping[UUID, Collection[int]]) -> None:
-        """Set which partitions may be assigned, of every topic that a member reads."""
+        """Set the assignable partitions of all subscribed topics."""
         old, new = self._partitions, {t: frozenset(p) for t, p in partitions.items() if p}
         self._partitions = new
         for topic in sorted(old.keys() | new.keys()):
@@ -116,7 +116,7 @@ class SimpleAssignment:
         return any(topic in kind for kind in self._kinds)
 
     def _needs_sorting(self) -> bool:
-        """Whether the pools are of the other case, or of other topics than all members read."""
+        """Whether the pools do not fit the subscriptions any more."""
         common = len(self._kinds) <= 1
         return common != (_COMMON in self._pools) or (common and self._common != self._read)
 
@@ -135,7 +135,7 @@ class SimpleAssignment:
         self._sort(owned)
 
     def _sort(self, owned: Mapping[str, Iterable[TopicIdPartition]]) -> None:
-        """Make the pools, and let members keep what they may."""
+        """Create the pools. Members keep the partitions that they may have."""
         self._changed = dict.fromkeys(owned)
         self._common = self._read if len(self._kinds) <= 1 else frozenset()
         if len(self._kinds) <= 1:
@@ -151,7 +151,7 @@ class SimpleAssignment:
                     self._pool(topic).join(member, own)
 
     def _pool(self, topic: UUID) -> Pool:
-        """The pool of a topic, in a group whose members differ."""
+        """The pool of a topic, in a group with different subscriptions."""
         pool = self._pools.get(topic)
         if pool is None:
             pool = self._pools[topic] = Pool(self._load, self._moved)
@@ -169,17 +169,18 @@ class SimpleAssignment:
     def _moved(self, member: str) -> None:
         self._changed[member] = None
 
-    # What is asked.
+    # Assignment.
 
     def fill(self, moves_max: int) -> bool:
-        """Give work to idle members and members to unread partitions; move nothing.
+        """Assign members without partitions and partitions without members; move nothing.
 
-        Makes about `moves_max` changes at most, and returns whether no gap is left.
+        Makes at most about `moves_max` changes. Returns whether none is left.
         """
         return self._each_pool(Pool.fill, moves_max)
 
     def settle(self, moves_max: int) -> bool:
-        """Restore balance by about `moves_max` changes at most; return whether it is reached."""
+        """Restore balance, with at most about `moves_max` changes. Returns whether it is
+        balanced."""
         return self._each_pool(Pool.settle, moves_max)
 
     def _each_pool(self, step: Callable[[Pool, int], bool], moves_max: int) -> bool:
@@ -188,12 +189,13 @@ class SimpleAssignment:
 
     @property
     def fewest_readers(self) -> int:
-        """The members of the assigned partition that has the fewest; 0 if none is assigned."""
+        """The number of members of the assigned partition with the fewest; 0 if none is
+        assigned."""
         return min((p.fewest_readers for p in self._pools.values() if p.readers), default=0)
 
     @property
     def changes(self) -> int:
-        """Pairs of member and partition made or unmade so far: what the changes have cost."""
+        """Pairs of member and partition added or removed so far: the cost of the changes."""
         return self._changes + sum(pool.changes for pool in self._pools.values())
 
     def of(self, member: str) -> Assignment:
@@ -216,7 +218,7 @@ def assign(spec: GroupSpec) -> dict[str, Assignment]:
 
 
 def patch(spec: GroupSpec) -> dict[str, Assignment]:
-    """The assignments with every gap filled and nothing moved."""
+    """The assignments, with only the missing parts added."""
     assignment = SimpleAssignment(spec.members, spec.partitions)
     while not assignment.fill(1_000):
         pass

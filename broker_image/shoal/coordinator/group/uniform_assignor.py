@@ -38,7 +38,7 @@ def assign(spec: GroupSpec) -> dict[str, Assignment]:
 
 
 def _kept(spec: GroupSpec) -> tuple[dict[str, list[TopicIdPartition]], list[TopicIdPartition]]:
-    """What members hold and may keep, and what nobody holds; one holder for each partition."""
+    """The partitions that members keep, and those without a member. A partition has one member."""
     wanted = {t for m in spec.members.values() for t in m.topics}
     free = {(t, p) for t in sorted(wanted) for p in spec.partitions.get(t, ())}
     owned: dict[str, list[TopicIdPartition]] = {}
@@ -53,7 +53,7 @@ def _kept(spec: GroupSpec) -> tuple[dict[str, list[TopicIdPartition]], list[Topi
 def _fill_quotas(owned: dict[str, list[TopicIdPartition]], free: list[TopicIdPartition]) -> None:
     total = len(free) + sum(map(len, owned.values()))
     quota, longer = divmod(total, len(owned))
-    # Who holds most keeps the longer quotas: that moves the fewest partitions.
+    # The members with most partitions get the longer quotas, which moves the fewest partitions.
     order = sorted(owned, key=lambda m: (-len(owned[m]), m))
     quotas = {m: quota + (index < longer) for index, m in enumerate(order)}
     for member in order:
@@ -67,7 +67,7 @@ def _fill_quotas(owned: dict[str, list[TopicIdPartition]], free: list[TopicIdPar
 
 
 class _Balance:
-    """Moves partitions between members of unequal subscriptions until no move evens them out."""
+    """Moves partitions between members of unequal subscriptions until they are balanced."""
 
     def __init__(self, spec: GroupSpec, owned: dict[str, list[TopicIdPartition]]) -> None:
         self.owned = owned
@@ -79,7 +79,7 @@ class _Balance:
         self.load = {m: len(partitions) for m, partitions in owned.items()}
 
     def settle(self, free: list[TopicIdPartition]) -> None:
-        # The topics with the fewest subscribers first: their partitions have the least choice.
+        # Topics with the fewest subscribers come first: their partitions have the least choice.
         for topic, partition in sorted(free, key=lambda tp: (len(self.takers[tp[0]]), tp)):
             taker = min(self.takers[topic], key=lambda m: (self.load[m], m))
             self._give(taker, topic, partition)
@@ -99,7 +99,7 @@ class _Balance:
         return False
 
     def _path(self, start: str) -> list[tuple[str, UUID, str]]:
-        """The shortest chain of (giver, topic, taker) from `start`; empty when it is settled."""
+        """The shortest chain of (giver, topic, taker) from `start`; empty if there is none."""
         limit = self.load[start] - 2
         came: dict[str, tuple[str, UUID, str] | None] = {start: None}
         seen: set[UUID] = set()
