@@ -292,16 +292,7 @@ class Broker:
             self.node, self.metadata_cache, is_active_controller=lambda: self.metadata.is_active
         )
         self.unreachable_leaders.brokers_changed(self.image)
-        self.groups = GroupService(self)
-        self.coordinators.append(self.groups)
-        self.transactions = TransactionService(self)
-        self.coordinators.append(self.transactions)
-        self.share = ShareService(self)
-        self.coordinators.append(self.share.states)
-        self.lifecycle.before_handover.append(self.share.drain)
-        for coordinator in self.coordinators:
-            coordinator_metrics.register(self.metrics, coordinator)
-            coordinator.metadata_changed(self.image, None)
+        self._start_coordinators()
         self.log_maintenance.start()
         self.replicas.start()
         await self._listen_for_health()
@@ -312,6 +303,32 @@ class Broker:
             self.served.begin(early=False)
             await self.lifecycle.enter()
         self._is_ready()
+
+    def _start_coordinators(self) -> None:
+        shared = (
+            self.node,
+            self.metadata_cache,
+            self.partitions,
+            self.replicas,
+            self.topic_creation.create_internal_topic,
+            self.metrics,
+        )
+        self.groups = GroupService(*shared)
+        self.coordinators.append(self.groups)
+        self.transactions = TransactionService(
+            *shared,
+            groups=self.groups,
+            producer_ids=self.producer_ids,
+            peers=self.peers,
+            purgatory=self.purgatory,
+        )
+        self.coordinators.append(self.transactions)
+        self.share = ShareService(self)
+        self.coordinators.append(self.share.states)
+        self.lifecycle.before_handover.append(self.share.drain)
+        for coordinator in self.coordinators:
+            coordinator_metrics.register(self.metrics, coordinator)
+            coordinator.start()
 
     def _bind(self) -> None:
         """Take the addresses. Raises `ListenError`."""

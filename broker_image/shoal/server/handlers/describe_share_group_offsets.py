@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from shoal.client.errors import ClientError
 from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.group.shard import GroupShard
-from shoal.coordinator.group.share_group import ShareGroup
 from shoal.coordinator.share.state_store import NONE
 from shoal.metadata.image import TopicImage
 from shoal.protocol.api import ApiKey
@@ -78,11 +77,7 @@ async def _initialized(broker: Broker, group_id: str) -> dict[str, list[int]]:
     """
 
     def look(shard: GroupShard, now_ms: int, token: Token) -> Result:
-        group = shard.context.groups.get(group_id)
-        known = group.initialization.initialized if isinstance(group, ShareGroup) else {}
-        return Result(
-            (), (Reply(token, {named.name: sorted(named.partitions) for named in known.values()}),)
-        )
+        return Result((), (Reply(token, shard.share.initialized_partitions(group_id)),))
 
     found: dict[str, list[int]] = await broker.groups.submit(group_id, look)
     return {name: found[name] for name in sorted(found) if name in broker.image.topics}
@@ -114,8 +109,8 @@ async def _ends(broker: Broker, topic: TopicImage, indexes: Iterable[int]) -> di
         elif 0 <= index < len(topic.partitions) and topic.partitions[index].leader >= 0:
             elsewhere.setdefault(topic.partitions[index].leader, []).append(index)
     asked = (_ask(broker, leader, topic.name, some) for leader, some in elsewhere.items())
-    for told in await asyncio.gather(*asked):
-        ends |= told
+    for found in await asyncio.gather(*asked):
+        ends |= found
     return ends
 
 

@@ -240,22 +240,19 @@ class _Fetch:
             "aborted_transactions": None,
             "records": b"",
         }
-        if self._rack:
-            replica = replica_selector.replica_for(
-                self._broker.image, partition, self._rack, offset
-            )
-            if replica is not None:
-                return entry | {"preferred_read_replica": replica}
-        if cursor.last_fetched_epoch >= 0:
-            try:
-                divergence = partition.divergence(
-                    fetch_offset=offset, last_fetched_epoch=cursor.last_fetched_epoch
+        if self._rack and (
+            (
+                replica := replica_selector.replica_for(
+                    self._broker.image, partition, self._rack, offset
                 )
-            except OffsetOutOfRange:
-                return _refusal(ErrorCode.offset_out_of_range)
-            if divergence is not None:
-                entry["diverging_epoch"] = divergence._asdict()
-                return entry
+            )
+            is not None
+        ):
+            return entry | {"preferred_read_replica": replica}
+        if cursor.last_fetched_epoch >= 0:
+            diverged = _diverged(partition, cursor, entry)
+            if diverged is not None:
+                return diverged
         next_offset = offset
         size_max = min(cursor.max_bytes, max(left, 0))
         limit = entry["last_stable_offset" if self._committed else "high_watermark"]
@@ -286,8 +283,23 @@ class _Fetch:
         return list(topics.values())
 
 
+def _diverged(partition: Partition, cursor: Cursor, entry: _Entry) -> _Entry | None:
+    """The response of a partition from which the fetcher's log has diverged, made from `entry`.
+    None if the log has not diverged."""
+    try:
+        divergence = partition.divergence(
+            fetch_offset=cursor.fetch_offset, last_fetched_epoch=cursor.last_fetched_epoch
+        )
+    except OffsetOutOfRange:
+        return _refusal(ErrorCode.offset_out_of_range)
+    if divergence is None:
+        return None
+    entry["diverging_epoch"] = divergence._asdict()
+    return entry
+
+
 def _diverges(partition: Partition, cursor: Cursor) -> bool:
-    """Whether the fetcher has to be told that its log is not this one."""
+    """Whether the fetcher's log has diverged from the partition's."""
     try:
         found = partition.divergence(
             fetch_offset=cursor.fetch_offset, last_fetched_epoch=cursor.last_fetched_epoch

@@ -160,18 +160,7 @@ def _append(
         return _refusal(ErrorCode.unknown_topic_or_partition, None)
     meter = broker.metrics.topic(partition.topic)
     meter.produces += 1
-    refusal = _refused_before(broker, partition, acks, data)
-    if data is not None and low_attributes(data) & TRANSACTIONAL_BIT:
-        refusal = refusal or _refused_in_transaction(request, partition, refused)
-    if data is not None and _is_unknown_codec(request.version, low_attributes(data)):
-        refusal = refusal or _refusal(
-            ErrorCode.unsupported_compression_type,
-            f"Produce version {request.version} has no zstd. Use version {_ZSTD_FROM} or newer.",
-        )
-    if broker.is_internal(partition.topic) and request.header.client_id != ADMIN_CLIENT_ID:
-        refusal = _refusal(
-            ErrorCode.invalid_topic_exception, f"{partition.topic} is written by brokers alone."
-        )
+    refusal = _refused_before(broker, request, partition, data, refused)
     if refusal is None:
         assert data is not None
         try:
@@ -197,14 +186,19 @@ def _append(
     return entry
 
 
-def _is_unknown_codec(version: int, attributes: int) -> bool:
-    return version < _ZSTD_FROM and attributes & COMPRESSION_MASK == Compression.ZSTD
-
-
 def _refused_before(
-    broker: Broker, partition: Partition, acks: int, data: memoryview | None
+    broker: Broker,
+    request: Request,
+    partition: Partition,
+    data: memoryview | None,
+    refused: Refused,
 ) -> _Entry | None:
     """The refusal of a produce that does not reach the log."""
+    acks: int = request.body.acks
+    if broker.is_internal(partition.topic) and request.header.client_id != ADMIN_CLIENT_ID:
+        return _refusal(
+            ErrorCode.invalid_topic_exception, f"{partition.topic} is written by brokers alone."
+        )
     if not partition.is_leader:
         return _refusal(ErrorCode.not_leader_or_follower, None) | _not_leader(partition)
     if data is None:
@@ -221,6 +215,16 @@ def _refused_before(
             ErrorCode.not_leader_or_follower,
             f"Broker {broker.node_id} is cut off from the cluster, where another may lead"
             f" {partition.topic}-{partition.index}.",
+        )
+    attributes = low_attributes(data)
+    if attributes & TRANSACTIONAL_BIT:
+        refusal = _refused_in_transaction(request, partition, refused)
+        if refusal is not None:
+            return refusal
+    if request.version < _ZSTD_FROM and attributes & COMPRESSION_MASK == Compression.ZSTD:
+        return _refusal(
+            ErrorCode.unsupported_compression_type,
+            f"Produce version {request.version} has no zstd. Use version {_ZSTD_FROM} or newer.",
         )
     return None
 

@@ -1,11 +1,10 @@
-"""AlterPartitionReassignments and ListPartitionReassignments: moving partitions (KIP-455)."""
+"""AlterPartitionReassignments: move partitions to other brokers, or cancel a move (KIP-455)."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.metadata.controller import Decision
-from shoal.metadata.reassignments import Move, under_way
+from shoal.metadata.reassignments import Move
 from shoal.metadata.reassignments import alter as decide
 from shoal.protocol.errors import ErrorCode
 from shoal.server.network.api import Answer, Request
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
 
-def alter(broker: Broker, request: Request) -> Answer:
+def handle(broker: Broker, request: Request) -> Answer:
     body = request.body
     other_factor = getattr(body, "allow_replication_factor_change", True)
     moves = [
@@ -29,15 +28,6 @@ def alter(broker: Broker, request: Request) -> Answer:
             "error_code": ErrorCode.none,
             "responses": rows,
         },
-    )
-
-
-def list_(broker: Broker, request: Request) -> Answer:
-    asked = request.body.topics
-    wanted = None if asked is None else [(t.name, tuple(t.partition_indexes)) for t in asked]
-    return broker.metadata.submit(
-        lambda image: Decision((), under_way(image, wanted)),
-        lambda rows: {"error_code": ErrorCode.none, "topics": rows},
     )
 
 

@@ -1,4 +1,4 @@
-"""BrokerRegistration and BrokerHeartbeat: what the controller is told by brokers (KIP-631)."""
+"""BrokerRegistration: a broker registers with the controller (KIP-631)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
 
-def register(broker: Broker, request: Request) -> Answer:
+def handle(broker: Broker, request: Request) -> Answer:
     body = request.body
     if body.cluster_id != broker.cluster_id:
         raise ApiError(
@@ -34,7 +34,3 @@ def register(broker: Broker, request: Request) -> Answer:
         image, previous_epoch=getattr(body, "previous_broker_epoch", -1)
     )
     return mapped(epoch, lambda found: {"error_code": ErrorCode.none, "broker_epoch": found})
-
-
-def heartbeat(broker: Broker, request: Request) -> Answer:
-    return broker.controller.heartbeat(request.body, request.peer)

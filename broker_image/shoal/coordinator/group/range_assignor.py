@@ -1,10 +1,10 @@
-"""The `range` assignor of consumer groups (KIP-848): each topic cut into contiguous runs.
+"""The `range` assignor of consumer groups (KIP-848): contiguous ranges of each topic.
 
-The partitions of a topic, in order, are dealt to its subscribers, in order, in runs whose sizes
-differ by at most one, the longer ones first. Topics with the same subscribers and the same number
-of partitions are cut alike, so that their equal-numbered partitions land on one member. Static
-members stand in front, ordered by instance id, so that a restart keeps their place; it is order
-alone that makes the assignor sticky.
+The partitions of a topic, in order, are assigned to its subscribers, in order, in ranges whose
+sizes differ by at most one, the longer ones first. Topics with the same subscribers and the same
+number of partitions get the same ranges, so that partitions with the same index are assigned to one
+member. Static members come first, ordered by instance id, so that a restart keeps their place. Only
+this order makes the assignor sticky.
 """
 
 from __future__ import annotations

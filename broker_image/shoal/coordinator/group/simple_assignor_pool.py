@@ -1,11 +1,11 @@
-"""A pool of partitions that members share alike: the moves of the `simple` assignor. Soft state.
+"""A pool of partitions with a balanced assignment: the moves of the `simple` assignor.
 
 With M members and P partitions, a balanced pool gives each partition to ceil(M / P) members, and
-the members' numbers of partitions differ by at most one. `Pool.fill` gives work where there is none
-and moves nothing. `Pool.settle` restores balance by the moves that are missing.
+the members' numbers of partitions differ by at most one. `Pool.fill` assigns members without
+partitions and partitions without members, and moves nothing. `Pool.settle` restores balance.
 
-Members and partitions are filed by their counts, so that a move costs about the same in a pool of
-any size. Dicts serve as ordered sets: the same calls in the same order make the same choices.
+Members and partitions are indexed by their counts, so that the cost of a move does not depend on
+the size of the pool. Dicts are used as ordered sets, so that the choices are deterministic.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Generic, TypeVar
 
 from shoal.coordinator.group.assignment import TopicIdPartition
 
-#: Candidates that one choice compares.
+#: The most candidates that one choice compares.
 CANDIDATES_MAX = 8
-#: Members with most partitions that are searched for one of a partition with too many members.
+#: The most members that are searched for a partition with too many members.
 _DONORS_MAX = 64
 
 _Partitions = dict[TopicIdPartition, None]
@@ -28,8 +28,8 @@ _Members = dict[str, None]
 K = TypeVar("K")
 
 
-class _Filed(Generic[K]):
-    """Keys by a count that changes by one at a time."""
+class _CountIndex(Generic[K]):
+    """Keys by a count, which changes by one at a time."""
 
     __slots__ = ("_of", "at")
 
@@ -41,7 +41,7 @@ class _Filed(Generic[K]):
         return self._of[key]
 
     def put(self, key: K, count: int) -> None:
-        """File a new or a known key under `count`."""
+        """Set the count of a key."""
         self.drop(key)
         self._of[key] = count
         self.at.setdefault(count, {})[key] = None
@@ -62,37 +62,37 @@ class _Filed(Generic[K]):
 
 
 class Pool:
-    """Members, partitions, and which member holds which partition.
+    """Members, partitions, and the assignment of partitions to members.
 
-    `weigh` gives a member's load outside of the pool: of equal members the one with the least
-    gets more. `moved` is called with each member whose partitions have changed.
+    `weigh` returns a member's load outside the pool, and the least loaded of equal members gets a
+    partition. `moved` is called with each member whose partitions have changed.
     """
 
     def __init__(self, weigh: Callable[[str], int], moved: Callable[[str], None]) -> None:
-        self.held: dict[str, _Partitions] = {}
+        self.owned: dict[str, _Partitions] = {}
         self.readers: dict[TopicIdPartition, _Members] = {}
-        self._sizes: _Filed[str] = _Filed()
-        self._counts: _Filed[TopicIdPartition] = _Filed()
-        #: Pairs of a member and a partition that it holds.
+        self._sizes: _CountIndex[str] = _CountIndex()
+        self._counts: _CountIndex[TopicIdPartition] = _CountIndex()
+        #: The number of pairs of a member and a partition that it owns.
         self._pairs = 0
         self._weigh, self._moved = weigh, moved
-        #: Elementary changes so far: the cost of what was asked of the pool.
+        #: Pairs added or removed so far, as a measure of cost.
         self.changes = 0
 
-    # Members and partitions come and go.
+    # Adding and removing.
 
-    def join(self, member: str, held: Iterable[TopicIdPartition] = ()) -> None:
-        """Add a member, which keeps those of the partitions that the pool has."""
-        self.held[member] = {}
+    def join(self, member: str, owned: Iterable[TopicIdPartition] = ()) -> None:
+        """Add a member, with those of its partitions that are in the pool."""
+        self.owned[member] = {}
         self._sizes.put(member, 0)
-        for partition in held:
+        for partition in owned:
             if partition in self.readers:
                 self._give(member, partition)
 
     def leave(self, member: str) -> None:
-        for partition in list(self.held[member]):
+        for partition in list(self.owned[member]):
             self._take(member, partition)
-        del self.held[member]
+        del self.owned[member]
         self._sizes.drop(member)
 
     def add(self, partition: TopicIdPartition) -> None:
@@ -113,11 +113,11 @@ class Pool:
     # Filling gaps.
 
     def fill(self, moves_max: int) -> bool:
-        """Give up to `moves_max` idle members a partition and unread partitions a member.
+        """Assign up to `moves_max` members without partitions and partitions without members.
 
         Moves nothing. Returns whether none is left.
         """
-        if not self.readers or not self.held:
+        if not self.readers or not self.owned:
             return True
         end = self.changes + moves_max
         while self._fill_one():
@@ -138,10 +138,10 @@ class Pool:
     # Balance.
 
     def settle(self, moves_max: int) -> bool:
-        """Make up to `moves_max` of the moves that balance needs; return whether it is reached."""
-        if not self.readers or not self.held:
+        """Make up to `moves_max` moves towards balance. Returns whether the pool is balanced."""
+        if not self.readers or not self.owned:
             return True
-        each = -(-len(self.held) // len(self.readers))
+        each = -(-len(self.owned) // len(self.readers))
         end = self.changes + moves_max
         for step in (self._shed, self._spread, self._even_partitions, self._even_members):
             while step(each):
@@ -150,12 +150,12 @@ class Pool:
         return True
 
     def _shed(self, each: int) -> bool:
-        """Take one partition from a member while there are more pairs than balance has."""
+        """Remove one pair if there are more than in a balanced pool."""
         if self._pairs <= each * len(self.readers):
             return False
         largest = self._sizes.at[self._sizes.most()]
         for member in islice(largest, _DONORS_MAX):
-            for partition in islice(self.held[member], CANDIDATES_MAX):
+            for partition in islice(self.owned[member], CANDIDATES_MAX):
                 if self._counts[partition] > each:
                     self._take(member, partition)
                     return True
@@ -165,7 +165,7 @@ class Pool:
         return True
 
     def _spread(self, each: int) -> bool:
-        """Give one partition to a member while there are fewer pairs than balance has."""
+        """Add one pair if there are fewer than in a balanced pool."""
         if self._pairs >= each * len(self.readers):
             return False
         partition = next(iter(self._counts.at[self._counts.fewest()]))
@@ -175,7 +175,7 @@ class Pool:
             self._give(min(takers, key=self._weigh), partition)
             return True
         member = next(iter(smallest))
-        self._give(member, next(self._by_count(without=self.held[member])))
+        self._give(member, next(self._by_count(without=self.owned[member])))
         return True
 
     def _even_partitions(self, each: int) -> bool:
@@ -197,8 +197,8 @@ class Pool:
             return False
         giver = next(iter(self._sizes.at[self._sizes.most()]))
         taker = self._smallest()
-        there = self.held[taker]
-        partition = next(p for p in reversed(self.held[giver]) if p not in there)
+        there = self.owned[taker]
+        partition = next(p for p in reversed(self.owned[giver]) if p not in there)
         self._take(giver, partition)
         self._give(taker, partition)
         return True
@@ -206,7 +206,7 @@ class Pool:
     # Choices and changes.
 
     def _smallest(self) -> str:
-        """A member with the fewest partitions here, of some of them the least loaded elsewhere."""
+        """A member with the fewest partitions in the pool, and the least load outside it."""
         smallest = self._sizes.at[self._sizes.fewest()]
         return min(islice(smallest, CANDIDATES_MAX), key=self._weigh)
 
@@ -216,12 +216,12 @@ class Pool:
             yield from (p for p in self._counts.at[count] if p not in without)
 
     def _give(self, member: str, partition: TopicIdPartition) -> None:
-        self.held[member][partition] = None
+        self.owned[member][partition] = None
         self.readers[partition][member] = None
         self._changed(member, partition, 1)
 
     def _take(self, member: str, partition: TopicIdPartition) -> None:
-        del self.held[member][partition]
+        del self.owned[member][partition]
         del self.readers[partition][member]
         self._changed(member, partition, -1)
 

@@ -1,11 +1,12 @@
-"""The `simple` assignor of share groups (KIP-932): every member has work, every partition is read.
+"""The `simple` assignor of share groups (KIP-932): no member and no partition is left out.
 
 With M members and P partitions each partition goes to ceil(M / P) members, each member has at least
 one partition, and the sizes of the members' assignments differ by at most one. Where members differ
-in their subscriptions, that holds topic by topic. What is held stays where balance allows it.
+in their subscriptions, that holds for each topic. Members keep their partitions where balance
+allows it.
 
-`Shares` keeps this up to date from change to change, at a cost that does not depend on the size of
-the group. `assign` and `patch` compute it once, from a specification.
+`SimpleAssignment` is updated with each change, at a cost that does not depend on the size of the
+group. `assign` and `patch` compute an assignment once, from a specification.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from shoal.coordinator.group.assignment import (
     flat,
     grouped,
 )
-from shoal.coordinator.group.sharing import Pool
+from shoal.coordinator.group.simple_assignor_pool import Pool
 
 NAME = "simple"
 
@@ -31,18 +32,18 @@ _Topics = frozenset[UUID]
 _COMMON = None
 
 
-class Shares:
-    """Who holds what in one group.
+class SimpleAssignment:
+    """The assignment of one group.
 
-    A group in which all members read the same topics has one pool of partitions; otherwise each
-    topic has its own. Going from one case to the other sorts the whole group into new pools.
+    A group whose members all have the same subscription has one pool of partitions. Otherwise each
+    topic has a pool. A change from one case to the other moves the whole group into new pools.
     """
 
     def __init__(
         self, members: Mapping[str, MemberSpec], partitions: Mapping[UUID, Collection[int]]
     ) -> None:
         self._topics: dict[str, _Topics] = {m: s.topics for m, s in members.items()}
-        #: How many members have each subscription.
+        #: The number of members with each subscription.
         self._kinds = Counter(self._topics.values())
         self._partitions = {t: frozenset(p) for t, p in partitions.items() if p}
         self._changed: dict[str, None] = {}
@@ -50,10 +51,10 @@ class Shares:
         self._pools: dict[UUID | None, Pool] = {}
         self._sort({m: flat(members[m].assigned) for m in sorted(members)})
 
-    # What changes.
+    # Changes.
 
     def put(self, member: str, topics: _Topics) -> None:
-        """Add a member, or change the topics that it reads."""
+        """Add a member, or change its subscription."""
         before = self._topics.get(member)
         if before == topics:
             return
@@ -83,7 +84,7 @@ class Shares:
         self._changed.pop(member, None)
 
     def set_partitions(self, partitions: Mapping[UUID, Collection[int]]) -> None:
-        """Set which partitions may be assigned, of every topic that a member reads."""
+        """Set the assignable partitions of all subscribed topics."""
         old, new = self._partitions, {t: frozenset(p) for t, p in partitions.items() if p}
         self._partitions = new
         for topic in sorted(old.keys() | new.keys()):
@@ -106,7 +107,7 @@ class Shares:
     def _leave(self, member: str, topics: Iterable[UUID]) -> None:
         for topic in topics:
             self._pools[topic].leave(member)
-            if not self._pools[topic].held:
+            if not self._pools[topic].owned:
                 self._changes += self._pools.pop(topic).changes
 
     # Pools.
@@ -115,7 +116,7 @@ class Shares:
         return any(topic in kind for kind in self._kinds)
 
     def _needs_sorting(self) -> bool:
-        """Whether the pools are of the other case, or of other topics than all members read."""
+        """Whether the pools do not fit the subscriptions any more."""
         common = len(self._kinds) <= 1
         return common != (_COMMON in self._pools) or (common and self._common != self._read)
 
@@ -124,33 +125,33 @@ class Shares:
         return frozenset().union(*self._kinds)
 
     def _resort(self) -> None:
-        held: dict[str, list[TopicIdPartition]] = {m: [] for m in self._topics}
+        owned: dict[str, list[TopicIdPartition]] = {m: [] for m in self._topics}
         for pool in self._pools.values():
             self._changes += pool.changes
-            for member, partitions in pool.held.items():
-                if member in held:
-                    held[member] += partitions
+            for member, partitions in pool.owned.items():
+                if member in owned:
+                    owned[member] += partitions
         self._pools.clear()
-        self._sort(held)
+        self._sort(owned)
 
-    def _sort(self, held: Mapping[str, Iterable[TopicIdPartition]]) -> None:
-        """Make the pools, and let members keep what they may."""
-        self._changed = dict.fromkeys(held)
+    def _sort(self, owned: Mapping[str, Iterable[TopicIdPartition]]) -> None:
+        """Create the pools. Members keep the partitions that they may have."""
+        self._changed = dict.fromkeys(owned)
         self._common = self._read if len(self._kinds) <= 1 else frozenset()
         if len(self._kinds) <= 1:
             pool = self._pools[_COMMON] = Pool(lambda _: 0, self._moved)
             for topic in sorted(self._common):
                 self._stock(pool, topic)
-            for member, partitions in held.items():
+            for member, partitions in owned.items():
                 pool.join(member, partitions)
         else:
-            for member, partitions in held.items():
+            for member, partitions in owned.items():
                 for topic in sorted(self._topics[member]):
                     own = [tp for tp in partitions if tp[0] == topic]
                     self._pool(topic).join(member, own)
 
     def _pool(self, topic: UUID) -> Pool:
-        """The pool of a topic, in a group whose members differ."""
+        """The pool of a topic, in a group with different subscriptions."""
         pool = self._pools.get(topic)
         if pool is None:
             pool = self._pools[topic] = Pool(self._load, self._moved)
@@ -163,22 +164,23 @@ class Shares:
 
     def _load(self, member: str) -> int:
         pools = (self._pools.get(topic) for topic in self._topics[member])
-        return sum(len(pool.held.get(member, ())) for pool in pools if pool is not None)
+        return sum(len(pool.owned.get(member, ())) for pool in pools if pool is not None)
 
     def _moved(self, member: str) -> None:
         self._changed[member] = None
 
-    # What is asked.
+    # Assignment.
 
     def fill(self, moves_max: int) -> bool:
-        """Give work to idle members and members to unread partitions; move nothing.
+        """Assign members without partitions and partitions without members; move nothing.
 
-        Makes about `moves_max` changes at most, and returns whether no gap is left.
+        Makes at most about `moves_max` changes. Returns whether none is left.
         """
         return self._each_pool(Pool.fill, moves_max)
 
     def settle(self, moves_max: int) -> bool:
-        """Restore balance by about `moves_max` changes at most; return whether it is reached."""
+        """Restore balance, with at most about `moves_max` changes. Returns whether it is
+        balanced."""
         return self._each_pool(Pool.settle, moves_max)
 
     def _each_pool(self, step: Callable[[Pool, int], bool], moves_max: int) -> bool:
@@ -187,18 +189,19 @@ class Shares:
 
     @property
     def fewest_readers(self) -> int:
-        """The members of the assigned partition that has the fewest; 0 if none is assigned."""
+        """The number of members of the assigned partition with the fewest; 0 if none is
+        assigned."""
         return min((p.fewest_readers for p in self._pools.values() if p.readers), default=0)
 
     @property
     def changes(self) -> int:
-        """Pairs of member and partition made or unmade so far: what the changes have cost."""
+        """Pairs of member and partition added or removed so far: the cost of the changes."""
         return self._changes + sum(pool.changes for pool in self._pools.values())
 
-    def assignment(self, member: str) -> Assignment:
+    def of(self, member: str) -> Assignment:
         topics = self._topics[member]
         pools = (self._pools[t] for t in ([_COMMON] if _COMMON in self._pools else sorted(topics)))
-        return grouped(tp for pool in pools for tp in pool.held[member])
+        return grouped(tp for pool in pools for tp in pool.owned[member])
 
     def take_changed(self) -> list[str]:
         """Members whose partitions may have changed since the last call, in order of their ids."""
@@ -208,15 +211,15 @@ class Shares:
 
 def assign(spec: GroupSpec) -> dict[str, Assignment]:
     """The balanced assignment of every member."""
-    shares = Shares(spec.members, spec.partitions)
-    while not shares.settle(1_000):
+    assignment = SimpleAssignment(spec.members, spec.partitions)
+    while not assignment.settle(1_000):
         pass
-    return {m: shares.assignment(m) for m in sorted(spec.members)}
+    return {m: assignment.of(m) for m in sorted(spec.members)}
 
 
 def patch(spec: GroupSpec) -> dict[str, Assignment]:
-    """The assignments with every gap filled and nothing moved."""
-    shares = Shares(spec.members, spec.partitions)
-    while not shares.fill(1_000):
+    """The assignments, with only the missing parts added."""
+    assignment = SimpleAssignment(spec.members, spec.partitions)
+    while not assignment.fill(1_000):
         pass
-    return {m: shares.assignment(m) for m in sorted(spec.members)}
+    return {m: assignment.of(m) for m in sorted(spec.members)}

@@ -1,7 +1,7 @@
-"""The quorum's own requests: Vote, BeginQuorumEpoch, EndQuorumEpoch, FetchSnapshot, Fetch of the
-metadata log (KIP-595, KIP-630, KIP-996); AddRaftVoter, RemoveRaftVoter, UpdateRaftVoter (KIP-853).
+"""The Raft requests of the metadata quorum, which one replica of the node answers (`shoal.quorum`).
 
-All are answered by the one replica of the node; what it says is in `shoal.quorum`.
+Vote, BeginQuorumEpoch, EndQuorumEpoch, FetchSnapshot and Fetch of the metadata log (KIP-595,
+KIP-630, KIP-996); AddRaftVoter, RemoveRaftVoter and UpdateRaftVoter (KIP-853).
 """
 
 from __future__ import annotations
