@@ -231,8 +231,8 @@ def _register_letters(broker: Broker, service: ShareService) -> None:
         "gauge",
         "Dead letters of the last minute, which a flood limit is held against.",
         lambda: [
-            (label(group=group), service.floods.last_minute(group))
-            for group in service.floods.groups()
+            (label(group=group), service.dlq_rate_limit.last_minute(group))
+            for group in service.dlq_rate_limit.groups()
         ],
     )
 
@@ -244,10 +244,12 @@ def held(service: ShareService) -> Samples:
     for group_id, _, _ in service.unloaded():
         settings = service.settings(group_id)
         counts[group_id, "paused"] += settings.paused
-        counts[group_id, "flood"] += service.floods.holds(group_id, settings.flood_per_minute)
+        counts[group_id, "flood"] += service.dlq_rate_limit.is_exceeded(
+            group_id, settings.flood_per_minute
+        )
     for group_id, group in service.leaders.items():
         settings = service.settings(group_id)
-        flood = service.floods.holds(group_id, settings.flood_per_minute)
+        flood = service.dlq_rate_limit.is_exceeded(group_id, settings.flood_per_minute)
         for leader in group.values():
             counts[group_id, "paused"] += settings.paused
             counts[group_id, "flood"] += flood

@@ -123,7 +123,7 @@ class DeadLetters:
             count += one.last - one.first + 1
             named = client_id(group_id, one.member_id)
             self.queue.append(one._replace(since_ms=now_ms, client_id=named))
-        self._broker.share.floods.note(group_id, count)
+        self._broker.share.dlq_rate_limit.note(group_id, count)
         self.write()
 
     def load(self) -> None:

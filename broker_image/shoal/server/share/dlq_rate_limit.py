@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
 
-class Floods:
+class DlqRateLimit:
     """The floods of one broker, by group."""
 
     def __init__(self, broker: Broker) -> None:

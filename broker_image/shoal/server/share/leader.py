@@ -248,7 +248,7 @@ class ShareLeader:
         broker hands over."""
         if settings.paused or self.service.draining:
             return True
-        return settings.dead_letters and self.service.floods.holds(
+        return settings.dead_letters and self.service.dlq_rate_limit.is_exceeded(
             self.key.group_id, settings.flood_per_minute
         )
 

@@ -32,7 +32,7 @@ from shoal.server.share import admin as share_admin
 from shoal.server.share import policies as share_policies
 from shoal.server.share.dead_letters import DeadLetterMeter, DeadLetters
 from shoal.server.share.delay_scanner import Scout
-from shoal.server.share.dlq_rate_limit import Floods
+from shoal.server.share.dlq_rate_limit import DlqRateLimit
 from shoal.server.share.leader import Phase, ShareLeader
 from shoal.server.share.persister import Persister
 from shoal.server.share.state_coordinator import ShareStates
@@ -83,7 +83,7 @@ class ShareService:
         #: Share fetches that wait now, and those that waited in vain.
         self.waiting_fetches = self.expired_fetches = 0
         self.dead_letters = DeadLetterMeter()
-        self.floods = Floods(broker)
+        self.dlq_rate_limit = DlqRateLimit(broker)
         self.scout = Scout(broker, self)
         self.random = Random().random
         self.now_ms: Callable[[], int] = broker.clock.now_ms
