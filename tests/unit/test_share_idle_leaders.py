@@ -27,7 +27,7 @@ def test_a_leader_is_kept_while_it_is_at_work_or_knows_what_waits_behind_a_held_
             "joined": {0: lively},
             "later": {0: delayed},
         },
-        scout={"later"},
+        delay_scanner={"later"},
         sessions=SimpleNamespace(members_of=lambda group: ["m"] if group == "joined" else []),
     )
     ShareService._drop_idle(service)

@@ -2,7 +2,7 @@
 
 Otherwise only a fetch reads the header that delays a record: of a group without members the broker
 could not count what is due, and an autoscaler would start consumers for records that are due
-tomorrow. The scout loads share partitions with a lag, and looks at their records up to
+tomorrow. The scanner loads share partitions with a lag, and looks at their records up to
 the group's bounds (`share.delay.max.records`, `share.ordering.key.lookahead`), some milliseconds at
 a time. It acquires nothing. Without a group with `share.delay.max.ms` it does not run.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 INTERVAL_MS = 1000
 
 
-class Scout:
+class DelayScanner:
     """Owned by the share service."""
 
     def __init__(self, broker: Broker, service: ShareService) -> None:

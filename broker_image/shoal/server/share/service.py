@@ -31,7 +31,7 @@ from shoal.server.network.api import Peer
 from shoal.server.share import admin as share_admin
 from shoal.server.share import policies as share_policies
 from shoal.server.share.dead_letters import DeadLetterMeter, DeadLetters
-from shoal.server.share.delay_scanner import Scout
+from shoal.server.share.delay_scanner import DelayScanner
 from shoal.server.share.dlq_rate_limit import DlqRateLimit
 from shoal.server.share.leader import Phase, ShareLeader
 from shoal.server.share.persister import Persister
@@ -84,7 +84,7 @@ class ShareService:
         self.waiting_fetches = self.expired_fetches = 0
         self.dead_letters = DeadLetterMeter()
         self.dlq_rate_limit = DlqRateLimit(broker)
-        self.scout = Scout(broker, self)
+        self.delay_scanner = DelayScanner(broker, self)
         self.random = Random().random
         self.now_ms: Callable[[], int] = broker.clock.now_ms
         self._loop = asyncio.get_running_loop()
@@ -132,7 +132,7 @@ class ShareService:
             if found.selection is not None and found.selection.key_order:
                 self._tell_of_loops()
             if found.selection is not None and found.selection.delay_max_ms:
-                self.scout.note(group_id)
+                self.delay_scanner.note(group_id)
         return found
 
     def _tell_of_loops(self) -> None:
@@ -295,7 +295,11 @@ class ShareService:
                 for leader in list(group.values()):
                     # What waits behind a held key is known to a leader alone, and so is what
                     # is delayed or in back-off.
-                    kept = leader.share.held or leader.share.backing_off or group_id in self.scout
+                    kept = (
+                        leader.share.held
+                        or leader.share.backing_off
+                        or group_id in self.delay_scanner
+                    )
                     if leader.phase is Phase.ACTIVE and leader.is_idle and not kept:
                         leader.drop(Failure(ErrorCode.not_leader_or_follower))
 
