@@ -223,7 +223,7 @@ class Broker:
         self.transactions = TransactionService(self)
         self.coordinators.append(self.transactions)
         self.share = ShareService(self)
-        self.coordinators.append(self.share.states)
+        self.coordinators.append(self.share.state_coordinator)
         for coordinator in self.coordinators:
             coordinator_metrics.register(self, coordinator)
             coordinator.metadata_changed(self.image, None)

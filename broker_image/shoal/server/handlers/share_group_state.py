@@ -26,7 +26,7 @@ _Decide = Callable[[ShareStateShard, int, ShareKey, Any], tuple[dict[str, Any], 
 
 
 def initialize(broker: Broker, request: Request) -> Answer:
-    broker.share.states.check_in_time(request)
+    broker.share.state_coordinator.check_in_time(request)
 
     def one(
         shard: ShareStateShard, now_ms: int, key: ShareKey, entry: Any
@@ -41,7 +41,7 @@ def initialize(broker: Broker, request: Request) -> Answer:
 
 
 def read(broker: Broker, request: Request) -> Answer:
-    broker.share.states.check_in_time(request)
+    broker.share.state_coordinator.check_in_time(request)
 
     def one(
         shard: ShareStateShard, now_ms: int, key: ShareKey, entry: Any
@@ -68,7 +68,7 @@ def read(broker: Broker, request: Request) -> Answer:
 
 
 def write(broker: Broker, request: Request) -> Answer:
-    broker.share.states.check_in_time(request)
+    broker.share.state_coordinator.check_in_time(request)
 
     def one(
         shard: ShareStateShard, now_ms: int, key: ShareKey, entry: Any
@@ -99,7 +99,7 @@ def write(broker: Broker, request: Request) -> Answer:
 
 
 def delete(broker: Broker, request: Request) -> Answer:
-    broker.share.states.check_in_time(request)
+    broker.share.state_coordinator.check_in_time(request)
     return _for_each(
         broker, request, lambda shard, _, key, __: answer_of(shard.delete(key)), resets=True
     )
@@ -127,7 +127,7 @@ def _for_each(broker: Broker, request: Request, decide: _Decide, *, resets: bool
     keys = list(keys_of(request.body))
     entries = [entry for topic in request.body.topics for entry in topic.partitions]
     replies = [
-        broker.share.states.decide(key, partial(_one, decide, key, entry))
+        broker.share.state_coordinator.decide(key, partial(_one, decide, key, entry))
         for key, entry in zip(keys, entries, strict=True)
     ]
     if resets:

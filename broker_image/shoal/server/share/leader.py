@@ -188,7 +188,9 @@ class ShareLeader:
             log_end_offset=log.log_end_offset,
             delays=answer.get("delays", ()),
         )
-        self._state_partition = self.service.states.partition_for(self.key.coordinator_key())
+        self._state_partition = self.service.state_coordinator.partition_for(
+            self.key.coordinator_key()
+        )
         self.phase = Phase.ACTIVE
         self._arm()
         self.service.load_times.note(self.key.group_id, self.service.now_ms() - self._asked_ms)
@@ -549,7 +551,7 @@ class ShareLeader:
         self._writes += 1
         now_ms = write.begun_ms
         if self._state_partition is not None and self.service.persister.is_here(self.key):
-            self.service.states.write(self._state_partition, write, now_ms)
+            self.service.state_coordinator.write(self._state_partition, write, now_ms)
             return
         self._carried = True
         share = self.share

@@ -24,7 +24,7 @@ from shoal.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
-    from shoal.server.share.state_coordinator import ShareStates
+    from shoal.server.share.state_coordinator import StateCoordinator
 
 Answer = Mapping[str, Any]
 Decide = Callable[[ShareStateShard, int], tuple[Answer, Result]]
@@ -41,9 +41,9 @@ _RETRIED = {
 
 
 class Persister:
-    """Owns nothing: the states are `ShareStates`', the connections `Peers`'."""
+    """Owns nothing: the states are `StateCoordinator`', the connections `Peers`'."""
 
-    def __init__(self, broker: Broker, states: ShareStates) -> None:
+    def __init__(self, broker: Broker, states: StateCoordinator) -> None:
         self._broker = broker
         self._states = states
 

@@ -35,7 +35,7 @@ from shoal.server.share.delay_scanner import DelayScanner
 from shoal.server.share.dlq_rate_limit import DlqRateLimit
 from shoal.server.share.leader import Phase, ShareLeader
 from shoal.server.share.persister import Persister
-from shoal.server.share.state_coordinator import ShareStates
+from shoal.server.share.state_coordinator import StateCoordinator
 from shoal.server.share.state_write import Failure
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class ShareService:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self.states = ShareStates(broker)
-        self.persister = Persister(broker, self.states)
+        self.state_coordinator = StateCoordinator(broker)
+        self.persister = Persister(broker, self.state_coordinator)
         self.sessions = ShareSessions(broker.image.broker_config["group.share.max.share.sessions"])
         self.leaders: dict[str, dict[tuple[UUID, int], ShareLeader]] = {}
         self.acknowledged: Counter[int] = Counter()
@@ -177,7 +177,7 @@ class ShareService:
 
     def _flush(self) -> None:
         # In the same turn, since every turn polls the sockets.
-        self.states.flush_after(self._next_dirty())
+        self.state_coordinator.flush_after(self._next_dirty())
         if self._dirty:
             self._loop.call_soon(self._flush)
 
@@ -256,7 +256,7 @@ class ShareService:
 
         Each is the group's id, the partition, and the lag as persisted, -1 where not known.
         """
-        for _, shard in self.states.shards():
+        for _, shard in self.state_coordinator.shards():
             for key, start_offset, complete in shard.standings():
                 partition = self._broker.partitions.get(key.topic_id, key.partition)
                 if partition is None or not partition.is_leader:

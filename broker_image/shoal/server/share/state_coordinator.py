@@ -51,7 +51,7 @@ class Prune(NamedTuple):
     offset: int
 
 
-class ShareStates(CoordinatorService[ShareStateShard]):
+class StateCoordinator(CoordinatorService[ShareStateShard]):
     """The shards of `__share_group_state`."""
 
     key_type = 2
