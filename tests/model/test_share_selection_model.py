@@ -353,7 +353,7 @@ class SelectionMachine(ShareMachine):
                 self.acknowledge_held(
                     pick=pick, size=1, kind=AcknowledgeType.REJECT, each=False, delay_ms=None
                 )
-        self.write_dead_letters(count=len(self.share.doomed))
+        self.write_dead_letters(count=len(self.share.dead_letters))
         self.fetch(member=fetched_by, max_records=12)
 
     def _check_passed_by(self, changes) -> None:
@@ -427,16 +427,16 @@ class SelectionMachine(ShareMachine):
         if known.cursor < read_up_to and known.full() is None:
             assert self.more_to_look, "idle although there is something to look at"
 
-    @precondition(lambda self: self.share.doomed)
+    @precondition(lambda self: self.share.dead_letters)
     @rule(count=st.integers(1, 3))
     def write_dead_letters(self, count: int) -> None:
         if not self.policy.dead_letters_hold_keys:
             super().write_dead_letters(count, hold=False)
             return
-        for doomed in self.share.doomed[:count]:
-            changes = settle_letters(self.share, self.selection, [doomed])
-            self._letters_written(doomed, changes, self._held_or_done)
-        del self.share.doomed[:count]
+        for dead_letter in self.share.dead_letters[:count]:
+            changes = settle_letters(self.share, self.selection, [dead_letter])
+            self._letters_written(dead_letter, changes, self._held_or_done)
+        del self.share.dead_letters[:count]
 
     def _held_or_done(self, offset: int) -> Any:
         """What becomes of a record whose letter is written: without a key, as far as that is known,

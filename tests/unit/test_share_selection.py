@@ -133,7 +133,7 @@ def test_a_batch_that_claims_two_billion_offsets_is_passed_by(raw: bytes) -> Non
     offsets, *_ = known.choose(500, settings, NOW_MS)
     assert offsets == ([0] if raw != b"no gzip" else [])
     assert (share.end_offset, share.in_flight) == (2**31 - 1, len(offsets))
-    assert not share.doomed
+    assert not share.dead_letters
 
 
 def held_after_a_restart(*offsets: int) -> tuple[SharePartition, Selection]:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from shoal.coordinator.share.batches import Batches
-from shoal.coordinator.share.fate import Cause
+from shoal.coordinator.share.delivery_failure import Cause
 from shoal.coordinator.share.locks import Lock
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition, StateBatch

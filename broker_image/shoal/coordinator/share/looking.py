@@ -16,7 +16,7 @@ from typing import Protocol
 
 from shoal.coordinator.share import compiled
 from shoal.coordinator.share.batches import WHOLE_BATCH_OFFSETS_MAX, Batches
-from shoal.coordinator.share.fate import Cause
+from shoal.coordinator.share.delivery_failure import Cause
 from shoal.coordinator.share.record_facts import Fact, HeaderReader, facts, key_hashes
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition, StateBatch

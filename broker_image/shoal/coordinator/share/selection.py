@@ -33,7 +33,7 @@ from itertools import islice
 from shoal.coordinator.share import compiled
 from shoal.coordinator.share.batches import Batches
 from shoal.coordinator.share.bulk import lock_new
-from shoal.coordinator.share.fate import Cause
+from shoal.coordinator.share.delivery_failure import Cause
 from shoal.coordinator.share.key_queues import key_queues
 from shoal.coordinator.share.locks import Lock
 from shoal.coordinator.share.looking import Looking

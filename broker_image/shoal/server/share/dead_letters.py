@@ -26,7 +26,7 @@ from shoal.coordinator.share.dead_letters import (
     size_bytes,
     split,
 )
-from shoal.coordinator.share.fate import Doomed
+from shoal.coordinator.share.delivery_failure import DeadLetterRange
 from shoal.log.errors import AppendRefused, LogOffline, OffsetOutOfRange
 from shoal.metadata.image import TopicImage
 from shoal.metadata.topics import NewTopic
@@ -101,8 +101,8 @@ class DeadLetters:
         self._broker = broker
         self._leader = leader
         #: What is ARCHIVING and waits; what is being written is `_under_way` in its stead.
-        self.queue: list[Doomed] = []
-        self._under_way: list[Doomed] = []
+        self.queue: list[DeadLetterRange] = []
+        self._under_way: list[DeadLetterRange] = []
         self.trouble: Trouble | None = None
         self._busy = False
         self._letters_max = LETTERS_MAX
@@ -114,12 +114,12 @@ class DeadLetters:
         """Whether there are letters yet to be written."""
         return bool(self.queue or self._under_way)
 
-    def add(self, doomed: Sequence[Doomed]) -> None:
+    def add(self, ranges: Sequence[DeadLetterRange]) -> None:
         """Write the letters of what is persisted as ARCHIVING from now on."""
         now_ms, group_id = self._broker.clock.now_ms(), self._leader.key.group_id
         client_id = self._broker.share.sessions.client_id
         count = 0
-        for one in doomed:
+        for one in ranges:
             count += one.last - one.first + 1
             named = client_id(group_id, one.member_id)
             self.queue.append(one._replace(since_ms=now_ms, client_id=named))
@@ -131,7 +131,7 @@ class DeadLetters:
         limit = self._leader.settings.delivery_count_limit
         now_ms = self._broker.clock.now_ms()
         self.queue = [
-            Doomed(first, last, count, cause_of(count, limit), "", since_ms=now_ms)
+            DeadLetterRange(first, last, count, cause_of(count, limit), "", since_ms=now_ms)
             for first, last, count in self._leader.share.archiving()
         ]
         self.write()
@@ -301,7 +301,7 @@ class DeadLetters:
             return
         self._written(chunk)
 
-    def _written(self, chunk: Sequence[Doomed]) -> None:
+    def _written(self, chunk: Sequence[DeadLetterRange]) -> None:
         self.trouble, self._retries = None, 0
         self._letters_max = min(2 * self._letters_max, LETTERS_MAX)
         self._leader.letters_written(chunk)
@@ -334,12 +334,12 @@ class DeadLetters:
         self._timer = None
         self.write()
 
-    def _drop(self, doomed: list[Doomed], why: str) -> None:
-        if not doomed:
+    def _drop(self, ranges: list[DeadLetterRange], why: str) -> None:
+        if not ranges:
             return
-        self.queue = [one for one in self.queue if one not in doomed]
-        self._leader.letters_written(doomed, dropped=True)
-        group_id, count = self._leader.key.group_id, _count(doomed)
+        self.queue = [one for one in self.queue if one not in ranges]
+        self._leader.letters_written(ranges, dropped=True)
+        group_id, count = self._leader.key.group_id, _count(ranges)
         self._broker.share.dead_letters.dropped[group_id] += count
         self._broker.log.warning(
             "records left their group without a dead letter",
@@ -373,8 +373,8 @@ async def _produce(broker: Broker, target: Elsewhere, batch: bytearray) -> Error
     return ErrorCode(answer.responses[0].partition_responses[0].error_code)
 
 
-def _count(doomed: Sequence[Doomed]) -> int:
-    return sum(one.last - one.first + 1 for one in doomed)
+def _count(ranges: Sequence[DeadLetterRange]) -> int:
+    return sum(one.last - one.first + 1 for one in ranges)
 
 
 def _records(

@@ -17,7 +17,7 @@ from shoal.coordinator.contract import Result
 from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted, acquire
 from shoal.coordinator.share.backoff import still_due
 from shoal.coordinator.share.batches import AbortedTransaction, scan
-from shoal.coordinator.share.fate import Doomed, Fate
+from shoal.coordinator.share.delivery_failure import DeadLetterRange, FailurePolicy
 from shoal.coordinator.share.held import settle_letters
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.selection import Selection
@@ -384,7 +384,7 @@ class ShareLeader:
                 return _too_late(one[3], settings.release_delay_max_ms)
         was_full = share.in_flight >= settings.max_record_locks
         outcome = share.acknowledge(
-            now_ms, member_id, acknowledgements, settings, self._fate(now_ms, settings)
+            now_ms, member_id, acknowledgements, settings, self._on_failure(now_ms, settings)
         )
         if outcome.error is not ErrorCode.none:
             return Failure(outcome.error, outcome.message)
@@ -403,8 +403,8 @@ class ShareLeader:
         if self.phase is not Phase.ACTIVE:
             return
         limit = self.settings.delivery_count_limit
-        fate = None if undelivered else self._fate(self.service.now_ms(), self.settings)
-        changes = self.share.end_locks(locks, limit, undelivered=undelivered, fate=fate)
+        on_failure = None if undelivered else self._on_failure(self.service.now_ms(), self.settings)
+        changes = self.share.end_locks(locks, limit, undelivered=undelivered, on_failure=on_failure)
         if changes:
             self.persist(changes)
             self.service.wake(self)
@@ -429,14 +429,14 @@ class ShareLeader:
 
     # Dead letters that hold keys.
 
-    def letters_written(self, doomed: Sequence[Doomed], *, dropped: bool = False) -> None:
+    def letters_written(self, ranges: Sequence[DeadLetterRange], *, dropped: bool = False) -> None:
         """Dead letters are committed, or given up: their records leave the window, or hold their
         keys until somebody frees them, if the group wants that of letters that are there."""
         share = self.share
         if self._letters_hold_keys and not dropped:
-            changes = settle_letters(share, self.selection, doomed)
+            changes = settle_letters(share, self.selection, ranges)
         else:
-            changes = [x for one in doomed for x in share.archived(one.first, one.last)]
+            changes = [x for one in ranges for x in share.archived(one.first, one.last)]
         if changes or share.delays:
             self.persist(changes)
             self.service.wake(self)
@@ -481,17 +481,17 @@ class ShareLeader:
             self.service.wake(self)
         settings = self.settings
         freed, changes = self.share.expire(
-            now_ms, settings.delivery_count_limit, self._fate(now_ms, settings)
+            now_ms, settings.delivery_count_limit, self._on_failure(now_ms, settings)
         )
         self.expired_total += freed
         if changes:
             self.persist(changes)
             self.service.wake(self)
 
-    def _fate(self, now_ms: int, settings: ShareSettings) -> Fate | None:
+    def _on_failure(self, now_ms: int, settings: ShareSettings) -> FailurePolicy | None:
         if settings.backoff is None and not settings.dead_letters:
             return None
-        return Fate(now_ms, self.service.random, settings.backoff, settings.dead_letters)
+        return FailurePolicy(now_ms, self.service.random, settings.backoff, settings.dead_letters)
 
     def _next_deadline_ms(self) -> int | None:
         """When a lock, a wait or a delay ends next."""
@@ -578,7 +578,10 @@ class ShareLeader:
             self.flush()
 
     def written(
-        self, failure: Failure | None, waiters: Sequence[Waiter], doomed: Sequence[Doomed]
+        self,
+        failure: Failure | None,
+        waiters: Sequence[Waiter],
+        dead_letters: Sequence[DeadLetterRange],
     ) -> None:
         """A write has been committed, or has failed. What it made ARCHIVING gets its letter."""
         self._writes -= 1
@@ -586,8 +589,8 @@ class ShareLeader:
             waiter(failure)
         if failure is not None:
             self.drop(failure)
-        elif doomed and self.phase is Phase.ACTIVE:
-            self.dead_letters.add(doomed)
+        elif dead_letters and self.phase is Phase.ACTIVE:
+            self.dead_letters.add(dead_letters)
 
 
 def _read(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.share.backoff import Delay
-from shoal.coordinator.share.fate import Doomed
+from shoal.coordinator.share.delivery_failure import DeadLetterRange
 from shoal.coordinator.share.share_partition import StateBatch
 from shoal.coordinator.share.state_store import ShareStateShard
 from shoal.protocol.errors import ApiError, ErrorCode
@@ -46,7 +46,7 @@ class StateWrite:
     """What changed of one share partition since its last write, and who waits for it."""
 
     __slots__ = (
-        "_doomed",
+        "_dead_letters",
         "_leader",
         "_waiters",
         "begun_ms",
@@ -59,7 +59,7 @@ class StateWrite:
     def __init__(
         self, leader: ShareLeader, changes: Sequence[StateBatch], waiters: Sequence[Waiter]
     ) -> None:
-        """Takes over the waits and the doomed records of the leader's window.
+        """Takes over the waits and the dead letters of the leader's window.
 
         The start offset and the complete count belong to `changes`. A write that is carried
         elsewhere may be decided later, when the window has moved on.
@@ -71,11 +71,11 @@ class StateWrite:
         self._waiters = waiters
         self.changes = changes
         self.delays: Sequence[Delay] = ()
-        self._doomed: Sequence[Doomed] = ()
+        self._dead_letters: Sequence[DeadLetterRange] = ()
         if share.delays:
             self.delays, share.delays = share.delays, []
-        if share.doomed:
-            self._doomed, share.doomed = share.doomed, []
+        if share.dead_letters:
+            self._dead_letters, share.dead_letters = share.dead_letters, []
         self.begun_ms = leader.service.now_ms()
 
     def decide(self, shard: ShareStateShard, now_ms: int, token: Token) -> Result:
@@ -113,10 +113,10 @@ class StateWrite:
         service = self._leader.service
         service.write_times.note("", service.now_ms() - self.begun_ms)
         failure = None if refusal is None else told(*refusal)
-        self._leader.written(failure, self._waiters, self._doomed)
+        self._leader.written(failure, self._waiters, self._dead_letters)
 
     def set_exception(self, error: ApiError) -> None:
-        self._leader.written(told(error.code, error.message), self._waiters, self._doomed)
+        self._leader.written(told(error.code, error.message), self._waiters, self._dead_letters)
 
 
 def told(code: ErrorCode, message: str | None) -> Failure:
