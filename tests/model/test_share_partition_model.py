@@ -437,10 +437,10 @@ class ShareMachine(RuleBasedStateMachine):
                 self.share.hold(dead_letter.first, dead_letter.last)
             else:
                 changes = self.share.archived(dead_letter.first, dead_letter.last)
-            self._letters_written(dead_letter, changes, lambda _: HELD if hold else ARCHIVED)
+            self._dead_letters_written(dead_letter, changes, lambda _: HELD if hold else ARCHIVED)
         del self.share.dead_letters[:count]
 
-    def _letters_written(self, dead_letter: DeadLetterRange, changes, becomes) -> None:
+    def _dead_letters_written(self, dead_letter: DeadLetterRange, changes, becomes) -> None:
         for offset in range(max(dead_letter.first, self.spso), dead_letter.last + 1):
             assert self.twin[offset].state is ARCHIVING
             assert self.twin[offset].count == dead_letter.delivery_count

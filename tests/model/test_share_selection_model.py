@@ -21,7 +21,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from shoal.coordinator.share import compiled, portion
 from shoal.coordinator.share.acquisition import Wanted
 from shoal.coordinator.share.backoff import Backoff
-from shoal.coordinator.share.held import settle_letters
+from shoal.coordinator.share.held import hold_keys
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.states import AcknowledgeType
 from shoal.record.batch import check_crc, headers
@@ -430,12 +430,12 @@ class SelectionMachine(ShareMachine):
     @precondition(lambda self: self.share.dead_letters)
     @rule(count=st.integers(1, 3))
     def write_dead_letters(self, count: int) -> None:
-        if not self.policy.dead_letters_hold_keys:
+        if not self.policy.dead_dead_letters_hold_keys:
             super().write_dead_letters(count, hold=False)
             return
         for dead_letter in self.share.dead_letters[:count]:
-            changes = settle_letters(self.share, self.selection, [dead_letter])
-            self._letters_written(dead_letter, changes, self._held_or_done)
+            changes = hold_keys(self.share, self.selection, [dead_letter])
+            self._dead_letters_written(dead_letter, changes, self._held_or_done)
         del self.share.dead_letters[:count]
 
     def _held_or_done(self, offset: int) -> Any:
@@ -473,7 +473,7 @@ class SelectionMachine(ShareMachine):
     def configure(self, limit, cap, lock_ms, backoff, dead_letters, policy=None) -> None:
         self.policy = policy or self.policy
         self._set(limit, cap, lock_ms, backoff, dead_letters)
-        if not self.policy.dead_letters_hold_keys:
+        if not self.policy.dead_dead_letters_hold_keys:
             for first, last, _ in self.share.held_ranges():
                 self._free(first, last)
         self._begin_selection_anew()

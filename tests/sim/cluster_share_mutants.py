@@ -117,7 +117,9 @@ def knows_no_keys(patch: pytest.MonkeyPatch) -> None:
 def writes_no_dead_letters(patch: pytest.MonkeyPatch) -> None:
     """A record whose delivery failed for good leaves its group, and no letter is written."""
     patch.setattr(
-        DeadLetters, "add", lambda self, ranges: self._leader.letters_written(ranges, dropped=True)
+        DeadLetters,
+        "add",
+        lambda self, ranges: self._leader.dead_letters_written(ranges, dropped=True),
     )
 
 

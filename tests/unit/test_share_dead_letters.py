@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 from shoal.coordinator.share.acquisition import Wanted, acquire
 from shoal.coordinator.share.batches import scan
-from shoal.coordinator.share.dead_letters import Source, cause_of, letters, part, split
+from shoal.coordinator.share.dead_letters import (
+    Source,
+    cause_of,
+    dead_letter_records,
+    split_after,
+    split_at,
+)
 from shoal.coordinator.share.delivery_failure import Cause, DeadLetterRange, FailurePolicy
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition
@@ -86,7 +92,7 @@ def test_the_cause_is_inferred_from_the_count(count: int, cause: Cause) -> None:
 def test_a_letter_keeps_the_record_and_its_headers_before_those_that_tell_why() -> None:
     dead_letter = DeadLetterRange(7, 8, 3, Cause.LIMIT, "m", "worker-1")
     found = {7: Record(7, 99, b"k", b"v", (("h", b"1"),))}
-    whole, bare = letters(Source("g", "t", 2), [dead_letter], found, now_ms=500)
+    whole, bare = dead_letter_records(Source("g", "t", 2), [dead_letter], found, now_ms=500)
     why = [
         ("__dlq.errors.topic", b"t"),
         ("__dlq.errors.partition", b"2"),
@@ -105,13 +111,13 @@ def test_a_letter_keeps_the_record_and_its_headers_before_those_that_tell_why() 
 
 def test_a_batch_of_letters_ends_within_a_range() -> None:
     one, two = DeadLetterRange(0, 3, 1, Cause.LIMIT, ""), DeadLetterRange(8, 9, 1, Cause.LIMIT, "")
-    assert part([one, two], 5) == ([one, two._replace(last=8)], [two._replace(first=9)])
-    assert part([one, two], 4) == ([one], [two])
-    assert part([one, two], 2) == ([one._replace(last=1)], [one._replace(first=2), two])
-    assert part([one, two], 9) == ([one, two], [])
+    assert split_after([one, two], 5) == ([one, two._replace(last=8)], [two._replace(first=9)])
+    assert split_after([one, two], 4) == ([one], [two])
+    assert split_after([one, two], 2) == ([one._replace(last=1)], [one._replace(first=2), two])
+    assert split_after([one, two], 9) == ([one, two], [])
 
 
 def test_letters_are_split_at_an_offset() -> None:
     one, two = DeadLetterRange(8, 9, 1, Cause.LIMIT, ""), DeadLetterRange(0, 3, 1, Cause.LIMIT, "")
-    assert split([one, two], 9) == ([one._replace(last=8), two], [one._replace(first=9)])
-    assert split([one, two], 2) == ([two._replace(last=1)], [one, two._replace(first=2)])
+    assert split_at([one, two], 9) == ([one._replace(last=8), two], [one._replace(first=9)])
+    assert split_at([one, two], 2) == ([two._replace(last=1)], [one, two._replace(first=2)])

@@ -31,7 +31,7 @@ def cause_of(delivery_count: int, limit: int) -> Cause:
     return Cause.LIMIT if delivery_count >= limit else Cause.REJECTED
 
 
-def part(
+def split_after(
     ranges: Iterable[DeadLetterRange], offsets_max: int
 ) -> tuple[list[DeadLetterRange], list[DeadLetterRange]]:
     """The first so many offsets of some, and the others."""
@@ -47,7 +47,7 @@ def part(
     return taken, left
 
 
-def split(
+def split_at(
     ranges: Iterable[DeadLetterRange], end: int
 ) -> tuple[list[DeadLetterRange], list[DeadLetterRange]]:
     """Some offsets below `end`, and those from there on."""
@@ -77,7 +77,7 @@ def size_bytes(record: Record) -> int:
     return size + sum(len(name) + len(value or b"") for name, value in record.headers)
 
 
-def letters(
+def dead_letter_records(
     source: Source, ranges: Iterable[DeadLetterRange], found: Mapping[int, Record], *, now_ms: int
 ) -> Iterator[NewRecord]:
     """The letters of some offsets. What is not `found` gets one that has headers alone."""

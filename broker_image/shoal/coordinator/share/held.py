@@ -10,7 +10,7 @@ from shoal.coordinator.share.selection import Selection
 from shoal.coordinator.share.share_partition import SharePartition, StateBatch
 
 
-def settle_letters(
+def hold_keys(
     share: SharePartition, selection: Selection | None, ranges: Iterable[DeadLetterRange]
 ) -> list[StateBatch]:
     """The dead letters of some records are written, and these hold their keys from now on; those

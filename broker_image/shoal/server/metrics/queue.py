@@ -28,7 +28,7 @@ def register(broker: Broker, service: ShareService) -> None:
     _register_partitions(broker, service)
     _register_due(broker, service)
     _register_selections(broker, service)
-    _register_letters(broker, service)
+    _register_dead_letters(broker, service)
     Redrives(broker)
     add = broker.metrics.add
     add(
@@ -183,7 +183,7 @@ def _register_selections(broker: Broker, service: ShareService) -> None:
     )
 
 
-def _register_letters(broker: Broker, service: ShareService) -> None:
+def _register_dead_letters(broker: Broker, service: ShareService) -> None:
     meter, add = service.dead_letters, broker.metrics.add
 
     def by_group(counts: Counter[str]) -> Callable[[], Samples]:

@@ -1,5 +1,5 @@
 """Writes the dead letters of a share partition, and lets their records leave the window after that,
-or hold their keys where the group wants it (`ShareLeader.letters_written`).
+or hold their keys where the group wants it (`ShareLeader.dead_letters_written`).
 
 At-least-once, where Kafka is best-effort: a record is ARCHIVING before its letter is appended, and
 ARCHIVED only when the letter is committed; both are persisted. What a former leader left ARCHIVING
@@ -20,11 +20,11 @@ from shoal.client.errors import ClientError
 from shoal.coordinator.share.dead_letters import (
     Source,
     cause_of,
-    letters,
-    part,
+    dead_letter_records,
     readable,
     size_bytes,
-    split,
+    split_after,
+    split_at,
 )
 from shoal.coordinator.share.delivery_failure import DeadLetterRange
 from shoal.log.errors import AppendRefused, LogOffline, OffsetOutOfRange
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from shoal.server.timers import Timer
 
 #: Letters of one batch at most; fewer where they are large, or the topic refuses them.
-LETTERS_MAX = 2000
+BATCH_RECORDS_MAX = 2000
 READ_BYTES = 1 << 20
 RETRY_MS, RETRY_MS_MAX = 500, 30_000
 COMMIT_TIMEOUT_MS = 30_000
@@ -86,10 +86,10 @@ class DeadLetters:
     """The letters that one share partition still has to write."""
 
     __slots__ = (
+        "_batch_records_max",
         "_broker",
         "_busy",
         "_leader",
-        "_letters_max",
         "_retries",
         "_timer",
         "_under_way",
@@ -105,7 +105,7 @@ class DeadLetters:
         self._under_way: list[DeadLetterRange] = []
         self.trouble: Trouble | None = None
         self._busy = False
-        self._letters_max = LETTERS_MAX
+        self._batch_records_max = BATCH_RECORDS_MAX
         self._retries = 0
         self._timer: Timer | None = None
 
@@ -206,7 +206,7 @@ class DeadLetters:
     def _append(self, target: Partition | Elsewhere, *, copied: bool) -> None:
         leader, now_ms = self._leader, self._broker.clock.now_ms()
         meter, group_id = self._broker.share.dead_letters, leader.key.group_id
-        chunk, left = part(self.queue, self._letters_max)
+        chunk, left = split_after(self.queue, self._batch_records_max)
         source = Source(group_id, leader.partition.topic, leader.partition.index)
         found: dict[int, Record] = {}
         if copied:
@@ -218,7 +218,7 @@ class DeadLetters:
                 self._failed(Trouble("log-unreadable", str(error)))
                 return
             if end is not None:
-                chunk, above = split(chunk, end)
+                chunk, above = split_at(chunk, end)
                 left = above + left
         meter.attempts[group_id] += 1
         if isinstance(target, Elsewhere):
@@ -227,18 +227,18 @@ class DeadLetters:
             return
         try:
             try:
-                batch = build_batch(letters(source, chunk, found, now_ms=now_ms))
+                batch = build_batch(dead_letter_records(source, chunk, found, now_ms=now_ms))
                 appended = target.append(batch, now_ms=now_ms)
             except AppendRefused as refused:
                 if refused.code is not ErrorCode.message_too_large:
                     raise
                 if (size := _count(chunk)) > 1:
-                    self._letters_max = size // 2
+                    self._batch_records_max = size // 2
                     self.write()
                     return
                 # Nothing but its headers fits: better a letter without the record than none.
                 meter.failed[(group_id, "record-too-large")] += 1
-                batch = build_batch(letters(source, chunk, {}, now_ms=now_ms))
+                batch = build_batch(dead_letter_records(source, chunk, {}, now_ms=now_ms))
                 appended = target.append(batch, now_ms=now_ms)
         except AppendRefused as refused:
             self._failed(Trouble("record-refused", refused.message))
@@ -262,7 +262,7 @@ class DeadLetters:
         """Have the letters under way written by the broker that leads the dead-letter partition."""
         self._busy = True
         now_ms = self._broker.clock.now_ms()
-        batch = build_batch(letters(source, self._under_way, found, now_ms=now_ms))
+        batch = build_batch(dead_letter_records(source, self._under_way, found, now_ms=now_ms))
         sent = asyncio.ensure_future(_produce(self._broker, target, batch))
         sent.add_done_callback(lambda done: self._sent(target, source, bool(found), done))
 
@@ -285,7 +285,7 @@ class DeadLetters:
             return
         self.queue = chunk + self.queue
         if code is ErrorCode.message_too_large and size > 1:
-            self._letters_max = size // 2
+            self._batch_records_max = size // 2
             self.write()
         else:
             name = target.topic.name
@@ -303,8 +303,8 @@ class DeadLetters:
 
     def _written(self, chunk: Sequence[DeadLetterRange]) -> None:
         self.trouble, self._retries = None, 0
-        self._letters_max = min(2 * self._letters_max, LETTERS_MAX)
-        self._leader.letters_written(chunk)
+        self._batch_records_max = min(2 * self._batch_records_max, BATCH_RECORDS_MAX)
+        self._leader.dead_letters_written(chunk)
         self._broker.share.dead_letters.written[self._leader.key.group_id] += _count(chunk)
         self.write()
 
@@ -338,7 +338,7 @@ class DeadLetters:
         if not ranges:
             return
         self.queue = [one for one in self.queue if one not in ranges]
-        self._leader.letters_written(ranges, dropped=True)
+        self._leader.dead_letters_written(ranges, dropped=True)
         group_id, count = self._leader.key.group_id, _count(ranges)
         self._broker.share.dead_letters.dropped[group_id] += count
         self._broker.log.warning(

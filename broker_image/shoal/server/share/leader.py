@@ -18,7 +18,7 @@ from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted, acqui
 from shoal.coordinator.share.backoff import still_due
 from shoal.coordinator.share.batches import AbortedTransaction, scan
 from shoal.coordinator.share.delivery_failure import DeadLetterRange, FailurePolicy
-from shoal.coordinator.share.held import settle_letters
+from shoal.coordinator.share.held import hold_keys
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.selection import Selection
 from shoal.coordinator.share.settings import ShareSettings
@@ -429,12 +429,14 @@ class ShareLeader:
 
     # Dead letters that hold keys.
 
-    def letters_written(self, ranges: Sequence[DeadLetterRange], *, dropped: bool = False) -> None:
+    def dead_letters_written(
+        self, ranges: Sequence[DeadLetterRange], *, dropped: bool = False
+    ) -> None:
         """Dead letters are committed, or given up: their records leave the window, or hold their
         keys until somebody frees them, if the group wants that of letters that are there."""
         share = self.share
-        if self._letters_hold_keys and not dropped:
-            changes = settle_letters(share, self.selection, ranges)
+        if self._dead_letters_hold_keys and not dropped:
+            changes = hold_keys(share, self.selection, ranges)
         else:
             changes = [x for one in ranges for x in share.archived(one.first, one.last)]
         if changes or share.delays:
@@ -442,9 +444,9 @@ class ShareLeader:
             self.service.wake(self)
 
     @property
-    def _letters_hold_keys(self) -> bool:
+    def _dead_letters_hold_keys(self) -> bool:
         policy = self.settings.selection
-        return policy is not None and policy.dead_letters_hold_keys
+        return policy is not None and policy.dead_dead_letters_hold_keys
 
     def free(self, ranges: Iterable[tuple[int, int]], waiter: Waiter) -> None:
         """Let keys go on that dead-lettered records among these offsets hold; `waiter` is called
@@ -461,7 +463,7 @@ class ShareLeader:
 
     def configured(self) -> None:
         """The group's configs have changed: dead letters may hold keys no longer."""
-        if self.phase is Phase.ACTIVE and self.share.held and not self._letters_hold_keys:
+        if self.phase is Phase.ACTIVE and self.share.held and not self._dead_letters_hold_keys:
             self.free([(f, x) for f, x, _ in self.share.held_ranges()], lambda _: None)
         self.service.wake(self)
 
