@@ -297,7 +297,7 @@ class SelectionMachine(ShareMachine):
         cursor, held = known.cursor, {o for o, e in self.twin.items() if e.state is ACQUIRED}
         under_way = {o for o, e in self.twin.items() if e.state is not AVAILABLE}
         in_flight, self.more_to_look = known.in_flight(), False
-        bound = min(max_records, known.portion.records)
+        bound = min(max_records, known.fetch_limit.records)
         full_of_held = self.share.held >= self.policy.dead_letters_held_max
         ready = self._eligible()
         wanted = Wanted(member, max_records, max_records)

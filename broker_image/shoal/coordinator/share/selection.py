@@ -34,10 +34,10 @@ from shoal.coordinator.share import compiled
 from shoal.coordinator.share.batches import Batches
 from shoal.coordinator.share.bulk import lock_new
 from shoal.coordinator.share.delivery_failure import Cause
+from shoal.coordinator.share.fetch_limit import FetchLimit
 from shoal.coordinator.share.key_queues import key_queues
 from shoal.coordinator.share.locks import Lock
 from shoal.coordinator.share.looking import Looking
-from shoal.coordinator.share.portion import Portion
 from shoal.coordinator.share.ready import OFFSET_BITS, OFFSET_MASK, Ready
 from shoal.coordinator.share.recent import Recent
 from shoal.coordinator.share.record_facts import Fact, HeaderReader
@@ -66,16 +66,16 @@ class Selection:
         "_looking",
         "_ready",
         "_share",
+        "fetch_limit",
         "keys",
         "policy",
-        "portion",
         "recent",
     )
 
     def __init__(self, share: SharePartition, policy: SelectionPolicy) -> None:
         self.policy = policy
         #: Bounds what one fetch gets, where keys collide.
-        self.portion = Portion()
+        self.fetch_limit = FetchLimit()
         #: What was read last to look at it.
         self.recent = Recent()
         self._share = share
@@ -439,7 +439,7 @@ class Selection:
             if self.policy.key_batch > 1:
                 self._take_followers(offset, chosen, records, splitting)
         chosen.sort()
-        self.portion.delivered(len(chosen), keys.keys, keys.waiting)
+        self.fetch_limit.delivered(len(chosen), keys.keys, keys.waiting)
         return chosen, changes
 
     def _row_to_take(self, offset: int) -> int | None:

@@ -56,7 +56,7 @@ def fetch(
     selection = selection_of(leader, settings)
     assert selection is not None
     room = settings.max_record_locks - selection.in_flight()
-    records = min(wanted.max_records, room, selection.portion.records)
+    records = min(wanted.max_records, room, selection.fetch_limit.records)
     if records <= 0 or selection.held_to_the_full:
         return [], NOTHING
     limit = leader.limit(settings)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shoal.coordinator.share import portion as portions
 from shoal.coordinator.share import recent
 from shoal.coordinator.share.acquisition import Wanted
-from shoal.coordinator.share.portion import RECORDS_MAX, STEP_RECORDS, Portion
+from shoal.coordinator.share.fetch_limit import RECORDS_MAX, STEP_RECORDS, FetchLimit
 from shoal.coordinator.share.record_facts import facts, key_hashes
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition
@@ -65,7 +65,7 @@ class Queue:
 
     @property
     def portion(self) -> int:
-        return self.leader.selection.portion.records
+        return self.leader.selection.fetch_limit.records
 
 
 def work(queue: Queue, fetches: int, records: int) -> int:
@@ -93,7 +93,7 @@ def test_where_keys_collide_a_fetch_gets_a_portion() -> None:
 def test_where_no_key_comes_twice_a_fetch_gets_what_it_asks_for() -> None:
     queue = Queue([b"%d" % n for n in range(20_000)])
     assert work(queue, 30, 500) == 500
-    assert queue.portion == RECORDS_MAX
+    assert queue.fetch_limit == RECORDS_MAX
 
 
 def test_without_keys_a_fetch_gets_what_it_asks_for() -> None:
@@ -103,26 +103,26 @@ def test_without_keys_a_fetch_gets_what_it_asks_for() -> None:
 def test_who_asks_for_little_gets_that() -> None:
     queue = Queue(spread(20_000, 2000))
     work(queue, 20, 500)
-    assert queue.portion < RECORDS_MAX
+    assert queue.fetch_limit < RECORDS_MAX
     assert [queue.fetch(n).total for n in (1, 2, 50)] == [1, 2, 50]
 
 
 def test_what_piles_up_behind_a_hot_key_makes_no_portion_smaller() -> None:
     queue = Queue([b"hot" if n % 2 else b"%d" % n for n in range(20_000)])
     work(queue, 15, 500)
-    assert queue.portion == RECORDS_MAX
+    assert queue.fetch_limit == RECORDS_MAX
 
 
 def test_a_portion_grows_again_when_keys_no_longer_collide() -> None:
     queue = Queue(spread(15_000, 2000) + [b"n%d" % n for n in range(40_000)])
     work(queue, 30, 500)
-    assert queue.portion < 500
+    assert queue.fetch_limit < 500
     work(queue, 100, 500)
-    assert queue.portion > 500
+    assert queue.fetch_limit > 500
 
 
 def test_however_much_collides_a_portion_has_a_least_size() -> None:
-    portion = Portion()
+    portion = FetchLimit()
     for _ in range(100):
         portion.delivered(STEP_RECORDS, 1000, 900)
     assert portion.records == LEAST
