@@ -3,7 +3,7 @@ the plain twin of `test_share_partition_model`, which this extends by what recor
 
 What the twin knows of the choice: a key is at one member at a time and in the order of the log,
 nothing comes before its time, the most urgent of what was looked at comes first, and a fetch that
-gets nothing has looked at everything it may, however small a portion of what it asks for a fetch
+gets nothing has looked at everything it may, however little of what it asks for a fetch
 gets while keys collide. Fetches go through the code of the broker; looks and
 reads are so short that they rarely get through a batch.
 """
@@ -18,7 +18,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
-from shoal.coordinator.share import compiled, portion
+from shoal.coordinator.share import compiled, fetch_limit
 from shoal.coordinator.share.acquisition import Wanted
 from shoal.coordinator.share.backoff import Backoff
 from shoal.coordinator.share.held import hold_keys
@@ -576,10 +576,10 @@ def short_looks():
     patch = pytest.MonkeyPatch()
     patch.setattr(share_selection, "LOOKS_MAX", 9)
     patch.setattr(share_selection, "READS_MAX", 3)
-    patch.setattr(portion, "RECORDS_MIN", 2)
-    patch.setattr(portion, "RECORDS_MAX", 8)
-    patch.setattr(portion, "KEYS_MIN", 1)
-    patch.setattr(portion, "STEP_RECORDS", 4)
+    patch.setattr(fetch_limit, "RECORDS_MIN", 2)
+    patch.setattr(fetch_limit, "RECORDS_MAX", 8)
+    patch.setattr(fetch_limit, "KEYS_MIN", 1)
+    patch.setattr(fetch_limit, "STEP_RECORDS", 4)
     yield
     patch.undo()
 

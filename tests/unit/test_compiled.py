@@ -16,7 +16,7 @@ from shoal.coordinator.share import batches as batches_of
 from shoal.coordinator.share import bulk, compiled
 from shoal.coordinator.share.locks import Lock, Locks
 from shoal.coordinator.share.looking import Looking
-from shoal.coordinator.share.recent import Recent
+from shoal.coordinator.share.read_cache import ReadCache
 from shoal.coordinator.share.record_facts import key_hashes
 from shoal.coordinator.share.records import Update, update_value
 from shoal.coordinator.share.runs import COUNT_MAX, Runs
@@ -160,21 +160,21 @@ def test_what_a_member_gets_of_batches(found: list[tuple[int, bool]], data: st.D
 @given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), max_size=4), st.data())
 def test_what_a_member_gets_of_several_reads(found: list[list[int]], data: st.DataObject) -> None:
     """As from one read after the other."""
-    recent, at = Recent(), 3
+    cache, at = ReadCache(), 3
     for sizes in found:
         begin, log = at, b""
         for size in sizes:
             log += bytes(build_batch([(0, b"k", b"v", ())] * size, base_offset=at))
             at += size
         if data.draw(st.integers(0, 3)):  # Or the log was not read there.
-            recent.add(batches_of.scan(log, begin))
+            cache.add(batches_of.scan(log, begin))
     offsets = sorted(data.draw(st.sets(st.integers(2, at + 2))))
     room = data.draw(st.integers(-1, 300))
     least = data.draw(st.integers(0, 300))
-    taken, got = recent.gathered(offsets, room, least)
+    taken, got = cache.gathered(offsets, room, least)
     left, sent, one_by_one = offsets, b"", 0
     while left and (room > 0 or not one_by_one):
-        read, _ = recent.find(left[0])
+        read, _ = cache.find(left[0])
         if read is None or len(read.data) > max(room, least):
             break
         here = [offset for offset in left if offset <= read.lasts[-1]]
@@ -182,24 +182,24 @@ def test_what_a_member_gets_of_several_reads(found: list[list[int]], data: st.Da
         left, sent, room = left[len(here) :], sent + views, room - len(views)
         one_by_one += len(here)
     assert (taken, bytes(got)) == (one_by_one, sent)
-    assert [o for part, _ in recent.apart(offsets[:taken]) for o in part] == offsets[:taken]
-    for part, read in recent.apart(offsets[:taken]):
+    assert [o for part, _ in cache.apart(offsets[:taken]) for o in part] == offsets[:taken]
+    for part, read in cache.apart(offsets[:taken]):
         assert read.bases[0] <= part[0] <= part[-1] <= read.lasts[-1]
 
 
 def test_what_a_member_gets_of_several_reads_has_bounds() -> None:
-    recent = Recent()
+    cache = ReadCache()
     for base in (3, 7, 11):
         two = [build_batch([(0, b"k", b"v", ())] * 2, base_offset=at) for at in (base, base + 2)]
-        recent.add(batches_of.scan(b"".join(map(bytes, two)), base))
-    size = len(recent.find(3)[0].data)  # type: ignore[union-attr]
+        cache.add(batches_of.scan(b"".join(map(bytes, two)), base))
+    size = len(cache.find(3)[0].data)  # type: ignore[union-attr]
     offsets = [3, 7, 11]
-    assert recent.gathered(offsets, 3 * size, 0)[0] == 3
-    assert recent.gathered(offsets, 10, size)[0] == 1  # No room is left behind the first.
-    assert recent.gathered(offsets, size + 10, 0)[0] == 1  # Less than the second read.
-    assert recent.gathered(offsets, 10, size - 1)[0] == 0
-    assert recent.gathered([2, 3], 3 * size, 0)[0] == 0
-    assert recent.gathered([15], 3 * size, 0)[0] == 0
+    assert cache.gathered(offsets, 3 * size, 0)[0] == 3
+    assert cache.gathered(offsets, 10, size)[0] == 1  # No room is left behind the first.
+    assert cache.gathered(offsets, size + 10, 0)[0] == 1  # Less than the second read.
+    assert cache.gathered(offsets, 10, size - 1)[0] == 0
+    assert cache.gathered([2, 3], 3 * size, 0)[0] == 0
+    assert cache.gathered([15], 3 * size, 0)[0] == 0
 
 
 @MANY

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shoal.coordinator.share import portion as portions
-from shoal.coordinator.share import recent
+from shoal.coordinator.share import fetch_limit, read_cache
 from shoal.coordinator.share.acquisition import Wanted
 from shoal.coordinator.share.fetch_limit import RECORDS_MAX, STEP_RECORDS, FetchLimit
 from shoal.coordinator.share.record_facts import facts, key_hashes
@@ -26,7 +25,7 @@ LEAST = 100
 
 @pytest.fixture(autouse=True)
 def least(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portions, "RECORDS_MIN", LEAST)
+    monkeypatch.setattr(fetch_limit, "RECORDS_MIN", LEAST)
 
 
 class Queue:
@@ -64,7 +63,7 @@ class Queue:
         self.leader.selection.changed(outcome.changes, 0)
 
     @property
-    def portion(self) -> int:
+    def fetch_limit_records(self) -> int:
         return self.leader.selection.fetch_limit.records
 
 
@@ -122,17 +121,17 @@ def test_a_portion_grows_again_when_keys_no_longer_collide() -> None:
 
 
 def test_however_much_collides_a_portion_has_a_least_size() -> None:
-    portion = FetchLimit()
+    limit = FetchLimit()
     for _ in range(100):
-        portion.delivered(STEP_RECORDS, 1000, 900)
-    assert portion.records == LEAST
+        limit.delivered(STEP_RECORDS, 1000, 900)
+    assert limit.records == LEAST
     for _ in range(100):
-        portion.delivered(STEP_RECORDS // 2, 1000, 1)
-    assert portion.records == RECORDS_MAX
+        limit.delivered(STEP_RECORDS // 2, 1000, 1)
+    assert limit.records == RECORDS_MAX
 
 
 def test_a_fetch_whose_read_fails_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "BYTES_MAX", 0)
+    monkeypatch.setattr(read_cache, "BYTES_MAX", 0)
     queue = Queue([b"%d" % n for n in range(100)])
     assert queue.fetch(1).records == [(0, 0, 1)]
 

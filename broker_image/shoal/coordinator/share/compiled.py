@@ -8,7 +8,7 @@ outcome.
 * `KeyQueues`: a type that holds the queues of keys (`key_queues.KeyQueues`).
 * `rewrite`: many ranges of a window in one pass (`Runs.rewrite`), by one of three rules.
 * `thinned`, `gathered`: batches without the records that other members have (`Batches.thinned`),
-  of one read or of all that are kept (`Recent.gathered`).
+  of one read or of all that are kept (`ReadCache.gathered`).
 * `acquired`: ranges as they go out (`selection.encoded`).
 * `ranges`, `spans`, `joined`, `rises`, `packed`, `accepts`, `scan`: loops of `selection`,
   `batches`, `state_batches`, `records` and `bulk`.

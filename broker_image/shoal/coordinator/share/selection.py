@@ -38,8 +38,8 @@ from shoal.coordinator.share.fetch_limit import FetchLimit
 from shoal.coordinator.share.key_queues import key_queues
 from shoal.coordinator.share.locks import Lock
 from shoal.coordinator.share.looking import Looking
+from shoal.coordinator.share.read_cache import ReadCache
 from shoal.coordinator.share.ready import OFFSET_BITS, OFFSET_MASK, Ready
-from shoal.coordinator.share.recent import Recent
 from shoal.coordinator.share.record_facts import Fact, HeaderReader
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition, StateBatch
@@ -69,7 +69,7 @@ class Selection:
         "fetch_limit",
         "keys",
         "policy",
-        "recent",
+        "read_cache",
     )
 
     def __init__(self, share: SharePartition, policy: SelectionPolicy) -> None:
@@ -77,7 +77,7 @@ class Selection:
         #: Bounds what one fetch gets, where keys collide.
         self.fetch_limit = FetchLimit()
         #: What was read last to look at it.
-        self.recent = Recent()
+        self.read_cache = ReadCache()
         self._share = share
         wanted = policy.delay_max_ms or policy.priority_header
         headers = HeaderReader(policy.delay_max_ms, policy.priority_header) if wanted else None
@@ -320,7 +320,7 @@ class Selection:
         """Members gave records back, or dead letters were written: what became of them."""
         self._changed(changes, now_ms)
         if self._share.start_offset >= self.cursor:
-            self.recent.clear()  # Nothing that was looked at is left.
+            self.read_cache.clear()  # Nothing that was looked at is left.
 
     def _changed(self, changes: Sequence[StateBatch], now_ms: int) -> None:
         keys, ready, runs = self.keys, self._ready, self._share.runs

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted
 from shoal.coordinator.share.batches import AbortedTransaction, Batches, scan
-from shoal.coordinator.share.recent import Recent
+from shoal.coordinator.share.read_cache import ReadCache
 from shoal.coordinator.share.selection import Range, Selection, encoded, open_lock, ranges_of
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import StateBatch
@@ -82,7 +82,7 @@ def fetch(
             total, fresh = read, True
         else:
             views = []
-            for offsets, batches in _apart(selection.recent, pieces):
+            for offsets, batches in _apart(selection.read_cache, pieces):
                 got, passed_by = selection.lock(offsets, number, batches, settings, now_ms)
                 changes += passed_by
                 acquired += got
@@ -127,12 +127,12 @@ class _Piece(NamedTuple):
     views: list[memoryview]
 
 
-def _apart(recent: Recent, pieces: Sequence[_Piece]) -> list[tuple[list[int], Batches]]:
+def _apart(cache: ReadCache, pieces: Sequence[_Piece]) -> list[tuple[list[int], Batches]]:
     """Chosen offsets, by the one read that has them."""
     found = []
     for piece in pieces:
         one = piece.batches
-        found += recent.apart(piece.offsets) if one is None else [(piece.offsets, one)]
+        found += cache.apart(piece.offsets) if one is None else [(piece.offsets, one)]
     return found
 
 
@@ -143,13 +143,13 @@ def _read(
     pieces: list[_Piece] = []
     left = max_bytes
     while chosen and len(pieces) < READS_MAX and (left > 0 or not pieces):
-        past, view = selection.recent.gathered(chosen, left, READ_SIZE_MIN)
+        past, view = selection.read_cache.gathered(chosen, left, READ_SIZE_MIN)
         if past:
             left -= len(view)
             pieces.append(_Piece(chosen[:past], None, [view]))
             chosen = chosen[past:]
             continue
-        batches = _batches(leader, selection.recent, chosen, max(left, READ_SIZE_MIN), limit)
+        batches = _batches(leader, selection.read_cache, chosen, max(left, READ_SIZE_MIN), limit)
         if not len(batches):
             break
         past = bisect_right(chosen, batches.lasts[-1])
@@ -163,11 +163,11 @@ def _read(
 
 
 def _batches(
-    leader: ShareLeader, recent: Recent, chosen: Sequence[int], room_bytes: int, limit: int
+    leader: ShareLeader, cache: ReadCache, chosen: Sequence[int], room_bytes: int, limit: int
 ) -> Batches:
     """Batches of the first of rising offsets, and of others that lie near: out of what was read
     before, or read anew as far as that has them not."""
-    known, end = recent.find(chosen[0])
+    known, end = cache.find(chosen[0])
     if known is not None and len(known.data) <= room_bytes:
         return known
     if end is not None:
@@ -223,9 +223,9 @@ def _look(
             leader.record_size = len(data) / size
             fresh = batches
             if batches.passed_by:
-                selection.recent.clear()
+                selection.read_cache.clear()
             else:
-                selection.recent.add(batches)
+                selection.read_cache.add(batches)
         looked, passed_by = selection.look(now_ms, budget, settings, fresh)
         budget -= max(looked, 1)
         changes += passed_by
