@@ -31,6 +31,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from shoal.coordinator.share import compiled
+from shoal.coordinator.share.available_queue import OFFSET_BITS, OFFSET_MASK, AvailableQueue
 from shoal.coordinator.share.batches import Batches
 from shoal.coordinator.share.bulk import lock_new
 from shoal.coordinator.share.delivery_failure import Cause
@@ -39,7 +40,6 @@ from shoal.coordinator.share.key_queues import key_queues
 from shoal.coordinator.share.locks import Lock
 from shoal.coordinator.share.looking import Looking
 from shoal.coordinator.share.read_cache import ReadCache
-from shoal.coordinator.share.ready import OFFSET_BITS, OFFSET_MASK, Ready
 from shoal.coordinator.share.record_facts import Fact, HeaderReader
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition, StateBatch
@@ -64,7 +64,7 @@ class Selection:
         "_delayed_heap",
         "_keyless",
         "_looking",
-        "_ready",
+        "_queue",
         "_share",
         "fetch_limit",
         "keys",
@@ -85,7 +85,7 @@ class Selection:
         #: Members hold records whose keys are not known yet: nothing is acquired before this.
         self._blind_until = share.end_offset if share.locks.live else 0
         self.keys = key_queues()
-        self._ready = Ready(policy)
+        self._queue = AvailableQueue(policy)
         self._delayed: set[int] = set()
         self._delayed_heap: list[int] = []
         #: HELD records that were found to have no key.
@@ -101,7 +101,7 @@ class Selection:
     @property
     def ready(self) -> int:
         """About how many records may be acquired."""
-        return len(self._ready)
+        return len(self._queue)
 
     @property
     def held_by_key(self) -> int:
@@ -148,10 +148,10 @@ class Selection:
         Records that were not looked at count, unless nothing further is looked at. Beyond
         `READY_CHECKED_MAX` ready records the number may be a little too high.
         """
-        ready = len(self._ready)
+        ready = len(self._queue)
         if ready <= READY_CHECKED_MAX:
             row_to_take = self._row_to_take
-            ready = sum(row_to_take(at) is not None for at in self._ready.offsets())
+            ready = sum(row_to_take(at) is not None for at in self._queue.offsets())
         return ready + (max(0, limit - self.cursor) if self.full() is None else 0)
 
     def not_due(self, times_ms: Sequence[int]) -> list[int]:
@@ -219,7 +219,7 @@ class Selection:
         policy = self.policy
         if policy.delay_max_ms and len(self._delayed) >= policy.delayed_max:
             return "share.delay.max.records"
-        if self.keys.records + len(self._ready) >= policy.lookahead:
+        if self.keys.records + len(self._queue) >= policy.lookahead:
             return "share.ordering.key.lookahead"
         return None
 
@@ -231,11 +231,11 @@ class Selection:
             return True
         if self.policy.priority_header:
             records = max(records, self.policy.priority_lookahead)
-        return len(self._ready) < records and self.full() is None
+        return len(self._queue) < records and self.full() is None
 
     def may_choose(self) -> bool:
         """Whether something can be acquired, as far as is known."""
-        return bool(self._ready) and self.cursor >= self._blind_until
+        return bool(self._queue) and self.cursor >= self._blind_until
 
     # Looking at records.
 
@@ -278,7 +278,7 @@ class Selection:
     def take_in_new(self, first: int, keys: array[int]) -> None:
         """Put records that were never delivered into their places, from `first` on, of which the
         keys are known and nothing else is to be."""
-        self.keys.put_new(first, keys, self._ready.entries)
+        self.keys.put_new(first, keys, self._queue.entries)
 
     def take_in(self, fact: Fact, now_ms: int) -> None:
         """Put a record, which the window holds, into its place."""
@@ -296,7 +296,7 @@ class Selection:
                 return
             due_ms = 0
         if priority:
-            self._ready.priority_of[offset] = priority
+            self._queue.priority_of[offset] = priority
         if due_ms:
             self._delayed.add(offset)
             heapq.heappush(self._delayed_heap, due_ms << OFFSET_BITS | offset)
@@ -306,7 +306,7 @@ class Selection:
         if not is_first:
             return
         if state == AVAILABLE and not due_ms:
-            self._ready.push(offset, now_ms)
+            self._queue.push(offset, now_ms)
 
     def _holds_key(self, state: int) -> bool:
         """Whether a record in `state`, which is not acquired, keeps its key from going on."""
@@ -323,7 +323,7 @@ class Selection:
             self.read_cache.clear()  # Nothing that was looked at is left.
 
     def _changed(self, changes: Sequence[StateBatch], now_ms: int) -> None:
-        keys, ready, runs = self.keys, self._ready, self._share.runs
+        keys, ready, runs = self.keys, self._queue, self._share.runs
         if self._is_plain and keys.end_all(changes, self.cursor, ready.entries, runs):
             return
         touched: dict[int, None] = {}
@@ -352,7 +352,7 @@ class Selection:
 
     def _end(self, offsets: Iterable[int], touched: dict[int, None]) -> None:
         """Forget records that are complete."""
-        self._ready.end(offsets)
+        self._queue.end(offsets)
         if self._delayed:
             self._delayed.difference_update(offsets)
         self.keys.end(offsets, touched)
@@ -367,7 +367,7 @@ class Selection:
         """A record waits for nothing but its key."""
         key = self.keys.key_of(offset)
         if key is None:
-            self._ready.push(offset, now_ms)
+            self._queue.push(offset, now_ms)
         else:
             self._offer(key, now_ms)
 
@@ -386,7 +386,7 @@ class Selection:
         """What lay below the window's start is gone from the log."""
         start = self._share.start_offset
         self._delayed = {offset for offset in self._delayed if offset >= start}
-        self._ready.start_moved(start)
+        self._queue.start_moved(start)
         touched: dict[int, None] = {}
         self.keys.start_moved(start, touched)
         for key in touched:
@@ -399,7 +399,7 @@ class Selection:
         if first is not None and first not in self._delayed:
             runs = self._share.runs
             if runs.states[runs.row_of(first)] == AVAILABLE:
-                self._ready.push(first, now_ms)
+                self._queue.push(first, now_ms)
 
     # Acquiring.
 
@@ -413,7 +413,7 @@ class Selection:
         """
         chosen: list[int] = []
         changes: list[StateBatch] = []
-        runs, ready, share, keys = self._share.runs, self._ready, self._share, self.keys
+        runs, ready, share, keys = self._share.runs, self._queue, self._share, self.keys
         limit, splitting = settings.delivery_count_limit, settings.splitting_count
         ready.begin()
         if self._is_plain and self.policy.key_batch == 1 and ready.entries:
@@ -463,14 +463,14 @@ class Selection:
             ):
                 break
             self.keys.hold(offset)
-            self._ready.forget(offset)
+            self._queue.forget(offset)
             chosen.append(offset)
 
     def put_back(self, offsets: Iterable[int], now_ms: int) -> None:
         """What was chosen last is not acquired after all, and has waited all the same."""
         back = list(offsets)
         for offset in back:
-            self._ready.restore(offset)
+            self._queue.restore(offset)
         self.changed([(o, o, AVAILABLE, 0) for o in back], now_ms)
 
     def lock_new(self, chosen: list[int], number: int, read: Iterable[Batches]) -> list[Range]:
