@@ -142,10 +142,10 @@ class SelectionMachine(ShareMachine):
         self.ready_ms: dict[int, int] = {}
         #: The first time of that, since the selection began.
         self.first_ready_ms: dict[int, int] = {}
-        self.more_to_look = False
+        self.more_to_scan = False
 
     def _wake_soon(self, _: Any) -> None:
-        self.more_to_look = True
+        self.more_to_scan = True
 
     def _set(self, limit, cap, lock_ms, backoff, dead_letters) -> None:
         self.settings = ShareSettings(
@@ -296,7 +296,7 @@ class SelectionMachine(ShareMachine):
         known = share_selection.selection_of(self.leader, self.settings)
         cursor, held = known.cursor, {o for o, e in self.twin.items() if e.state is ACQUIRED}
         under_way = {o for o, e in self.twin.items() if e.state is not AVAILABLE}
-        in_flight, self.more_to_look = known.in_flight(), False
+        in_flight, self.more_to_scan = known.in_flight(), False
         bound = min(max_records, known.fetch_limit.records)
         full_of_held = self.share.held >= self.policy.dead_letters_held_max
         ready = self._eligible()
@@ -422,10 +422,10 @@ class SelectionMachine(ShareMachine):
         return since_ms[offset] + steps * self.policy.priority_ageing_ms, offset
 
     def _check_idle(self, known) -> None:
-        assert self.more_to_look or not self._eligible(), "idle although there is work"
+        assert self.more_to_scan or not self._eligible(), "idle although there is work"
         read_up_to = max((b.last + 1 for b in self.log), default=0)
         if known.cursor < read_up_to and known.full() is None:
-            assert self.more_to_look, "idle although there is something to look at"
+            assert self.more_to_scan, "idle although there is something to look at"
 
     @precondition(lambda self: self.share.dead_letters)
     @rule(count=st.integers(1, 3))
@@ -574,7 +574,7 @@ def _offsets(sent: bytes) -> set[int]:
 @pytest.fixture(autouse=True, scope="module")
 def short_looks():
     patch = pytest.MonkeyPatch()
-    patch.setattr(share_selection, "LOOKS_MAX", 9)
+    patch.setattr(share_selection, "SCANNED_RECORDS_MAX", 9)
     patch.setattr(share_selection, "READS_MAX", 3)
     patch.setattr(fetch_limit, "RECORDS_MIN", 2)
     patch.setattr(fetch_limit, "RECORDS_MAX", 8)

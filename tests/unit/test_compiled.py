@@ -15,9 +15,9 @@ from machine import lacking
 from shoal.coordinator.share import batches as batches_of
 from shoal.coordinator.share import bulk, compiled
 from shoal.coordinator.share.locks import Lock, Locks
-from shoal.coordinator.share.looking import Looking
 from shoal.coordinator.share.read_cache import ReadCache
 from shoal.coordinator.share.record_facts import key_hashes
+from shoal.coordinator.share.record_scanner import RecordScanner
 from shoal.coordinator.share.records import Update, update_value
 from shoal.coordinator.share.runs import COUNT_MAX, Runs
 from shoal.coordinator.share.selection import encoded
@@ -219,7 +219,7 @@ def test_keys_of_a_read(found: list[tuple[list[bytes | None], bool]], data: st.D
     first, budget = data.draw(st.integers(3, at)), data.draw(st.integers(1, 60))
 
     def looked() -> Any:
-        looking = Looking(SharePartition(first), keys=True, headers=None)
+        looking = RecordScanner(SharePartition(first), keys=True, headers=None)
         return looking._keys_of(read, budget)
 
     if damaged:  # As above, more may be left to `facts`.

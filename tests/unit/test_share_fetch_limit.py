@@ -63,7 +63,7 @@ class Queue:
         self.leader.selection.changed(outcome.changes, 0)
 
     @property
-    def fetch_limit_records(self) -> int:
+    def fetch_limit(self) -> int:
         return self.leader.selection.fetch_limit.records
 
 

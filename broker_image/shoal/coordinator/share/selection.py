@@ -2,13 +2,13 @@
 with key order, delay and priority. A policy beside the state machine, for groups that ask for it;
 the others have `acquisition`, and none of this.
 
-Records are looked at once, in the order of the log and a bounded number at a time (`looking`). From
-then on each record that is not complete is in one place:
+Records are scanned once, in the order of the log and a bounded number at a time
+(`record_scanner`). From then on each record that is not complete is in one place:
 
 * `_delayed`, until its time has come;
 * behind others of its key (`key_queues`), where its key is held;
-* ready (`ready`), a heap of what may be acquired: records without a key, and the first of each key
-  that is free. A fetch takes from its top and never searches past what is held, however much it is;
+* available (`available_queue`), a heap of what may be acquired: records without a key, and the
+  first of each key that is free. A fetch takes from its top and never searches past what is held;
 * held, while a member has it.
 
 A key is held while any of its records is acquired, and while its first record that is not complete
@@ -38,9 +38,9 @@ from shoal.coordinator.share.delivery_failure import Cause
 from shoal.coordinator.share.fetch_limit import FetchLimit
 from shoal.coordinator.share.key_queues import key_queues
 from shoal.coordinator.share.locks import Lock
-from shoal.coordinator.share.looking import Looking
 from shoal.coordinator.share.read_cache import ReadCache
 from shoal.coordinator.share.record_facts import Fact, HeaderReader
+from shoal.coordinator.share.record_scanner import RecordScanner
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition, StateBatch
 from shoal.coordinator.share.states import ACQUIRED, ARCHIVING, AVAILABLE, HELD, is_terminal
@@ -63,8 +63,8 @@ class Selection:
         "_delayed",
         "_delayed_heap",
         "_keyless",
-        "_looking",
         "_queue",
+        "_scanner",
         "_share",
         "fetch_limit",
         "keys",
@@ -81,7 +81,7 @@ class Selection:
         self._share = share
         wanted = policy.delay_max_ms or policy.priority_header
         headers = HeaderReader(policy.delay_max_ms, policy.priority_header) if wanted else None
-        self._looking = Looking(share, keys=policy.key_order, headers=headers)
+        self._scanner = RecordScanner(share, keys=policy.key_order, headers=headers)
         #: Members hold records whose keys are not known yet: nothing is acquired before this.
         self._blind_until = share.end_offset if share.locks.live else 0
         self.keys = key_queues()
@@ -223,7 +223,7 @@ class Selection:
             return "share.ordering.key.lookahead"
         return None
 
-    def wants_look(self, records: int, limit: int) -> bool:
+    def needs_scan(self, records: int, limit: int) -> bool:
         """Whether a fetch of so many records has to know more of the log below `limit`."""
         if self.cursor >= limit:
             return False
@@ -242,32 +242,35 @@ class Selection:
     @property
     def cursor(self) -> int:
         """What lies below has been looked at."""
-        return self._looking.cursor
+        return self._scanner.cursor
 
     @property
     def headers(self) -> HeaderReader | None:
         """The reader of headers, for groups with delay or priority."""
-        return self._looking.headers
+        return self._scanner.headers
 
     @property
     def is_open(self) -> bool:
         """Whether a batch is half read: `look` goes on with it, and no read is needed."""
-        return self._looking.is_open
+        return self._scanner.is_open
 
-    def next_look(self) -> int:
+    def next_scan_offset(self) -> int:
         """The offset to read the log from."""
-        return self._looking.next_offset()
+        return self._scanner.next_offset()
 
-    def look(
+    def scan(
         self, now_ms: int, budget: int, settings: ShareSettings, batches: Batches | None
     ) -> tuple[int, list[StateBatch]]:
-        """Take in what the log holds from `next_look` on, up to about `budget` records: how many
-        those were, and what was passed by, to be persisted. `batches` is None while one is open."""
+        """Scan about `budget` records from `next_scan_offset` on.
+
+        Return their number and the state batches to persist of what was passed by. `batches` is
+        None while a batch is open.
+        """
         changes: list[StateBatch] = []
         if batches is None:
-            taken = self._looking.look_on(self, now_ms, budget, settings, changes)
+            taken = self._scanner.resume(self, now_ms, budget, settings, changes)
         else:
-            taken = self._looking.look_at(batches, self, now_ms, budget, settings, changes)
+            taken = self._scanner.scan(batches, self, now_ms, budget, settings, changes)
         for offset in self._keyless:
             changes += self._share.free(offset, offset)
         self._keyless.clear()
@@ -391,7 +394,7 @@ class Selection:
         self.keys.start_moved(start, touched)
         for key in touched:
             self._offer(key, now_ms)
-        self._looking.start_moved(start)
+        self._scanner.start_moved(start)
 
     def _offer(self, key: int, now_ms: int) -> None:
         """Make the first record of a key ready, if the key is free."""

@@ -73,8 +73,8 @@ class DelayScanner:
         if leader.phase is Phase.ACTIVE and not self._service.draining:
             policy = leader.settings.selection
             try:
-                if policy is not None and policy.delay_max_ms and leader.wants_look():
-                    if leader.look():
+                if policy is not None and policy.delay_max_ms and leader.needs_scan():
+                    if leader.scan_ahead():
                         self._queue.append(leader)
             except (ApiError, CorruptBatch):
                 pass  # A fetch reports it to its member.

@@ -267,7 +267,9 @@ class ShareLeader:
         selection = self.selection
         if selection is not None and selection.may_choose():
             return wanted
-        offset = self.share.next_fetch_offset() if selection is None else selection.next_look()
+        offset = (
+            self.share.next_fetch_offset() if selection is None else selection.next_scan_offset()
+        )
         log, limit = self.partition.log, self.limit(self.settings)
         if not log.log_start_offset <= offset < limit:
             return 0
@@ -318,21 +320,21 @@ class ShareLeader:
                 break
         return Fetched((), NOTHING)
 
-    def wants_look(self) -> bool:
+    def needs_scan(self) -> bool:
         """Whether records that no fetch has looked at are left, within the group's bounds."""
         settings = self.settings
         selection = share_selection.selection_of(self, settings)
-        return selection is not None and selection.wants_look(
+        return selection is not None and selection.needs_scan(
             selection.policy.lookahead, self.limit(settings)
         )
 
-    def look(self) -> bool:
+    def scan_ahead(self) -> bool:
         """Look at records that no member has fetched; whether a further look finds more.
 
         For groups with a delay, so that the broker counts what is due later. Raises `ApiError`
         when the log cannot be read.
         """
-        changes, more = share_selection.look(self, self.settings, self.service.now_ms())
+        changes, more = share_selection.scan_ahead(self, self.settings, self.service.now_ms())
         if changes:
             self._write(changes)
         self._arm()

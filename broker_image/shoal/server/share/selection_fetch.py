@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from shoal.server.share.leader import ShareLeader
 
 #: Records that one fetch looks at: some 5 ms of work.
-LOOKS_MAX = 2000
+SCANNED_RECORDS_MAX = 2000
 #: Bytes of the log that are read at a time to look at records, at least and at most; and those
 #: between two records that are taken that are rather read with them than passed over.
-LOOK_BYTES_MIN, LOOK_BYTES = 48 * 1024, 128 * 1024
+SCAN_BYTES_MIN, SCAN_BYTES = 48 * 1024, 128 * 1024
 READ_SIZE_MIN = 16 * 1024
 #: Places in the log that one fetch reads; what lies further goes to the next.
 READS_MAX = 100
@@ -46,7 +46,7 @@ def may_acquire(leader: ShareLeader, settings: ShareSettings) -> bool:
     assert selection is not None
     if leader.is_full(settings) or selection.held_to_the_full:
         return False
-    return selection.may_choose() or selection.wants_look(1, leader.limit(settings))
+    return selection.may_choose() or selection.needs_scan(1, leader.limit(settings))
 
 
 def fetch(
@@ -60,7 +60,7 @@ def fetch(
     if records <= 0 or selection.held_to_the_full:
         return [], NOTHING
     limit = leader.limit(settings)
-    changes = _look(leader, selection, records, limit, settings, now_ms)
+    changes = _scan(leader, selection, records, limit, settings, now_ms)
     views: list[memoryview] = []
     acquired: list[Range] = []
     total, fresh = 0, False
@@ -91,7 +91,7 @@ def fetch(
     if changes:
         leader.share.advance()
     if not acquired:
-        if selection.wants_look(records, limit):
+        if selection.needs_scan(records, limit):
             leader.service.wake_soon(leader)  # All that seemed to be ready was outdated.
         return [], Acquired((), 0, 0, changes)
     deadline_ms = now_ms + settings.lock_duration_ms
@@ -99,10 +99,10 @@ def fetch(
     return views, Acquired(acquired, total, number, changes, fresh, encoded(acquired))
 
 
-def look(
+def scan_ahead(
     leader: ShareLeader, settings: ShareSettings, now_ms: int
 ) -> tuple[list[StateBatch], bool]:
-    """Look at records that no fetch has looked at yet, about `LOOKS_MAX` of them.
+    """Look at records that no fetch has looked at yet, about `SCANNED_RECORDS_MAX` of them.
 
     Returns what was passed by, to be persisted, and whether a further look finds more. Raises
     `ApiError` when the log cannot be read.
@@ -111,11 +111,11 @@ def look(
     assert selection is not None
     records, limit = selection.policy.lookahead, leader.limit(settings)
     before = selection.cursor
-    changes = _look(leader, selection, records, limit, settings, now_ms)
+    changes = _scan(leader, selection, records, limit, settings, now_ms)
     if changes:
         leader.share.advance()
     # Where nothing was read there is nothing to go on with.
-    return changes, selection.cursor > before and selection.wants_look(records, limit)
+    return changes, selection.cursor > before and selection.needs_scan(records, limit)
 
 
 class _Piece(NamedTuple):
@@ -187,7 +187,7 @@ def _span(chosen: Sequence[int], gap_max: float) -> int:
     return last - chosen[0] + 1
 
 
-def _look(
+def _scan(
     leader: ShareLeader,
     selection: Selection,
     records: int,
@@ -197,18 +197,18 @@ def _look(
 ) -> list[StateBatch]:
     """Look at further records, as many as are needed and one fetch may: what was passed by."""
     changes: list[StateBatch] = []
-    budget = LOOKS_MAX
-    while selection.wants_look(records, limit):
+    budget = SCANNED_RECORDS_MAX
+    while selection.needs_scan(records, limit):
         if budget <= 0:
             if not selection.may_choose():
                 leader.service.wake_soon(leader)
             break
-        fresh, offset = None, selection.next_look()
+        fresh, offset = None, selection.next_scan_offset()
         if not selection.is_open:
             if offset >= limit:
                 break
             wanted = int((records - selection.ready) * leader.record_size)
-            size = min(max(wanted, LOOK_BYTES_MIN), LOOK_BYTES)
+            size = min(max(wanted, SCAN_BYTES_MIN), SCAN_BYTES)
             data, next_offset = leader.read(offset, size, limit)
             aborted = []
             if settings.read_committed:
@@ -226,7 +226,7 @@ def _look(
                 selection.read_cache.clear()
             else:
                 selection.read_cache.add(batches)
-        looked, passed_by = selection.look(now_ms, budget, settings, fresh)
-        budget -= max(looked, 1)
+        scanned, passed_by = selection.scan(now_ms, budget, settings, fresh)
+        budget -= max(scanned, 1)
         changes += passed_by
     return changes
