@@ -585,8 +585,8 @@ class ShareMachine(RuleBasedStateMachine):
                 held[lock] = held.get(lock, 0) + runs.last(row) - first + 1
                 assert known.member_id == self.twin[first].member
                 assert known.deadline_ms == self.twin[first].deadline_ms
-        assert held == {n: x.held for n, x in self.share.locks.live.items()}
-        assert waiting == {n: x.held for n, x in self.share.waits.live.items()}
+        assert held == {n: x.records for n, x in self.share.locks.live.items()}
+        assert waiting == {n: x.records for n, x in self.share.waits.live.items()}
 
     @invariant()
     def counts_agree(self) -> None:

@@ -134,7 +134,7 @@ class SharesChecker:
 
     def _in_flight(self, leader: ShareLeader, acquired: int, gaps: int, name: str) -> None:
         share, partition = leader.share, leader.partition
-        held = sum(lock.held for lock in share.locks.live.values())
+        held = sum(lock.records for lock in share.locks.live.values())
         if held != acquired:
             raise Violation("share-in-flight", f"{name}: locks hold {held}, {acquired} acquired")
         most = leader.settings.max_record_locks

@@ -315,7 +315,7 @@ def window(data: st.DataObject) -> tuple[Runs, Locks]:
         if lock:
             held[lock] += size
     for number, member in ((1, "a"), (2, "b")):
-        locks.open(number, Lock(member, 100, first=5, last=runs.end - 1, held=held[number] + 1))
+        locks.open(number, Lock(member, 100, first=5, last=runs.end - 1, records=held[number] + 1))
     return runs, locks
 
 
@@ -349,7 +349,7 @@ def test_many_ranges_of_a_window(data: st.DataObject) -> None:
         known, given_back = copy.deepcopy(runs), copy.deepcopy(locks)
         acks = [(first, last, types) for first, last in held]
         found = bulk.accept_all(known, given_back, now_ms, "a", acks)
-        left = {number: lock.held for number, lock in given_back.live.items()}
+        left = {number: lock.records for number, lock in given_back.live.items()}
         return found, known.columns(), left
 
     both(accepted)

@@ -159,7 +159,7 @@ class Selection:
 
         These are delayed records, those in back-off, and those behind one of them with its key.
         """
-        waits = [(lock.deadline_ms, lock.held) for lock in self._share.waits.live.values()]
+        waits = [(lock.deadline_ms, lock.records) for lock in self._share.waits.live.values()]
         counts = [len(self._delayed) - due for due in self._delayed_due(times_ms)]
         held_back = len(self._delayed) + self._share.backing_off
         if self.policy.key_order and held_back <= HELD_BACK_FOLLOWED_MAX:
@@ -209,7 +209,7 @@ class Selection:
         """Records that count against `share.partition.max.record.locks`: acquired, in retry
         back-off, or waiting for their dead letter. What is held back does not."""
         share = self._share
-        count = share.backing_off + sum(lock.held for lock in share.locks.live.values())
+        count = share.backing_off + sum(lock.records for lock in share.locks.live.values())
         if ARCHIVING in share.runs.states:
             count += sum(last - first + 1 for first, last, _ in share.archiving())
         return count
@@ -530,7 +530,7 @@ def open_lock(
     held: int,
 ) -> None:
     """Let the lock of acquired ranges, which have so many records, run."""
-    lock = Lock(member_id, deadline_ms, first=records[0][0], last=records[-1][1], held=held)
+    lock = Lock(member_id, deadline_ms, first=records[0][0], last=records[-1][1], records=held)
     share.locks.open(number, lock)
 
 

@@ -165,7 +165,7 @@ class SharePartition:
     @property
     def backing_off(self) -> int:
         """Offsets that are WAITING."""
-        return sum(wait.held for wait in self.waits.live.values())
+        return sum(wait.records for wait in self.waits.live.values())
 
     def next_fetch_offset(self) -> int:
         """The first offset that may be acquired: one that came back, or the window's end."""
@@ -360,7 +360,7 @@ class SharePartition:
                 return None
             self.complete += last - first + 1
         firsts[row] = last + 1
-        lock.held -= last - first + 1
+        lock.records -= last - first + 1
         return (first, last, ACKNOWLEDGED, count)
 
     def _refusal(
@@ -399,8 +399,8 @@ class SharePartition:
     def _renew(self, deadline_ms: int, member_id: str, ranges: Sequence[tuple[int, int]]) -> None:
         """Put acquired offsets under a new lock of the same member (KIP-1222)."""
         runs, number = self.runs, self.locks.next_number()
-        held = sum(last - first + 1 for first, last in ranges)
-        lock = Lock(member_id, deadline_ms, first=ranges[0][0], last=ranges[-1][1], held=held)
+        records = sum(last - first + 1 for first, last in ranges)
+        lock = Lock(member_id, deadline_ms, first=ranges[0][0], last=ranges[-1][1], records=records)
         self.locks.open(number, lock)
         lock.since_ms = deadline_ms
         for first, last in ranges:
@@ -594,7 +594,7 @@ class SharePartition:
         runs = self.runs
         first, last = runs.firsts[row], runs.last(row)
         number = self.waits.next_number()
-        self.waits.open(number, Lock("", due_ms, first=first, last=last, held=last - first + 1))
+        self.waits.open(number, Lock("", due_ms, first=first, last=last, records=last - first + 1))
         runs.states[row], runs.locks[row] = WAITING, number
 
     def _wait_on(self, first: int, last: int, count: int, due_ms: int) -> None:

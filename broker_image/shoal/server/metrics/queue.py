@@ -288,7 +288,7 @@ def _lag(leader: ShareLeader) -> int:
 
 
 def _locked(leader: ShareLeader) -> int:
-    return sum(lock.held for lock in leader.share.locks.live.values())
+    return sum(lock.records for lock in leader.share.locks.live.values())
 
 
 def unavailable(leader: ShareLeader) -> int:
@@ -313,7 +313,7 @@ def not_due(leader: ShareLeader) -> list[int]:
     if leader.selection is not None:
         return leader.selection.not_due(times_ms)
     waits = leader.share.waits.live.values()
-    return [sum(w.held for w in waits if w.deadline_ms > time_ms) for time_ms in times_ms]
+    return [sum(w.records for w in waits if w.deadline_ms > time_ms) for time_ms in times_ms]
 
 
 def _archiving(leader: ShareLeader) -> int:
