@@ -35,14 +35,14 @@ from shoal.record.records import build_batch
 KEY = ShareKey("g", UUID(int=7), 0)
 MEMBERS = ["a", "b", "c"]
 ABORTED_PRODUCER = 66
-AVAILABLE, ACQUIRED, ACKNOWLEDGED, ARCHIVED, WAITING, ARCHIVING, HELD = (
+AVAILABLE, ACQUIRED, ACKNOWLEDGED, ARCHIVED, WAITING, ARCHIVING, HOLDS_KEY = (
     RecordState.AVAILABLE,
     RecordState.ACQUIRED,
     RecordState.ACKNOWLEDGED,
     RecordState.ARCHIVED,
     RecordState.WAITING,
     RecordState.ARCHIVING,
-    RecordState.HELD,
+    RecordState.HOLDS_KEY,
 )
 BACKOFFS = st.none() | st.builds(
     Backoff, st.integers(1, 80), st.integers(1, 200), st.floats(1, 3), st.just(0.0)
@@ -437,7 +437,9 @@ class ShareMachine(RuleBasedStateMachine):
                 self.share.hold(dead_letter.first, dead_letter.last)
             else:
                 changes = self.share.archived(dead_letter.first, dead_letter.last)
-            self._dead_letters_written(dead_letter, changes, lambda _: HELD if hold else ARCHIVED)
+            self._dead_letters_written(
+                dead_letter, changes, lambda _: HOLDS_KEY if hold else ARCHIVED
+            )
         del self.share.dead_letters[:count]
 
     def _dead_letters_written(self, dead_letter: DeadLetterRange, changes, becomes) -> None:
@@ -448,17 +450,17 @@ class ShareMachine(RuleBasedStateMachine):
         self._advance()
         self._persist(changes)
 
-    @precondition(lambda self: any(e.state is HELD for e in self.twin.values()))
+    @precondition(lambda self: any(e.state is HOLDS_KEY for e in self.twin.values()))
     @rule(pick=st.integers(0, 1000), size=st.integers(1, 8))
     def free(self, pick: int, size: int) -> None:
-        held = sorted(o for o, e in self.twin.items() if e.state is HELD)
+        held = sorted(o for o, e in self.twin.items() if e.state is HOLDS_KEY)
         first = held[pick % len(held)]
         self._free(first, first + size - 1)
 
     def _free(self, first: int, last: int) -> None:
         changes = self.share.free(first, last)
         for offset, entry in self.twin.items():
-            if first <= offset <= last and entry.state is HELD:
+            if first <= offset <= last and entry.state is HOLDS_KEY:
                 entry.state = ARCHIVED
         self._advance()
         self._persist(changes)
@@ -547,7 +549,7 @@ class ShareMachine(RuleBasedStateMachine):
         }
         for offset in self.holds & self.twin.keys():
             if self.twin[offset].state is ARCHIVING:
-                self.twin[offset].state = HELD
+                self.twin[offset].state = HOLDS_KEY
         for offset, (count, due_ms) in self.waits.items():
             entry = self.twin.get(offset)
             waits = entry is not None and (entry.state, entry.count) == (AVAILABLE, count)
@@ -613,10 +615,10 @@ class ShareMachine(RuleBasedStateMachine):
     def what_is_held_is_known_to_the_store(self) -> None:
         if not hasattr(self, "share"):
             return
-        held = [o for o, e in sorted(self.twin.items()) if e.state is HELD]
-        assert self.share.held == len(held)
+        held = [o for o, e in sorted(self.twin.items()) if e.state is HOLDS_KEY]
+        assert self.share.key_holders == len(held)
         (state,) = self.store.states()
-        told = [o for first, last, *_ in state.held() for o in range(first, last + 1)]
+        told = [o for first, last, *_ in state.key_holders() for o in range(first, last + 1)]
         assert [o for o in told if o >= self.spso] == held
 
     @invariant()

@@ -21,7 +21,7 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from shoal.coordinator.share import compiled, fetch_limit
 from shoal.coordinator.share.acquisition import Wanted
 from shoal.coordinator.share.backoff import Backoff
-from shoal.coordinator.share.held import hold_keys
+from shoal.coordinator.share.key_holders import hold_keys
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.states import AcknowledgeType
 from shoal.record.batch import check_crc, headers
@@ -34,7 +34,7 @@ from test_share_partition_model import (
     ARCHIVING,
     AVAILABLE,
     BACKOFFS,
-    HELD,
+    HOLDS_KEY,
     MEMBERS,
     TERMINAL,
     Entry,
@@ -261,7 +261,7 @@ class SelectionMachine(ShareMachine):
         ]
 
     def _holds(self, entry: Entry) -> bool:
-        if entry.state in (ARCHIVING, HELD):
+        if entry.state in (ARCHIVING, HOLDS_KEY):
             return self.policy.key_held_by_dead_letter
         return entry.state not in TERMINAL
 
@@ -298,7 +298,7 @@ class SelectionMachine(ShareMachine):
         under_way = {o for o, e in self.twin.items() if e.state is not AVAILABLE}
         in_flight, self.more_to_scan = known.in_flight(), False
         bound = min(max_records, known.fetch_limit.records)
-        full_of_held = self.share.held >= self.policy.dead_letters_held_max
+        full_of_held = self.share.key_holders >= self.policy.dead_letters_held_max
         ready = self._eligible()
         wanted = Wanted(member, max_records, max_records)
         views, got = share_selection.fetch(self.leader, wanted, 1 << 20, self.settings, self.now_ms)
@@ -360,7 +360,7 @@ class SelectionMachine(ShareMachine):
         for first, last, state, _ in changes:
             for offset in range(first, last + 1):
                 entry = self._entry(offset)
-                if entry.state is HELD:
+                if entry.state is HOLDS_KEY:
                     gone = self._never_delivered(offset) or self._fact(offset)[0] is None
                     assert gone, f"{offset} has a key to hold"
                     entry.state = ARCHIVED
@@ -442,9 +442,9 @@ class SelectionMachine(ShareMachine):
         """What becomes of a record whose letter is written: without a key, as far as that is known,
         it leaves."""
         if self.selection is None or offset >= self.selection.cursor:
-            return HELD
+            return HOLDS_KEY
         keyless = self._never_delivered(offset) or self._fact(offset)[0] is None
-        return ARCHIVED if keyless else HELD
+        return ARCHIVED if keyless else HOLDS_KEY
 
     @rule(ahead=st.integers(1, 12))
     def delete_records(self, ahead: int) -> None:
@@ -474,7 +474,7 @@ class SelectionMachine(ShareMachine):
         self.policy = policy or self.policy
         self._set(limit, cap, lock_ms, backoff, dead_letters)
         if not self.policy.dead_dead_letters_hold_keys:
-            for first, last, _ in self.share.held_ranges():
+            for first, last, _ in self.share.key_holder_ranges():
                 self._free(first, last)
         self._begin_selection_anew()
 
@@ -512,7 +512,7 @@ class SelectionMachine(ShareMachine):
             if o < known.cursor and not self._never_delivered(o) and self._holds(e)
         }
         for offset, entry in self.twin.items():
-            if entry.state is HELD and offset < known.cursor:
+            if entry.state is HOLDS_KEY and offset < known.cursor:
                 key = None if self._never_delivered(offset) else self._fact(offset)[0]
                 assert key is not None, f"{offset} is held without a key"
         delayed = {o for o, e in looked.items() if e.state is AVAILABLE and not self._due(o)}

@@ -148,7 +148,7 @@ def held_after_a_restart(*offsets: int) -> tuple[SharePartition, Selection]:
         log_end_offset=3,
         delays=[(offset, offset, 1, UNTIL_FREED) for offset in offsets],
     )
-    assert share.held == len(offsets)
+    assert share.key_holders == len(offsets)
     policy = SelectionPolicy(key_order=True, key_held_by_dead_letter=True)
     return share, Selection(share, policy)
 
@@ -157,7 +157,7 @@ def test_what_is_held_and_turns_out_to_have_no_key_is_freed() -> None:
     share, known = held_after_a_restart(0, 1)
     _, changes = known.scan(NOW_MS, 9, ShareSettings(), batch((None, {}), (b"a", {}), (b"a", {})))
     assert changes == [(0, 0, int(ARCHIVED), 1)]
-    assert (share.held, known.keys_held, known.held_by_key) == (1, 1, 1)
+    assert (share.key_holders, known.keys_held, known.held_by_key) == (1, 1, 1)
     assert not known.may_choose()
 
 
@@ -167,7 +167,7 @@ def test_what_is_held_and_gone_from_the_log_is_freed() -> None:
     later = scan(bytes(build_batch(rows, base_offset=1)), 0)
     _, changes = known.scan(NOW_MS, 9, ShareSettings(), later)
     assert changes == [(0, 0, int(ARCHIVED), 1)]
-    assert (share.start_offset, share.held) == (1, 1)
+    assert (share.start_offset, share.key_holders) == (1, 1)
     assert known.choose(9, ShareSettings(), NOW_MS)[0] == [2]
 
 

@@ -1,10 +1,8 @@
-"""Looking at the records of a share partition for `selection`: once, in the order of the log, and a
-bounded number at a time.
+"""Scans the records of a share partition for `selection`: once, in log order, in bounded steps.
 
-A look goes on where the last one stopped, be it within a batch. What the log has no longer, or
-never offers, is passed by: it is archived in the window, and what was HELD there is freed. Where
-nothing but the keys is wanted, of batches that are new and without holes, that is done for a whole
-read at once.
+A scan resumes where the last one stopped, also within a batch. Offsets that the log has lost, or
+never delivers, are passed by: the window archives them, and those in HOLDS_KEY are freed. If only
+keys are needed, of new batches without holes, one call reads the keys of a whole read.
 """
 
 from __future__ import annotations

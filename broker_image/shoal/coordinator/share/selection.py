@@ -11,11 +11,11 @@ Records are scanned once, in the order of the log and a bounded number at a time
   first of each key that is free. A fetch takes from its top and never searches past what is held;
 * held, while a member has it.
 
-A key is held while any of its records is acquired, and while its first record that is not complete
-is not available: it is in retry back-off, or delayed, or, where the group wants that, its dead
-letter is yet to be written, or is written and neither redriven nor skipped (HELD). So a release, a
-lock that ends and a member that dies hold the key, and what comes next of it is always the
-earliest. What is HELD and turns out to have no key, or to be gone from the log, is freed.
+A key is held while any of its records is acquired, and while its first incomplete record is not
+available: the record is in retry back-off or delayed. If the group asks for it, a record also holds
+its key while its dead letter is not yet written, or is neither redriven nor skipped (HOLDS_KEY). So
+the key stays held after a release, an expired lock or a dead member, and its earliest record always
+comes next. A HOLDS_KEY record without a key, or gone from the log, is freed.
 
 In the window all of these are AVAILABLE, WAITING or ACQUIRED as without this. Nothing is persisted
 beyond that: after a restart the log tells it anew, of what is not complete alone. The same goes for
@@ -43,7 +43,7 @@ from shoal.coordinator.share.record_facts import Fact, HeaderReader
 from shoal.coordinator.share.record_scanner import RecordScanner
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition, StateBatch
-from shoal.coordinator.share.states import ACQUIRED, ARCHIVING, AVAILABLE, HELD, is_terminal
+from shoal.coordinator.share.states import ACQUIRED, ARCHIVING, AVAILABLE, HOLDS_KEY, is_terminal
 
 #: First offset, last offset, delivery count.
 Range = tuple[int, int, int]
@@ -88,7 +88,7 @@ class Selection:
         self._queue = AvailableQueue(policy)
         self._delayed: set[int] = set()
         self._delayed_heap: list[int] = []
-        #: HELD records that were found to have no key.
+        #: HOLDS_KEY records that were found to have no key.
         self._keyless: list[int] = []
 
     # Facts for the shell.
@@ -117,18 +117,18 @@ class Selection:
 
     @property
     def behind_dead_letters(self) -> int:
-        """Records that wait for one with their key that is HELD, as far as they were looked at."""
+        """Scanned records that wait behind a HOLDS_KEY record of the same key."""
         return self.keys.waiting_behind(self._dead_letters())
 
     def _dead_letters(self) -> Iterator[int]:
-        """The offsets that are HELD."""
-        for first, last, _ in self._share.held_ranges():
+        """The offsets that are HOLDS_KEY."""
+        for first, last, _ in self._share.key_holder_ranges():
             yield from range(first, last + 1)
 
     @property
-    def held_to_the_full(self) -> bool:
+    def blocked_by_key_holders(self) -> bool:
         """Whether so many dead-lettered records hold their keys that nothing is delivered."""
-        return self._share.held >= self.policy.dead_letters_held_max
+        return self._share.key_holders >= self.policy.dead_letters_held_max
 
     def is_keyless(self, offset: int) -> bool:
         """Whether a record is known to have no key."""
@@ -293,7 +293,7 @@ class Selection:
         # Most of what is looked at is new, and in the last row.
         state = runs.states[-1 if offset >= firsts[-1] else runs.row_of(offset)]
         if state != AVAILABLE:
-            if not key and state == HELD:
+            if not key and state == HOLDS_KEY:
                 self._keyless.append(offset)
             if not self._holds_key(state):
                 return
@@ -313,7 +313,7 @@ class Selection:
 
     def _holds_key(self, state: int) -> bool:
         """Whether a record in `state`, which is not acquired, keeps its key from going on."""
-        if state in (ARCHIVING, HELD):
+        if state in (ARCHIVING, HOLDS_KEY):
             return self.policy.key_held_by_dead_letter
         return not is_terminal(state)
 

@@ -38,7 +38,7 @@ from shoal.coordinator.share.states import (
     ARCHIVED,
     ARCHIVING,
     AVAILABLE,
-    HELD,
+    HOLDS_KEY,
     SETTLES,
     WAITING,
     AcknowledgeType,
@@ -70,7 +70,7 @@ class SharePartition:
         "complete",
         "dead_letters",
         "delays",
-        "held",
+        "key_holders",
         "leader_epoch",
         "locks",
         "log_start_offset",
@@ -94,8 +94,8 @@ class SharePartition:
         self.leader_epoch = leader_epoch
         #: Offsets in the window whose delivery is complete (KIP-1226).
         self.complete = 0
-        #: Offsets that are HELD.
-        self.held = 0
+        #: Offsets that are HOLDS_KEY.
+        self.key_holders = 0
         #: Complete ones that were never delivered: no records for consumers.
         self._gaps = 0
 
@@ -237,8 +237,8 @@ class SharePartition:
         return self._archive_all(first, last, ARCHIVING)
 
     def free(self, first: int, last: int) -> list[StateBatch]:
-        """Those of some offsets that are HELD hold their keys no longer: the changes to persist."""
-        return self._archive_all(first, last, HELD) if self.held else []
+        """Archive the HOLDS_KEY offsets of a range, and return the changes to persist."""
+        return self._archive_all(first, last, HOLDS_KEY) if self.key_holders else []
 
     def _archive_all(self, first: int, last: int, state: int) -> list[StateBatch]:
         runs, changes = self.runs, []
@@ -248,8 +248,8 @@ class SharePartition:
         for at in rows:
             if runs.states[at] == state:
                 low, high = runs.firsts[at], runs.last(at)
-                if state == HELD:
-                    self.held -= high - low + 1
+                if state == HOLDS_KEY:
+                    self.key_holders -= high - low + 1
                 runs.states[at] = ARCHIVED
                 changes.append((low, high, ARCHIVED, runs.counts[at]))
                 self._count_complete(at, +1)
@@ -269,12 +269,12 @@ class SharePartition:
         runs.join(rows.start, rows.stop)
 
     def _hold(self, row: int) -> None:
-        self.runs.states[row] = HELD
-        self.held += self.runs.last(row) - self.runs.firsts[row] + 1
+        self.runs.states[row] = HOLDS_KEY
+        self.key_holders += self.runs.last(row) - self.runs.firsts[row] + 1
 
-    def held_ranges(self) -> list[tuple[int, int, int]]:
-        """What is HELD: first, last, delivery count."""
-        return list(self._in_state(HELD)) if self.held else []
+    def key_holder_ranges(self) -> list[tuple[int, int, int]]:
+        """What is HOLDS_KEY: first, last, delivery count."""
+        return list(self._in_state(HOLDS_KEY)) if self.key_holders else []
 
     def archiving(self) -> Iterator[tuple[int, int, int]]:
         """What waits for its dead letter: first, last, delivery count."""
@@ -499,8 +499,8 @@ class SharePartition:
             if runs.locks[row]:
                 locks = self.locks if runs.states[row] == ACQUIRED else self.waits
                 locks.give_back(runs.locks[row], runs.last(row) - runs.firsts[row] + 1)
-            if runs.states[row] == HELD:
-                self.held -= runs.last(row) - runs.firsts[row] + 1
+            if runs.states[row] == HOLDS_KEY:
+                self.key_holders -= runs.last(row) - runs.firsts[row] + 1
             self._count_complete(row, -1)
         runs.drop_rows(rows)
         self.advance()
@@ -522,7 +522,7 @@ class SharePartition:
             state = runs.states[row]
             if state in (ACQUIRED, WAITING):
                 state = AVAILABLE
-            elif state == HELD:
+            elif state == HOLDS_KEY:
                 state = ARCHIVING
             yield runs.firsts[row], runs.last(row), state, runs.counts[row]
 

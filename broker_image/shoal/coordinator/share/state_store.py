@@ -81,7 +81,7 @@ class ShareState:
         self.updates = 0
         self.snapshot_offset = 0
 
-    def held(self) -> list[Delay]:
+    def key_holders(self) -> list[Delay]:
         """What is held until it is freed, in offset order."""
         return sorted(
             (low, high, count, due_ms)

@@ -257,7 +257,7 @@ def held(service: ShareService) -> Samples:
                 counts[group_id, leader.dead_letters.trouble.reason] += 1
             counts[group_id, "window-full"] += leader.is_full(settings)
             if leader.selection is not None:
-                counts[group_id, "held-keys"] += leader.selection.held_to_the_full
+                counts[group_id, "held-keys"] += leader.selection.blocked_by_key_holders
                 counts[group_id, "look-ahead"] += leader.selection.full() is not None
     return [(label(group=group, why=why), n) for (group, why), n in counts.items() if n]
 
@@ -298,12 +298,12 @@ def unavailable(leader: ShareLeader) -> int:
     """
     share, settings, selection = leader.share, leader.settings, leader.selection
     locked, limit = _locked(leader), leader.limit(settings)
-    if leader.held(settings) or (selection is not None and selection.held_to_the_full):
+    if leader.held(settings) or (selection is not None and selection.blocked_by_key_holders):
         return max(0, _lag(leader) - locked)
     if selection is not None:
         return max(0, _lag(leader) - locked - selection.available(limit))
     uncommitted = leader.partition.high_watermark - limit
-    return share.backing_off + share.held + _archiving(leader) + uncommitted
+    return share.backing_off + share.key_holders + _archiving(leader) + uncommitted
 
 
 def not_due(leader: ShareLeader) -> list[int]:
@@ -321,13 +321,15 @@ def _archiving(leader: ShareLeader) -> int:
 
 
 def behind_dead_letters(leader: ShareLeader) -> int:
-    """How many records wait for one that is HELD, which is not among them: of its key, or all that
-    are not in flight where so many are held that nothing is delivered."""
+    """Return the number of records that wait behind HOLDS_KEY records.
+
+    These are records of the same key, or all that are not in flight once the maximum is reached.
+    """
     selection, share = leader.selection, leader.share
-    if selection is None or not share.held:
+    if selection is None or not share.key_holders:
         return 0
-    if selection.held_to_the_full:
-        return max(0, _lag(leader) - share.held - selection.in_flight())
+    if selection.blocked_by_key_holders:
+        return max(0, _lag(leader) - share.key_holders - selection.in_flight())
     return selection.behind_dead_letters
 
 
@@ -348,7 +350,7 @@ _OF_DEAD_LETTERS: tuple[Family, ...] = (
         "keys_held_by_dead_letters",
         "gauge",
         "Keys held by dead-lettered records (share.ordering.key.dead.letter=hold).",
-        lambda x: x.selection.keys_held if x.selection else x.share.held,
+        lambda x: x.selection.keys_held if x.selection else x.share.key_holders,
     ),
     (
         "behind_dead_letters_records",

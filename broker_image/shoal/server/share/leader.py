@@ -18,7 +18,7 @@ from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted, acqui
 from shoal.coordinator.share.backoff import still_due
 from shoal.coordinator.share.batches import AbortedTransaction, scan
 from shoal.coordinator.share.delivery_failure import DeadLetterRange, FailurePolicy
-from shoal.coordinator.share.held import hold_keys
+from shoal.coordinator.share.key_holders import hold_keys
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.selection import Selection
 from shoal.coordinator.share.settings import ShareSettings
@@ -465,8 +465,12 @@ class ShareLeader:
 
     def configured(self) -> None:
         """The group's configs have changed: dead letters may hold keys no longer."""
-        if self.phase is Phase.ACTIVE and self.share.held and not self._dead_letters_hold_keys:
-            self.free([(f, x) for f, x, _ in self.share.held_ranges()], lambda _: None)
+        if (
+            self.phase is Phase.ACTIVE
+            and self.share.key_holders
+            and not self._dead_letters_hold_keys
+        ):
+            self.free([(f, x) for f, x, _ in self.share.key_holder_ranges()], lambda _: None)
         self.service.wake(self)
 
     # Time.

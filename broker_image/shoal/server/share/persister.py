@@ -245,5 +245,5 @@ def summary_of(shard: ShareStateShard, key: ShareKey) -> dict[str, Any]:
         "state_epoch": 0 if state is None else state.state_epoch,
         "leader_epoch": 0 if state is None else state.leader_epoch,
         "delivery_complete_count": NONE if state is None else state.delivery_complete_count,
-        "delays": [] if state is None else state.held(),
+        "delays": [] if state is None else state.key_holders(),
     }

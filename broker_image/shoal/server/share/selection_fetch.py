@@ -44,7 +44,7 @@ def may_acquire(leader: ShareLeader, settings: ShareSettings) -> bool:
     """Whether a fetch may get something now."""
     selection = selection_of(leader, settings)
     assert selection is not None
-    if leader.is_full(settings) or selection.held_to_the_full:
+    if leader.is_full(settings) or selection.blocked_by_key_holders:
         return False
     return selection.may_choose() or selection.needs_scan(1, leader.limit(settings))
 
@@ -57,7 +57,7 @@ def fetch(
     assert selection is not None
     room = settings.max_record_locks - selection.in_flight()
     records = min(wanted.max_records, room, selection.fetch_limit.records)
-    if records <= 0 or selection.held_to_the_full:
+    if records <= 0 or selection.blocked_by_key_holders:
         return [], NOTHING
     limit = leader.limit(settings)
     changes = _scan(leader, selection, records, limit, settings, now_ms)

@@ -296,7 +296,7 @@ class ShareService:
                     # What waits behind a held key is known to a leader alone, and so is what
                     # is delayed or in back-off.
                     kept = (
-                        leader.share.held
+                        leader.share.key_holders
                         or leader.share.backing_off
                         or group_id in self.delay_scanner
                     )
