@@ -263,7 +263,7 @@ def _counted(share: SharePartition, name: str) -> tuple[int, int, int]:
 def _has_something(leader: ShareLeader) -> bool:
     """Whether a fetch would get something."""
     settings, share, selection = leader.settings, leader.share, leader.selection
-    if leader.held(settings):
+    if leader.is_delivery_stopped(settings):
         return False
     if settings.selection is not None:
         return selection is not None and selection.may_choose() and not leader.is_full(settings)

@@ -298,7 +298,9 @@ def unavailable(leader: ShareLeader) -> int:
     """
     share, settings, selection = leader.share, leader.settings, leader.selection
     locked, limit = _locked(leader), leader.limit(settings)
-    if leader.held(settings) or (selection is not None and selection.blocked_by_key_holders):
+    if leader.is_delivery_stopped(settings) or (
+        selection is not None and selection.blocked_by_key_holders
+    ):
         return max(0, _lag(leader) - locked)
     if selection is not None:
         return max(0, _lag(leader) - locked - selection.available(limit))

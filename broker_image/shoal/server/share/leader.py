@@ -239,13 +239,13 @@ class ShareLeader:
     def may_acquire(self) -> bool:
         """Whether a fetch may get something now."""
         settings = self.settings
-        if self.held(settings):
+        if self.is_delivery_stopped(settings):
             return False
         if settings.selection is not None:
             return share_selection.may_acquire(self, settings)
         return self.share.can_acquire(self.limit(settings), settings.max_record_locks)
 
-    def held(self, settings: ShareSettings) -> bool:
+    def is_delivery_stopped(self, settings: ShareSettings) -> bool:
         """Whether nothing is delivered now: the group is paused or floods its dead letters, or this
         broker hands over."""
         if settings.paused or self.service.draining:
@@ -288,7 +288,7 @@ class ShareLeader:
         limit = self.limit(settings)
         now_ms = self.service.now_ms()
         self.expire(now_ms)
-        if self.held(settings):
+        if self.is_delivery_stopped(settings):
             return Fetched((), NOTHING)
         if settings.selection is not None:
             views, got = share_selection.fetch(self, wanted, max_bytes, settings, now_ms)
