@@ -120,7 +120,7 @@ class ShareStateShard:
         #: The last update made, by its bytes: replaying it right away needs no decoding.
         self._written = _NOTHING_WRITTEN
 
-    def standings(self) -> Iterator[tuple[ShareKey, int, int]]:
+    def progress(self) -> Iterator[tuple[ShareKey, int, int]]:
         """Every share partition that has begun: its key, start offset, and delivery complete
         count, -1 where that is not known."""
         for state in self._states.values():

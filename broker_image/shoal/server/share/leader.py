@@ -37,7 +37,7 @@ from shoal.record.batch import CorruptBatch
 from shoal.replication.partition import Partition
 from shoal.server.metrics.share_meters import FetchMeter
 from shoal.server.share import selection_fetch as share_selection
-from shoal.server.share.state_write import Failure, StateWrite, Waiter, told
+from shoal.server.share.state_write import Failure, StateWrite, Waiter, client_failure
 
 if TYPE_CHECKING:
     import asyncio
@@ -165,12 +165,12 @@ class ShareLeader:
         error = reply.exception()
         answer = {} if error is not None else reply.result()
         if isinstance(error, ApiError):
-            self.drop(told(error.code, error.message))
+            self.drop(client_failure(error.code, error.message))
             return
         if error is not None:
             raise error
         if answer["error_code"]:
-            self.drop(told(answer["error_code"], answer.get("error_message")))
+            self.drop(client_failure(answer["error_code"], answer.get("error_message")))
             return
         if self.partition.lost(self._leader_epoch):
             self.drop(Failure(ErrorCode.not_leader_or_follower))

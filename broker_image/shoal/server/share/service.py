@@ -95,7 +95,7 @@ class ShareService:
         #: Share partitions that are still to be loaded, and how many were in this turn.
         self._to_load: deque[ShareLeader] = deque()
         self._loads = 0
-        self._told_of_loops = False
+        self._logged_loops = False
         self._settings: dict[str, ShareSettings] = {}
         self._settings_of: MetadataImage | None = None
         broker.metadata_cache.subscribe(self._configs_changed)
@@ -130,16 +130,16 @@ class ShareService:
                 share_policies.selection(config),
             )
             if found.selection is not None and found.selection.key_order:
-                self._tell_of_loops()
+                self._log_loops()
             if found.selection is not None and found.selection.delay_max_ms:
                 self.delay_scanner.note(group_id)
         return found
 
-    def _tell_of_loops(self) -> None:
+    def _log_loops(self) -> None:
         """Say once by what the order of keys is computed, where a group has it."""
-        if not self._told_of_loops:
-            self._told_of_loops = True
-            self._broker.log.info("a group has key order", loops=compiled.told())
+        if not self._logged_loops:
+            self._logged_loops = True
+            self._broker.log.info("a group has key order", loops=compiled.description())
 
     def _configs_changed(self, _image: MetadataImage, delta: MetadataDelta) -> None:
         """Tell share partitions of their group's configs: it may have been resumed, or its dead
@@ -257,7 +257,7 @@ class ShareService:
         Each is the group's id, the partition, and the lag as persisted, -1 where not known.
         """
         for _, shard in self.state_coordinator.shards():
-            for key, start_offset, complete in shard.standings():
+            for key, start_offset, complete in shard.progress():
                 partition = self._broker.partitions.get(key.topic_id, key.partition)
                 if partition is None or not partition.is_leader:
                     continue

@@ -30,7 +30,7 @@ _NO_COORDINATOR = {
     ErrorCode.coordinator_not_available,
     ErrorCode.coordinator_load_in_progress,
 }
-_TOLD = {ErrorCode.group_id_not_found, ErrorCode.unknown_topic_or_partition}
+_PASSED_ON = {ErrorCode.group_id_not_found, ErrorCode.unknown_topic_or_partition}
 #: The reply to a write that was taken.
 _TAKEN: Mapping[str, Any] = {"refusal": None}
 
@@ -112,17 +112,19 @@ class StateWrite:
         refusal = response["refusal"]
         service = self._leader.service
         service.write_times.note("", service.now_ms() - self.begun_ms)
-        failure = None if refusal is None else told(*refusal)
+        failure = None if refusal is None else client_failure(*refusal)
         self._leader.written(failure, self._waiters, self._dead_letters)
 
     def set_exception(self, error: ApiError) -> None:
-        self._leader.written(told(error.code, error.message), self._waiters, self._dead_letters)
+        self._leader.written(
+            client_failure(error.code, error.message), self._waiters, self._dead_letters
+        )
 
 
-def told(code: ErrorCode, message: str | None) -> Failure:
+def client_failure(code: ErrorCode, message: str | None) -> Failure:
     """What a client is told of a failure at the share coordinator. Kafka's mapping."""
     if code in _NOT_LEADER:
         return Failure(ErrorCode.not_leader_or_follower, message)
     if code in _NO_COORDINATOR:
         return Failure(ErrorCode.coordinator_not_available, message)
-    return Failure(code if code in _TOLD else ErrorCode.unknown_server_error, message)
+    return Failure(code if code in _PASSED_ON else ErrorCode.unknown_server_error, message)
