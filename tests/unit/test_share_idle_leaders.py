@@ -9,16 +9,16 @@ from shoal.server.share.leader import Phase
 from shoal.server.share.service import ShareService
 
 
-def leader(*, idle: bool = True, held: int = 0, backing_off: int = 0) -> Any:
+def leader(*, idle: bool = True, key_holders: int = 0, backing_off: int = 0) -> Any:
     dropped: list[object] = []
-    share = SimpleNamespace(records=held, backing_off=backing_off)
+    share = SimpleNamespace(key_holders=key_holders, backing_off=backing_off)
     return SimpleNamespace(
         phase=Phase.ACTIVE, is_idle=idle, share=share, dropped=dropped, drop=dropped.append
     )
 
 
 def test_a_leader_is_kept_while_it_is_at_work_or_knows_what_waits_behind_a_held_key() -> None:
-    idle, busy, holding, lively = leader(), leader(idle=False), leader(records=1), leader()
+    idle, busy, holding, lively = leader(), leader(idle=False), leader(key_holders=1), leader()
     # Only a leader knows which records are due later, and when.
     waiting, delayed = leader(backing_off=1), leader()
     service: Any = SimpleNamespace(
