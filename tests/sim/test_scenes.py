@@ -17,8 +17,8 @@ from shoal.log.uuids import uuid_text
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.replication.written import Written
-from shoal.server.coordinators import transaction_markers
 from shoal.server.coordinators.service import partition_of
+from shoal.server.coordinators.transaction_markers import TransactionMarkerChannel
 from shoal.server.share.state_coordinator import TOPIC as STATES
 from sim.cluster_brokers import CONFIGS
 from sim.cluster_clients import wait
@@ -344,12 +344,12 @@ def test_a_marker_that_was_refused_is_written_by_the_next_leader() -> None:
 
 def test_a_marker_that_was_refused_and_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a leader has refused to write counts as written."""
-    ask = transaction_markers._write_at
+    ask = TransactionMarkerChannel._write_remotely
 
     async def write_at(*arguments: Any) -> dict[tuple[str, int], ErrorCode]:
         return dict.fromkeys(await ask(*arguments), ErrorCode.none)
 
-    monkeypatch.setattr(transaction_markers, "_write_at", write_at)
+    monkeypatch.setattr(TransactionMarkerChannel, "_write_remotely", write_at)
     with pytest.raises(Violation, match="the marker"):
         a_marker_is_refused()
 

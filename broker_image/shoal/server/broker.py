@@ -218,15 +218,7 @@ class Broker:
         self._opened = True
         self.metadata_cache.subscribe(self._metadata_changed)
         self.suspects.changed(self.image)
-        self.groups = GroupService(self)
-        self.coordinators.append(self.groups)
-        self.transactions = TransactionService(self)
-        self.coordinators.append(self.transactions)
-        self.share = ShareService(self)
-        self.coordinators.append(self.share.state_coordinator)
-        for coordinator in self.coordinators:
-            coordinator_metrics.register(self, coordinator)
-            coordinator.metadata_changed(self.image, None)
+        self._start_coordinators()
         self.background.start()
         self.replicas.start()
         metrics_listener = self.config.metrics_listener
@@ -240,6 +232,31 @@ class Broker:
             self.served.begin(early=False)
             await self.lifecycle.enter()
         self._ready = True
+
+    def _start_coordinators(self) -> None:
+        shared = (
+            self.node,
+            self.metadata_cache,
+            self.partitions,
+            self.replicas,
+            self.create_internal_topic,
+            self.metrics,
+        )
+        self.groups = GroupService(*shared)
+        self.coordinators.append(self.groups)
+        self.transactions = TransactionService(
+            *shared,
+            groups=self.groups,
+            producer_ids=self.producer_ids,
+            peers=self.peers,
+            purgatory=self.purgatory,
+        )
+        self.coordinators.append(self.transactions)
+        self.share = ShareService(self)
+        self.coordinators.append(self.share.state_coordinator)
+        for coordinator in self.coordinators:
+            coordinator_metrics.register(self, coordinator)
+            coordinator.start()
 
     def _bind(self) -> None:
         """Take the addresses. Raises `ListenError`."""

@@ -26,10 +26,10 @@ from shoal.coordinator.group.classic_requests import (
     LeaveRequest,
     SyncRequest,
 )
-from shoal.coordinator.group.consumer import ConsumerGroups, owner_of_instance
 from shoal.coordinator.group.consumer_group import ClassicProtocols, ConsumerGroup, Member
+from shoal.coordinator.group.consumer_membership import ConsumerGroups, owner_of_instance
 from shoal.coordinator.group.groups import Draft, Group, code
-from shoal.coordinator.group.reconciliation import Current, MemberState
+from shoal.coordinator.group.reconciliation import CurrentAssignment, MemberState
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 
 
@@ -113,7 +113,7 @@ class ClassicMembers:
                 subscribed_topic_names=subscription.topics,
                 rebalance_timeout_ms=old.rebalance_timeout_ms,
                 classic=ClassicProtocols(old.session_timeout_ms, tuple(old.protocols.items())),
-                current=Current(epoch, epoch, MemberState.STABLE, owned),
+                current=CurrentAssignment(epoch, epoch, MemberState.STABLE, owned),
             )
             upgraded.add(member, assigned)
         upgraded.metadata_hash = catalog.hash_of(upgraded.subscribed_topic_names())
@@ -188,7 +188,7 @@ class ClassicMembers:
             known = self._consumers.take_over(group, owner, member_id, draft)
         else:
             known = Member(member_id)
-        member, owned = self._told(known, request)
+        member, owned = self._updated(known, request)
         member = self._consumers.advance(group, known, member, owned, draft, now_ms)
         self._deadlines.cancel(self._consumers.key("join", group, member))
         self._consumers.deadline_session(group, member, now_ms)
@@ -330,7 +330,7 @@ class ClassicMembers:
         if not known and group.static_member(request.group_instance_id) is None:
             self._consumers.check_room(group)
 
-    def _told(self, known: Member, request: JoinRequest) -> tuple[Member, Any]:
+    def _updated(self, known: Member, request: JoinRequest) -> tuple[Member, Any]:
         """The member as its JoinGroup tells, and what it says that it owns."""
         try:
             metadata = next(iter(request.protocols.values()))

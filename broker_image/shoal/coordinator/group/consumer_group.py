@@ -3,7 +3,8 @@
 The group epoch rises with every change of members, subscriptions or subscribed topics. The
 assignment epoch is the group epoch that the target assignment was computed for; each member then
 moves to it on its own (`reconciliation`). So three epochs chase one another, and the group's state
-is only a name for where they stand. Decisions are in `consumer`; `replay_*` alone change a group.
+is only a name for where they stand. Decisions are in `consumer_membership`; `replay_*` alone
+change a group.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from shoal.coordinator.group.assignment import (
 from shoal.coordinator.group.groups import CommitCheck, GroupType
 from shoal.coordinator.group.reconciliation import (
     NONE,
-    Current,
+    CurrentAssignment,
     MemberState,
     Owned,
     owned_from_wire,
@@ -83,7 +84,7 @@ class Member:
     server_assignor: str | None = None
     #: None for a member of the consumer protocol.
     classic: ClassicProtocols | None = None
-    current: Current = field(default_factory=Current)
+    current: CurrentAssignment = field(default_factory=CurrentAssignment)
 
     @property
     def has_left(self) -> bool:
@@ -389,7 +390,7 @@ class ConsumerGroup:
             rebalance_timeout_ms=value["rebalance_timeout_ms"],
             server_assignor=value["server_assignor"],
             classic=_classic(value["classic_member_metadata"]),
-            current=Current() if old is None else old.current,
+            current=CurrentAssignment() if old is None else old.current,
         )
         self.members[member_id] = member
         if member.instance_id is not None:
@@ -399,10 +400,10 @@ class ConsumerGroup:
         old = self.members.get(member_id)
         if old is None:
             return  # Its member record follows; or it is a tombstone for one that is gone.
-        current = Current()
+        current = CurrentAssignment()
         if value is not None:
             epoch = value["member_epoch"]
-            current = Current(
+            current = CurrentAssignment(
                 epoch,
                 value["previous_member_epoch"],
                 MemberState(value["state"]),

@@ -41,7 +41,7 @@ class HeartbeatRequest(NamedTuple):
         )
 
 
-def told(member: Member, request: HeartbeatRequest) -> Member:
+def updated(member: Member, request: HeartbeatRequest) -> Member:
     """The member with what the request tells of it."""
     names, regex = request.subscribed_topic_names, request.subscribed_topic_regex
     return replace(
@@ -60,8 +60,8 @@ def told(member: Member, request: HeartbeatRequest) -> Member:
     )
 
 
-def _or(told: str | None, known: str | None) -> str | None:
-    return known if told is None else told
+def _or(given: str | None, known: str | None) -> str | None:
+    return known if given is None else given
 
 
 def check(request: HeartbeatRequest, assignors: Sequence[str]) -> None:

@@ -38,7 +38,7 @@ class MemberState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Current:
+class CurrentAssignment:
     """What a member owns, and at which epoch."""
 
     member_epoch: int = 0
@@ -60,12 +60,14 @@ class Current:
     def reconciled_to(self, epoch: int) -> bool:
         return self.state is MemberState.STABLE and self.member_epoch == epoch
 
-    def _at(self, epoch: int, state: MemberState, assigned: Owned, pending: Owned) -> Current:
-        return Current(epoch, self.member_epoch, state, assigned, pending)
+    def _at(
+        self, epoch: int, state: MemberState, assigned: Owned, pending: Owned
+    ) -> CurrentAssignment:
+        return CurrentAssignment(epoch, self.member_epoch, state, assigned, pending)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class TargetAssignment:
     """What a member is to own once the group has settled.
 
     `subscribed` are the ids of the topics it names: a partition of any other topic is revoked even
@@ -78,13 +80,13 @@ class Target:
 
 
 def reconcile(
-    current: Current,
-    target: Target,
+    current: CurrentAssignment,
+    target: TargetAssignment,
     *,
     free: Callable[[UUID, int], bool],
     owned: Assignment | None,
     subscription_changed: bool = False,
-) -> Current:
+) -> CurrentAssignment:
     """The member's next step towards `target`; `current` itself when there is none to take.
 
     `free` tells whether no other member owns a partition. `owned` is what the member says it owns
@@ -101,11 +103,11 @@ def reconcile(
 
 
 def _next(
-    current: Current,
-    target: Target,
+    current: CurrentAssignment,
+    target: TargetAssignment,
     free: Callable[[UUID, int], bool],
     owned: Assignment | None,
-) -> Current:
+) -> CurrentAssignment:
     kept: dict[UUID, dict[int, int]] = {}
     revoked: dict[UUID, dict[int, int]] = {}
     for topic, partitions in current.assigned.items():
@@ -129,7 +131,9 @@ def _next(
     return current if same else found
 
 
-def _unsubscribed(current: Current, target: Target, owned: Assignment | None) -> Current:
+def _unsubscribed(
+    current: CurrentAssignment, target: TargetAssignment, owned: Assignment | None
+) -> CurrentAssignment:
     """Take away what the member no longer subscribes to, before the next target is known."""
     kept = {t: p for t, p in current.assigned.items() if t in target.subscribed}
     if len(kept) == len(current.assigned):
@@ -144,11 +148,11 @@ def _unsubscribed(current: Current, target: Target, owned: Assignment | None) ->
     return current._at(epoch, current.state, kept, current.pending_revocation)
 
 
-def _wanted(target: Target, topic: UUID) -> frozenset[int]:
+def _wanted(target: TargetAssignment, topic: UUID) -> frozenset[int]:
     return target.assignment.get(topic, frozenset()) if topic in target.subscribed else frozenset()
 
 
-def _missing(target: Target, kept: Owned) -> list[TopicIdPartition]:
+def _missing(target: TargetAssignment, kept: Owned) -> list[TopicIdPartition]:
     return [
         (topic, partition)
         for topic in sorted(target.assignment)

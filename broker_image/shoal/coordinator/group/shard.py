@@ -15,8 +15,8 @@ from uuid import UUID
 from shoal.coordinator.contract import Record, Replayed, Reply, Result, Token
 from shoal.coordinator.group.classic import ClassicGroup
 from shoal.coordinator.group.classic_membership import ClassicGroups
-from shoal.coordinator.group.consumer import ConsumerGroups
 from shoal.coordinator.group.consumer_classic import ClassicMembers
+from shoal.coordinator.group.consumer_membership import ConsumerGroups
 from shoal.coordinator.group.groups import Context, Draft, Kind, Replay
 from shoal.coordinator.group.offsets import Offsets
 from shoal.coordinator.group.records import RecordType, decode

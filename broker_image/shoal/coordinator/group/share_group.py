@@ -136,7 +136,7 @@ NO_CHANGE = Change()
 
 @dataclass(slots=True, eq=False)
 class ShareGroup:
-    """Hard state. What a coordinator may forget is in `share_membership.Soft`."""
+    """Hard state. What a coordinator may forget is in `share_membership.SoftState`."""
 
     group_id: str
     type: ClassVar[GroupType] = GroupType.SHARE

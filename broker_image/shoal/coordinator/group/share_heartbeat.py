@@ -25,7 +25,7 @@ class HeartbeatRequest(NamedTuple):
     connection_id: str = ""
 
 
-def told(member: Member, request: HeartbeatRequest) -> Member:
+def updated(member: Member, request: HeartbeatRequest) -> Member:
     """The member with what the request tells of it."""
     names = request.subscribed_topic_names
     return replace(

@@ -6,7 +6,7 @@ assignment. Two promises shape it beyond Kafka's:
 
 * *The first answer has the assignment.* Partitions of a topic that the group has never read must
   first be initialized, which takes a round through the share coordinator. The heartbeat's answer
-  is held for that round, `HOLD_MS` at the most.
+  is held for that round, `PARK_MS` at the most.
 * *A dead member leaves nothing behind.* When the connection of a member's last heartbeat is lost
   and it is not heard of over another one within `shoal.group.share.connection.lost.grace.ms`, it is
   taken out like one whose session ended. For the others to learn of it within a second, they are
@@ -17,7 +17,7 @@ assignment. Two promises shape it beyond Kafka's:
 
 No step of a heartbeat, a join or a leave looks at all members.
 
-Assigning is `share_target`; what is to be initialized, `share_initialization`.
+Assigning is `share_target_assignment`; what is to be initialized, `share_initialization`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from uuid import UUID
 
 from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.deadlines import Key
-from shoal.coordinator.group import simple
+from shoal.coordinator.group import simple_assignor
 from shoal.coordinator.group.assignment import Assignment, on_wire
 from shoal.coordinator.group.groups import Context, Draft
 from shoal.coordinator.group.records import RecordType
@@ -38,25 +38,25 @@ from shoal.coordinator.group.replays import Replays
 from shoal.coordinator.group.share_group import NO_CHANGE, Change, Member, ShareGroup
 from shoal.coordinator.group.share_heartbeat import LEAVE_EPOCH as LEAVE_EPOCH
 from shoal.coordinator.group.share_heartbeat import HeartbeatRequest as HeartbeatRequest
-from shoal.coordinator.group.share_heartbeat import check, told
+from shoal.coordinator.group.share_heartbeat import check, updated
 from shoal.coordinator.group.share_initialization import Initializations
 from shoal.coordinator.group.share_initialization import (
     InitializeShareState as InitializeShareState,
 )
-from shoal.coordinator.group.share_target import Plan, TargetAssignments
+from shoal.coordinator.group.share_target_assignment import Plan, TargetAssignments
 from shoal.coordinator.group.topics import Catalog
 from shoal.protocol.errors import ApiError, ErrorCode
 
 #: How long an answer waits for partitions to be initialized: some milliseconds, but for the first
 #: group of a broker, which has the state topic made.
-HOLD_MS = 1_000
+PARK_MS = 1_000
 #: How soon a member is asked again whose partitions are not initialized after that.
 WAITING_HEARTBEAT_INTERVAL_MS = 500
 #: Heartbeats that a large group is asked for in a second, unless its configured interval is longer.
 HEARTBEATS_PER_S = 1_000
 
 
-class Held(NamedTuple):
+class ParkedHeartbeat(NamedTuple):
     """A heartbeat whose answer waits for share partitions to be initialized."""
 
     request: HeartbeatRequest
@@ -71,7 +71,7 @@ class MemberReassigned(NamedTuple):
 
 
 @dataclass(slots=True)
-class Soft:
+class SoftState:
     """What a group's coordinator knows and may forget. It may be there before the group is."""
 
     #: The metadata hash was compared since the metadata changed last.
@@ -79,7 +79,7 @@ class Soft:
     #: The connection over which a member was heard of last.
     connections: dict[str, str] = field(default_factory=dict)
     #: Answers that wait for an initialization, by member.
-    held: dict[str, Held] = field(default_factory=dict)
+    parked: dict[str, ParkedHeartbeat] = field(default_factory=dict)
     #: The epoch in which a member took up the assignment that it had in its last heartbeat.
     epochs: dict[str, int] = field(default_factory=dict)
 
@@ -91,7 +91,7 @@ class ShareGroups:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._soft: defaultdict[str, Soft] = defaultdict(Soft)
+        self._soft: defaultdict[str, SoftState] = defaultdict(SoftState)
         self._initializations = Initializations(context)
         self._targets = TargetAssignments(context)
         self._replays = Replays(context.groups, ShareGroup)
@@ -111,7 +111,7 @@ class ShareGroups:
         check(request)
         released = self._release(request)
         try:
-            draft = self._heartbeat(request, now_ms, token, may_hold=True)
+            draft = self._heartbeat(request, now_ms, token, may_park=True)
         except ApiError as refused:
             if not released.replies:
                 raise
@@ -123,7 +123,7 @@ class ShareGroups:
     def describe(self, group_id: str, token: Token) -> Result:
         """One group of ShareGroupDescribe v1. Raises GROUP_ID_NOT_FOUND."""
         group = self._find(group_id)
-        return Result(replies=(Reply(token, group.describe(self.catalog, simple.NAME)),))
+        return Result(replies=(Reply(token, group.describe(self.catalog, simple_assignor.NAME)),))
 
     def connection_lost(
         self, group_id: str, member_id: str, connection_id: str, now_ms: int
@@ -151,7 +151,7 @@ class ShareGroups:
                 group, NO_CHANGE, initialization, group.epoch + 1, draft, now_ms
             )
             draft.records.append(group.epoch_record(plan.epoch, group.metadata_hash))
-        self._answer_held(group, now_ms)
+        self._answer_parked(group, now_ms)
         return draft.result()
 
     def not_initialized(self, group_id: str, partitions: Assignment, now_ms: int) -> Result:
@@ -160,7 +160,7 @@ class ShareGroups:
         if not isinstance(group, ShareGroup):
             return Result()
         self._soft[group_id].is_fresh = False
-        self._answer_held(group, now_ms)
+        self._answer_parked(group, now_ms)
         initialization = self._initializations.failed(group, partitions)
         if initialization == group.initialization:
             return Result()
@@ -185,7 +185,7 @@ class ShareGroups:
     # The steps of a heartbeat.
 
     def _heartbeat(
-        self, request: HeartbeatRequest, now_ms: int, token: Token, *, may_hold: bool
+        self, request: HeartbeatRequest, now_ms: int, token: Token, *, may_park: bool
     ) -> Draft:
         draft = Draft()
         joins = request.member_epoch == 0
@@ -199,7 +199,7 @@ class ShareGroups:
             draft.reply(token, {"member_id": request.member_id, "member_epoch": LEAVE_EPOCH})
             return draft
         known = self._known_member(group, request)
-        member = told(known, request)
+        member = updated(known, request)
         changed = member.subscribed_topic_names != known.subscribed_topic_names
         if member != known or known.member_id not in group.members:
             draft.records.append(group.member_record(member))
@@ -208,13 +208,13 @@ class ShareGroups:
         look = changed or not self._soft[group.group_id].is_fresh
         epoch, metadata_hash = self._epoch(group, names, bump=changed)
         initialization = self._initializations.ask(group, names, epoch, draft, now_ms, look=look)
-        if may_hold:  # A held heartbeat was heard of when it came.
-            self._heard_of(group, request, now_ms, draft)
+        if may_park:  # A parked heartbeat was heard of when it came.
+            self._extend_session(group, request, now_ms, draft)
         coming = {named.name for named in initialization.initializing.values()}
         waits = bool(coming & member.subscribed_topic_names)
-        if may_hold and waits:
+        if may_park and waits:
             self._targets.track(group, change, initialization)
-            self._hold(group, request, token, now_ms)
+            self._park(group, request, token, now_ms)
         else:
             if epoch > group.assignment_epoch:
                 plan = self._targets.assign(group, change, initialization, epoch, draft, now_ms)
@@ -343,43 +343,43 @@ class ShareGroups:
 
     # Answers that wait for an initialization.
 
-    def _hold(
+    def _park(
         self, group: ShareGroup, request: HeartbeatRequest, token: Token, now_ms: int
     ) -> None:
-        self._soft[group.group_id].held[request.member_id] = Held(request, token)
-        key = self._key("held", group)
+        self._soft[group.group_id].parked[request.member_id] = ParkedHeartbeat(request, token)
+        key = self._key("parked", group)
         if key not in self.context.deadlines:
-            self.context.deadlines.set(key, now_ms + HOLD_MS)
+            self.context.deadlines.set(key, now_ms + PARK_MS)
 
-    def _answer_held(self, group: ShareGroup, now_ms: int) -> None:
-        if self._soft[group.group_id].held:
-            self.context.deadlines.set(self._key("held", group), now_ms)
+    def _answer_parked(self, group: ShareGroup, now_ms: int) -> None:
+        if self._soft[group.group_id].parked:
+            self.context.deadlines.set(self._key("parked", group), now_ms)
 
     def _release(self, request: HeartbeatRequest) -> Result:
         """Answer a member's held heartbeat since it has sent another one: it waits no more."""
         soft = self._soft.get(request.group_id)
-        held = None if soft is None else soft.held.pop(request.member_id, None)
-        if held is None:
+        parked = None if soft is None else soft.parked.pop(request.member_id, None)
+        if parked is None:
             return Result()
         response = {"error_code": ErrorCode.coordinator_load_in_progress}
-        return Result(replies=(Reply(held.token, response),))
+        return Result(replies=(Reply(parked.token, response),))
 
-    def _answer_one_held(self, group_id: str, now_ms: int) -> Result:
+    def _answer_one_parked(self, group_id: str, now_ms: int) -> Result:
         """Each is decided on what the one before has left, so one at a time."""
-        waiting = self._soft[group_id].held
+        waiting = self._soft[group_id].parked
         if not waiting:
             return Result()
-        held = waiting.pop(next(iter(waiting)))
+        parked = waiting.pop(next(iter(waiting)))
         if waiting:
-            self.context.deadlines.set((self.name, "held", group_id), now_ms)
+            self.context.deadlines.set((self.name, "parked", group_id), now_ms)
         try:
-            return self._heartbeat(held.request, now_ms, held.token, may_hold=False).result()
+            return self._heartbeat(parked.request, now_ms, parked.token, may_park=False).result()
         except ApiError as refused:
-            return Result(replies=(Reply(held.token, _refusal(refused)),))
+            return Result(replies=(Reply(parked.token, _refusal(refused)),))
 
     # Time.
 
-    def _heard_of(
+    def _extend_session(
         self, group: ShareGroup, request: HeartbeatRequest, now_ms: int, draft: Draft
     ) -> None:
         member_id = request.member_id
@@ -406,8 +406,8 @@ class ShareGroups:
 
     def due(self, key: Key, now_ms: int) -> Result:
         _, what, group_id, *rest = key
-        if what == "held":
-            return self._answer_one_held(group_id, now_ms)
+        if what == "parked":
+            return self._answer_one_parked(group_id, now_ms)
         group = self.context.groups.get(group_id)
         draft = Draft()
         if not isinstance(group, ShareGroup):

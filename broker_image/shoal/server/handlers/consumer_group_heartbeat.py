@@ -6,7 +6,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from shoal.coordinator.group.assignment import grouped
-from shoal.coordinator.group.consumer import HeartbeatRequest
+from shoal.coordinator.group.consumer_membership import HeartbeatRequest
 from shoal.protocol import codec
 from shoal.server.network.api import Answer, Request
 

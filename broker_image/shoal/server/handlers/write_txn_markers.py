@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.replication.written import Written
-from shoal.server.coordinators import transaction_markers
 from shoal.server.coordinators.transaction_markers import COMMIT_TIMEOUT_MS, Marker
 from shoal.server.network.api import Answer, Body, Request
 
@@ -61,7 +60,7 @@ def _written(broker: Broker, asked: Any, waiting: list[tuple[Written, Row]]) -> 
         for index in topic.partition_indexes:
             row: Row = {"partition_index": index, "error_code": ErrorCode.none}
             try:
-                written = transaction_markers.append(broker, topic.name, index, marker)
+                written = broker.transactions.markers.append(topic.name, index, marker)
                 waiting.append((written, row))
             except ApiError as refused:
                 row["error_code"] = refused.code

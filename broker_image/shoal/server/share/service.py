@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from shoal.coordinator.group.groups import GroupType
+from shoal.coordinator.group.share_membership import InitializeShareState, MemberReassigned
 from shoal.coordinator.share import compiled
 from shoal.coordinator.share.bulk import accepted_records
 from shoal.coordinator.share.records import ShareKey
@@ -29,6 +31,7 @@ from shoal.server.metrics import share as share_metrics
 from shoal.server.metrics import share_meters
 from shoal.server.network.api import Peer
 from shoal.server.share import admin as share_admin
+from shoal.server.share import members
 from shoal.server.share import policies as share_policies
 from shoal.server.share.dead_letters import DeadLetterMeter, DeadLetters
 from shoal.server.share.delay_scanner import DelayScanner
@@ -101,7 +104,9 @@ class ShareService:
         broker.metadata_cache.subscribe(self._configs_changed)
         broker.partitions.on_removed.append(self._partition_removed)
         broker.timers.every(IDLE_CHECK_MS, self._drop_idle)
-        broker.groups.before_delete[GroupType.SHARE] = self._delete_group
+        broker.groups.before_deleting(GroupType.SHARE, self._delete_group)
+        broker.groups.on_effect(InitializeShareState, partial(members.initialize, broker))
+        broker.groups.on_effect(MemberReassigned, partial(members.reassigned, broker))
         share_metrics.register(broker, self)
 
     # What leaders ask of the shell.

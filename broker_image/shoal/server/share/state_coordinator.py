@@ -59,15 +59,19 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
     def __init__(self, broker: Broker) -> None:
         config = broker.image.broker_config
         name = "share.coordinator.state.topic."
-        topic = InternalTopic(TOPIC, compacted=False)
         settings = StateStoreConfig(
             config["share.coordinator.snapshot.update.records.per.snapshot"],
             config["share.coordinator.cold.partition.snapshot.interval.ms"],
         )
+        self._broker = broker
         super().__init__(
-            broker,
-            topic,
-            lambda partition: ShareStateShard(settings, self._partition_count),
+            broker.node,
+            broker.metadata_cache,
+            broker.partitions,
+            broker.replicas,
+            broker.create_internal_topic,
+            topic=InternalTopic(TOPIC, compacted=False),
+            new_shard=lambda _: ShareStateShard(settings, self._partition_count),
             write_timeout_ms=config["share.coordinator.write.timeout.ms"],
             codec=config[f"{name}compression.codec"],
         )
@@ -77,7 +81,7 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
         self._before: dict[int, dict[str, int]] = {}
         broker.timers.every(config[f"{name}prune.interval.ms"], self.prune)
         broker.timers.every(_LOOK_MS, self._bound_replay)
-        self.performers[Prune] = self._cut
+        self.on_effect(Prune, self._cut)
         broker.metrics.add(
             "kafka_server_share_coordinator_metrics_write_total",
             "counter",

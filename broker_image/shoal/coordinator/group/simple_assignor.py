@@ -2,10 +2,11 @@
 
 With M members and P partitions each partition goes to ceil(M / P) members, each member has at least
 one partition, and the sizes of the members' assignments differ by at most one. Where members differ
-in their subscriptions, that holds topic by topic. What is held stays where balance allows it.
+in their subscriptions, that holds for each topic. Members keep their partitions where balance
+allows it.
 
-`Shares` keeps this up to date from change to change, at a cost that does not depend on the size of
-the group. `assign` and `patch` compute it once, from a specification.
+`SimpleAssignment` is updated with each change, at a cost that does not depend on the size of the
+group. `assign` and `patch` compute an assignment once, from a specification.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from shoal.coordinator.group.assignment import (
     flat,
     grouped,
 )
-from shoal.coordinator.group.sharing import Pool
+from shoal.coordinator.group.simple_assignor_pool import Pool
 
 NAME = "simple"
 
@@ -31,7 +32,7 @@ _Topics = frozenset[UUID]
 _COMMON = None
 
 
-class Shares:
+class SimpleAssignment:
     """Who holds what in one group.
 
     A group in which all members read the same topics has one pool of partitions; otherwise each
@@ -106,7 +107,7 @@ class Shares:
     def _leave(self, member: str, topics: Iterable[UUID]) -> None:
         for topic in topics:
             self._pools[topic].leave(member)
-            if not self._pools[topic].held:
+            if not self._pools[topic].owned:
                 self._changes += self._pools.pop(topic).changes
 
     # Pools.
@@ -124,27 +125,27 @@ class Shares:
         return frozenset().union(*self._kinds)
 
     def _resort(self) -> None:
-        held: dict[str, list[TopicIdPartition]] = {m: [] for m in self._topics}
+        owned: dict[str, list[TopicIdPartition]] = {m: [] for m in self._topics}
         for pool in self._pools.values():
             self._changes += pool.changes
-            for member, partitions in pool.held.items():
-                if member in held:
-                    held[member] += partitions
+            for member, partitions in pool.owned.items():
+                if member in owned:
+                    owned[member] += partitions
         self._pools.clear()
-        self._sort(held)
+        self._sort(owned)
 
-    def _sort(self, held: Mapping[str, Iterable[TopicIdPartition]]) -> None:
+    def _sort(self, owned: Mapping[str, Iterable[TopicIdPartition]]) -> None:
         """Make the pools, and let members keep what they may."""
-        self._changed = dict.fromkeys(held)
+        self._changed = dict.fromkeys(owned)
         self._common = self._read if len(self._kinds) <= 1 else frozenset()
         if len(self._kinds) <= 1:
             pool = self._pools[_COMMON] = Pool(lambda _: 0, self._moved)
             for topic in sorted(self._common):
                 self._stock(pool, topic)
-            for member, partitions in held.items():
+            for member, partitions in owned.items():
                 pool.join(member, partitions)
         else:
-            for member, partitions in held.items():
+            for member, partitions in owned.items():
                 for topic in sorted(self._topics[member]):
                     own = [tp for tp in partitions if tp[0] == topic]
                     self._pool(topic).join(member, own)
@@ -163,7 +164,7 @@ class Shares:
 
     def _load(self, member: str) -> int:
         pools = (self._pools.get(topic) for topic in self._topics[member])
-        return sum(len(pool.held.get(member, ())) for pool in pools if pool is not None)
+        return sum(len(pool.owned.get(member, ())) for pool in pools if pool is not None)
 
     def _moved(self, member: str) -> None:
         self._changed[member] = None
@@ -195,10 +196,10 @@ class Shares:
         """Pairs of member and partition made or unmade so far: what the changes have cost."""
         return self._changes + sum(pool.changes for pool in self._pools.values())
 
-    def assignment(self, member: str) -> Assignment:
+    def of(self, member: str) -> Assignment:
         topics = self._topics[member]
         pools = (self._pools[t] for t in ([_COMMON] if _COMMON in self._pools else sorted(topics)))
-        return grouped(tp for pool in pools for tp in pool.held[member])
+        return grouped(tp for pool in pools for tp in pool.owned[member])
 
     def take_changed(self) -> list[str]:
         """Members whose partitions may have changed since the last call, in order of their ids."""
@@ -208,15 +209,15 @@ class Shares:
 
 def assign(spec: GroupSpec) -> dict[str, Assignment]:
     """The balanced assignment of every member."""
-    shares = Shares(spec.members, spec.partitions)
-    while not shares.settle(1_000):
+    assignment = SimpleAssignment(spec.members, spec.partitions)
+    while not assignment.settle(1_000):
         pass
-    return {m: shares.assignment(m) for m in sorted(spec.members)}
+    return {m: assignment.of(m) for m in sorted(spec.members)}
 
 
 def patch(spec: GroupSpec) -> dict[str, Assignment]:
     """The assignments with every gap filled and nothing moved."""
-    shares = Shares(spec.members, spec.partitions)
-    while not shares.fill(1_000):
+    assignment = SimpleAssignment(spec.members, spec.partitions)
+    while not assignment.fill(1_000):
         pass
-    return {m: shares.assignment(m) for m in sorted(spec.members)}
+    return {m: assignment.of(m) for m in sorted(spec.members)}

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from shoal.coordinator.deadlines import Key
-from shoal.coordinator.group import patterns, uniform
-from shoal.coordinator.group import range as range_assignor
+from shoal.coordinator.group import patterns, range_assignor, uniform_assignor
 from shoal.coordinator.group.assignment import EMPTY, Assignment, GroupSpec, MemberSpec
 from shoal.coordinator.group.consumer_group import (
     ConsumerGroup,
@@ -20,11 +19,11 @@ from shoal.coordinator.group.consumer_group import (
     subscription,
 )
 from shoal.coordinator.group.groups import Context, Draft
-from shoal.coordinator.group.reconciliation import Target
+from shoal.coordinator.group.reconciliation import TargetAssignment
 from shoal.coordinator.group.topics import Catalog
 
 ASSIGNORS: Mapping[str, Callable[[GroupSpec], dict[str, Assignment]]] = {
-    uniform.NAME: uniform.assign,
+    uniform_assignor.NAME: uniform_assignor.assign,
     range_assignor.NAME: range_assignor.assign,
 }
 
@@ -105,16 +104,16 @@ class TargetAssignments:
         epoch: int,
         draft: Draft,
         now_ms: int,
-    ) -> Target:
+    ) -> TargetAssignment:
         """What a member is to have: by a new assignment if one is due, else by that there is."""
         subscribed = self.catalog.ids_of(subscription(member, regexes))
         if epoch > group.assignment_epoch:
             due_ms = self._assignment_due_ms(group)
             if now_ms >= due_ms:
                 assigned = self.assign(group, members, regexes, epoch, draft, now_ms)
-                return Target(epoch, assigned.get(member.member_id, EMPTY), subscribed)
+                return TargetAssignment(epoch, assigned.get(member.member_id, EMPTY), subscribed)
             self._context.deadlines.set(_key(group), due_ms)
-        return Target(group.assignment_epoch, group.target_of(member), subscribed)
+        return TargetAssignment(group.assignment_epoch, group.target_of(member), subscribed)
 
     def assign(
         self,
@@ -136,7 +135,7 @@ class TargetAssignments:
         }
         topics = sorted({t for spec in specs.values() for t in spec.topics})
         partitions = {t: self.catalog.partitions_of(t) for t in topics}
-        assigned = ASSIGNORS.get(name, uniform.assign)(GroupSpec(specs, partitions))
+        assigned = ASSIGNORS.get(name, uniform_assignor.assign)(GroupSpec(specs, partitions))
         for member_id in sorted(assigned):
             if assigned[member_id] != group.target.get(member_id):
                 draft.records.append(group.target_record(member_id, assigned[member_id]))

@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from shoal.coordinator.group.assignment import MemberSpec, flat
-from shoal.coordinator.group.simple import Shares
+from shoal.coordinator.group.simple_assignor import SimpleAssignment
 
 TOPICS = [UUID(int=n + 1) for n in range(4)]
 CHANGES = 250
 
 
 class Group:
-    """A group beside its shares: plain dicts, and the rules that must hold."""
+    """A group beside its assignment: plain dicts, and the rules that must hold."""
 
     def __init__(self, random: Random, *, homogeneous: bool) -> None:
         self.random, self.homogeneous = random, homogeneous
         self.counts = {t: random.choice([0, 1, 3, 12]) for t in TOPICS}
         self.members: dict[str, frozenset[UUID]] = {}
-        self.shares = Shares({}, self.partitions)
+        self.assignment = SimpleAssignment({}, self.partitions)
         self.made = 0
 
     @property
@@ -32,7 +32,7 @@ class Group:
         return {t: range(n) for t, n in self.counts.items() if t in read}
 
     def pairs(self):
-        return {(m, tp) for m in self.members for tp in flat(self.shares.assignment(m))}
+        return {(m, tp) for m in self.members for tp in flat(self.assignment.of(m))}
 
     # Changes.
 
@@ -47,26 +47,26 @@ class Group:
 
     def _put(self, member, topics):
         self.members[member] = topics
-        self.shares.set_partitions(self.partitions)
-        self.shares.put(member, topics)
+        self.assignment.set_partitions(self.partitions)
+        self.assignment.put(member, topics)
 
     def leave(self):
         if self.members:
             member = self.random.choice(sorted(self.members))
             del self.members[member]
-            self.shares.remove(member)
-            self.shares.set_partitions(self.partitions)
+            self.assignment.remove(member)
+            self.assignment.set_partitions(self.partitions)
 
     def subscribe(self):
         if self.members:
             self._put(self.random.choice(sorted(self.members)), self.subscription())
-            self.shares.set_partitions(self.partitions)
+            self.assignment.set_partitions(self.partitions)
 
     def resize(self):
         topic = self.random.choice(TOPICS)
         grown = self.counts[topic] + self.random.randrange(1, 5)
         self.counts[topic] = self.random.choice([0, grown, grown])
-        self.shares.set_partitions(self.partitions)
+        self.assignment.set_partitions(self.partitions)
 
     def change(self):
         growing = self.random.random() < 0.5 + 0.4 * (len(self.members) < 40)
@@ -80,11 +80,11 @@ class Group:
         """No member is idle that may have work, and no partition is unread."""
         self.check_pairs()
         for member, topics in self.members.items():
-            assert not any(self.partitions[t] for t in topics) or self.shares.assignment(member)
+            assert not any(self.partitions[t] for t in topics) or self.assignment.of(member)
         wanted = {(t, p) for t, indexes in self.partitions.items() for p in indexes}
         assert {tp for _, tp in self.pairs()} == wanted
         readers = Counter(tp for _, tp in self.pairs())
-        assert self.shares.fewest_readers == min(readers.values(), default=0)
+        assert self.assignment.fewest_readers == min(readers.values(), default=0)
 
     def check_pairs(self):
         for member, (topic, index) in self.pairs():
@@ -120,21 +120,21 @@ def test_random_changes_keep_the_rules(seed, homogeneous):
         group.check_pairs()
         if random.random() < 0.5:
             before = group.pairs()
-            while not group.shares.fill(random.choice([1, 3, 100])):
+            while not group.assignment.fill(random.choice([1, 3, 100])):
                 assert before <= group.pairs()
             assert before <= group.pairs()
             group.check_gaps()
         if random.random() < 0.5:
-            while not group.shares.settle(random.choice([1, 3, 100])):
+            while not group.assignment.settle(random.choice([1, 3, 100])):
                 group.check_pairs()
             group.check_balance()
-            settled, changes = group.pairs(), group.shares.changes
-            assert group.shares.settle(1) and group.shares.changes == changes
-            # Shares that are built from what members hold keep all of it.
-            held = {m: MemberSpec(t, group.shares.assignment(m)) for m, t in group.members.items()}
-            again = Shares(held, group.partitions)
+            settled, changes = group.pairs(), group.assignment.changes
+            assert group.assignment.settle(1) and group.assignment.changes == changes
+            # SimpleAssignment that are built from what members hold keep all of it.
+            held = {m: MemberSpec(t, group.assignment.of(m)) for m, t in group.members.items()}
+            again = SimpleAssignment(held, group.partitions)
             assert again.settle(1)
-            assert settled == {(m, tp) for m in held for tp in flat(again.assignment(m))}
+            assert settled == {(m, tp) for m in held for tp in flat(again.of(m))}
 
 
 @given(seed=st.integers(0, 2**32))
@@ -152,7 +152,7 @@ def test_a_join_or_leave_moves_what_balance_needs(seed):
     for _ in range(CHANGES):
         before, members = group.pairs(), set(group.members)
         random.choice([group.join, group.join, group.leave])()
-        group.shares.settle(10_000)
+        group.assignment.settle(10_000)
         after, common = group.pairs(), members & group.members.keys()
         moved = sum(m in common for m, _ in before ^ after)
         own = sum(m not in common for m, _ in before ^ after)
@@ -166,16 +166,16 @@ def test_the_cost_of_a_change_does_not_depend_on_the_size_of_the_group(partition
     costs = []
     for size in (100, 10_000):
         members = {f"m{n}": MemberSpec(frozenset(TOPICS[:1]), {}) for n in range(size)}
-        shares = Shares(members, {TOPICS[0]: range(partitions)})
-        while not shares.settle(1_000):
+        assignment = SimpleAssignment(members, {TOPICS[0]: range(partitions)})
+        while not assignment.settle(1_000):
             pass
-        before = shares.changes
+        before = assignment.changes
         for n in range(50):
-            shares.put(f"new{n}", frozenset(TOPICS[:1]))
-            shares.settle(10_000)
+            assignment.put(f"new{n}", frozenset(TOPICS[:1]))
+            assignment.settle(10_000)
         for n in range(50):
-            shares.remove(f"new{n}")
-            shares.settle(10_000)
-        costs.append((shares.changes - before) / 100)
+            assignment.remove(f"new{n}")
+            assignment.settle(10_000)
+        costs.append((assignment.changes - before) / 100)
     small, large = costs
     assert large <= 2 * small + 2, costs

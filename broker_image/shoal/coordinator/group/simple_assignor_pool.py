@@ -28,7 +28,7 @@ _Members = dict[str, None]
 K = TypeVar("K")
 
 
-class _Filed(Generic[K]):
+class _CountIndex(Generic[K]):
     """Keys by a count that changes by one at a time."""
 
     __slots__ = ("_of", "at")
@@ -69,10 +69,10 @@ class Pool:
     """
 
     def __init__(self, weigh: Callable[[str], int], moved: Callable[[str], None]) -> None:
-        self.held: dict[str, _Partitions] = {}
+        self.owned: dict[str, _Partitions] = {}
         self.readers: dict[TopicIdPartition, _Members] = {}
-        self._sizes: _Filed[str] = _Filed()
-        self._counts: _Filed[TopicIdPartition] = _Filed()
+        self._sizes: _CountIndex[str] = _CountIndex()
+        self._counts: _CountIndex[TopicIdPartition] = _CountIndex()
         #: Pairs of a member and a partition that it holds.
         self._pairs = 0
         self._weigh, self._moved = weigh, moved
@@ -81,18 +81,18 @@ class Pool:
 
     # Members and partitions come and go.
 
-    def join(self, member: str, held: Iterable[TopicIdPartition] = ()) -> None:
+    def join(self, member: str, owned: Iterable[TopicIdPartition] = ()) -> None:
         """Add a member, which keeps those of the partitions that the pool has."""
-        self.held[member] = {}
+        self.owned[member] = {}
         self._sizes.put(member, 0)
-        for partition in held:
+        for partition in owned:
             if partition in self.readers:
                 self._give(member, partition)
 
     def leave(self, member: str) -> None:
-        for partition in list(self.held[member]):
+        for partition in list(self.owned[member]):
             self._take(member, partition)
-        del self.held[member]
+        del self.owned[member]
         self._sizes.drop(member)
 
     def add(self, partition: TopicIdPartition) -> None:
@@ -117,7 +117,7 @@ class Pool:
 
         Moves nothing. Returns whether none is left.
         """
-        if not self.readers or not self.held:
+        if not self.readers or not self.owned:
             return True
         end = self.changes + moves_max
         while self._fill_one():
@@ -139,9 +139,9 @@ class Pool:
 
     def settle(self, moves_max: int) -> bool:
         """Make up to `moves_max` of the moves that balance needs; return whether it is reached."""
-        if not self.readers or not self.held:
+        if not self.readers or not self.owned:
             return True
-        each = -(-len(self.held) // len(self.readers))
+        each = -(-len(self.owned) // len(self.readers))
         end = self.changes + moves_max
         for step in (self._shed, self._spread, self._even_partitions, self._even_members):
             while step(each):
@@ -155,7 +155,7 @@ class Pool:
             return False
         largest = self._sizes.at[self._sizes.most()]
         for member in islice(largest, _DONORS_MAX):
-            for partition in islice(self.held[member], CANDIDATES_MAX):
+            for partition in islice(self.owned[member], CANDIDATES_MAX):
                 if self._counts[partition] > each:
                     self._take(member, partition)
                     return True
@@ -175,7 +175,7 @@ class Pool:
             self._give(min(takers, key=self._weigh), partition)
             return True
         member = next(iter(smallest))
-        self._give(member, next(self._by_count(without=self.held[member])))
+        self._give(member, next(self._by_count(without=self.owned[member])))
         return True
 
     def _even_partitions(self, each: int) -> bool:
@@ -197,8 +197,8 @@ class Pool:
             return False
         giver = next(iter(self._sizes.at[self._sizes.most()]))
         taker = self._smallest()
-        there = self.held[taker]
-        partition = next(p for p in reversed(self.held[giver]) if p not in there)
+        there = self.owned[taker]
+        partition = next(p for p in reversed(self.owned[giver]) if p not in there)
         self._take(giver, partition)
         self._give(taker, partition)
         return True
@@ -216,12 +216,12 @@ class Pool:
             yield from (p for p in self._counts.at[count] if p not in without)
 
     def _give(self, member: str, partition: TopicIdPartition) -> None:
-        self.held[member][partition] = None
+        self.owned[member][partition] = None
         self.readers[partition][member] = None
         self._changed(member, partition, 1)
 
     def _take(self, member: str, partition: TopicIdPartition) -> None:
-        del self.held[member][partition]
+        del self.owned[member][partition]
         del self.readers[partition][member]
         self._changed(member, partition, -1)
 

@@ -29,54 +29,54 @@ def assign(spec: GroupSpec) -> dict[str, Assignment]:
     """The target assignment of every member."""
     if not spec.members:
         return {}
-    held, free = _kept(spec)
+    owned, free = _kept(spec)
     if spec.homogeneous:
-        _fill_quotas(held, free)
+        _fill_quotas(owned, free)
     else:
-        _Balance(spec, held).settle(free)
-    return {m: grouped(held[m]) for m in sorted(held)}
+        _Balance(spec, owned).settle(free)
+    return {m: grouped(owned[m]) for m in sorted(owned)}
 
 
 def _kept(spec: GroupSpec) -> tuple[dict[str, list[TopicIdPartition]], list[TopicIdPartition]]:
     """What members hold and may keep, and what nobody holds; one holder for each partition."""
     wanted = {t for m in spec.members.values() for t in m.topics}
     free = {(t, p) for t in sorted(wanted) for p in spec.partitions.get(t, ())}
-    held: dict[str, list[TopicIdPartition]] = {}
+    owned: dict[str, list[TopicIdPartition]] = {}
     for member_id in sorted(spec.members):
         member = spec.members[member_id]
         kept = [tp for tp in flat(member.assigned) if tp[0] in member.topics and tp in free]
         free.difference_update(kept)
-        held[member_id] = kept
-    return held, sorted(free)
+        owned[member_id] = kept
+    return owned, sorted(free)
 
 
-def _fill_quotas(held: dict[str, list[TopicIdPartition]], free: list[TopicIdPartition]) -> None:
-    total = len(free) + sum(map(len, held.values()))
-    quota, longer = divmod(total, len(held))
+def _fill_quotas(owned: dict[str, list[TopicIdPartition]], free: list[TopicIdPartition]) -> None:
+    total = len(free) + sum(map(len, owned.values()))
+    quota, longer = divmod(total, len(owned))
     # Who holds most keeps the longer quotas: that moves the fewest partitions.
-    order = sorted(held, key=lambda m: (-len(held[m]), m))
+    order = sorted(owned, key=lambda m: (-len(owned[m]), m))
     quotas = {m: quota + (index < longer) for index, m in enumerate(order)}
     for member in order:
-        free += held[member][quotas[member] :]
-        del held[member][quotas[member] :]
+        free += owned[member][quotas[member] :]
+        del owned[member][quotas[member] :]
     at = 0
-    for member in sorted(held):
-        missing = quotas[member] - len(held[member])
-        held[member] += free[at : at + missing]
+    for member in sorted(owned):
+        missing = quotas[member] - len(owned[member])
+        owned[member] += free[at : at + missing]
         at += missing
 
 
 class _Balance:
     """Moves partitions between members of unequal subscriptions until no move evens them out."""
 
-    def __init__(self, spec: GroupSpec, held: dict[str, list[TopicIdPartition]]) -> None:
-        self.held = held
+    def __init__(self, spec: GroupSpec, owned: dict[str, list[TopicIdPartition]]) -> None:
+        self.owned = owned
         self.takers = {t: list(subscribed(spec, t)) for t in sorted(spec.partitions)}
-        self.by_topic: dict[str, dict[UUID, list[int]]] = {m: {} for m in held}
-        for member, partitions in held.items():
+        self.by_topic: dict[str, dict[UUID, list[int]]] = {m: {} for m in owned}
+        for member, partitions in owned.items():
             for topic, partition in partitions:
                 self.by_topic[member].setdefault(topic, []).append(partition)
-        self.load = {m: len(partitions) for m, partitions in held.items()}
+        self.load = {m: len(partitions) for m, partitions in owned.items()}
 
     def settle(self, free: list[TopicIdPartition]) -> None:
         # The topics with the fewest subscribers first: their partitions have the least choice.
@@ -86,7 +86,7 @@ class _Balance:
         while self._improve():
             pass
         for member, topics in self.by_topic.items():
-            self.held[member] = [(t, p) for t in topics for p in topics[t]]
+            self.owned[member] = [(t, p) for t in topics for p in topics[t]]
 
     def _improve(self) -> bool:
         """Move along one path from a loaded member to one with at least two fewer, if any."""

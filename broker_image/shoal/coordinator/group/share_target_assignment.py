@@ -1,13 +1,13 @@
 """The target assignment of share groups: in full, or what is missing of it (KIP-932).
 
-Between two full assignments lies the assignment interval (KIP-1263). Within it a member without
-work is given some and a partition without reader is given one (`Shares.fill`), and nothing moves.
-A deadline, of the group's kind, says when a full one that had to wait is due.
+A full assignment is made at most once in each assignment interval (KIP-1263). Within the interval,
+`SimpleAssignment.fill` gives a partition to each member without one, and a member to each partition
+without one. It moves nothing. A full assignment that has to wait sets a deadline.
 
-The assignment of each group is kept as `simple.Shares`, which a decision changes by what it is
-about. It is soft state: if the decision's records do not come to be replayed, or others do, the
-group's revision is not the one that was expected, and it is built again from the hard state.
-A large group is assigned in steps of `MOVES_MAX`, so that the records of a step fit one batch.
+The `SimpleAssignment` of each group is cached as soft state, and each decision updates it. A cached
+assignment expects a revision of its group. It is rebuilt from hard state when the group has another
+revision, because the records of the decision were not replayed, or others were. A large group is
+assigned in steps of `MOVES_MAX`, so that the records of one step fit in one batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoal.coordinator.deadlines import Key
 from shoal.coordinator.group.assignment import EMPTY, Assignment, MemberSpec
 from shoal.coordinator.group.groups import Context, Draft
 from shoal.coordinator.group.share_group import Change, Initialization, ShareGroup
-from shoal.coordinator.group.simple import Shares
+from shoal.coordinator.group.simple_assignor import SimpleAssignment
 from shoal.coordinator.group.topics import Catalog
 
 #: Changes of one step: some 10 ms of work, and 200 kB of records.
@@ -45,10 +45,10 @@ class Plan(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Kept:
+class _CachedAssignment:
     """A group's shares, and what they were computed from."""
 
-    shares: Shares
+    assignment: SimpleAssignment
     #: The group's revision once the records of the last decision are replayed.
     revision: int
     image: Any
@@ -66,7 +66,7 @@ class TargetAssignments:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._kept: dict[str, _Kept] = {}
+        self._cached: dict[str, _CachedAssignment] = {}
         #: Assignments made, and shares built from hard state, since the shard was loaded.
         self.made = self.built = 0
 
@@ -80,11 +80,11 @@ class TargetAssignments:
 
     def forget(self, group_id: str) -> None:
         """The group is gone."""
-        self._kept.pop(group_id, None)
+        self._cached.pop(group_id, None)
 
     def unchanged(self, group: ShareGroup, epoch: int) -> Plan:
         """The plan of a decision that assigns nothing."""
-        readers = self._fresh(group).shares.fewest_readers
+        readers = self._fresh(group).assignment.fewest_readers
         return Plan(epoch, group.assignment_epoch, {}, readers)
 
     def track(self, group: ShareGroup, change: Change, initialization: Initialization) -> None:
@@ -104,27 +104,27 @@ class TargetAssignments:
 
         An epoch beyond that of the target tells that the full assignment is still due.
         """
-        kept = self._changed(group, change, initialization)
+        cached = self._changed(group, change, initialization)
         due_ms = self._assignment_due_ms(group)
-        full = now_ms >= due_ms or kept.unsettled
-        pauses = now_ms < kept.next_step_ms
-        step = kept.shares.settle if full else kept.shares.fill
+        full = now_ms >= due_ms or cached.unsettled
+        pauses = now_ms < cached.next_step_ms
+        step = cached.assignment.settle if full else cached.assignment.fill
         done = step(PAUSE_MOVES_MAX if pauses else MOVES_MAX)
-        kept.unsettled = full and not done
+        cached.unsettled = full and not done
         if not done and not pauses:
-            kept.next_step_ms = now_ms + STEP_PAUSE_MS
+            cached.next_step_ms = now_ms + STEP_PAUSE_MS
         if full and done:
             self._context.deadlines.cancel(_key(group))
         else:
-            self._context.deadlines.set(_key(group), due_ms if done else kept.next_step_ms)
+            self._context.deadlines.set(_key(group), due_ms if done else cached.next_step_ms)
         changed = {}
-        for member_id in kept.shares.take_changed():
-            assignment = kept.shares.assignment(member_id)
+        for member_id in cached.assignment.take_changed():
+            assignment = cached.assignment.of(member_id)
             if assignment != group.target.get(member_id, EMPTY):
                 changed[member_id] = assignment
                 draft.records.append(group.target_record(member_id, assignment))
-        kept.revision += len(changed)
-        readers = kept.shares.fewest_readers
+        cached.revision += len(changed)
+        readers = cached.assignment.fewest_readers
         if not (changed or full):
             return Plan(epoch, group.assignment_epoch, changed, readers)
         timestamp_ms = now_ms if full else group.assignment_timestamp_ms
@@ -132,43 +132,45 @@ class TargetAssignments:
         self.made += 1
         return Plan(epoch if full and done else epoch + 1, epoch, changed, readers)
 
-    # What is kept.
+    # What is cached.
 
-    def _changed(self, group: ShareGroup, change: Change, initialization: Initialization) -> _Kept:
-        kept = self._fresh(group)
-        if initialization is not kept.initialization:
-            kept.initialization = initialization
-            self._set_partitions(kept)
+    def _changed(
+        self, group: ShareGroup, change: Change, initialization: Initialization
+    ) -> _CachedAssignment:
+        cached = self._fresh(group)
+        if initialization is not cached.initialization:
+            cached.initialization = initialization
+            self._set_partitions(cached)
         if not change.resubscribes:
-            return kept
+            return cached
         names = group.subscribed(change)
-        new = names - kept.topics.keys()
+        new = names - cached.topics.keys()
         if new:
-            kept.topics |= {name: self.catalog.id_of(name) for name in new}
-            self._set_partitions(kept)
+            cached.topics |= {name: self.catalog.id_of(name) for name in new}
+            self._set_partitions(cached)
         if change.after is not None:
             topics = self.catalog.ids_of(change.after.subscribed_topic_names)
-            kept.shares.put(change.after.member_id, topics)
+            cached.assignment.put(change.after.member_id, topics)
         elif change.before is not None:
-            kept.shares.remove(change.before.member_id)
-            kept.revision += bool(group.target.get(change.before.member_id))
-        kept.revision += 1
-        if len(names) < len(kept.topics):
-            kept.topics = {name: kept.topics[name] for name in names}
-            self._set_partitions(kept)
-        return kept
+            cached.assignment.remove(change.before.member_id)
+            cached.revision += bool(group.target.get(change.before.member_id))
+        cached.revision += 1
+        if len(names) < len(cached.topics):
+            cached.topics = {name: cached.topics[name] for name in names}
+            self._set_partitions(cached)
+        return cached
 
-    def _fresh(self, group: ShareGroup) -> _Kept:
-        """The group's shares, built if those kept are not of this group as it is."""
-        kept = self._kept.get(group.group_id)
+    def _fresh(self, group: ShareGroup) -> _CachedAssignment:
+        """The group's shares, built if those cached are not of this group as it is."""
+        cached = self._cached.get(group.group_id)
         image = self._context.image
-        if kept is not None and kept.revision == group.revision:
-            if kept.image is image:
-                return kept
-            if all(self.catalog.id_of(name) == id for name, id in kept.topics.items()):
-                kept.image = image
-                self._set_partitions(kept)
-                return kept
+        if cached is not None and cached.revision == group.revision:
+            if cached.image is image:
+                return cached
+            if all(self.catalog.id_of(name) == id for name, id in cached.topics.items()):
+                cached.image = image
+                self._set_partitions(cached)
+                return cached
         self.built += 1
         topics = {name: self.catalog.id_of(name) for name in group.subscribed()}
         specs = {
@@ -179,12 +181,14 @@ class TargetAssignments:
             for m in group.members.values()
         }
         known = group.initialization
-        shares = Shares(specs, self._partitions(topics, known))
-        kept = self._kept[group.group_id] = _Kept(shares, group.revision, image, topics, known)
-        return kept
+        assignment = SimpleAssignment(specs, self._partitions(topics, known))
+        cached = self._cached[group.group_id] = _CachedAssignment(
+            assignment, group.revision, image, topics, known
+        )
+        return cached
 
-    def _set_partitions(self, kept: _Kept) -> None:
-        kept.shares.set_partitions(self._partitions(kept.topics, kept.initialization))
+    def _set_partitions(self, cached: _CachedAssignment) -> None:
+        cached.assignment.set_partitions(self._partitions(cached.topics, cached.initialization))
 
     def _partitions(
         self, topics: Mapping[str, UUID | None], initialization: Initialization

@@ -2,9 +2,9 @@
 
 A heartbeat does four things in turn, each perhaps with records: it updates what the member told of
 itself; it bumps the group's epoch when subscriptions or their topics changed; it computes a target
-assignment when that is behind the group's epoch (both in `consumer_target`); and it moves the
-member one step towards its target. A member is fenced when its session ends, or when it has not
-given up partitions within its rebalance timeout.
+assignment when that is behind the group's epoch (both in `consumer_target_assignment`); and it
+moves the member one step towards its target. A member is fenced when its session ends, or when it
+has not given up partitions within its rebalance timeout.
 
 Members of the classic protocol in such a group are served by `consumer_classic`.
 """
@@ -26,9 +26,9 @@ from shoal.coordinator.group.consumer_group import (
     Regex,
     regex_tombstone,
 )
-from shoal.coordinator.group.consumer_heartbeat import LEAVE_EPOCH, check, told
+from shoal.coordinator.group.consumer_heartbeat import LEAVE_EPOCH, check, updated
 from shoal.coordinator.group.consumer_heartbeat import HeartbeatRequest as HeartbeatRequest
-from shoal.coordinator.group.consumer_target import TargetAssignments
+from shoal.coordinator.group.consumer_target_assignment import TargetAssignments
 from shoal.coordinator.group.groups import Context, Draft, Group
 from shoal.coordinator.group.reconciliation import NONE, MemberState, is_subset, reconcile
 from shoal.coordinator.group.records import RecordType
@@ -86,7 +86,7 @@ class ConsumerGroups:
         group = self._group(request.group_id, draft, now_ms, create=joins)
         known = self._known_member(group, request, draft)
         before = known.current.assigned
-        member = self.advance(group, known, told(known, request), request.owned, draft, now_ms)
+        member = self.advance(group, known, updated(known, request), request.owned, draft, now_ms)
         self.deadline_session(group, member, now_ms)
         response: dict[str, Any] = {
             "member_id": member.member_id,
