@@ -34,16 +34,16 @@ def test_produces_that_wait_for_a_coordinator_are_bounded() -> None:
         held = cluster.produce(id, topic_id, transaction=who)
         broker = cluster.cluster.brokers[id].broker
         assert broker is not None
-        cluster.until(lambda: broker.room.requests == 1, "a produce that waits")
+        cluster.until(lambda: broker.request_limits.requests == 1, "a produce that waits")
         late = cluster.produce(id, plain, acks=1)
         metadata = cluster.ask(id, ApiKey.METADATA, {"topics": None})
         metadata.result()
-        assert metadata.after_s < SOON_S and not late.done and broker.room.waiting == 1
+        assert metadata.after_s < SOON_S and not late.done and broker.request_limits.waiting == 1
         held.result()
         assert held.after_s < WRITE_TIMEOUT_S + SOON_S
         assert not late.result().responses[0].partition_responses[0].error_code
         assert late.after_s > WRITE_TIMEOUT_S - SOON_S
-        assert (broker.room.requests, broker.room.bytes) == (0, 0)
+        assert (broker.request_limits.requests, broker.request_limits.bytes) == (0, 0)
 
 
 def test_a_produce_that_waits_for_replicas_takes_no_room() -> None:
@@ -58,7 +58,7 @@ def test_a_produce_that_waits_for_replicas_takes_no_room() -> None:
         broker = cluster.cluster.brokers[1].broker
         assert broker is not None
         cluster.until(lambda: broker.purgatory.size >= 3, "produces that wait")
-        assert (broker.room.requests, broker.room.bytes) == (0, 0)
+        assert (broker.request_limits.requests, broker.request_limits.bytes) == (0, 0)
         for asked in waiting:
             row = asked.result().responses[0].partition_responses[0]
             assert row.error_code == ErrorCode.request_timed_out
@@ -208,14 +208,14 @@ def test_unclean_elections_are_looked_for(interval_ms: str, elected: bool) -> No
 def test_brokers_send_heartbeats(monkeypatch: pytest.MonkeyPatch, interval_ms: int) -> None:
     """broker.heartbeat.interval.ms"""
     count = 0
-    embedded = Dispatcher.embedded
+    handle_envelope = Dispatcher.handle_envelope
 
     async def spied(self: Any, frame: bytes, *words: Any) -> bytes:
         nonlocal count
         count += frame[0] << 8 | frame[1] == ApiKey.BROKER_HEARTBEAT
-        return await embedded(self, frame, *words)
+        return await handle_envelope(self, frame, *words)
 
-    monkeypatch.setattr(Dispatcher, "embedded", spied)
+    monkeypatch.setattr(Dispatcher, "handle_envelope", spied)
     configs = {
         "broker.heartbeat.interval.ms": str(interval_ms),
         "broker.session.timeout.ms": "9000",

@@ -15,7 +15,7 @@ from shoal.server import logs
 from shoal.server.broker import Broker
 from shoal.server.config import resolve
 from shoal.server.network.api import Api, Handler, Peer
-from shoal.server.network.dispatch import Buffers, Dispatcher, Pending
+from shoal.server.network.dispatch import Buffers, Dispatcher, PendingResponse
 
 VERSION = 4
 
@@ -33,8 +33,8 @@ def answer_of(handler: Handler, data_dir: Path) -> Buffers | None:
         frame = frames.request_head(ApiKey.INIT_PRODUCER_ID, VERSION, 7, "t") + body
         peer = Peer("h", 1, "PLAINTEXT", "User:ANONYMOUS", "c", {})
         try:
-            found = dispatcher.answer(bytearray(frame), peer)
-            if isinstance(found, Pending):
+            found = dispatcher.handle(bytearray(frame), peer)
+            if isinstance(found, PendingResponse):
                 ready = asyncio.Event()
                 found.on_ready(lambda _: ready.set())
                 await ready.wait()

@@ -138,10 +138,10 @@ def test_the_limit_on_opening_doubles_with_each_failure() -> None:
                 return (loop.time() - begun) * 1000
 
             for limit_ms in (20, 40, 70, 70):
-                assert timeouts.of(address) == limit_ms
+                assert timeouts.timeout_ms(address) == limit_ms
                 assert limit_ms <= await failed(60_000) + 1
-            assert await failed(10) + 1 >= 10 and timeouts.of(address) == 70
+            assert await failed(10) + 1 >= 10 and timeouts.timeout_ms(address) == 70
             timeouts.opened(address)
-            assert timeouts.of(address) == 20
+            assert timeouts.timeout_ms(address) == 20
 
     asyncio.run(main())

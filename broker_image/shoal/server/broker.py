@@ -45,7 +45,7 @@ from shoal.server.metrics import broker as broker_metrics
 from shoal.server.metrics import coordinator as coordinator_metrics
 from shoal.server.metrics.registry import Metrics
 from shoal.server.network.api import Api, Listeners
-from shoal.server.network.connection_limits import Admission
+from shoal.server.network.connection_limits import ConnectionLimits
 from shoal.server.network.dispatch import Dispatcher
 from shoal.server.network.fetch_sessions import FetchSessions
 from shoal.server.network.health import HealthListener
@@ -53,9 +53,9 @@ from shoal.server.network.links import SetupTimeouts
 from shoal.server.network.listener import Listener, ListenError
 from shoal.server.network.peers import Peers as BrokerPeers
 from shoal.server.network.purgatory import Purgatory
-from shoal.server.network.request_limits import RequestRoom
+from shoal.server.network.request_limits import RequestLimits
 from shoal.server.node import Node
-from shoal.server.quota.client_quotas import Quotas
+from shoal.server.quota.client_quotas import ClientQuotas
 from shoal.server.replication.batch_validator import Examiner
 from shoal.server.replication.log_maintenance import Background
 from shoal.server.replication.partitions import Partitions
@@ -114,10 +114,10 @@ class Broker:
             FETCH_SESSION_EVICTION_MS,
             lambda: node.random.randrange(1, 1 << 31),
         )
-        self.quotas = Quotas(self)
+        self.quotas = ClientQuotas(self)
         self.throttles = {side: ReplicationQuota(self, side) for side in (LEADER, FOLLOWER)}
-        self.admission = Admission(self)
-        self.room = RequestRoom(
+        self.connection_limits = ConnectionLimits(self)
+        self.request_limits = RequestLimits(
             loop, config["queued.max.requests"], config["queued.max.request.bytes"]
         )
         self.table: Mapping[int, Api] = HANDLERS
@@ -213,7 +213,7 @@ class Broker:
             self.quorum.on_step.append(VoterUpdate(self).look)
             self._check_auto_join()
         self.partitions.load(self.image)
-        self.quotas.changed()
+        self.quotas.update()
         self._throttle()
         self._opened = True
         self.metadata_cache.subscribe(self._metadata_changed)
@@ -578,7 +578,7 @@ class Broker:
     def answer_room(self) -> int:
         """Bytes that the records of one more answer may have. Answers wait in memory for slow
         clients; when many do, each gets less at a time."""
-        held = sum(listener.bytes_held for listener in self.listeners)
+        held = sum(listener.bytes_buffered for listener in self.listeners)
         return max(ANSWER_ROOM_MIN, ANSWERS_HELD_MAX - held)
 
     def features(self) -> Features:
@@ -607,7 +607,7 @@ class Broker:
         if delta.brokers:
             self.suspects.changed(image)
         if delta.client_quotas:
-            self.quotas.changed()
+            self.quotas.update()
         if delta.configs or delta.broker_config_changed:
             self._throttle()
         if delta.broker_config_changed:

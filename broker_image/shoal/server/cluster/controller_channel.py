@@ -66,7 +66,7 @@ class ControllerChannel:
         data = await self._answer(bytes(frame), self._self, timeout_ms)
         return codec.read_response(api_key, version, data)
 
-    def passed_on(self, frame: bytes | bytearray, request: Request) -> asyncio.Future[Any]:
+    def forward(self, frame: bytes | bytearray, request: Request) -> asyncio.Future[Any]:
         """The answer to a client's request, from the controller, within the request's own timeout
         where it has one that is shorter than request.timeout.ms."""
         return asyncio.ensure_future(self._parts(bytes(frame), request))
@@ -112,7 +112,7 @@ class ControllerChannel:
         broker = self._broker
         try:
             if broker.metadata.is_active:
-                return await broker.dispatch.embedded(frame, peer, request_id)
+                return await broker.dispatch.handle_envelope(frame, peer, request_id)
             return await self._ask(frame, peer, request_id)
         except ApiError as error:
             if error.code is not ErrorCode.not_controller:

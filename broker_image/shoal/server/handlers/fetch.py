@@ -2,7 +2,7 @@
 
 A request that finds less than `min_bytes` waits for appends to its partitions, for an error on one
 of them, or for `max_wait`. Records leave as the bytes that the log holds, by `sendfile` where they
-are many (`log.slices`, `server.outflow`); a consumer in
+are many (`log.slices`, `network.sendfile_writer`); a consumer in
 `read_committed` gets those below the last stable offset and the aborted transactions among them.
 """
 
@@ -91,7 +91,7 @@ class _Fetch:
         self._min_bytes: int = body.min_bytes
         self._max_bytes: int = min(body.max_bytes, broker.image.broker_config["fetch.max.bytes"])
         self._leaders: set[int] | None = None
-        room = broker.quotas.room(request)
+        room = broker.quotas.fetch_bytes_max(request)
         if room is not None:
             self._max_bytes = min(self._max_bytes, room)
             self._min_bytes = min(self._min_bytes, room)
@@ -118,9 +118,9 @@ class _Fetch:
                 return True
             if offset < limit:
                 available += self._available(partition, cursor, limit)
-            elif cursor.told is not None and self._incremental:
+            elif cursor.last_sent is not None and self._incremental:
                 # A session's client learns of a high watermark that has moved without records.
-                if cursor.told != (partition.high_watermark, log.log_start_offset):
+                if cursor.last_sent != (partition.high_watermark, log.log_start_offset):
                     return True
             if available >= self._min_bytes:
                 return True
@@ -209,12 +209,12 @@ class _Fetch:
             not self._incremental
             or entry["records"]
             or entry["error_code"]
-            or cursor.told != told
+            or cursor.last_sent != told
             or entry.get("preferred_read_replica", -1) >= 0
             or "diverging_epoch" in entry
         )
         # After an error everything is news again.
-        cursor.told = None if entry["error_code"] else told
+        cursor.last_sent = None if entry["error_code"] else told
         return bool(new)
 
     def _read_one(

@@ -57,7 +57,7 @@ def _now(broker: Broker, request: Request) -> Answer:
     kind = getattr(body, "key_type", KeyType.GROUP)
 
     if broker.replicas.some_cut_off:
-        request.peer.hang_up()
+        request.peer.close_after_responses()
 
     def answer(_: object) -> Body:
         rows = [_row(broker, request, kind, key) for key in keys]

@@ -128,7 +128,7 @@ def append(broker: Broker, request: Request, refused: Refused, outcomes: Outcome
     if not waiting:
         return [produce.write_taken(request.version, topics)] if failed is None else response
     # What waits for its replicas does not keep its records in memory.
-    request.free()
+    request.release()
     return broker.purgatory.park(
         keys=[written.partition.key for written, _ in waiting],
         attempt=lambda: _acknowledged(broker, response, waiting),

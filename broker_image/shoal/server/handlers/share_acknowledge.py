@@ -16,7 +16,7 @@ from shoal.protocol.share import (
 )
 from shoal.server.handlers.share_fetch import checked_ids
 from shoal.server.network.api import Answer, Body, Request
-from shoal.server.network.deferred import Prompt
+from shoal.server.network.deferred import DeferredResponse
 from shoal.server.share.acknowledge import Acks, misuse
 from shoal.server.share.fetch import current_leader, endpoints_of
 from shoal.server.share.leader import Phase
@@ -50,7 +50,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         )
     if acks.settled:
         return _answer(broker, request, acks.failures)
-    answer = Prompt()
+    answer = DeferredResponse()
 
     def settled() -> None:
         if not answer.done():
@@ -60,7 +60,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     return answer
 
 
-class _Lone(Prompt):
+class _Lone(DeferredResponse):
     """The answer to the acknowledgement of one batch alone, which waits for its write itself."""
 
     __slots__ = ("_broker", "_request")

@@ -20,7 +20,7 @@ def register(broker: Broker) -> None:
     """Add the families that tell of the broker as a whole, its partitions and its sockets."""
     _register_replicas(broker)
     _register_requests(broker)
-    _register_room(broker)
+    _register_request_limits(broker)
     _register_disk(broker)
     _register_sockets(broker)
     _register_logs(broker)
@@ -70,27 +70,27 @@ def _register_requests(broker: Broker) -> None:
     )
 
 
-def _register_room(broker: Broker) -> None:
-    gauge, room = broker.metrics.gauge, broker.room
+def _register_request_limits(broker: Broker) -> None:
+    gauge, limits = broker.metrics.gauge, broker.request_limits
     gauge(
         "kafka_network_RequestChannel_RequestQueueSize",
         "Produce requests that wait to be appended.",
-        lambda: room.requests,
+        lambda: limits.requests,
     )
     gauge(
         "kafka_network_SocketServer_MemoryPoolUsed",
         "Bytes of requests that are arriving or wait to be appended.",
-        lambda: room.bytes,
+        lambda: limits.bytes,
     )
     gauge(
         "kafka_network_SocketServer_MemoryPoolAvailable",
         "Bytes left of queued.max.request.bytes; -1 without a limit.",
-        lambda: -1 if room.bytes_left is None else room.bytes_left,
+        lambda: -1 if limits.bytes_left is None else limits.bytes_left,
     )
     gauge(
         "shoal_network_connections_waiting_for_room",
         "Connections that wait for room for their next request.",
-        lambda: room.waiting,
+        lambda: limits.waiting,
     )
 
 
@@ -148,7 +148,7 @@ def _register_sockets(broker: Broker) -> None:
         "Connections closed for what their client did, or for want of room.",
         "refused_total",
     )
-    add("held_bytes", "gauge", "Bytes of answers that clients are slow to take.", "bytes_held")
+    add("held_bytes", "gauge", "Bytes of answers that clients are slow to take.", "bytes_buffered")
     add("incoming_byte_total", "counter", "Bytes received.", "bytes_in")
     add("outgoing_byte_total", "counter", "Bytes sent.", "bytes_out")
 

@@ -4,8 +4,8 @@ A handler is `handle(broker, request)`. It returns at once, with one of:
 
 * a mapping: the response body, written by the codec of the request's version;
 * a list of buffers: the response body already encoded (the hot path);
-* an `asyncio.Future` or `Prompt` of either, for what waits (purgatories, commits, rebalances), and
-  of None for a request that waits and has no response;
+* an `asyncio.Future` or `DeferredResponse` of either, for what waits (purgatories, commits,
+  rebalances), and of None for a request that waits and has no response;
 * None: no response is sent (Produce with acks=0).
 
 Whole-request refusals are raised as `ApiError`; dispatch maps them to the API's error response.
@@ -31,8 +31,8 @@ Buffer = bytes | bytearray | memoryview
 Body = Mapping[str, Any] | Sequence[Buffer]
 
 
-class Awaited(Protocol):
-    """An answer that is due: an `asyncio.Future`, or a `Prompt`."""
+class AwaitableBody(Protocol):
+    """An answer that is due: an `asyncio.Future`, or a `DeferredResponse`."""
 
     def add_done_callback(self, call: Callable[[Any], object], /) -> None: ...
     def cancel(self) -> bool: ...
@@ -42,7 +42,7 @@ class Awaited(Protocol):
     def result(self) -> Body | None: ...
 
 
-Answer = Body | Awaited | None
+Answer = Body | AwaitableBody | None
 
 
 def _nothing(*_: int) -> None:
@@ -54,9 +54,9 @@ class Peer:
     """Who is at the other end of a connection; lives as long as the connection.
 
     `on_close` callbacks run once when the connection is gone, with no argument. `pause` stops
-    reading from the connection for some milliseconds. `hang_up` closes it once what is answered by
-    then is sent. `number` tells the connections of a listener in the order in which they were
-    opened.
+    reading from the connection for some milliseconds. `close_after_responses` closes it once the
+    responses that are due by then are sent. `number` numbers the connections of a listener in the
+    order in which they were opened.
     """
 
     host: str
@@ -67,7 +67,7 @@ class Peer:
     on_close: dict[object, Callable[[], None]]
     client_software: tuple[str, str] = ("unknown", "unknown")
     pause: Callable[[int], None] = _nothing
-    hang_up: Callable[[], None] = _nothing
+    close_after_responses: Callable[[], None] = _nothing
     number: int = 0
 
 
@@ -77,7 +77,7 @@ class Request:
 
     `size` is that of its frame in bytes. `busy_ns` is the time that the broker has spent on it,
     measured where there are quotas. `id` is that of a request which may be tried again: the same
-    16 bytes each time. `on_freed` is called once when its records are not needed any more.
+    16 bytes each time. `on_released` is called once when its records are not needed any more.
     """
 
     header: RequestHeader
@@ -87,7 +87,7 @@ class Request:
     size: int = 0
     busy_ns: int = 0
     id: bytes = b""
-    on_freed: Callable[[], None] | None = None
+    on_released: Callable[[], None] | None = None
 
     @property
     def version(self) -> int:
@@ -98,13 +98,13 @@ class Request:
         """Whether it is a produce whose records are still in memory."""
         return isinstance(self.body, ProduceRequest) and bool(self.body.topics)
 
-    def free(self) -> None:
+    def release(self) -> None:
         """Drop the records of a produce: they are appended, or nobody waits for them."""
         if self.holds_records:
             self.body = self.body._replace(topics=[])
-        on_freed, self.on_freed = self.on_freed, None
-        if on_freed is not None:
-            on_freed()
+        on_released, self.on_released = self.on_released, None
+        if on_released is not None:
+            on_released()
 
 
 Handler = Callable[["Broker", Request], Answer]

@@ -20,9 +20,9 @@ from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.compiler import Gather
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
-from shoal.server.network.api import Api, Awaited, Body, Buffer, Peer, Request
-from shoal.server.network.deferred import Prompt
-from shoal.server.quota.client_quotas import with_pause
+from shoal.server.network.api import Api, AwaitableBody, Body, Buffer, Peer, Request
+from shoal.server.network.deferred import DeferredResponse
+from shoal.server.quota.client_quotas import with_throttle_time
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Buffers = list[Buffer]
 
 
-class Pending:
+class PendingResponse:
     """An answer that is due on its connection; `size` is that of its request, in bytes."""
 
     __slots__ = ("_dispatcher", "_done", "_future", "_request", "size")
@@ -39,7 +39,7 @@ class Pending:
         self,
         dispatcher: Dispatcher,
         request: Request | None,
-        future: Awaited | None,
+        future: AwaitableBody | None,
         done: Buffers | None = None,
     ) -> None:
         self._dispatcher = dispatcher
@@ -66,13 +66,13 @@ class Pending:
             assert self._done is not None
             return self._done
         assert self._request is not None
-        self._request.free()
-        return self._dispatcher.finished(self._request, self._future)
+        self._request.release()
+        return self._dispatcher.resolve(self._request, self._future)
 
     def cancel(self) -> None:
         """The connection is gone: whoever would answer may stop."""
         if self._request is not None:
-            self._request.free()
+            self._request.release()
         if self._future is not None:
             self._future.cancel()
 
@@ -90,7 +90,7 @@ class Dispatcher:
         self._metrics = broker.metrics
         self._quotas = broker.quotas
 
-    def answer(self, frame: bytearray, peer: Peer) -> Buffers | Pending | None:
+    def handle(self, frame: bytearray, peer: Peer) -> Buffers | PendingResponse | None:
         """Handle one request: its answer, or what stands for it, or None where none is sent.
 
         Raises `WireError` when the connection is to be closed.
@@ -104,7 +104,7 @@ class Dispatcher:
         header = frames.read_request_header(frame, row.versions)
         version = header.api_version
         if version not in row.versions:
-            return self._unsupported(row, header)
+            return self._unsupported_version(row, header)
         view = memoryview(frame)
         if row.read is not None:
             body = row.read(version, view, header.body_at)
@@ -117,37 +117,37 @@ class Dispatcher:
                     ErrorCode.unsupported_version,
                     f"The feature {row.feature} is off: its level is 0.",
                 )
-            if row.by_controller and not self._is_alone:
-                answer: Any = self._broker.channel.passed_on(frame, request)
+            if row.by_controller and not self._is_only_controller:
+                answer: Any = self._broker.channel.forward(frame, request)
             else:
                 answer = row.handle(self._broker, request)
         except WireError:
             raise
         except Exception as error:
-            return self._refused(request, error)
+            return self._error_response(request, error)
         if self._quotas.enabled:
             request.busy_ns = time.perf_counter_ns() - received_ns
         if answer is None:
-            self._unanswered(request)
+            self._no_response(request)
             return None
-        if isinstance(answer, (Prompt, asyncio.Future)):
+        if isinstance(answer, (DeferredResponse, asyncio.Future)):
             if not answer.done():
-                return Pending(self, request, answer)
-            return self.finished(request, answer)
+                return PendingResponse(self, request, answer)
+            return self.resolve(request, answer)
         assert isinstance(answer, (list, Mapping)), answer
         return self._respond(request, answer)
 
-    def handled(self, now_s: float) -> None:
+    def requests_handled(self, now_s: float) -> None:
         """The requests of one read, at `now_s` by the loop's clock, have been handled; their
         connection is about to send what answers them."""
-        self._broker.purgatory.go_ahead(now_s)
+        self._broker.purgatory.complete_early(now_s)
 
     @property
-    def _is_alone(self) -> bool:
+    def _is_only_controller(self) -> bool:
         """Whether this node is the controller, and no other one can become it."""
         return self._broker.metadata.is_active and self._broker.quorum.alone
 
-    async def embedded(self, frame: bytes, peer: Peer, request_id: bytes = b"") -> bytes:
+    async def handle_envelope(self, frame: bytes, peer: Peer, request_id: bytes = b"") -> bytes:
         """Handle a request that came in another one, as the active controller: the body of its
         response. Raises `ApiError` with NOT_CONTROLLER when this node is none, or stops being it,
         and `WireError`."""
@@ -174,14 +174,14 @@ class Dispatcher:
         except Exception as error:
             if isinstance(error, ApiError) and error.code is ErrorCode.not_controller:
                 raise
-            found = self._refusal(request, error)
-        return b"".join(self._parts(request, found))
+            found = self._error_body(request, error)
+        return b"".join(self._encode_body(request, found))
 
-    def done(self, buffers: Buffers) -> Pending:
+    def completed(self, buffers: Buffers) -> PendingResponse:
         """An answer that waits for those before it only."""
-        return Pending(self, None, None, buffers)
+        return PendingResponse(self, None, None, buffers)
 
-    def finished(self, request: Request, future: Awaited) -> Buffers:
+    def resolve(self, request: Request, future: AwaitableBody) -> Buffers:
         """The buffers of an answer whose future is done."""
         if future.cancelled():
             raise WireError("the request was given up while the broker stops")
@@ -189,44 +189,44 @@ class Dispatcher:
         if isinstance(error, WireError):
             raise error
         if error is not None:
-            return self._refused(request, error)
+            return self._error_response(request, error)
         result = future.result()
-        return self._unanswered(request) if result is None else self._respond(request, result)
+        return self._no_response(request) if result is None else self._respond(request, result)
 
-    def _unanswered(self, request: Request) -> Buffers:
+    def _no_response(self, request: Request) -> Buffers:
         """Note a request that has no response; no buffers."""
-        if self._quotas.enabled and (pause_ms := self._quotas.charge(request, 0)):
-            request.peer.pause(pause_ms)
-        self._observe(request)
+        if self._quotas.enabled and (throttle_ms := self._quotas.charge(request, 0)):
+            request.peer.pause(throttle_ms)
+        self._record_metrics(request)
         return []
 
     def _respond(self, request: Request, body: Body) -> Buffers:
         try:
-            return self._encode(request, body)
+            return self._encode_response(request, body)
         except Exception as error:  # a body that does not fit its layout is a fault of ours, too
-            return self._refused(request, error)
+            return self._error_response(request, error)
 
-    def _encode(self, request: Request, body: Body) -> Buffers:
+    def _encode_response(self, request: Request, body: Body) -> Buffers:
         if not self._quotas.enabled:
-            parts = self._parts(request, body)
+            parts = self._encode_body(request, body)
         else:
-            parts = self._charged(request, body)
+            parts = self._encode_throttled(request, body)
         size = sum(map(len, parts))
-        self._observe(request)
+        self._record_metrics(request)
         return [frames.sized_response_head(request.header, size), *parts]
 
-    def _charged(self, request: Request, body: Body) -> Buffers:
+    def _encode_throttled(self, request: Request, body: Body) -> Buffers:
         """The encoded body of a request whose client may have a quota."""
         begun_ns = time.perf_counter_ns()
-        parts = self._parts(request, body)
+        parts = self._encode_body(request, body)
         request.busy_ns += time.perf_counter_ns() - begun_ns
-        pause_ms = self._quotas.charge(request, sum(map(len, parts)))
-        if not pause_ms:
+        throttle_ms = self._quotas.charge(request, sum(map(len, parts)))
+        if not throttle_ms:
             return parts
-        request.peer.pause(pause_ms)
-        return self._parts(request, with_pause(request, body, pause_ms))
+        request.peer.pause(throttle_ms)
+        return self._encode_body(request, with_throttle_time(request, body, throttle_ms))
 
-    def _parts(self, request: Request, body: Body) -> Buffers:
+    def _encode_body(self, request: Request, body: Body) -> Buffers:
         header = request.header
         if isinstance(body, list):
             return body
@@ -236,15 +236,15 @@ class Dispatcher:
             return out.parts()
         return list(body)
 
-    def _observe(self, request: Request) -> None:
+    def _record_metrics(self, request: Request) -> None:
         header = request.header
         elapsed_ns = time.perf_counter_ns() - request.received_ns
         self._metrics.request(header.api_key, header.api_version, elapsed_ns)
 
-    def _refused(self, request: Request, error: BaseException) -> Buffers:
-        return self._encode(request, self._refusal(request, error))
+    def _error_response(self, request: Request, error: BaseException) -> Buffers:
+        return self._encode_response(request, self._error_body(request, error))
 
-    def _refusal(self, request: Request, error: BaseException) -> Body:
+    def _error_body(self, request: Request, error: BaseException) -> Body:
         """The error response of a whole request."""
         row = self._table[request.header.api_key]
         if isinstance(error, ApiError):
@@ -261,7 +261,7 @@ class Dispatcher:
             raise WireError(f"{row.key.name} was refused: {message or code.name}")
         return {"error_code": code, "error_message": message}
 
-    def _unsupported(self, row: Api, header: frames.RequestHeader) -> Buffers:
+    def _unsupported_version(self, row: Api, header: frames.RequestHeader) -> Buffers:
         if row.key is not ApiKey.API_VERSIONS:
             raise WireError(f"{row.key.name} v{header.api_version} is not served")
         served: dict[str, Any] = {

@@ -29,11 +29,11 @@ class SetupTimeouts:
         #: Failures in a row, of addresses whose last attempt failed.
         self._failures: dict[Address, int] = {}
 
-    def of(self, address: Address) -> int:
+    def timeout_ms(self, address: Address) -> int:
         """The limit of the next attempt."""
         # A shift by more than the bits of any limit only costs memory.
-        grown = self._initial_ms << min(self._failures.get(address, 0), 63)
-        return min(grown, max(self._initial_ms, self._max_ms))
+        timeout_ms = self._initial_ms << min(self._failures.get(address, 0), 63)
+        return min(timeout_ms, max(self._initial_ms, self._max_ms))
 
     def failed(self, address: Address) -> None:
         self._failures[address] = self._failures.get(address, 0) + 1
@@ -89,7 +89,7 @@ class Link:
                 (self.address,),
                 client_id=self._client_id,
                 request_timeout_ms=self._request_timeout_ms,
-                connect_timeout_ms=self._timeouts.of(self.address),
+                connect_timeout_ms=self._timeouts.timeout_ms(self.address),
             )
             self._connecting = asyncio.ensure_future(connect(settings, self.address))
             self._connecting.add_done_callback(self._connected)

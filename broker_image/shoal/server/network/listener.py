@@ -2,7 +2,7 @@
 
 Bounds in number: `max.connections` over the broker's listeners (those for controllers apart),
 `max.connections.per.ip` with its exceptions; who comes above is refused at once. In time:
-`max.connection.creation.rate` and the connection quotas of addresses, in `server.admission`; and
+`max.connection.creation.rate` and the connection quotas of addresses, in `connection_limits`; and
 `connections.max.idle.ms`, checked by one sweep over all connections.
 """
 
@@ -41,13 +41,13 @@ class Listener:
         self.name = name
         self.host, self.port = "", 0
         #: Bytes of answers that clients are slow to take.
-        self.bytes_held = 0
+        self.bytes_buffered = 0
         self.bytes_in = self.bytes_out = self.opened_total = self.refused_total = 0
-        self.room = broker.room
+        self.request_limits = broker.request_limits
         self._broker = broker
         self._dispatch = dispatch
         self._connections: dict[Connection, None] = {}
-        self._per_host: dict[str, int] = {}
+        self._connections_by_host: dict[str, int] = {}
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
         config = broker.config
@@ -80,23 +80,23 @@ class Listener:
             lambda: Connection(self, self._dispatch), sock=self._socket, backlog=self._backlog
         )
         if self._idle_max_ms >= 0:
-            self._broker.timers.every(IDLE_SWEEP_MS, self._sweep)
+            self._broker.timers.every(IDLE_SWEEP_MS, self._close_idle)
 
-    def opened(self, connection: Connection, transport: asyncio.Transport) -> Peer | None:
+    def register(self, connection: Connection, transport: asyncio.Transport) -> Peer | None:
         """A client has connected: who it is, or None when there is no room for it."""
         self.opened_total += 1
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
-        here = self._per_host.get(host, 0)
-        in_all = self._count_of_kind()
-        admission = self._broker.admission
-        if not admission.has_room(host, in_all, here):
+        from_host = self._connections_by_host.get(host, 0)
+        total = self._connections_of_kind()
+        connection_limits = self._broker.connection_limits
+        if not connection_limits.allows(host, total, from_host):
             self.refused_total += 1
             return None
         accepted = transport.get_extra_info("socket")
         if self._send_buffer_bytes > 0 and accepted is not None:
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer_bytes)
         self._connections[connection] = None
-        self._per_host[host] = here + 1
+        self._connections_by_host[host] = from_host + 1
         name = f"{self.host}:{self.port}-{host}:{port}-{self.opened_total}"
         peer = Peer(
             host,
@@ -106,42 +106,42 @@ class Listener:
             name,
             {},
             pause=connection.mute,
-            hang_up=connection.hang_up,
+            close_after_responses=connection.close_after_responses,
             number=self.opened_total,
         )
-        turn = admission.turn(host)
-        if turn.wait_ms:
-            connection.mute(turn.wait_ms)
-            if turn.refused:
+        throttle = connection_limits.throttle(host)
+        if throttle.delay_ms:
+            connection.mute(throttle.delay_ms)
+            if throttle.refused:
                 reason = f"{host} is over its quota of new connections"
-                self.loop.call_later(turn.wait_ms / 1000, connection.fail, reason)
+                self.loop.call_later(throttle.delay_ms / 1000, connection.fail, reason)
         return peer
 
-    def _count_of_kind(self) -> int:
+    def _connections_of_kind(self) -> int:
         """Connections of the listeners that this one shares `max.connections` with. As in Kafka,
         listeners for controllers are counted apart: clients cannot take all connections of the
         quorum."""
         kinds = self._broker.cluster.kinds
-        apart = kinds[self.name] is Listeners.CONTROLLER
+        is_controller = kinds[self.name] is Listeners.CONTROLLER
         return sum(
             listener.count
             for listener in self._broker.listeners
-            if (kinds[listener.name] is Listeners.CONTROLLER) is apart
+            if (kinds[listener.name] is Listeners.CONTROLLER) is is_controller
         )
 
-    def closed(self, connection: Connection, peer: Peer) -> None:
+    def unregister(self, connection: Connection, peer: Peer) -> None:
         """Its transport is gone."""
         del self._connections[connection]
-        left = self._per_host[peer.host] - 1
+        left = self._connections_by_host[peer.host] - 1
         if left:
-            self._per_host[peer.host] = left
+            self._connections_by_host[peer.host] = left
         else:
-            del self._per_host[peer.host]
+            del self._connections_by_host[peer.host]
         for call in list(peer.on_close.values()):
             call()
         peer.on_close.clear()
 
-    def refused(self, connection: Connection, reason: str) -> None:
+    def connection_failed(self, connection: Connection, reason: str) -> None:
         """What a client sent ends its connection."""
         self.refused_total += 1
         peer = connection.peer.connection_id if connection.peer else ""
@@ -161,7 +161,7 @@ class Listener:
         # A turn of the loop lets transports that have nothing to send go.
         await asyncio.sleep(0)
 
-    def _sweep(self) -> None:
+    def _close_idle(self) -> None:
         since = self.loop.time() - self._idle_max_ms / 1000
         for connection in [c for c in self._connections if c.active_at < since]:
             connection.fail(f"idle for connections.max.idle.ms ({self._idle_max_ms})")
@@ -188,24 +188,24 @@ def bound_socket(host: str, port: int, backlog: int = BACKLOG) -> socket.socket:
         sock.listen(backlog)
     except OSError as error:
         sock.close()
-        raise ListenError(_why(host, port, error)) from None
+        raise ListenError(_listen_error_message(host, port, error)) from None
     sock.setblocking(False)
     return sock
 
 
-def _why(host: str, port: int, error: OSError) -> str:
-    where = f"Cannot listen on {address(host, port)}: "
+def _listen_error_message(host: str, port: int, error: OSError) -> str:
+    prefix = f"Cannot listen on {address(host, port)}: "
     match error.errno:
         case errno.EADDRINUSE:
-            return where + (
+            return prefix + (
                 "another process listens there. Stop it, or choose another port"
                 " (--listener HOST:PORT; port 0 takes a free one)."
             )
         case errno.EADDRNOTAVAIL:
-            return where + (
+            return prefix + (
                 "this machine has no such address. Listen on one it has, or on 0.0.0.0,"
                 " and tell clients the other one by advertised.listeners."
             )
         case errno.EACCES:
-            return where + "ports below 1024 need a privilege. Choose a higher port."
-    return where + os.strerror(error.errno or 0) + "."
+            return prefix + "ports below 1024 need a privilege. Choose a higher port."
+    return prefix + os.strerror(error.errno or 0) + "."

@@ -57,8 +57,8 @@ class _AtEnd(NamedTuple):
 
 def _stirred(session: Session, cursor: Cursor, leadership: Leadership, replica_id: int) -> None:
     """Something happens to a partition that was quiet."""
-    leadership.fetched_again(replica_id, session.broker_epoch, session.used_ms)
-    session.stir(cursor)
+    leadership.fetched_again(replica_id, session.broker_epoch, session.last_used_ms)
+    session.activate(cursor)
 
 
 def replica_of(body: Any) -> int:
@@ -157,7 +157,7 @@ class _ReplicaFetch:
             if known is not None and known.still:
                 if known.leadership.fetched_again(self._replica_id, self._broker_epoch, now_ms):
                     told = (known.log_end_offset, known.log_start_offset)
-                    if not self._incremental or cursor.told != told:
+                    if not self._incremental or cursor.last_sent != told:
                         rows.append((cursor, ReplicaFetched(ErrorCode.none, *told)))
                     elif self._session is not None:
                         self._quieten(self._session, cursor, known)
@@ -189,18 +189,18 @@ class _ReplicaFetch:
         session = self._session
         if session is None:
             return
-        session.used_ms = now_ms
+        session.last_used_ms = now_ms
         if session.broker_epoch != self._broker_epoch:
             session.broker_epoch = self._broker_epoch
             for cursor in session.cursors.values():
-                session.stir(cursor)
+                session.activate(cursor)
 
     def _looked_at(self) -> list[Cursor]:
         """Partitions that are not quiet; of a fetch without a session all."""
         session = self._session
-        if session is None or session.lively is None:
+        if session is None or session.active is None:
             return self._cursors
-        return list(session.lively.values())
+        return list(session.active.values())
 
     def _quieten(self, session: Session, cursor: Cursor, known: _AtEnd) -> None:
         stirs = known.partition.stirs
@@ -209,7 +209,7 @@ class _ReplicaFetch:
             # A partition that moves between a follower's fetch loops is in two sessions for a
             # while. The one that stays must not be left out.
             other()
-        session.quieten(cursor)
+        session.deactivate(cursor)
         stirs[self._replica_id] = partial(
             _stirred, session, cursor, known.leadership, self._replica_id
         )
@@ -258,9 +258,9 @@ class _ReplicaFetch:
         for cursor, found in rows:
             told = (found.high_watermark, found.log_start_offset)
             new = found.error_code or found.diverging is not None or found.records
-            if self._incremental and not new and cursor.told == told:
+            if self._incremental and not new and cursor.last_sent == told:
                 continue
-            cursor.told = None if found.error_code else told
+            cursor.last_sent = None if found.error_code else told
             if session is not None and found.records:
                 session.rotate(cursor)
             entry: _Entry = {

@@ -20,7 +20,7 @@ from shoal.protocol.features import HEADERS_ONLY, OWN_CLIENT
 from shoal.protocol.share import PartitionRecords, ShareFetchRequest, write_fetch
 from shoal.record.batch import HEADER_SIZE, headers
 from shoal.server.network.api import Answer, Body, Peer, Request
-from shoal.server.network.deferred import Prompt
+from shoal.server.network.deferred import DeferredResponse
 from shoal.server.network.responses import leader_endpoints
 from shoal.server.share.acknowledge import Acks
 from shoal.server.share.leader import Phase, ShareLeader
@@ -61,7 +61,7 @@ class ShareFetch:
         self._broker = broker
         self._request = body
         self._peer = request.peer
-        self._room = broker.quotas.room(request)
+        self._room = broker.quotas.fetch_bytes_max(request)
         self._session = session
         self._acks = acks
         self._begun_ms = broker.clock.now_ms()
@@ -80,8 +80,8 @@ class ShareFetch:
         self._locks: list[tuple[ShareLeader, int]] = []
         #: Leaders elsewhere that the answer names.
         self._leaders: dict[_Key, tuple[int, int]] = {}
-        self._answer: Prompt | None = None
-        self._parked: Prompt | None = None
+        self._answer: DeferredResponse | None = None
+        self._parked: DeferredResponse | None = None
 
     @staticmethod
     def _rotated(keys: list[_Key], epoch: int) -> list[_Key]:
@@ -110,7 +110,7 @@ class ShareFetch:
             self._parked.add_done_callback(lambda _: self._finish())
         if self._entries is not None and self._acks.settled:
             return self._encode()
-        self._answer = Prompt()
+        self._answer = DeferredResponse()
         self._answer.add_done_callback(self._given_up)
         self._acks.on_settled = self._finish
         return self._answer
@@ -136,7 +136,7 @@ class ShareFetch:
         # A member with another assignment is let go, to ask for its new partitions.
         return self._done() if self._collect(must=self._session.reassigned) else None
 
-    def _woken(self, _: Prompt) -> None:
+    def _woken(self, _: DeferredResponse) -> None:
         self._broker.share.waiting_fetches -= 1
 
     def _expire(self) -> Body:
@@ -156,7 +156,7 @@ class ShareFetch:
         self._acks.on_settled = None
         answer.set_result(self._encode())
 
-    def _given_up(self, answer: Prompt) -> None:
+    def _given_up(self, answer: DeferredResponse) -> None:
         if answer.cancelled():
             if self._parked is not None:
                 self._parked.cancel()

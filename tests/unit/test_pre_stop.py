@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from ports import free_ports
-from shoal.server.host import pre_stop as goes_last
+from shoal.server.host import pre_stop
 
 LONG_S = 60.0
 
@@ -47,7 +47,9 @@ def other(*, ready: bool) -> Iterator[Broker]:
 @contextlib.contextmanager
 def waiting(ports: list[int]) -> Iterator[threading.Thread]:
     thread = threading.Thread(
-        target=goes_last.wait, args=(ports,), kwargs={"runs_s": LONG_S, "timeout_s": LONG_S}
+        target=pre_stop.wait_until_stopped,
+        args=(ports,),
+        kwargs={"ready_grace_s": LONG_S, "timeout_s": LONG_S},
     )
     thread.start()
     yield thread
@@ -76,11 +78,11 @@ def test_who_stops_is_waited_for(ready: bool) -> None:
 def test_who_does_not_stop_is_not_waited_for() -> None:
     """A container that is started anew by itself is not kept from it."""
     with other(ready=True) as broker:
-        goes_last.wait([broker.server_port], runs_s=0.0, timeout_s=LONG_S)
+        pre_stop.wait_until_stopped([broker.server_port], ready_grace_s=0.0, timeout_s=LONG_S)
         assert broker.asked.acquire(blocking=False)
 
 
 def test_nobody_is_waited_for_without_end() -> None:
     with other(ready=False) as broker:
-        goes_last.wait([broker.server_port], timeout_s=0.2)
+        pre_stop.wait_until_stopped([broker.server_port], timeout_s=0.2)
         assert broker.asked.acquire(blocking=False)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from shoal.server.config import BrokerConfig, InvalidConfig, resolve
-from shoal.server.host import broker_slots as seats
+from shoal.server.host import broker_slots
 
 QUORUM = "10@one:9092,20@two:9092,30@three:9092"
 
@@ -16,8 +16,8 @@ def config(**given: str) -> BrokerConfig:
     return resolve({"shoal.brokers.per.host": "3"} | flags, {})
 
 
-def found(**given: str) -> list[seats.Seat]:
-    return seats.seats(config(**given), host="one", cluster_id="made-up")
+def found(**given: str) -> list[broker_slots.BrokerSlot]:
+    return broker_slots.allocate(config(**given), host="one", cluster_id="made-up")
 
 
 def test_what_is_given_is_the_first_ones() -> None:
@@ -30,7 +30,7 @@ def test_what_is_given_is_the_first_ones() -> None:
         controller_quorum_voters=QUORUM,
         shoal_cluster_id="c",
     )
-    assert [seat.id for seat in rows] == [10, 11, 12]
+    assert [slot.id for slot in rows] == [10, 11, 12]
     for number, (id, settings) in enumerate(rows):
         assert settings == {
             "shoal.brokers.per.host": "1",
@@ -45,16 +45,16 @@ def test_what_is_given_is_the_first_ones() -> None:
 
 
 def test_the_rack_that_is_given_stays() -> None:
-    assert all("broker.rack" not in seat.settings for seat in found(broker_rack="zone-a"))
+    assert all("broker.rack" not in slot.settings for slot in found(broker_rack="zone-a"))
 
 
 def test_a_host_by_itself_is_a_cluster() -> None:
     """Its first broker is the only voter; all are told the cluster's id."""
-    for seat in found(listeners="PLAINTEXT://[::1]:9092"):
-        assert seat.settings["controller.quorum.voters"] == "1@[::1]:9092"
-        assert seat.settings["shoal.cluster.id"] == "made-up"
+    for slot in found(listeners="PLAINTEXT://[::1]:9092"):
+        assert slot.settings["controller.quorum.voters"] == "1@[::1]:9092"
+        assert slot.settings["shoal.cluster.id"] == "made-up"
     given = found(shoal_cluster_id="given")
-    assert all("shoal.cluster.id" not in seat.settings for seat in given)
+    assert all("shoal.cluster.id" not in slot.settings for slot in given)
     wide = found(listeners="PLAINTEXT://:9092")
     assert wide[0].settings["controller.quorum.voters"] == "1@one:9092"
 
@@ -66,7 +66,7 @@ def test_the_listener_of_controllers_is_that_of_who_may_be_one() -> None:
         controller_listener_names="CONTROLLER",
     )
     assert rows[0].settings["controller.quorum.voters"] == "1@one:9192"
-    assert [seat.settings["listeners"] for seat in rows] == [
+    assert [slot.settings["listeners"] for slot in rows] == [
         "PLAINTEXT://one:9092,CONTROLLER://one:9192",
         "PLAINTEXT://one:9093",
         "PLAINTEXT://one:9094",
@@ -97,9 +97,15 @@ def test_what_cannot_be(given: dict[str, str], parts: list[str]) -> None:
 
 def test_the_directory_of_a_single_broker_is_not_taken(tmp_path: Path) -> None:
     given = config(log_dirs=str(tmp_path))
-    assert seats.unmoved(given) is None and seats.known_cluster(given) is None
+    assert (
+        broker_slots.data_dir_conflict(given) is None
+        and broker_slots.existing_cluster_id(given) is None
+    )
     (tmp_path / "meta.properties").write_text("version=1\ncluster.id=c\nnode.id=1\n")
-    assert f"move what is in there to {tmp_path}/1" in str(seats.unmoved(given))
+    assert f"move what is in there to {tmp_path}/1" in str(broker_slots.data_dir_conflict(given))
     (tmp_path / "1").mkdir()
     (tmp_path / "meta.properties").rename(tmp_path / "1" / "meta.properties")
-    assert seats.unmoved(given) is None and seats.known_cluster(given) == "c"
+    assert (
+        broker_slots.data_dir_conflict(given) is None
+        and broker_slots.existing_cluster_id(given) == "c"
+    )

@@ -1,4 +1,4 @@
-"""Room for requests over all connections, on connections without sockets."""
+"""Limits on requests over all connections, on connections without sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.record.records import build_batch
 from shoal.server import logs
 from shoal.server.broker import Broker
 from shoal.server.config import resolve
-from shoal.server.network import request_limits as request_room
+from shoal.server.network import request_limits
 from shoal.server.network.connection import Connection
 
 SIZE = 200_000
@@ -103,11 +103,11 @@ def test_connections_go_on_in_the_order_in_which_they_stopped(tmp_path: Path) ->
     frame = produce()
 
     async def test(broker: Broker) -> None:
-        room, order = broker.room, []
+        limits, order = broker.request_limits, []
         first = [Wire(broker) for _ in range(2)]
         for wire in first:
             wire.take(frame[: SIZE // 2])
-        assert room.is_full and room.bytes == 2 * (len(frame) - 4)
+        assert limits.is_full and limits.bytes == 2 * (len(frame) - 4)
         late = [Wire(broker) for _ in range(6)]
         for number, wire in enumerate(late):
             wire.take(frame[: SIZE // 2])
@@ -116,7 +116,7 @@ def test_connections_go_on_in_the_order_in_which_they_stopped(tmp_path: Path) ->
                 order.append(n),
                 setattr(w, "reading_paused", False),
             )
-        assert room.waiting == 6 and room.bytes == 2 * (len(frame) - 4)
+        assert limits.waiting == 6 and limits.bytes == 2 * (len(frame) - 4)
         # A connection that goes while it waits is forgotten; one that goes while its request
         # arrives gives its room back.
         late[1].close()
@@ -126,13 +126,13 @@ def test_connections_go_on_in_the_order_in_which_they_stopped(tmp_path: Path) ->
         left = [wire for number, wire in enumerate(late) if number != 1]
         while left:
             await eventually_async(lambda: any(not w.reading_paused for w in left))
-            assert room.bytes <= 300_000 + len(frame)
+            assert limits.bytes <= 300_000 + len(frame)
             for wire in [w for w in left if not w.reading_paused]:
                 wire.take(frame[SIZE // 2 :])
                 left.remove(wire)
         assert not left and order == [0, 2, 3, 4, 5]
         assert all(wire.answers == 1 for wire in late if wire is not late[1])
-        assert (room.bytes, room.requests, room.waiting) == (0, 0, 0)
+        assert (limits.bytes, limits.requests, limits.waiting) == (0, 0, 0)
 
     run(tmp_path, test, **BYTES)
 
@@ -154,8 +154,8 @@ def test_without_a_limit_nobody_waits(tmp_path: Path) -> None:
 
 def test_a_client_that_stalls_gives_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else two clients that send half a request and then nothing would stop all others."""
-    monkeypatch.setattr(request_room, "STALL_S", 0.05)
-    monkeypatch.setattr(request_room, "_LOOK_S", 0.02)
+    monkeypatch.setattr(request_limits, "STALL_S", 0.05)
+    monkeypatch.setattr(request_limits, "_STALL_CHECK_S", 0.02)
     frame = produce()
 
     async def test(broker: Broker) -> None:
