@@ -49,7 +49,7 @@ class Leader:
         self.asked: list[tuple[int, tuple[int, ...]]] = []
         self.partitions = [self._partition(index) for index in range(COUNT)]
         ids = count(1)
-        self.sessions = FetchSessions(1_000, 120_000, lambda: next(ids))
+        self.sessions = FetchSessions(1_000, random_id=lambda: next(ids))
         unthrottled = SimpleNamespace(active=False)
         self.broker: Any = SimpleNamespace(
             clock=SimpleNamespace(now_ms=lambda: self.now_ms),

@@ -9,7 +9,7 @@ import pytest
 from shoal.log.uuids import uuid_text
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
-from shoal.server.network.dispatch import Dispatcher
+from shoal.server.network.envelopes import EnvelopeHandler
 from shoal.server.replication import replica_fetch
 from sim.scenes import ErrorCode, Scene, scene
 from sim.test_scenes import GROUP, INIT, SHARE, SOON_S, TRANSACTION, WRITE_TIMEOUT_S
@@ -208,14 +208,14 @@ def test_unclean_elections_are_looked_for(interval_ms: str, elected: bool) -> No
 def test_brokers_send_heartbeats(monkeypatch: pytest.MonkeyPatch, interval_ms: int) -> None:
     """broker.heartbeat.interval.ms"""
     count = 0
-    handle_envelope = Dispatcher.handle_envelope
+    handle = EnvelopeHandler.handle
 
     async def spied(self: Any, frame: bytes, *words: Any) -> bytes:
         nonlocal count
         count += frame[0] << 8 | frame[1] == ApiKey.BROKER_HEARTBEAT
-        return await handle_envelope(self, frame, *words)
+        return await handle(self, frame, *words)
 
-    monkeypatch.setattr(Dispatcher, "handle_envelope", spied)
+    monkeypatch.setattr(EnvelopeHandler, "handle", spied)
     configs = {
         "broker.heartbeat.interval.ms": str(interval_ms),
         "broker.session.timeout.ms": "9000",

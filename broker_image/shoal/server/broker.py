@@ -25,7 +25,7 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.quorum.voters import Endpoint as QuorumEndpoint
 from shoal.quorum.voters import ReplicaKey, Voter, VoterSet
-from shoal.server import ineffective_configs as idle_settings
+from shoal.server import ineffective_configs
 from shoal.server.cluster.controller import Controller
 from shoal.server.cluster.controller_channel import ControllerChannel
 from shoal.server.cluster.lifecycle import CannotJoin, Lifecycle
@@ -47,6 +47,8 @@ from shoal.server.metrics.registry import Metrics
 from shoal.server.network.api import Api, Listeners
 from shoal.server.network.connection_limits import ConnectionLimits
 from shoal.server.network.dispatch import Dispatcher
+from shoal.server.network.encoding import ErrorResponses
+from shoal.server.network.envelopes import EnvelopeHandler
 from shoal.server.network.fetch_sessions import FetchSessions
 from shoal.server.network.health import HealthListener
 from shoal.server.network.links import SetupTimeouts
@@ -54,6 +56,7 @@ from shoal.server.network.listener import Listener, ListenError
 from shoal.server.network.peers import Peers as BrokerPeers
 from shoal.server.network.purgatory import Purgatory
 from shoal.server.network.request_limits import RequestLimits
+from shoal.server.network.response_limits import ResponseLimits
 from shoal.server.node import Node
 from shoal.server.quota.client_quotas import ClientQuotas
 from shoal.server.replication.batch_validator import Examiner
@@ -73,15 +76,6 @@ IMAGE_TIMEOUT_S = 5.0
 SNAPSHOT_CHECK_MS = 1_000
 #: In `meta.properties`: the voters of the setting that the quorum once had.
 FIRST_VOTERS = "shoal.first.voters"
-#: After which a client's fetch session may give way to another's
-#: (min.incremental.fetch.session.eviction.ms in Kafka, which has no setting for it either).
-FETCH_SESSION_EVICTION_MS = 120_000
-
-
-#: Bytes of answers that may wait in memory for clients to take them, over all connections, and what
-#: one answer may have in any case: a client's default for one partition.
-ANSWERS_HELD_MAX = 128 << 20
-ANSWER_ROOM_MIN = 1 << 20
 
 
 class Features(NamedTuple):
@@ -111,19 +105,16 @@ class Broker:
         self.examiner = Examiner(loop)
         self.fetch_sessions = FetchSessions(
             config["max.incremental.fetch.session.cache.slots"],
-            FETCH_SESSION_EVICTION_MS,
-            lambda: node.random.randrange(1, 1 << 31),
+            random_id=lambda: node.random.randrange(1, 1 << 31),
         )
-        self.quotas = ClientQuotas(self)
+        self.quotas = ClientQuotas(node, self.metadata_cache, self.metrics)
         self.throttles = {side: ReplicationQuota(self, side) for side in (LEADER, FOLLOWER)}
-        self.connection_limits = ConnectionLimits(self)
-        self.request_limits = RequestLimits(
-            loop, config["queued.max.requests"], config["queued.max.request.bytes"]
-        )
+        self.connection_limits = ConnectionLimits(node, self.metadata_cache)
+        self.request_limits = RequestLimits(node)
         self.table: Mapping[int, Api] = HANDLERS
         self.served = Served(self)
-        self.dispatch = Dispatcher(self, self.table, self.served.now)
         self.listeners: list[Listener] = []
+        self.response_limits = ResponseLimits(self.listeners)
         self.health: HealthListener | None = None
         self.directory = LogDirectory(DiskStorage(), config.data_dir)
         self.partitions = Partitions(
@@ -134,11 +125,8 @@ class Broker:
             clock=self.clock,
         )
         self.partitions.on_removed.append(lambda p: self.metrics.forget_topic(p.topic))
-        self.setup_timeouts = SetupTimeouts(
-            config["socket.connection.setup.timeout.ms"],
-            config["socket.connection.setup.timeout.max.ms"],
-        )
-        self.peers = BrokerPeers(self)
+        self.setup_timeouts = SetupTimeouts.from_config(config)
+        self.peers = BrokerPeers(node, self.metadata_cache, self.setup_timeouts)
         self.suspects = Suspects(self)
         self.replicas = Replicas(self)
         self.partitions.alter = self.replicas.alter
@@ -148,14 +136,41 @@ class Broker:
         self.producer_ids = ProducerIds(self)
         self.coordinators: list[CoordinatorService[Any]] = []
         self.background = Background(self)
+        errors = ErrorResponses(self.log, self.table, self.metrics)
+        self.envelopes = EnvelopeHandler(
+            self, self.table, errors, is_active_controller=lambda: self.metadata.is_active
+        )
         self.channel = ControllerChannel(self)
+        self.dispatch = Dispatcher(
+            context=self,
+            served=self.served.now,
+            cache=self.metadata_cache,
+            metrics=self.metrics,
+            quotas=self.quotas,
+            purgatory=self.purgatory,
+            controller=self.channel,
+            errors=errors,
+        )
         self.controller = Controller(self)
         self.lifecycle = Lifecycle(self)
         #: Why this node cannot go on, once it cannot.
         self.failed: asyncio.Future[str] = loop.create_future()
         self._ready = self._opened = False
         self._unserved: set[tuple[int, Address]] = set()
-        broker_metrics.register(self)
+        self._register_metrics()
+
+    def _register_metrics(self) -> None:
+        sources = broker_metrics.Sources(
+            self.partitions,
+            self.purgatory,
+            lambda: self.share.waiting_fetches if self.cluster.is_broker else 0,
+            self.fetch_sessions,
+            self.request_limits,
+            self.disk,
+            self.background,
+            self.listeners,
+        )
+        broker_metrics.register(self.metrics, sources)
 
     # Parts that the data directory has to be open for; `start` makes them.
     quorum: Quorum
@@ -213,17 +228,20 @@ class Broker:
             self.quorum.on_step.append(VoterUpdate(self).look)
             self._check_auto_join()
         self.partitions.load(self.image)
-        self.quotas.update()
+        self.quotas.start()
         self._throttle()
         self._opened = True
         self.metadata_cache.subscribe(self._metadata_changed)
+        ineffective_configs.log_alterations(
+            self.node, self.metadata_cache, is_active_controller=lambda: self.metadata.is_active
+        )
         self.suspects.changed(self.image)
         self._start_coordinators()
         self.background.start()
         self.replicas.start()
         metrics_listener = self.config.metrics_listener
         if metrics_listener is not None:
-            self.health = HealthListener(self)
+            self.health = HealthListener(self.node, self.metrics, self)
             await self.health.listen(metrics_listener.host, metrics_listener.port)
         if alone:
             for listener in self.listeners:
@@ -255,7 +273,7 @@ class Broker:
         self.share = ShareService(self)
         self.coordinators.append(self.share.state_coordinator)
         for coordinator in self.coordinators:
-            coordinator_metrics.register(self, coordinator)
+            coordinator_metrics.register(self.metrics, coordinator)
             coordinator.start()
 
     def _bind(self) -> None:
@@ -263,7 +281,14 @@ class Broker:
         for endpoint in self.config.listeners:
             if endpoint.name not in self.cluster.kinds:
                 continue
-            listener = Listener(self, self.dispatch, endpoint.name)
+            listener = Listener(
+                self.node,
+                endpoint.name,
+                self.dispatch,
+                self.connection_limits,
+                self.request_limits,
+                self.listeners,
+            )
             try:
                 listener.bind(endpoint.host, endpoint.port)
             except ListenError as error:
@@ -376,7 +401,7 @@ class Broker:
             await listener.accept()
         self.quorum.on_step.append(VoterUpdate(self).look)
         if self.config.metrics_listener is not None:
-            self.health = HealthListener(self)
+            self.health = HealthListener(self.node, self.metrics, self)
             await self.health.listen(
                 self.config.metrics_listener.host, self.config.metrics_listener.port
             )
@@ -575,12 +600,6 @@ class Broker:
             log_dirs=(self.directory.directory_id,),
         )
 
-    def answer_room(self) -> int:
-        """Bytes that the records of one more answer may have. Answers wait in memory for slow
-        clients; when many do, each gets less at a time."""
-        held = sum(listener.bytes_buffered for listener in self.listeners)
-        return max(ANSWER_ROOM_MIN, ANSWERS_HELD_MAX - held)
-
     def features(self) -> Features:
         """The features of this broker and of its cluster."""
         image = self.image
@@ -603,11 +622,8 @@ class Broker:
 
     def _metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
         self.partitions.apply(image, delta)
-        idle_settings.log_altered(self, delta)
         if delta.brokers:
             self.suspects.changed(image)
-        if delta.client_quotas:
-            self.quotas.update()
         if delta.configs or delta.broker_config_changed:
             self._throttle()
         if delta.broker_config_changed:

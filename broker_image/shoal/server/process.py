@@ -19,7 +19,7 @@ from shoal import __version__
 from shoal.log.errors import CorruptLog, DirectoryInUse
 from shoal.protocol.errors import ApiError
 from shoal.record import walker
-from shoal.server import ineffective_configs as idle_settings
+from shoal.server import ineffective_configs
 from shoal.server.broker import Broker
 from shoal.server.cluster.lifecycle import CannotJoin
 from shoal.server.config import BrokerConfig, InvalidConfig, address
@@ -81,10 +81,10 @@ async def _serve(config: BrokerConfig, started: float, say: Callable[[str], None
     if broker.health is not None:
         where = address(broker.health.host, broker.health.port)
         say(f"Metrics are at http://{where}/metrics.")
-    idle = idle_settings.of_broker(broker)
-    if idle:
-        broker.log.warning("settings without effect", type="broker", settings=idle)
-        say(idle_settings.sentence(idle))
+    ineffective = ineffective_configs.of_broker(broker.image)
+    if ineffective:
+        broker.log.warning("settings without effect", type="broker", settings=ineffective)
+        say(ineffective_configs.sentence(ineffective))
     if walker.native is None:
         say("Records are validated in Python, which is slower: there is no compiled module.")
     say(f"Ready after {time.perf_counter() - started:.2f} s. Ctrl-C or SIGTERM stops it.")

@@ -66,7 +66,12 @@ class ControllerChannel:
         data = await self._answer(bytes(frame), self._self, timeout_ms)
         return codec.read_response(api_key, version, data)
 
-    def forward(self, frame: bytes | bytearray, request: Request) -> asyncio.Future[Any]:
+    @property
+    def is_local(self) -> bool:
+        """Whether this node is the active controller and no other node can become it."""
+        return self._broker.metadata.is_active and self._broker.quorum.alone
+
+    def forward(self, frame: bytes | bytearray, request: Request) -> asyncio.Future[list[bytes]]:
         """The answer to a client's request, from the controller, within the request's own timeout
         where it has one that is shorter than request.timeout.ms."""
         return asyncio.ensure_future(self._parts(bytes(frame), request))
@@ -112,7 +117,7 @@ class ControllerChannel:
         broker = self._broker
         try:
             if broker.metadata.is_active:
-                return await broker.dispatch.handle_envelope(frame, peer, request_id)
+                return await broker.envelopes.handle(frame, peer, request_id)
             return await self._ask(frame, peer, request_id)
         except ApiError as error:
             if error.code is not ErrorCode.not_controller:

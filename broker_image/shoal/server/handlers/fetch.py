@@ -153,7 +153,7 @@ class _Fetch:
 
     def read(self) -> Body:
         """The response, of as many whole batches as the request has room for."""
-        left = min(self._max_bytes, self._broker.answer_room())
+        left = min(self._max_bytes, self._broker.response_limits.fetch_bytes_max())
         entries: list[tuple[Cursor, _Entry]] = []
         find = self._broker.partitions.find
         topics = self._broker.metrics.topic
@@ -188,7 +188,9 @@ class _Fetch:
 
     def _endpoints(self) -> list[_Entry]:
         """Where the leaders are that refusals have named."""
-        return leader_endpoints(self._broker, self._request.peer.listener, self._leaders or ())
+        return leader_endpoints(
+            self._broker.image, self._request.peer.listener, self._leaders or ()
+        )
 
     def _epoch_error(self, partition: Partition, current_leader_epoch: int) -> ErrorCode | None:
         """Why a partition cannot be read here: a client with a rack may read from a follower."""

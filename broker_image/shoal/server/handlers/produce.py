@@ -124,7 +124,9 @@ def append(broker: Broker, request: Request, refused: Refused, outcomes: Outcome
             if "current_leader" in e
         ]
         if moved:
-            response["node_endpoints"] = leader_endpoints(broker, request.peer.listener, moved)
+            response["node_endpoints"] = leader_endpoints(
+                broker.image, request.peer.listener, moved
+            )
     if not waiting:
         return [produce.write_taken(request.version, topics)] if failed is None else response
     # What waits for its replicas does not keep its records in memory.

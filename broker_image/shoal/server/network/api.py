@@ -1,6 +1,7 @@
 """What a handler is given and what it may return.
 
-A handler is `handle(broker, request)`. It returns at once, with one of:
+A handler is `handle(context, request)`. The context is whatever `Dispatcher` was given for its
+handlers; this package does not depend on its type. A handler returns at once, with one of:
 
 * a mapping: the response body, written by the codec of the request's version;
 * a list of buffers: the response body already encoded (the hot path);
@@ -15,17 +16,14 @@ Responses leave a connection in the order of its requests, whenever their future
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Flag
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.frames import RequestHeader
 from shoal.protocol.produce import ProduceRequest
-
-if TYPE_CHECKING:
-    from shoal.server.broker import Broker
 
 Buffer = bytes | bytearray | memoryview
 Body = Mapping[str, Any] | Sequence[Buffer]
@@ -77,7 +75,7 @@ class Request:
 
     `size` is that of its frame in bytes. `busy_ns` is the time that the broker has spent on it,
     measured where there are quotas. `id` is that of a request which may be tried again: the same
-    16 bytes each time. `on_released` is called once when its records are not needed any more.
+    16 bytes each time.
     """
 
     header: RequestHeader
@@ -87,7 +85,7 @@ class Request:
     size: int = 0
     busy_ns: int = 0
     id: bytes = b""
-    on_released: Callable[[], None] | None = None
+    _on_released: Callable[[], None] | None = field(default=None, init=False)
 
     @property
     def version(self) -> int:
@@ -98,16 +96,21 @@ class Request:
         """Whether it is a produce whose records are still in memory."""
         return isinstance(self.body, ProduceRequest) and bool(self.body.topics)
 
+    def when_released(self, call: Callable[[], None]) -> None:
+        """Call `call` once, when the records are not needed any more."""
+        self._on_released = call
+
     def release(self) -> None:
         """Drop the records of a produce: they are appended, or nobody waits for them."""
         if self.holds_records:
             self.body = self.body._replace(topics=[])
-        on_released, self.on_released = self.on_released, None
+        on_released, self._on_released = self._on_released, None
         if on_released is not None:
             on_released()
 
 
-Handler = Callable[["Broker", Request], Answer]
+#: (context, request) -> answer.
+Handler = Callable[[Any, Request], Answer]
 
 
 class Listeners(Flag):

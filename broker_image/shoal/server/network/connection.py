@@ -17,17 +17,18 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from shoal.log.slices import FileSlice
 from shoal.protocol.errors import WireError
 from shoal.server.network.api import Buffer, Peer
-from shoal.server.network.request_limits import LARGE_REQUEST_BYTES, needs_capacity
+from shoal.server.network.dispatch import Dispatcher, PendingResponse
+from shoal.server.network.request_limits import (
+    LARGE_REQUEST_BYTES,
+    RequestLimits,
+    needs_capacity,
+)
 from shoal.server.network.sendfile_writer import SendfileWriter
-
-if TYPE_CHECKING:
-    from shoal.server.network.dispatch import Dispatcher, PendingResponse
-    from shoal.server.network.listener import Listener
 
 #: What one read may bring at most; uvloop reads as much at a time by itself.
 SCRATCH_SIZE = 256 * 1024
@@ -45,6 +46,33 @@ JOIN_SIZE_MAX = 8192
 _SIZE = struct.Struct(">i")
 _scratch = bytearray(SCRATCH_SIZE)
 _scratch_view = memoryview(_scratch)
+
+
+class ListenerPort(Protocol):
+    """What a connection needs of the listener that accepted it."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+    @property
+    def request_size_max(self) -> int:
+        """The largest frame accepted, in bytes."""
+
+    @property
+    def request_limits(self) -> RequestLimits: ...
+
+    #: Bytes received and sent by all connections, and bytes that wait in write buffers.
+    bytes_in: int
+    bytes_out: int
+    bytes_buffered: int
+
+    def register(self, connection: Connection, transport: asyncio.Transport) -> Peer | None:
+        """Accept a connection. Return None to refuse it."""
+
+    def unregister(self, connection: Connection, peer: Peer) -> None:
+        """Forget a connection whose transport is closed."""
+
+    def connection_failed(self, connection: Connection, reason: str) -> None:
+        """Count and log a connection that ends with an error."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -76,7 +104,7 @@ class Connection(asyncio.BufferedProtocol):
         "peer",
     )
 
-    def __init__(self, listener: Listener, dispatch: Dispatcher) -> None:
+    def __init__(self, listener: ListenerPort, dispatch: Dispatcher) -> None:
         self._listener = listener
         self._loop = listener.loop
         self._dispatch = dispatch

@@ -8,14 +8,13 @@ quota (`connection_creation_rate`) waits, for a window of the quota at most, and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from shoal.metadata.client_quotas import connection_rate
 from shoal.metadata.config_keys import counts_by_address
+from shoal.server.metadata_cache import MetadataCache
+from shoal.server.node import Node
 from shoal.server.quota.rates import Rate
-
-if TYPE_CHECKING:
-    from shoal.server.broker import Broker
 
 #: Without such a limit nothing is measured.
 _NO_LIMIT = 2**31 - 1
@@ -33,18 +32,18 @@ class Throttle(NamedTuple):
 class ConnectionLimits:
     """Owns the rates at which connections come, in all and by address."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        config = broker.config
-        self._samples: int = config["quota.window.num"]
-        self._window_ms: int = config["quota.window.size.seconds"] * 1000
+    def __init__(self, node: Node, cache: MetadataCache) -> None:
+        self._clock = node.clock
+        self._cache = cache
+        self._samples: int = node.config["quota.window.num"]
+        self._window_ms: int = node.config["quota.window.size.seconds"] * 1000
         self._rate: Rate | None = None
         self._rates_by_host: dict[str, Rate] = {}
         self._overrides: tuple[str, dict[str, int]] = ("", {})
 
     def allows(self, host: str, total: int, from_host: int) -> bool:
         """Whether one more may come, with so many connected in all and from its address."""
-        config = self._broker.image.broker_config
+        config = self._cache.image.broker_config
         text = config["max.connections.per.ip.overrides"]
         if text != self._overrides[0]:
             self._overrides = text, counts_by_address(text)
@@ -53,8 +52,8 @@ class ConnectionLimits:
 
     def throttle(self, host: str) -> Throttle:
         """Note a new connection; when it is served."""
-        image = self._broker.image
-        now_ms = self._broker.clock.now_ms()
+        image = self._cache.image
+        now_ms = self._clock.now_ms()
         quota = connection_rate(image.client_quotas, host) if image.client_quotas else None
         if quota is not None:
             rate = self._rate_of(host, now_ms)

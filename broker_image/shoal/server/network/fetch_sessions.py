@@ -20,6 +20,9 @@ FINAL_EPOCH = -1
 #: The first request of a session.
 INITIAL_EPOCH = 0
 NO_SESSION = 0
+#: A session that is idle for longer gives way to another client's. Kafka names this period
+#: min.incremental.fetch.session.eviction.ms and has no setting for it either.
+EVICTION_MS = 120_000
 _EPOCH_MAX = 2**31 - 1
 
 PartitionKey = tuple[Any, int]
@@ -112,7 +115,9 @@ class Session:
 class FetchSessions:
     """The cache. `random_id` gives a new positive session id."""
 
-    def __init__(self, slots_max: int, eviction_ms: int, random_id: Callable[[], int]) -> None:
+    def __init__(
+        self, slots_max: int, *, random_id: Callable[[], int], eviction_ms: int = EVICTION_MS
+    ) -> None:
         self._slots_max = slots_max
         self._eviction_ms = eviction_ms
         self._random_id = random_id
@@ -178,7 +183,6 @@ class FetchSessions:
             if known is None:
                 session.cursors[cursor.key] = known = cursor
             else:
-                cursor.last_sent = known.last_sent
                 known.at_end = None
                 known.fetch_offset = cursor.fetch_offset
                 known.max_bytes = cursor.max_bytes

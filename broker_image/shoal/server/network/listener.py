@@ -12,15 +12,15 @@ import asyncio
 import errno
 import os
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from shoal.server.config import address
 from shoal.server.network.api import Listeners, Peer
 from shoal.server.network.connection import Connection
-
-if TYPE_CHECKING:
-    from shoal.server.broker import Broker
-    from shoal.server.network.dispatch import Dispatcher
+from shoal.server.network.connection_limits import ConnectionLimits
+from shoal.server.network.dispatch import Dispatcher
+from shoal.server.network.request_limits import RequestLimits
+from shoal.server.node import Node
 
 #: Connections that the kernel completes before they are accepted, unless
 #: `socket.listen.backlog.size` is set; Kafka's 50 are few for a group that starts as a whole.
@@ -36,21 +36,32 @@ class ListenError(Exception):
 class Listener:
     """Owns one listening socket, its connections and their traffic counters."""
 
-    def __init__(self, broker: Broker, dispatch: Dispatcher, name: str) -> None:
-        self.loop = broker.loop
+    def __init__(
+        self,
+        node: Node,
+        name: str,
+        dispatch: Dispatcher,
+        connection_limits: ConnectionLimits,
+        request_limits: RequestLimits,
+        listeners: Sequence[Listener],
+    ) -> None:
+        """`listeners` are all listeners of the node, this one included once it is bound."""
+        self.loop = node.loop
         self.name = name
         self.host, self.port = "", 0
         #: Bytes of answers that clients are slow to take.
         self.bytes_buffered = 0
         self.bytes_in = self.bytes_out = self.opened_total = self.refused_total = 0
-        self.request_limits = broker.request_limits
-        self._broker = broker
+        self.request_limits = request_limits
+        self._node = node
+        self._connection_limits = connection_limits
+        self._listeners = listeners
         self._dispatch = dispatch
         self._connections: dict[Connection, None] = {}
         self._connections_by_host: dict[str, int] = {}
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
-        config = broker.config
+        config = node.config
         self.request_size_max: int = config["socket.request.max.bytes"]
         given = "socket.listen.backlog.size" in config.given
         self._backlog: int = config["socket.listen.backlog.size"] if given else BACKLOG
@@ -80,7 +91,7 @@ class Listener:
             lambda: Connection(self, self._dispatch), sock=self._socket, backlog=self._backlog
         )
         if self._idle_max_ms >= 0:
-            self._broker.timers.every(IDLE_SWEEP_MS, self._close_idle)
+            self._node.timers.every(IDLE_SWEEP_MS, self._close_idle)
 
     def register(self, connection: Connection, transport: asyncio.Transport) -> Peer | None:
         """A client has connected: who it is, or None when there is no room for it."""
@@ -88,8 +99,7 @@ class Listener:
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
         from_host = self._connections_by_host.get(host, 0)
         total = self._connections_of_kind()
-        connection_limits = self._broker.connection_limits
-        if not connection_limits.allows(host, total, from_host):
+        if not self._connection_limits.allows(host, total, from_host):
             self.refused_total += 1
             return None
         accepted = transport.get_extra_info("socket")
@@ -109,7 +119,7 @@ class Listener:
             close_after_responses=connection.close_after_responses,
             number=self.opened_total,
         )
-        throttle = connection_limits.throttle(host)
+        throttle = self._connection_limits.throttle(host)
         if throttle.delay_ms:
             connection.mute(throttle.delay_ms)
             if throttle.refused:
@@ -121,11 +131,11 @@ class Listener:
         """Connections of the listeners that this one shares `max.connections` with. As in Kafka,
         listeners for controllers are counted apart: clients cannot take all connections of the
         quorum."""
-        kinds = self._broker.cluster.kinds
+        kinds = self._node.cluster.kinds
         is_controller = kinds[self.name] is Listeners.CONTROLLER
         return sum(
             listener.count
-            for listener in self._broker.listeners
+            for listener in self._listeners
             if (kinds[listener.name] is Listeners.CONTROLLER) is is_controller
         )
 
@@ -145,7 +155,7 @@ class Listener:
         """What a client sent ends its connection."""
         self.refused_total += 1
         peer = connection.peer.connection_id if connection.peer else ""
-        self._broker.log.warning("connection closed", reason=reason, connection=peer)
+        self._node.log.warning("connection closed", reason=reason, connection=peer)
 
     def stop_accepting(self) -> None:
         if self._server is not None:

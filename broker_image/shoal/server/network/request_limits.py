@@ -14,13 +14,11 @@ then nothing for `STALL_S` is disconnected if others wait.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from shoal.protocol.api import ApiKey
-
-if TYPE_CHECKING:
-    from shoal.server.network.api import Request
-    from shoal.server.network.connection import Connection
+from shoal.server.network.api import Request
+from shoal.server.node import Node
 
 #: Requests above this size count while they arrive. Smaller ones arrive in buffers that all
 #: connections share.
@@ -32,13 +30,30 @@ STALL_S = 10.0
 _STALL_CHECK_S = 1.0
 
 
+class LimitedConnection(Protocol):
+    """A connection that stops reading while there is no capacity."""
+
+    #: The time of the loop at which it received bytes last.
+    active_at: float
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it has stopped reading."""
+
+    def capacity_available(self) -> None:
+        """Go on reading."""
+
+    def fail(self, reason: str) -> None:
+        """Close at once and log `reason`."""
+
+
 class RequestLimits:
     """Owns the counts, and the queue of connections that wait."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, requests_max: int, bytes_max: int) -> None:
-        """`bytes_max` is unlimited unless positive."""
-        self._loop = loop
-        self._requests_max = requests_max
+    def __init__(self, node: Node) -> None:
+        self._loop = node.loop
+        self._requests_max: int = node.config["queued.max.requests"]
+        bytes_max: int = node.config["queued.max.request.bytes"]
         self._bytes_max = bytes_max if bytes_max > 0 else None
         #: Produce requests that wait to be appended.
         self.requests = 0
@@ -47,8 +62,8 @@ class RequestLimits:
         #: As in Kafka, the last request that finds room may take more than was left.
         self.is_full = False
         #: Connections with a request that is arriving, and those that wait, in order.
-        self._receiving: dict[Connection, int] = {}
-        self._waiting: dict[Connection, None] = {}
+        self._receiving: dict[LimitedConnection, int] = {}
+        self._waiting: dict[LimitedConnection, None] = {}
         self._wake_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -62,12 +77,12 @@ class RequestLimits:
         """Connections that wait."""
         return len(self._waiting)
 
-    def receive_started(self, connection: Connection, size: int) -> None:
+    def receive_started(self, connection: LimitedConnection, size: int) -> None:
         """A large request of `size` bytes begins to arrive."""
         self._receiving[connection] = size
         self._count(size)
 
-    def receive_ended(self, connection: Connection) -> None:
+    def receive_ended(self, connection: LimitedConnection) -> None:
         """It has arrived and was handled, or its connection is gone."""
         size = self._receiving.pop(connection, None)
         if size is not None:
@@ -81,15 +96,15 @@ class RequestLimits:
         def released() -> None:
             self._count(-size, -1)
 
-        request.on_released = released
+        request.when_released(released)
 
-    def wait(self, connection: Connection) -> None:
+    def wait(self, connection: LimitedConnection) -> None:
         """Call `connection.capacity_available` when it is its turn."""
         self._waiting[connection] = None
         if self._timer is None:
             self._timer = self._loop.call_later(_STALL_CHECK_S, self._disconnect_stalled)
 
-    def connection_closed(self, connection: Connection) -> None:
+    def connection_closed(self, connection: LimitedConnection) -> None:
         """The connection is gone."""
         self._waiting.pop(connection, None)
         self.receive_ended(connection)

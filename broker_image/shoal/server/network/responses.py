@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from shoal.metadata.image import MetadataImage
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.network.api import Answer, Body
-
-if TYPE_CHECKING:
-    from shoal.server.broker import Broker
 
 Response = Mapping[str, Any]
 Outcome = Response | ApiError
@@ -74,12 +72,12 @@ def old_epoch_error(error: ErrorCode, version: int, since: int) -> ErrorCode:
 
 
 def leader_endpoints(
-    broker: Broker, listener: str, leader_ids: Iterable[int]
+    image: MetadataImage, listener: str, leader_ids: Iterable[int]
 ) -> list[dict[str, Any]]:
     """Where leaders are that a refusal has named, so that its client need not ask (KIP-951)."""
     rows = []
     for leader_id in sorted(set(leader_ids)):
-        found = broker.image.brokers.get(leader_id)
+        found = image.brokers.get(leader_id)
         endpoint = None if found is None else found.endpoint(listener)
         if found is not None and endpoint is not None:
             rows.append(

@@ -364,9 +364,12 @@ class _FetchLoop:
             self._drop_link()
             if address is None:
                 raise ClientError(f"broker {self._leader_id} is not registered")
-            self._link = peers.link(address, config["replica.socket.timeout.ms"])
+            self._link = peers.link(
+                address,
+                config["replica.socket.timeout.ms"],
+                on_lost=lambda: self._broker.suspects.lost(self._leader_id),
+            )
             self._link_epoch = self._leader_epoch()
-            self._link.on_lost = lambda: self._broker.suspects.lost(self._leader_id)
         return await self._link.request(api_key, fields)
 
     async def _fetch(self, request: FetchRequest) -> FetchResponse:

@@ -239,7 +239,7 @@ class ShareFetch:
     def _max_bytes(self) -> int:
         broker = self._broker
         limit = min(self._request.max_bytes, broker.image.broker_config["fetch.max.bytes"])
-        limit = min(limit, broker.answer_room())
+        limit = min(limit, broker.response_limits.fetch_bytes_max())
         return limit if self._room is None else min(limit, self._room)
 
     def _refusal(self, key: _Key, failure: Failure) -> PartitionRecords:
@@ -298,7 +298,7 @@ def endpoints_of(
     broker: Broker, peer: Peer, leaders: Iterable[tuple[int, int]]
 ) -> list[tuple[int, str, int, str | None]]:
     """Node id, host, port and rack of each of these leaders, on the listener of the client."""
-    found = leader_endpoints(broker, peer.listener, (leader_id for leader_id, _ in leaders))
+    found = leader_endpoints(broker.image, peer.listener, (leader_id for leader_id, _ in leaders))
     return [(row["node_id"], row["host"], row["port"], row["rack"]) for row in found]
 
 

@@ -38,6 +38,7 @@ from shoal.server.share.delay_scanner import DelayScanner
 from shoal.server.share.dlq_rate_limit import DlqRateLimit
 from shoal.server.share.leader import Phase, ShareLeader
 from shoal.server.share.persister import Persister
+from shoal.server.share.redrives import Redrives
 from shoal.server.share.state_coordinator import StateCoordinator
 from shoal.server.share.state_write import Failure
 
@@ -107,7 +108,8 @@ class ShareService:
         broker.groups.before_deleting(GroupType.SHARE, self._delete_group)
         broker.groups.on_effect(InitializeShareState, partial(members.initialize, broker))
         broker.groups.on_effect(MemberReassigned, partial(members.reassigned, broker))
-        share_metrics.register(broker, self)
+        share_metrics.register(broker.metrics, self)
+        Redrives(broker)
 
     # What leaders ask of the shell.
 
