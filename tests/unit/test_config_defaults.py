@@ -33,7 +33,7 @@ from shoal.replication.follower import Fetcher
 from shoal.server.cluster.config import cluster_config
 from shoal.server.config import resolve
 from shoal.server.replication.quotas import FOLLOWER, ReplicationQuota
-from shoal.server.share import policies as share_policies
+from shoal.server.share import group_settings
 from unit.test_share_membership import Share
 
 
@@ -198,7 +198,7 @@ def test_policies_of_share_groups(name: str) -> None:
     value = "none" if name == "share.ordering" else text_of(another(GROUP[name])) or ""
     after = image({}, group={**on, name: value}).group_config("g")
     found = [
-        (share_policies.selection(config), share_policies.backoff(config))
+        (group_settings.selection(config), group_settings.backoff(config))
         for config in (before, after)
     ]
     assert found[0] != found[1]

@@ -31,8 +31,7 @@ from shoal.server.metrics import share as share_metrics
 from shoal.server.metrics import share_meters
 from shoal.server.network.api import Peer
 from shoal.server.share import admin as share_admin
-from shoal.server.share import members
-from shoal.server.share import policies as share_policies
+from shoal.server.share import group_settings, members
 from shoal.server.share.dead_letters import DeadLetterMeter, DeadLetters
 from shoal.server.share.delay_scanner import DelayScanner
 from shoal.server.share.dlq_rate_limit import DlqRateLimit
@@ -128,13 +127,13 @@ class ShareService:
                 config["share.isolation.level"] == "read_committed",
                 config["share.renew.acknowledge.enable"],
                 config["share.auto.offset.reset"],
-                share_policies.backoff(config),
+                group_settings.backoff(config),
                 config["share.delivery.paused"],
                 image.features.get("share.version", 0) >= DEAD_LETTERS_FROM
                 and bool(config["errors.deadletterqueue.topic.name"]),
                 config["shoal.errors.deadletterqueue.flood.per.minute"],
                 config["share.redelivery.backoff.max.ms"],
-                share_policies.selection(config),
+                group_settings.selection(config),
             )
             if found.selection is not None and found.selection.key_order:
                 self._log_loops()
