@@ -11,13 +11,13 @@ reads are so short that they rarely get through a batch.
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
+from share_leaders import LogLeader
 from shoal.coordinator.share import compiled, fetch_limit
 from shoal.coordinator.share.acquisition import Wanted
 from shoal.coordinator.share.backoff import Backoff
@@ -122,21 +122,13 @@ class SelectionMachine(ShareMachine):
         super().begin(limit, cap, start, backoff, dead_letters)
         self.policy = policy
         self._set(limit, cap, 100, backoff, dead_letters)
-        self.leader: Any = SimpleNamespace(
-            selection=None,
+        self.leader = LogLeader(
+            self.share,
+            self._read,
+            lambda: self.log_end,
             record_size=100.0,
-            limit=lambda _: self.log_end,
-            read=self._read,
-            service=SimpleNamespace(wake_soon=self._wake_soon),
-            partition=SimpleNamespace(
-                log=SimpleNamespace(
-                    aborted_transactions=lambda first, end: [
-                        SimpleNamespace(
-                            producer_id=ABORTED_PRODUCER, first_offset=0, last_offset=self.log_end
-                        )
-                    ]
-                )
-            ),
+            aborted_producer=ABORTED_PRODUCER,
+            wake_soon=self._wake_soon,
         )
         #: What became ready when, as far as it was looked at.
         self.ready_ms: dict[int, int] = {}
@@ -144,7 +136,7 @@ class SelectionMachine(ShareMachine):
         self.first_ready_ms: dict[int, int] = {}
         self.more_to_scan = False
 
-    def _wake_soon(self, _: Any) -> None:
+    def _wake_soon(self) -> None:
         self.more_to_scan = True
 
     def _set(self, limit, cap, lock_ms, backoff, dead_letters) -> None:
@@ -430,7 +422,7 @@ class SelectionMachine(ShareMachine):
     @precondition(lambda self: self.share.dead_letters)
     @rule(count=st.integers(1, 3))
     def write_dead_letters(self, count: int) -> None:
-        if not self.policy.dead_dead_letters_hold_keys:
+        if not self.policy.dead_letters_hold_keys:
             super().write_dead_letters(count, hold=False)
             return
         for dead_letter in self.share.dead_letters[:count]:
@@ -473,7 +465,7 @@ class SelectionMachine(ShareMachine):
     def configure(self, limit, cap, lock_ms, backoff, dead_letters, policy=None) -> None:
         self.policy = policy or self.policy
         self._set(limit, cap, lock_ms, backoff, dead_letters)
-        if not self.policy.dead_dead_letters_hold_keys:
+        if not self.policy.dead_letters_hold_keys:
             for first, last, _ in self.share.key_holder_ranges():
                 self._free(first, last)
         self._begin_selection_anew()

@@ -18,7 +18,6 @@ from typing import Any
 from shoal.log.memory import MemoryStorage
 from shoal.server import broker, logs, process
 from shoal.server.network import listener
-from shoal.server.share import service as share
 from sim.cluster_kernel import Kernel, Process
 from sim.cluster_network import FIN, RESET, Host, ListenSocket, Network
 
@@ -181,7 +180,6 @@ def doors(kernel: Kernel) -> Iterator[None]:
         patch(process, "Broker", new_broker)
         patch(process, "_tune_collector", lambda: None)
         patch(logs, "get", lambda **context: _Log(kernel, context))
-        patch(share, "Random", lambda: entropy)
         patch(os, "urandom", entropy.randbytes)
         patch(time, "time_ns", kernel.wall_time_ns)
         patch(time, "time", lambda: kernel.wall_time_ns() / 1e9)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from share_leaders import LogLeader
 from shoal.coordinator.share import fetch_limit, read_cache
 from shoal.coordinator.share.acquisition import Wanted
 from shoal.coordinator.share.fetch_limit import RECORDS_MAX, STEP_RECORDS, FetchLimit
@@ -36,14 +36,7 @@ class Queue:
             bytes(build_batch([(0, k, b"v", ()) for k in keys[at : at + 10]], base_offset=at))
             for at in range(0, len(keys), 10)
         ]
-        self.leader: Any = SimpleNamespace(
-            selection=None,
-            share=SharePartition(0),
-            record_size=20.0,
-            limit=lambda _: len(keys),
-            read=self._read,
-            service=SimpleNamespace(wake_soon=lambda _: None),
-        )
+        self.leader = LogLeader(SharePartition(0), self._read, lambda: len(keys), record_size=20.0)
         self.locks = 0
 
     def _read(self, offset: int, size: int, _: int) -> tuple[bytes, int]:
@@ -60,10 +53,12 @@ class Queue:
         acks = [(first, last, [1]) for first, last, _ in got.records]
         outcome = self.leader.share.acknowledge(0, member, acks, SETTINGS)
         assert not outcome.error
+        assert self.leader.selection is not None
         self.leader.selection.changed(outcome.changes, 0)
 
     @property
     def fetch_limit(self) -> int:
+        assert self.leader.selection is not None
         return self.leader.selection.fetch_limit.records
 
 

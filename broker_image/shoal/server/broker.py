@@ -270,11 +270,21 @@ class Broker:
             purgatory=self.purgatory,
         )
         self.coordinators.append(self.transactions)
-        self.share = ShareService(self)
+        self.share = ShareService(
+            *shared,
+            groups=self.groups,
+            peers=self.peers,
+            purgatory=self.purgatory,
+            quotas=self.quotas,
+            response_limits=self.response_limits,
+            create_topics=self.create_topics,
+            listeners=self.listeners,
+        )
         self.coordinators.append(self.share.state_coordinator)
         for coordinator in self.coordinators:
             coordinator_metrics.register(self.metrics, coordinator)
             coordinator.start()
+        self.share.start()
 
     def _bind(self) -> None:
         """Take the addresses. Raises `ListenError`."""

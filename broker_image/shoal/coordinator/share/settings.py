@@ -41,7 +41,7 @@ class SelectionPolicy(NamedTuple):
     priority_ageing_ms: int = 60_000
 
     @property
-    def dead_dead_letters_hold_keys(self) -> bool:
+    def dead_letters_hold_keys(self) -> bool:
         """Whether a record whose dead letter is written holds its key."""
         return self.key_order and self.key_held_by_dead_letter
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from shoal.coordinator.contract import Record, Replayed, Result
+from shoal.coordinator.contract import Record, Replayed, Reply, Result
 from shoal.coordinator.share import records
 from shoal.coordinator.share.backoff import UNTIL_FREED, Delay, still_due
 from shoal.coordinator.share.records import RecordType, ShareKey, Update
@@ -103,6 +103,35 @@ class Change(NamedTuple):
 
     record: Record | None
     refusal: Refusal | None = None
+
+
+class StateUpdate:
+    """A change of one share partition's state, with the window's offsets at that time.
+
+    `changes` are state batches; the later one counts where two overlap.
+    """
+
+    __slots__ = (
+        "changes",
+        "delays",
+        "delivery_complete_count",
+        "key",
+        "leader_epoch",
+        "start_offset",
+        "state_epoch",
+    )
+
+    def __init__(self, key: ShareKey, *, state_epoch: int, leader_epoch: int) -> None:
+        self.key = key
+        self.state_epoch = state_epoch
+        self.leader_epoch = leader_epoch
+        self.start_offset = self.delivery_complete_count = NONE
+        self.changes: list[StateBatch] = []
+        self.delays: list[Delay] = []
+
+
+#: The reply to an update that was accepted.
+_ACCEPTED: Mapping[str, Any] = {"refusal": None}
 
 
 class ShareStateShard:
@@ -207,6 +236,22 @@ class ShareStateShard:
                 delays=delays,
             )
         )
+
+    def decide_update(self, now_ms: int, token: StateUpdate) -> Result:
+        """Decide on an update that is the token of its own reply."""
+        change = self.write(
+            now_ms,
+            token.key,
+            state_epoch=token.state_epoch,
+            leader_epoch=token.leader_epoch,
+            start_offset=token.start_offset,
+            delivery_complete_count=token.delivery_complete_count,
+            batches=token.changes,
+            delays=token.delays,
+        )
+        if change.record is None:
+            return Result((), (Reply(token, {"refusal": change.refusal}),))
+        return Result((change.record,), (Reply(token, _ACCEPTED),))
 
     def summary(self, key: ShareKey) -> tuple[ShareState | None, Refusal | None]:
         """The state for an admin; neither state nor refusal where nothing was ever written."""

@@ -15,7 +15,7 @@ from shoal.coordinator.share.state_store import NONE, ShareStateShard
 from shoal.protocol.errors import ErrorCode
 from shoal.server.network.api import Answer, Request
 from shoal.server.network.responses import combined
-from shoal.server.share.persister import answer_of, delay_rows, delays_of, summary_of
+from shoal.server.share.persister import answer_of, delay_entries, delays_of, summary_of
 from shoal.server.share.state_coordinator import keys_of, outcomes_by_topic
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def read(broker: Broker, request: Request) -> Answer:
                 for first, last, delivery_state, count in state.batches
             ]
             waits = still_due(state.delays, now_ms=now_ms, start_offset=state.start_offset)
-            answer["delays"] = delay_rows(waits)
+            answer["delays"] = delay_entries(waits)
         return answer, result
 
     return _for_each(broker, request, one)
@@ -110,7 +110,7 @@ def summary(broker: Broker, request: Request) -> Answer:
         shard: ShareStateShard, _now_ms: int, key: ShareKey, _entry: Any
     ) -> tuple[dict[str, Any], Result]:
         told = summary_of(shard, key)
-        return told | {"delays": delay_rows(told.get("delays", ()))}, Result()
+        return told | {"delays": delay_entries(told.get("delays", ()))}, Result()
 
     return _for_each(broker, request, one)
 

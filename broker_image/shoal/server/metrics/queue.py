@@ -362,8 +362,10 @@ def _archiving(leader: LeaderPort) -> int:
 
 
 def behind_dead_letters(leader: LeaderPort) -> int:
-    """How many records wait for one that is HOLDS_KEY, which is not among them: of its key, or all that
-    are not in flight where so many are held that nothing is delivered."""
+    """Return the number of records that wait behind HOLDS_KEY records.
+
+    These are records of the same key, or all that are not in flight once the maximum is reached.
+    """
     selection, share = leader.selection, leader.share
     if selection is None or not share.key_holders:
         return 0

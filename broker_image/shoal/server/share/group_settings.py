@@ -1,12 +1,76 @@
-"""What a group's configs ask for beyond KIP-932, as the coordinator's policies take it."""
+"""The configs of share groups in force, and the policies that go beyond KIP-932."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
+from shoal.coordinator.share import compiled
 from shoal.coordinator.share.backoff import Backoff
-from shoal.coordinator.share.settings import SelectionPolicy
+from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
+
+if TYPE_CHECKING:
+    from shoal.metadata.image import MetadataImage
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.node import Node
+
+#: The level of the feature `share.version` with which there are dead letters (KIP-1191).
+DEAD_LETTERS_FROM = 2
+
+
+class ShareGroupSettings:
+    """Owns the settings of groups as the newest image has them, each computed when it is used."""
+
+    def __init__(self, node: Node, cache: MetadataCache) -> None:
+        self._node = node
+        self._cache = cache
+        self._settings: dict[str, ShareSettings] = {}
+        self._image: MetadataImage | None = None
+        self._subscribers: list[Callable[[str, ShareSettings], None]] = []
+        self._logged_loops = False
+
+    def subscribe(self, subscriber: Callable[[str, ShareSettings], None]) -> None:
+        """Call with each group and its settings when they are computed."""
+        self._subscribers.append(subscriber)
+
+    def of(self, group_id: str) -> ShareSettings:
+        """Return the group's configs in force."""
+        image = self._cache.image
+        if image is not self._image:
+            self._settings, self._image = {}, image
+        found = self._settings.get(group_id)
+        if found is None:
+            found = self._settings[group_id] = _settings(image, group_id)
+            if found.selection is not None and found.selection.key_order:
+                self._log_loops()
+            for subscriber in self._subscribers:
+                subscriber(group_id, found)
+        return found
+
+    def _log_loops(self) -> None:
+        """Log once whether the loops of key order are compiled, if a group has it."""
+        if not self._logged_loops:
+            self._logged_loops = True
+            self._node.log.info("a group has key order", loops=compiled.description())
+
+
+def _settings(image: MetadataImage, group_id: str) -> ShareSettings:
+    config = image.group_config(group_id)
+    return ShareSettings(
+        config["share.record.lock.duration.ms"],
+        config["share.delivery.count.limit"],
+        config["share.partition.max.record.locks"],
+        config["share.isolation.level"] == "read_committed",
+        config["share.renew.acknowledge.enable"],
+        config["share.auto.offset.reset"],
+        backoff(config),
+        config["share.delivery.paused"],
+        image.features.get("share.version", 0) >= DEAD_LETTERS_FROM
+        and bool(config["errors.deadletterqueue.topic.name"]),
+        config["shoal.errors.deadletterqueue.flood.per.minute"],
+        config["share.redelivery.backoff.max.ms"],
+        selection(config),
+    )
 
 
 def backoff(config: Mapping[str, Any]) -> Backoff | None:

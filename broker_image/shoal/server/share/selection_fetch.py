@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted
 from shoal.coordinator.share.batches import AbortedTransaction, Batches, scan
@@ -20,7 +20,7 @@ from shoal.coordinator.share.share_partition import StateBatch
 from shoal.protocol.errors import ApiError
 
 if TYPE_CHECKING:
-    from shoal.server.share.leader import ShareLeader
+    from shoal.coordinator.share.share_partition import SharePartition
 
 #: Records that one fetch looks at: some 5 ms of work.
 SCANNED_RECORDS_MAX = 2000
@@ -32,7 +32,34 @@ READ_SIZE_MIN = 16 * 1024
 READS_MAX = 100
 
 
-def selection_of(leader: ShareLeader, settings: ShareSettings) -> Selection | None:
+class SelectiveLeader(Protocol):
+    """The leader of a share partition, as far as fetches with a selection use it."""
+
+    selection: Selection | None
+    #: Bytes of a record, as last read.
+    record_size: float
+
+    @property
+    def share(self) -> SharePartition:
+        """The window."""
+
+    def limit(self, settings: ShareSettings) -> int:
+        """The offset below which records may be delivered."""
+
+    def is_full(self, settings: ShareSettings) -> bool:
+        """Whether as many records are in flight as may be, and none has come back."""
+
+    def read(self, offset: int, size: int, limit: int) -> tuple[bytes | memoryview, int]:
+        """About `size` bytes of the log, and the offset behind them. Raises `ApiError`."""
+
+    def aborted(self, first: int, end: int) -> list[AbortedTransaction]:
+        """The aborted transactions among records from `first` to before `end`."""
+
+    def wake_soon(self) -> None:
+        """Wake the waiting fetches in the next turn of the loop."""
+
+
+def selection_of(leader: SelectiveLeader, settings: ShareSettings) -> Selection | None:
     """What the leader knows of its records under the group's configs as of now."""
     policy, known = settings.selection, leader.selection
     if known is None or known.policy != policy:
@@ -40,7 +67,7 @@ def selection_of(leader: ShareLeader, settings: ShareSettings) -> Selection | No
     return known
 
 
-def may_acquire(leader: ShareLeader, settings: ShareSettings) -> bool:
+def may_acquire(leader: SelectiveLeader, settings: ShareSettings) -> bool:
     """Whether a fetch may get something now."""
     selection = selection_of(leader, settings)
     assert selection is not None
@@ -50,7 +77,7 @@ def may_acquire(leader: ShareLeader, settings: ShareSettings) -> bool:
 
 
 def fetch(
-    leader: ShareLeader, wanted: Wanted, max_bytes: int, settings: ShareSettings, now_ms: int
+    leader: SelectiveLeader, wanted: Wanted, max_bytes: int, settings: ShareSettings, now_ms: int
 ) -> tuple[list[memoryview], Acquired]:
     """Acquire and read. Raises `ApiError` when the log cannot be read."""
     selection = selection_of(leader, settings)
@@ -92,7 +119,7 @@ def fetch(
         leader.share.advance()
     if not acquired:
         if selection.needs_scan(records, limit):
-            leader.service.wake_soon(leader)  # All that seemed to be ready was outdated.
+            leader.wake_soon()  # All that seemed to be ready was outdated.
         return [], Acquired((), 0, 0, changes)
     deadline_ms = now_ms + settings.lock_duration_ms
     open_lock(leader.share, number, wanted.member_id, deadline_ms, acquired, total)
@@ -100,7 +127,7 @@ def fetch(
 
 
 def scan_ahead(
-    leader: ShareLeader, settings: ShareSettings, now_ms: int
+    leader: SelectiveLeader, settings: ShareSettings, now_ms: int
 ) -> tuple[list[StateBatch], bool]:
     """Look at records that no fetch has looked at yet, about `SCANNED_RECORDS_MAX` of them.
 
@@ -137,7 +164,7 @@ def _apart(cache: ReadCache, pieces: Sequence[_Piece]) -> list[tuple[list[int], 
 
 
 def _read(
-    leader: ShareLeader, selection: Selection, chosen: list[int], max_bytes: int, limit: int
+    leader: SelectiveLeader, selection: Selection, chosen: list[int], max_bytes: int, limit: int
 ) -> list[_Piece]:
     """What holds the chosen offsets, which rise, as far as one fetch may read."""
     pieces: list[_Piece] = []
@@ -163,7 +190,7 @@ def _read(
 
 
 def _batches(
-    leader: ShareLeader, cache: ReadCache, chosen: Sequence[int], room_bytes: int, limit: int
+    leader: SelectiveLeader, cache: ReadCache, chosen: Sequence[int], room_bytes: int, limit: int
 ) -> Batches:
     """Batches of the first of rising offsets, and of others that lie near: out of what was read
     before, or read anew as far as that has them not."""
@@ -188,7 +215,7 @@ def _span(chosen: Sequence[int], gap_max: float) -> int:
 
 
 def _scan(
-    leader: ShareLeader,
+    leader: SelectiveLeader,
     selection: Selection,
     records: int,
     limit: int,
@@ -201,7 +228,7 @@ def _scan(
     while selection.needs_scan(records, limit):
         if budget <= 0:
             if not selection.may_choose():
-                leader.service.wake_soon(leader)
+                leader.wake_soon()
             break
         fresh, offset = None, selection.next_scan_offset()
         if not selection.is_open:
@@ -210,12 +237,7 @@ def _scan(
             wanted = int((records - selection.ready) * leader.record_size)
             size = min(max(wanted, SCAN_BYTES_MIN), SCAN_BYTES)
             data, next_offset = leader.read(offset, size, limit)
-            aborted = []
-            if settings.read_committed:
-                aborted = [
-                    AbortedTransaction(t.producer_id, t.first_offset, t.last_offset)
-                    for t in leader.partition.log.aborted_transactions(offset, next_offset)
-                ]
+            aborted = leader.aborted(offset, next_offset) if settings.read_committed else ()
             batches = scan(data, offset, aborted)
             if not len(batches):
                 break
