@@ -42,7 +42,7 @@ from shoal.server.metadata_cache import MetadataCache
 from shoal.server.metrics.registry import Metrics
 from shoal.server.node import Node
 from shoal.server.replication.quotas import FOLLOWER, ReplicationQuota
-from shoal.server.share import policies as share_policies
+from shoal.server.share import group_settings
 from unit.test_share_membership import Share
 
 
@@ -234,7 +234,7 @@ def test_policies_of_share_groups(name: str) -> None:
     value = "none" if name == "share.ordering" else text_of(another(GROUP[name])) or ""
     after = image({}, group={**on, name: value}).group_config("g")
     found = [
-        (share_policies.selection(config), share_policies.backoff(config))
+        (group_settings.selection(config), group_settings.backoff(config))
         for config in (before, after)
     ]
     assert found[0] != found[1]

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from shoal.log.directory import LogDirectory
 from shoal.log.uuids import uuid_text
 from shoal.metadata import controller
-from shoal.metadata.delta import MetadataDelta
 from shoal.metadata.image import MetadataImage, Scope
 from shoal.metadata.names import INTERNAL_TOPICS
 from shoal.server import ineffective_configs
@@ -120,7 +119,10 @@ class Broker:
         }
         self.peers = BrokerPeers(node, self.metadata_cache, self.setup_timeouts)
         self._make_replication()
+        #: A controller that is no broker has none of them.
         self.coordinators: list[CoordinatorService[Any]] = []
+        if self.cluster.is_broker:
+            self._make_coordinators()
         self.lifecycle.on_session_lost.append(self.replicas.wake_cut_off)
         has_health = config.metrics_listener is not None
         self.health = HealthListener(node, self.metrics, self) if has_health else None
@@ -220,10 +222,38 @@ class Broker:
             throttle=self.throttles[LEADER],
         )
 
-    # Parts that read the image when they are made; `start` makes them.
-    groups: GroupService
-    transactions: TransactionService
-    share: ShareService
+    def _make_coordinators(self) -> None:
+        """Construct the parts of `server.coordinators` and `server.share`."""
+        shared = (
+            self.node,
+            self.metadata_cache,
+            self.partitions,
+            self.replicas,
+            self.topic_creation.create_internal_topic,
+            self.metrics,
+        )
+        self.groups = GroupService(*shared)
+        self.transactions = TransactionService(
+            *shared,
+            groups=self.groups,
+            producer_ids=self.producer_ids,
+            peers=self.peers,
+            purgatory=self.purgatory,
+        )
+        self.share = ShareService(
+            *shared,
+            groups=self.groups,
+            peers=self.peers,
+            purgatory=self.purgatory,
+            quotas=self.quotas,
+            response_limits=self.response_limits,
+            create_topics=self.topic_creation.create_topics,
+            listeners=self.listeners,
+        )
+        self.coordinators += [self.groups, self.transactions, self.share.state_coordinator]
+        for coordinator in self.coordinators:
+            coordinator_metrics.register(self.metrics, coordinator)
+        self.lifecycle.before_handover.append(self.share.drain)
 
     @property
     def image(self) -> MetadataImage:
@@ -285,14 +315,18 @@ class Broker:
             self._voter_checks.check_auto_join()
         self.partitions.load(self.image)
         self.quotas.start()
-        self._throttle()
+        for throttle in self.throttles.values():
+            throttle.start()
         self._opened = True
-        self.metadata_cache.subscribe(self._metadata_changed)
+        self.metadata_cache.subscribe(self.partitions.apply)
         ineffective_configs.log_alterations(
             self.node, self.metadata_cache, is_active_controller=lambda: self.metadata.is_active
         )
-        self.unreachable_leaders.brokers_changed(self.image)
-        self._start_coordinators()
+        self.unreachable_leaders.start()
+        for coordinator in self.coordinators:
+            self.metadata_cache.subscribe(coordinator.metadata_changed)
+            coordinator.start()
+        self.share.start()
         self.log_maintenance.start()
         self.replicas.start()
         await self._listen_for_health()
@@ -303,32 +337,6 @@ class Broker:
             self.served.begin(early=False)
             await self.lifecycle.enter()
         self._is_ready()
-
-    def _start_coordinators(self) -> None:
-        shared = (
-            self.node,
-            self.metadata_cache,
-            self.partitions,
-            self.replicas,
-            self.topic_creation.create_internal_topic,
-            self.metrics,
-        )
-        self.groups = GroupService(*shared)
-        self.coordinators.append(self.groups)
-        self.transactions = TransactionService(
-            *shared,
-            groups=self.groups,
-            producer_ids=self.producer_ids,
-            peers=self.peers,
-            purgatory=self.purgatory,
-        )
-        self.coordinators.append(self.transactions)
-        self.share = ShareService(self)
-        self.coordinators.append(self.share.states)
-        self.lifecycle.before_handover.append(self.share.drain)
-        for coordinator in self.coordinators:
-            coordinator_metrics.register(self.metrics, coordinator)
-            coordinator.start()
 
     def _bind(self) -> None:
         """Take the addresses. Raises `ListenError`."""
@@ -446,18 +454,3 @@ class Broker:
     def not_ready(self) -> str | None:
         """Why clients are not served, or None."""
         return None if self._ready else "the broker is starting or stopping"
-
-    def _metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        self.partitions.apply(image, delta)
-        if delta.brokers:
-            self.unreachable_leaders.brokers_changed(image)
-        if delta.configs or delta.broker_config_changed:
-            self._throttle()
-        if delta.broker_config_changed:
-            self.replicas.configured()
-        for coordinator in self.coordinators:
-            coordinator.metadata_changed(image, delta)
-
-    def _throttle(self) -> None:
-        for throttle in self.throttles.values():
-            throttle.changed(self.image)

@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from shoal.metadata.delta import MetadataDelta
 from shoal.metadata.image import MetadataImage
 from shoal.server.metadata_cache import MetadataCache
 from shoal.server.network.api import Answer, Body
@@ -54,8 +55,16 @@ class UnreachableLeaders:
         """Note that the broker answers again."""
         self._until.pop(broker_id, None)
 
-    def brokers_changed(self, image: MetadataImage) -> None:
-        """Note brokers that were registered, fenced or unfenced."""
+    def start(self) -> None:
+        """Follow the metadata, which has been read."""
+        self._note_fenced(self._cache.image)
+        self._cache.subscribe(self._metadata_changed)
+
+    def _metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        if delta.brokers:
+            self._note_fenced(image)
+
+    def _note_fenced(self, image: MetadataImage) -> None:
         running = frozenset(image.running)
         until = self._loop.time() + FENCED_S
         for broker_id in self._running - running:

@@ -22,7 +22,6 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.handlers.list_offsets import LATEST
 from shoal.server.network.api import Answer, Body, Request
-from shoal.server.share import admin as share_admin
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -88,8 +87,8 @@ async def _topic(broker: Broker, group_id: str, name: str, indexes: list[int]) -
     if topic is None:
         rows = [{"partition_index": i, "start_offset": NONE, "lag": NONE} for i in indexes]
         return {"topic_name": name, "topic_id": None, "partitions": rows}
-    found = await share_admin.summaries(
-        broker.share, group_id, [(topic.topic_id, index) for index in indexes]
+    found = await broker.share.admin.summaries(
+        group_id, [(topic.topic_id, index) for index in indexes]
     )
     ends = await _ends(broker, topic, indexes)
     rows = [_partition(i, found[(topic.topic_id, i)], ends.get(i, NONE)) for i in indexes]

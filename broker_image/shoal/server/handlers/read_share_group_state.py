@@ -10,7 +10,7 @@ from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.state_store import ShareStateShard
 from shoal.server.handlers.share_group_state import for_each_partition
 from shoal.server.network.api import Answer, Request
-from shoal.server.share.persister import answer_of, delay_rows
+from shoal.server.share.persister import answer_of, delay_entries
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -35,7 +35,7 @@ def handle(broker: Broker, request: Request) -> Answer:
                 for first, last, delivery_state, count in state.batches
             ]
             waits = still_due(state.delays, now_ms=now_ms, start_offset=state.start_offset)
-            answer["delays"] = delay_rows(waits)
+            answer["delays"] = delay_entries(waits)
         return answer, result
 
     return for_each_partition(broker, request, one)

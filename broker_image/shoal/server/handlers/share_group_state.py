@@ -35,11 +35,11 @@ def for_each_partition(
     this broker reads the state again.
     """
     if ordered:
-        broker.share.states.check_in_time(request)
+        broker.share.state_coordinator.check_in_time(request)
     keys = list(keys_of(request.body))
     entries = [entry for topic in request.body.topics for entry in topic.partitions]
     replies = [
-        broker.share.states.decide(key, partial(_one, decide, key, entry))
+        broker.share.state_coordinator.decide(key, partial(_one, decide, key, entry))
         for key, entry in zip(keys, entries, strict=True)
     ]
     if resets:

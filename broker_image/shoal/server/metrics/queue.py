@@ -271,8 +271,8 @@ def _register_dead_letters(metrics: Metrics, service: ShareServicePort) -> None:
         "gauge",
         "Dead letters of the last minute, which a flood limit is held against.",
         lambda: [
-            (label(group=group), service.floods.last_minute(group))
-            for group in service.floods.groups()
+            (label(group=group), service.dlq_rate_limit.last_minute(group))
+            for group in service.dlq_rate_limit.groups()
         ],
     )
 
@@ -284,10 +284,12 @@ def delivery_holds(service: ShareServicePort) -> Samples:
     for group_id, _, _ in service.unloaded():
         settings = service.settings(group_id)
         counts[group_id, "paused"] += settings.paused
-        counts[group_id, "flood"] += service.floods.holds(group_id, settings.flood_per_minute)
+        counts[group_id, "flood"] += service.dlq_rate_limit.is_exceeded(
+            group_id, settings.flood_per_minute
+        )
     for group_id, group in service.leaders.items():
         settings = service.settings(group_id)
-        flood = service.floods.holds(group_id, settings.flood_per_minute)
+        flood = service.dlq_rate_limit.is_exceeded(group_id, settings.flood_per_minute)
         for leader in group.values():
             counts[group_id, "paused"] += settings.paused
             counts[group_id, "flood"] += flood
@@ -295,7 +297,7 @@ def delivery_holds(service: ShareServicePort) -> Samples:
                 counts[group_id, leader.dead_letters.trouble.reason] += 1
             counts[group_id, "window-full"] += leader.is_full(settings)
             if leader.selection is not None:
-                counts[group_id, "held-keys"] += leader.selection.held_to_the_full
+                counts[group_id, "held-keys"] += leader.selection.blocked_by_key_holders
                 counts[group_id, "look-ahead"] += leader.selection.full() is not None
     return [(label(group=group, why=why), n) for (group, why), n in counts.items() if n]
 
@@ -326,7 +328,7 @@ def _lag(leader: LagLeaderPort) -> int:
 
 
 def _locked(leader: LeaderPort) -> int:
-    return sum(lock.held for lock in leader.share.locks.live.values())
+    return sum(lock.records for lock in leader.share.locks.live.values())
 
 
 def unavailable(leader: LeaderPort) -> int:
@@ -336,12 +338,14 @@ def unavailable(leader: LeaderPort) -> int:
     """
     share, settings, selection = leader.share, leader.settings, leader.selection
     locked, limit = _locked(leader), leader.limit(settings)
-    if leader.held(settings) or (selection is not None and selection.held_to_the_full):
+    if leader.is_delivery_stopped(settings) or (
+        selection is not None and selection.blocked_by_key_holders
+    ):
         return max(0, _lag(leader) - locked)
     if selection is not None:
         return max(0, _lag(leader) - locked - selection.available(limit))
     uncommitted = leader.partition.high_watermark - limit
-    return share.backing_off + share.held + _archiving(leader) + uncommitted
+    return share.backing_off + share.key_holders + _archiving(leader) + uncommitted
 
 
 def not_due(leader: LeaderPort, now_ms: int) -> list[int]:
@@ -350,7 +354,7 @@ def not_due(leader: LeaderPort, now_ms: int) -> list[int]:
     if leader.selection is not None:
         return leader.selection.not_due(times_ms)
     waits = leader.share.waits.live.values()
-    return [sum(w.held for w in waits if w.deadline_ms > time_ms) for time_ms in times_ms]
+    return [sum(w.records for w in waits if w.deadline_ms > time_ms) for time_ms in times_ms]
 
 
 def _archiving(leader: LeaderPort) -> int:
@@ -358,13 +362,15 @@ def _archiving(leader: LeaderPort) -> int:
 
 
 def behind_dead_letters(leader: LeaderPort) -> int:
-    """How many records wait for one that is HELD, which is not among them: of its key, or all that
-    are not in flight where so many are held that nothing is delivered."""
+    """Return the number of records that wait behind HOLDS_KEY records.
+
+    These are records of the same key, or all that are not in flight once the maximum is reached.
+    """
     selection, share = leader.selection, leader.share
-    if selection is None or not share.held:
+    if selection is None or not share.key_holders:
         return 0
-    if selection.held_to_the_full:
-        return max(0, _lag(leader) - share.held - selection.in_flight())
+    if selection.blocked_by_key_holders:
+        return max(0, _lag(leader) - share.key_holders - selection.in_flight())
     return selection.behind_dead_letters
 
 
@@ -381,7 +387,7 @@ _OF_DEAD_LETTERS: tuple[Family, ...] = (
         "keys_held_by_dead_letters",
         "gauge",
         "Keys held by dead-lettered records (share.ordering.key.dead.letter=hold).",
-        lambda x: x.selection.keys_held if x.selection else x.share.held,
+        lambda x: x.selection.keys_held if x.selection else x.share.key_holders,
     ),
     (
         "behind_dead_letters_records",

@@ -59,7 +59,7 @@ class LeaderPort(Protocol):
     def limit(self, settings: ShareSettings) -> int:
         """Return the offset below which records may be delivered."""
 
-    def held(self, settings: ShareSettings) -> bool:
+    def is_delivery_stopped(self, settings: ShareSettings) -> bool:
         """Whether nothing is delivered now."""
 
     def is_full(self, settings: ShareSettings) -> bool:
@@ -79,7 +79,7 @@ class DeadLetterRates(Protocol):
     """The dead letters of the last minute, by group."""
 
     def last_minute(self, group_id: str) -> int: ...
-    def holds(self, group_id: str, limit: int) -> bool:
+    def is_exceeded(self, group_id: str, limit: int) -> bool:
         """Whether the group reached `limit`. Without a limit (0) it never does."""
 
     def groups(self) -> list[str]: ...
@@ -106,7 +106,7 @@ class ShareServicePort(Protocol):
     @property
     def dead_letters(self) -> DeadLetterCounts: ...
     @property
-    def floods(self) -> DeadLetterRates: ...
+    def dlq_rate_limit(self) -> DeadLetterRates: ...
     def now_ms(self) -> int: ...
     def settings(self, group_id: str) -> ShareSettings: ...
     def unloaded(self) -> Iterable[tuple[str, Partition, int]]:

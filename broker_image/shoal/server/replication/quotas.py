@@ -17,6 +17,7 @@ from shoal.metadata.image import MetadataImage, ResourceType
 from shoal.server.quota.rates import Bucket
 
 if TYPE_CHECKING:
+    from shoal.metadata.delta import MetadataDelta
     from shoal.replication.partition import Partition
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.metrics.registry import Metrics
@@ -53,6 +54,15 @@ class ReplicationQuota:
             f"Bytes of throttled replicas that this broker has counted as their {side}.",
             lambda: [((), self.bytes_total)],
         )
+
+    def start(self) -> None:
+        """Follow the metadata, which has been read."""
+        self.changed(self._cache.image)
+        self._cache.subscribe(self._metadata_changed)
+
+    def _metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        if delta.configs or delta.broker_config_changed:
+            self.changed(image)
 
     def changed(self, image: MetadataImage) -> None:
         """Apply changed configs of topics or brokers."""

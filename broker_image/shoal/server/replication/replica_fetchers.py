@@ -27,6 +27,8 @@ from shoal.replication.replica_fetcher import (
 from shoal.server.replication.isr_changes import broker_epoch
 
 if TYPE_CHECKING:
+    from shoal.metadata.delta import MetadataDelta
+    from shoal.metadata.image import MetadataImage
     from shoal.server.metadata_cache import MetadataCache
     from shoal.server.network.links import Link
     from shoal.server.network.peers import Peers
@@ -101,6 +103,14 @@ class ReplicaFetcherManager:
         key = self._key_of.pop(partition.key, None)
         if key is not None:
             self.tasks[key].fetcher.forget(partition)
+
+    def start(self) -> None:
+        """Follow num.replica.fetchers in the metadata."""
+        self.cache.subscribe(self._metadata_changed)
+
+    def _metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        if delta.broker_config_changed:
+            self.resize()
 
     def resize(self) -> None:
         """Apply num.replica.fetchers: move partitions to the tasks they belong to now, and end

@@ -70,7 +70,8 @@ class ReplicaManager:
         partitions.on_removed.append(self._removed)
 
     def start(self) -> None:
-        """Begin to look for followers that lag."""
+        """Follow the metadata, which has been read, and look for followers that lag."""
+        self.fetchers.start()
         config = self._node.config
         self._node.timers.every(
             lambda: max(100, config["replica.lag.time.max.ms"] // 2), self._tick
@@ -91,10 +92,6 @@ class ReplicaManager:
     def _removed(self, partition: Partition) -> None:
         self.fetchers.forget(partition)
         self._isr_changes.discard(partition)
-
-    def configured(self) -> None:
-        """Apply changed broker configs: num.replica.fetchers."""
-        self.fetchers.resize()
 
     # Followers that no longer fetch
 

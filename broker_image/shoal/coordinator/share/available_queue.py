@@ -18,7 +18,7 @@ OFFSET_BITS = 64
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
 
 
-class Ready:
+class AvailableQueue:
     """Of one share partition."""
 
     __slots__ = ("_ageing_ms", "_entry_of", "_ranked", "_taken", "entries", "priority_of")

@@ -28,7 +28,7 @@ STEP_RECORDS = 500
 KEYS_MIN = 50
 
 
-class Portion:
+class FetchLimit:
     """Of one share partition."""
 
     __slots__ = ("_delivered", "records")

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shoal.coordinator.share import portion as portions
-from shoal.coordinator.share import recent
+from share_leaders import LogLeader
+from shoal.coordinator.share import fetch_limit, read_cache
 from shoal.coordinator.share.acquisition import Wanted
-from shoal.coordinator.share.portion import RECORDS_MAX, STEP_RECORDS, Portion
+from shoal.coordinator.share.fetch_limit import RECORDS_MAX, STEP_RECORDS, FetchLimit
 from shoal.coordinator.share.record_facts import facts, key_hashes
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition
@@ -26,7 +25,7 @@ LEAST = 100
 
 @pytest.fixture(autouse=True)
 def least(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(portions, "RECORDS_MIN", LEAST)
+    monkeypatch.setattr(fetch_limit, "RECORDS_MIN", LEAST)
 
 
 class Queue:
@@ -37,14 +36,7 @@ class Queue:
             bytes(build_batch([(0, k, b"v", ()) for k in keys[at : at + 10]], base_offset=at))
             for at in range(0, len(keys), 10)
         ]
-        self.leader: Any = SimpleNamespace(
-            selection=None,
-            share=SharePartition(0),
-            record_size=20.0,
-            limit=lambda _: len(keys),
-            read=self._read,
-            service=SimpleNamespace(wake_soon=lambda _: None),
-        )
+        self.leader = LogLeader(SharePartition(0), self._read, lambda: len(keys), record_size=20.0)
         self.locks = 0
 
     def _read(self, offset: int, size: int, _: int) -> tuple[bytes, int]:
@@ -61,11 +53,13 @@ class Queue:
         acks = [(first, last, [1]) for first, last, _ in got.records]
         outcome = self.leader.share.acknowledge(0, member, acks, SETTINGS)
         assert not outcome.error
+        assert self.leader.selection is not None
         self.leader.selection.changed(outcome.changes, 0)
 
     @property
-    def portion(self) -> int:
-        return self.leader.selection.portion.records
+    def fetch_limit(self) -> int:
+        assert self.leader.selection is not None
+        return self.leader.selection.fetch_limit.records
 
 
 def work(queue: Queue, fetches: int, records: int) -> int:
@@ -93,7 +87,7 @@ def test_where_keys_collide_a_fetch_gets_a_portion() -> None:
 def test_where_no_key_comes_twice_a_fetch_gets_what_it_asks_for() -> None:
     queue = Queue([b"%d" % n for n in range(20_000)])
     assert work(queue, 30, 500) == 500
-    assert queue.portion == RECORDS_MAX
+    assert queue.fetch_limit == RECORDS_MAX
 
 
 def test_without_keys_a_fetch_gets_what_it_asks_for() -> None:
@@ -103,36 +97,36 @@ def test_without_keys_a_fetch_gets_what_it_asks_for() -> None:
 def test_who_asks_for_little_gets_that() -> None:
     queue = Queue(spread(20_000, 2000))
     work(queue, 20, 500)
-    assert queue.portion < RECORDS_MAX
+    assert queue.fetch_limit < RECORDS_MAX
     assert [queue.fetch(n).total for n in (1, 2, 50)] == [1, 2, 50]
 
 
 def test_what_piles_up_behind_a_hot_key_makes_no_portion_smaller() -> None:
     queue = Queue([b"hot" if n % 2 else b"%d" % n for n in range(20_000)])
     work(queue, 15, 500)
-    assert queue.portion == RECORDS_MAX
+    assert queue.fetch_limit == RECORDS_MAX
 
 
 def test_a_portion_grows_again_when_keys_no_longer_collide() -> None:
     queue = Queue(spread(15_000, 2000) + [b"n%d" % n for n in range(40_000)])
     work(queue, 30, 500)
-    assert queue.portion < 500
+    assert queue.fetch_limit < 500
     work(queue, 100, 500)
-    assert queue.portion > 500
+    assert queue.fetch_limit > 500
 
 
 def test_however_much_collides_a_portion_has_a_least_size() -> None:
-    portion = Portion()
+    limit = FetchLimit()
     for _ in range(100):
-        portion.delivered(STEP_RECORDS, 1000, 900)
-    assert portion.records == LEAST
+        limit.delivered(STEP_RECORDS, 1000, 900)
+    assert limit.records == LEAST
     for _ in range(100):
-        portion.delivered(STEP_RECORDS // 2, 1000, 1)
-    assert portion.records == RECORDS_MAX
+        limit.delivered(STEP_RECORDS // 2, 1000, 1)
+    assert limit.records == RECORDS_MAX
 
 
 def test_a_fetch_whose_read_fails_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "BYTES_MAX", 0)
+    monkeypatch.setattr(read_cache, "BYTES_MAX", 0)
     queue = Queue([b"%d" % n for n in range(100)])
     assert queue.fetch(1).records == [(0, 0, 1)]
 

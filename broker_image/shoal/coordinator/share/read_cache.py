@@ -18,7 +18,7 @@ from shoal.coordinator.share.batches import Batches
 BYTES_MAX = 1024 * 1024
 
 
-class Recent:
+class ReadCache:
     """Reads of one share partition, in the order of the log."""
 
     __slots__ = ("_reads", "_size")

@@ -1,9 +1,8 @@
-"""What becomes, beyond KIP-932, of records that no member holds any more: the group's policies.
+"""Policies of a group for deliveries that failed: retry back-off and dead letters.
 
-Such a record may have to wait before it is available again (`backoff`), and one whose delivery has
-failed for good may have to be written to the group's dead-letter topic before it leaves the window
-(KIP-1191): until then it is ARCHIVING. The state machine asks whoever hands it a `Fate`; without
-one a group is as the KIP has it.
+A failed record may wait before it is available again (`backoff`). One whose delivery failed for
+good may need a dead letter before it leaves the window (KIP-1191); it is ARCHIVING until then.
+Callers of the state machine pass a `FailurePolicy`. Without one, KIP-932 alone applies.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import NamedTuple
 from shoal.coordinator.share.backoff import Backoff
 
 
-class Fate(NamedTuple):
+class FailurePolicy(NamedTuple):
     """The group's policies at `now_ms`; `random` gives numbers in [0, 1)."""
 
     now_ms: int
@@ -39,7 +38,7 @@ class Cause(Enum):
     CORRUPT = "Record batch is corrupt."
 
 
-class Doomed(NamedTuple):
+class DeadLetterRange(NamedTuple):
     """Offsets that are ARCHIVING and alike, since when. `member_id` is who held them last and
     `client_id` its client.id, "" where that is unknown."""
 

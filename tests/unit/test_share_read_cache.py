@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from shoal.coordinator.share import recent
+from shoal.coordinator.share import read_cache
 from shoal.coordinator.share.batches import Batches, scan
 from shoal.record.records import build_batch
 
@@ -16,7 +16,7 @@ def read(first: int, batches: int = 2, size: int = 10) -> Batches:
 
 
 def test_an_offset_is_found_in_the_read_that_holds_it() -> None:
-    kept, reads = recent.Recent(), [read(0), read(20), read(60)]
+    kept, reads = read_cache.ReadCache(), [read(0), read(20), read(60)]
     for one in reads:
         kept.add(one)
     assert [kept.find(at)[0] for at in (0, 19, 20, 39, 60, 79)] == [
@@ -32,7 +32,7 @@ def test_an_offset_is_found_in_the_read_that_holds_it() -> None:
 
 
 def test_a_read_that_begins_before_the_last_one_ends_is_kept_alone() -> None:
-    kept = recent.Recent()
+    kept = read_cache.ReadCache()
     kept.add(read(0))
     kept.add(read(20))
     kept.add(read(20))
@@ -41,8 +41,8 @@ def test_a_read_that_begins_before_the_last_one_ends_is_kept_alone() -> None:
 
 
 def test_the_oldest_go_when_there_is_more_than_may_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "BYTES_MAX", 2 * len(read(0).data))
-    kept = recent.Recent()
+    monkeypatch.setattr(read_cache, "BYTES_MAX", 2 * len(read(0).data))
+    kept = read_cache.ReadCache()
     for first in range(0, 100, 20):
         kept.add(read(first))
     assert len(kept) == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from shoal.coordinator.share.flood import WINDOW_MS, Flood
+from shoal.coordinator.share.dead_letter_rate import WINDOW_MS, DeadLetterRate
 
 STEP_MS = 1_000
 
@@ -16,25 +16,25 @@ STEP_MS = 1_000
 def test_the_last_minute_is_counted_and_when_it_falls_below_a_limit(
     notes: list[tuple[int, int]], limit: int
 ) -> None:
-    flood, seen, now_ms = Flood(), [], 1_000_000
+    rate, seen, now_ms = DeadLetterRate(), [], 1_000_000
 
     def total(at_ms: int) -> int:
         """Letters whose second began less than a minute before."""
         return sum(n for ms, n in seen if ms - ms % STEP_MS + WINDOW_MS > at_ms)
 
-    for pause_ms, letters in notes:
+    for pause_ms, dead_letters in notes:
         now_ms += pause_ms
-        flood.note(now_ms, letters)
-        seen.append((now_ms, letters))
-        assert flood.total(now_ms) == total(now_ms)
-    ends_ms = flood.ends_ms(now_ms, limit)
+        rate.note(now_ms, dead_letters)
+        seen.append((now_ms, dead_letters))
+        assert rate.total(now_ms) == total(now_ms)
+    ends_ms = rate.ends_ms(now_ms, limit)
     if ends_ms is None:
         assert total(now_ms) < limit
     else:
         assert total(ends_ms) < limit <= total(ends_ms - 1)
 
 
-def test_without_a_limit_there_is_no_flood() -> None:
-    flood = Flood()
-    flood.note(0, 1_000_000)
-    assert flood.ends_ms(0, 0) is None
+def test_without_a_limit_nothing_is_exceeded() -> None:
+    rate = DeadLetterRate()
+    rate.note(0, 1_000_000)
+    assert rate.ends_ms(0, 0) is None

@@ -1,10 +1,8 @@
-"""Looking at the records of a share partition for `selection`: once, in the order of the log, and a
-bounded number at a time.
+"""Scans the records of a share partition for `selection`: once, in log order, in bounded steps.
 
-A look goes on where the last one stopped, be it within a batch. What the log has no longer, or
-never offers, is passed by: it is archived in the window, and what was HELD there is freed. Where
-nothing but the keys is wanted, of batches that are new and without holes, that is done for a whole
-read at once.
+A scan resumes where the last one stopped, also within a batch. Offsets that the log has lost, or
+never delivers, are passed by: the window archives them, and those in HOLDS_KEY are freed. If only
+keys are needed, of new batches without holes, one call reads the keys of a whole read.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from typing import Protocol
 
 from shoal.coordinator.share import compiled
 from shoal.coordinator.share.batches import WHOLE_BATCH_OFFSETS_MAX, Batches
-from shoal.coordinator.share.fate import Cause
+from shoal.coordinator.share.delivery_failure import Cause
 from shoal.coordinator.share.record_facts import Fact, HeaderReader, facts, key_hashes
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition, StateBatch
@@ -34,7 +32,7 @@ class Places(Protocol):
         """Records that were never delivered, from `first` on, of which only the keys count."""
 
 
-class Looking:
+class RecordScanner:
     """How far one share partition was looked at. `keys` tells whether keys are wanted, `headers`
     reads the headers where they are."""
 
@@ -52,7 +50,7 @@ class Looking:
 
     @property
     def is_open(self) -> bool:
-        """Whether a batch is half read: `look_on` goes on with it, and no read is needed."""
+        """Whether a batch is half read: `resume` goes on with it, and no read is needed."""
         return self._open is not None
 
     def next_offset(self) -> int:
@@ -75,7 +73,7 @@ class Looking:
             self._open = None
         self.cursor = max(self.cursor, start)
 
-    def look_at(
+    def scan(
         self,
         batches: Batches,
         places: Places,
@@ -87,7 +85,7 @@ class Looking:
         """Look at what was read from `next_offset` on, up to about `budget` records: how many those
         were. What was passed by is added to `changes`."""
         share = self._share
-        whole, taken = self._look_at_keys(batches, places, budget)
+        whole, taken = self._scan_keys(batches, places, budget)
         passed = iter(batches.passed_by)
         gap = next(passed, None)
         for at in range(whole, len(batches) if taken < budget else whole):
@@ -104,12 +102,12 @@ class Looking:
             begin = batches.ends[at - 1] if at else 0
             self._open = facts(batches.data, begin, keys=self._keys, headers=self.headers)
             self._open_last = last
-            taken += self.look_on(places, now_ms, budget - taken, settings, changes)
+            taken += self.resume(places, now_ms, budget - taken, settings, changes)
             if taken >= budget:
                 break
         return taken
 
-    def _look_at_keys(self, batches: Batches, places: Places, budget: int) -> tuple[int, int]:
+    def _scan_keys(self, batches: Batches, places: Places, budget: int) -> tuple[int, int]:
         """Look at the batches that come first, as far as the keys alone are wanted of them and the
         window has them as new and without holes: how many batches and records that was."""
         share, runs, cursor = self._share, self._share.runs, self.cursor
@@ -145,7 +143,7 @@ class Looking:
             whole += 1
         return whole, keys
 
-    def look_on(
+    def resume(
         self,
         places: Places,
         now_ms: int,
@@ -155,20 +153,20 @@ class Looking:
     ) -> int:
         """Go on with the batch that is open: how many of its records were looked at."""
         assert self._open is not None
-        looked, cause = 0, None
+        scanned, cause = 0, None
         if self.headers is not None:
             self.headers.now_ms = now_ms
         try:
             for fact in islice(self._open, budget):
-                looked += 1
+                scanned += 1
                 offset = fact[0]
                 if self.cursor <= offset <= self._open_last:
                     if offset > self.cursor:  # Compaction took what was between.
                         self._pass_by(self.cursor, offset - 1, changes)
                     self.cursor = offset + 1
                     places.take_in(fact, now_ms)
-            if looked == budget:
-                return looked
+            if scanned == budget:
+                return scanned
         except CorruptBatch:
             # A batch that claims two billion offsets gets no letter for each.
             if settings.dead_letters and self._open_last - self.cursor < WHOLE_BATCH_OFFSETS_MAX:
@@ -177,7 +175,7 @@ class Looking:
         if self.cursor <= self._open_last:
             self._pass_by(self.cursor, self._open_last, changes, cause)
             self.cursor = self._open_last + 1
-        return max(looked, 1)
+        return max(scanned, 1)
 
     def _pass_by(
         self, first: int, last: int, changes: list[StateBatch], cause: Cause | None = None

@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shoal.coordinator.share.fate import Doomed
+from shoal.coordinator.share.delivery_failure import DeadLetterRange
 from shoal.coordinator.share.selection import Selection
 from shoal.coordinator.share.share_partition import SharePartition, StateBatch
 
 
-def settle_letters(
-    share: SharePartition, selection: Selection | None, doomed: Iterable[Doomed]
+def hold_keys(
+    share: SharePartition, selection: Selection | None, ranges: Iterable[DeadLetterRange]
 ) -> list[StateBatch]:
     """The dead letters of some records are written, and these hold their keys from now on; those
     that are known to have none leave the window: the changes to persist, beside `share.delays`."""
     changes: list[StateBatch] = []
-    for one in doomed:
+    for one in ranges:
         if selection is not None:
             for offset in range(one.first, one.last + 1):
                 if selection.is_keyless(offset):

@@ -14,7 +14,7 @@ WINDOW_MS = 60_000
 _STEP_MS = 1_000
 
 
-class Flood:
+class DeadLetterRate:
     """The dead letters of one group on one broker in the last minute."""
 
     __slots__ = ("_steps", "_total")
@@ -24,15 +24,15 @@ class Flood:
         self._steps: deque[tuple[int, int]] = deque()
         self._total = 0
 
-    def note(self, now_ms: int, letters: int) -> None:
+    def note(self, now_ms: int, dead_letters: int) -> None:
         """Count some."""
         step_ms = now_ms - now_ms % _STEP_MS
         if self._steps and self._steps[-1][0] >= step_ms:
             step_ms, before = self._steps.pop()
-            self._steps.append((step_ms, before + letters))
+            self._steps.append((step_ms, before + dead_letters))
         else:
-            self._steps.append((step_ms, letters))
-        self._total += letters
+            self._steps.append((step_ms, dead_letters))
+        self._total += dead_letters
 
     def total(self, now_ms: int) -> int:
         """Letters of the last minute."""
@@ -46,8 +46,8 @@ class Flood:
         left = self.total(now_ms)
         if limit <= 0 or left < limit:
             return None
-        for step_ms, letters in self._steps:
-            left -= letters
+        for step_ms, dead_letters in self._steps:
+            left -= dead_letters
             if left < limit:
                 return step_ms + WINDOW_MS
         raise AssertionError("the steps sum up to the total")
