@@ -200,7 +200,7 @@ def test_who_asks_a_broker_that_is_cut_off_for_a_coordinator_is_hung_up_on() -> 
 def test_a_producer_waits_for_its_id_no_longer_than_for_a_write() -> None:
     """Ids come from the controller in blocks. Without one its coordinator says so, in time for the
     producer to find another one."""
-    with scene(4, configs={"broker.session.timeout.ms": "20000"}) as cluster:
+    with scene(3, configs={"broker.session.timeout.ms": "20000"}) as cluster:
         id = cluster.coordinator("t", TRANSACTION)
         assert id != cluster.controller().id
         cluster.cut_off(cluster.cluster.brokers[id])
