@@ -1,9 +1,9 @@
-"""Votes, and how the beginning and the end of an epoch get around (KIP-595, KIP-996).
+"""Votes, and the messages about the beginning and the end of an epoch (KIP-595, KIP-996).
 
-A vote goes to a replica whose log is at least as long as the voter's own: the later last epoch, or
-the same and the larger end offset (Raft 5.4.1). It is given once an epoch. Anyone who is asked
-votes, be it a voter in its own eyes or not: its log may not have the record yet that makes it one
-(KIP-853).
+A voter grants its vote, once per epoch, to a replica whose log is at least as up to date as its
+own: a later last epoch, or the same epoch and an end offset that is not lower (Raft 5.4.1). Each
+replica that is asked votes, even one that is an observer by its own log: the record that makes it
+a voter may not have arrived yet (KIP-853).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shoal.quorum.voters import ReplicaKey
 
 
 def is_for(raft: Replica, voter: ReplicaKey) -> bool:
-    """Whether a request that names its receiver means this replica."""
+    """Whether a request for `voter` is for this replica."""
     mine = raft.local
     return voter.id == mine.id and voter.directory_id in (None, mine.directory_id)
 
@@ -33,7 +33,7 @@ def is_for(raft: Replica, voter: ReplicaKey) -> bool:
 
 
 def ask_for_votes(raft: Replica) -> None:
-    """Ask the voters that have not answered."""
+    """Send Vote to the voters that have not answered."""
     index = raft.index
     for voter in raft.voters.latest.others(raft.local):
         if voter.key.id not in raft.votes and raft.can_send(voter.key.id):
@@ -55,7 +55,7 @@ def on_vote_response(
 
 
 def count(raft: Replica) -> None:
-    """Move on when enough voters have answered."""
+    """Change the role once enough voters have answered."""
     voters = raft.voters.latest
     granted = voters.holds(raft.local) + sum(raft.votes.values())
     refused = sum(not vote for vote in raft.votes.values())
@@ -152,7 +152,7 @@ def on_epoch_response(
 
 
 def announce_end(raft: Replica, leader: LeaderState | None = None) -> None:
-    """The voters are to hear that this replica leads no more. `leader` ranks the successors."""
+    """Begin to send EndQuorumEpoch to the voters. `leader` ranks the preferred successors."""
     voters = raft.voters.latest.others(raft.local)
     reached = {} if leader is None else leader.offsets(raft.voters.latest)
     ranked = sorted(voters, key=lambda v: (-reached.get(v.key.id, -1), v.key.id))
@@ -167,14 +167,14 @@ def send_end(raft: Replica) -> None:
 
 
 def on_end(raft: Replica, message: Message, request: EndQuorumEpochRequest) -> None:
-    """The first successor stands at once, the others the later the further down they are."""
+    """The first preferred candidate starts an election at once, the others later, by rank."""
     if request.leader_epoch < raft.epoch:
         raft.reply(message.source, message.correlation, _epoch(raft, ErrorCode.fenced_leader_epoch))
         return
     if request.leader_id != raft.local.id:
         raft.observe(request.leader_epoch, request.leader_id)
     if raft.role is Role.FOLLOWER and raft.leader_id == request.leader_id:
-        # Whoever stands now may have this replica's vote: nobody leads that it could disturb.
+        # This replica may grant pre-votes again: there is no leader to disturb.
         raft.has_fetched = False
         if raft.may_stand:
             raft.deadline_ms = raft.now_ms + _turn_ms(raft, request)

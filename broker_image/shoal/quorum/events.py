@@ -19,19 +19,19 @@ from shoal.record.batch import Buffer
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed: `Raft.next_deadline_ms` has come, or may have."""
+    """Time has passed; `Raft.next_deadline_ms` may have come."""
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message has come in."""
+    """A message was received."""
 
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The connection that a request went out on is gone; no response will come."""
+    """A request has failed: its connection closed, and no response will come."""
 
     to: int
     correlation: int
@@ -39,9 +39,9 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class PeerDown:
-    """Nothing listens any more where that node did: its process has ended.
+    """Nothing listens at the address of that node: its process has ended.
 
-    A hint about time and no more: a follower need not wait for a leader of which that is known.
+    This is only a hint about time: a follower stops waiting for such a leader.
     """
 
     id: int
@@ -49,40 +49,40 @@ class PeerDown:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """A sync has ended: the log is durable up to `end_offset`."""
+    """A sync has ended. The log is durable up to `end_offset`."""
 
     end_offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class Propose:
-    """A batch of records for the log, taken by a leader alone (see `Effects.proposed`)."""
+    """A batch of records for the log. Only a leader appends it (see `Effects.proposed`)."""
 
     batch: Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class Resign:
-    """This node is stopping: hand leadership on."""
+    """This node stops; a leader hands over to another voter."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTaken:
-    """The state up to a committed offset was written to a snapshot, and is durable."""
+    """A snapshot of the state up to a committed offset was written, and is durable."""
 
     snapshot_id: OffsetAndEpoch
 
 
 @dataclass(frozen=True, slots=True)
 class Trim:
-    """Retention keeps nothing before the snapshot `base`: not the log, and no older snapshot."""
+    """Retention removes the log and the snapshots before the snapshot `base`."""
 
     base: OffsetAndEpoch
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInstalled:
-    """`Effects.install` was done; `voters` are those in the snapshot, None if it has none."""
+    """`Effects.install` was carried out. `voters` is the set in the snapshot, if it has one."""
 
     snapshot_id: OffsetAndEpoch
     voters: VoterSet | None
@@ -103,7 +103,7 @@ Event = (
 
 
 class SnapshotChunk:
-    """Bytes for the file of a snapshot that is being fetched."""
+    """Bytes of a snapshot that is being fetched."""
 
     __slots__ = ("data", "position", "snapshot_id")
 
@@ -115,19 +115,18 @@ class SnapshotChunk:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What one event asks for, to be done in this order:
+    """The effects of one event. The caller carries them out in this order:
 
-    1. `state` is written to the quorum-state file, and is durable before anything else is done.
-       Else a vote that was told could be given again.
-    2. `truncate_to` cuts the log's end, then `appends` are written behind it, as they are: they
-       have their offsets and epochs. Both reach the operating system, no more is asked for here.
-       `chunk` goes to the file of a snapshot under way; `install` says that the file is whole:
-       make it durable, put it in the place of the whole log, then answer `SnapshotInstalled`.
-       `trim_to` allows the log's front, and older snapshots, to go.
-    3. `messages` leave. None of them vouches for a record that is not durable: what does is held
-       back until `Synced` has said so.
-    4. With `sync`, making the log durable begins, all of it, and `Synced` tells when that is
-       done. It may run beside later events; at most one is asked for at a time.
+    1. Write `state` to the quorum-state file, durably, before anything else. Otherwise a voter
+       could forget a vote that it has sent, and vote again.
+    2. Truncate the log to `truncate_to`, then append `appends` as they are: they have their offsets
+       and epochs. Neither needs to be durable yet. Write `chunk` to the file of the snapshot that
+       is being fetched. With `install`, that file is complete: make it durable, replace the log by
+       it, and pass in `SnapshotInstalled`. Remove the log and the snapshots before `trim_to`.
+    3. Send `messages`. None of them depends on a record that is not durable: such messages are
+       held back until `Synced`.
+    4. With `sync`, begin to make the whole log durable, and pass in `Synced` once it is. Later
+       events may come in between. There is at most one sync at a time.
     5. Records below `high_watermark` are committed and may be applied. It never goes back.
     """
 
@@ -140,5 +139,5 @@ class Effects:
     messages: tuple[Message, ...] = ()
     sync: bool = False
     high_watermark: int = -1
-    #: The offset of a proposed batch's last record; None when the replica does not lead.
+    #: The offset of the last record of a proposed batch; None if the replica does not lead.
     proposed: int | None = None

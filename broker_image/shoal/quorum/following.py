@@ -1,8 +1,8 @@
-"""What a replica does that does not lead: finds the leader, fetches its log, cuts off what the
-leader does not have, or takes a snapshot where the leader's log begins too late.
+"""Replicas that do not lead: they find the leader and fetch its log, or a snapshot.
 
-Observers sync before they fetch on, as voters do: who is an observer in its own eyes may be a voter
-in the leader's, and a fetch offset vouches that what lies before it is durable.
+A follower truncates records that the leader does not have. It fetches a snapshot if the log of the
+leader begins after the end of its own. Observers sync before the next fetch, as voters do: an
+observer by its own log may be a voter by the leader's, and a fetch offset asserts durability.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shoal.record.control import ControlType
 
 
 def drive(raft: Replica) -> None:
-    """Fetch from the leader; without one, ask a voter at a time who it is."""
+    """Fetch from the leader. If it is unknown, send the fetch to one voter at a time."""
     if raft.leader_id is not None:
         if raft.can_send(raft.leader_id) and not raft.sync_pending:
             _fetch(raft, raft.leader_id)
@@ -76,7 +76,7 @@ def _leader_lives(raft: Replica) -> None:
 
 
 def _append(raft: Replica, data: Buffer) -> bool:
-    """Append the leader's batches; False when not all of the bytes are sound."""
+    """Append the batches of the leader. Return False if some bytes are corrupt."""
     at = 0
     try:
         for at, header in headers(data):
@@ -98,7 +98,7 @@ def _append(raft: Replica, data: Buffer) -> bool:
 
 
 def _voters_in(data: Buffer, at: int) -> tuple[int, VoterSet] | None:
-    """(offset, set) of the last voters record in a control batch."""
+    """Return (offset, set) of the last voters record in a control batch."""
     found = None
     for record in read_control_batch(data, at):
         if record.kind is ControlType.KRAFT_VOTERS:
@@ -113,7 +113,7 @@ def on_fetch_snapshot_response(
     raft: Replica, source: int, request: FetchSnapshotRequest, response: FetchSnapshotResponse
 ) -> None:
     if response.error is not ErrorCode.none or source != raft.leader_id:
-        # The leader has a newer one by now, or is none: the next fetch tells.
+        # The leader has a newer snapshot, or does not lead. The next fetch shows which.
         raft.download = None
         raft.back_off(source)
         return
@@ -133,7 +133,7 @@ def on_fetch_snapshot_response(
 
 
 def installed(raft: Replica, snapshot_id: OffsetAndEpoch, voters: VoterSet | None) -> None:
-    """The log begins at the snapshot now."""
+    """Begin the log at the installed snapshot."""
     raft.download = None
     raft.index.restart(snapshot_id)
     raft.voters.restart(snapshot_id.offset, voters or raft.voters.latest)

@@ -1,5 +1,5 @@
-"""What a leader does: opens its epoch, answers fetches, moves the high watermark, and knows when to
-give up (check-quorum)."""
+"""The leader: it opens its epoch, answers fetches, advances the high watermark, and resigns when no
+majority fetches (check-quorum)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ from shoal.record.control import ControlType
 
 
 def open_epoch(raft: Replica, leader: LeaderState, granting: Sequence[int]) -> None:
-    """Write the epoch's first record, which all that is committed in it has to include; and the
-    configured voters into a log that does not have any yet."""
+    """Append the first record of the epoch. No commit of the epoch excludes it.
+
+    A log without a voter set gets the configured one.
+    """
     voters = raft.voters.latest
     first = {
         "leader_id": raft.local.id,
@@ -48,7 +50,7 @@ def open_epoch(raft: Replica, leader: LeaderState, granting: Sequence[int]) -> N
 
 
 def propose(raft: Replica, batch: Buffer) -> None:
-    """Append a batch, as a leader; else `Effects.proposed` stays None."""
+    """Append a batch if this replica leads. Otherwise `Effects.proposed` stays None."""
     if raft.role is not Role.LEADER:
         return
     data, base_offset = bytearray(batch), raft.index.end_offset
@@ -95,7 +97,7 @@ def on_fetch(raft: Replica, message: Message, request: FetchRequest) -> None:
     leader = raft.leader_state
     error = _refusal(raft, request.current_leader_epoch)
     if min(request.fetch_offset, request.last_fetched_epoch, request.current_leader_epoch) < 0:
-        error = ErrorCode.invalid_request  # of a consumer, say
+        error = ErrorCode.invalid_request  # of a consumer, for example
     if leader is None or error is not ErrorCode.none:
         response = FetchResponse(raft.epoch, raft.known_leader, error=error)
         raft.reply(message.source, message.correlation, response)
@@ -113,7 +115,7 @@ def on_fetch(raft: Replica, message: Message, request: FetchRequest) -> None:
         return
     if request.fetch_offset >= raft.index.end_offset:
         progress.caught_up_ms = raft.now_ms
-    # A request that was overtaken by a later one tells nothing new.
+    # An older request may arrive after a newer one.
     progress.end_offset = max(progress.end_offset, request.fetch_offset)
     before = leader.delayed_fetches.pop(request.replica.id, None)
     if before is not None:
@@ -166,7 +168,7 @@ def on_fetch_snapshot(raft: Replica, message: Message, request: FetchSnapshotReq
 
 
 def fail_waiting(raft: Replica, leader: LeaderState) -> None:
-    """The epoch is over: whoever waits is told who leads, if that is known."""
+    """End the epoch: answer the delayed fetches and changes, with the new leader if known."""
     for fetch in leader.delayed_fetches.values():
         response = FetchResponse(
             raft.epoch, raft.known_leader, error=ErrorCode.not_leader_or_follower
@@ -179,7 +181,7 @@ def fail_waiting(raft: Replica, leader: LeaderState) -> None:
 
 
 def drive(raft: Replica) -> None:
-    """Answer fetches that there is an answer for, and call voters that do not fetch."""
+    """Answer delayed fetches that are due, and send BeginQuorumEpoch to silent voters."""
     leader = raft.leader_state
     assert leader is not None
     for id in list(leader.delayed_fetches):
@@ -217,7 +219,7 @@ def _quorum_lost_ms(raft: Replica, leader: LeaderState) -> int | None:
 
 
 def resign_if_quorum_lost(raft: Replica) -> bool:
-    """Resign when no majority has fetched for long: another may lead already (check-quorum)."""
+    """Resign if no majority fetches: another replica may lead already (check-quorum)."""
     leader = raft.leader_state
     assert leader is not None
     lost_ms = _quorum_lost_ms(raft, leader)

@@ -1,10 +1,10 @@
-"""Changing the voters, one at a time (KIP-853).
+"""Changes of the voter set, one at a time (KIP-853).
 
-The leader takes a change when it has committed a record of its own epoch, and the change before is
-committed: otherwise two sets without a common majority could be in force at once. Until then the
-request waits (Kafka's refuses it), for as long as the leader leads. A new voter has to have caught
-up first, so that it does not hold commits back. A set whose majority does not fetch now could not
-commit itself: the change is refused. The answer waits for the commit.
+A change begins once a record of the leader's own epoch and the previous change are committed.
+Otherwise two sets without a common majority could be in force. Until then the request waits, as
+long as the leader leads; Kafka refuses it. A new voter must have caught up, so that it does not
+delay commits. A change is refused if the majority of the new set does not fetch at present: the
+set could not commit itself. The response waits for the commit.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def append_voters(raft: Replica, leader: LeaderState, voters: VoterSet) -> int:
 
 
 def _may_change(raft: Replica, leader: LeaderState) -> bool:
-    """Whether a record of this epoch and the last change are committed."""
+    """Whether a record of this epoch and the previous change are committed."""
     uncommitted = max(leader.start_offset, raft.voters.latest_offset)
     return raft.high_watermark > uncommitted
 
 
-# What is asked for: the set as it is to be. Each raises `_Refused`.
+# The requested sets. Each function raises `_Refused`.
 
 
 def _added(raft: Replica, leader: LeaderState, request: AddRaftVoterRequest) -> VoterSet:
@@ -107,7 +107,7 @@ def _removed(raft: Replica, leader: LeaderState, request: RemoveRaftVoterRequest
 
 
 def _updated(raft: Replica, leader: LeaderState, request: UpdateRaftVoterRequest) -> VoterSet:
-    """A voter's endpoints, or its directory id where the set knew none."""
+    """Set the endpoints of a voter, or the directory id that the set does not have yet."""
     if request.current_leader_epoch != raft.epoch:
         text = f"Epoch {request.current_leader_epoch} is not the leader's, {raft.epoch}."
         raise _Refused(ErrorCode.fenced_leader_epoch, text)
@@ -130,7 +130,7 @@ _CHANGED: dict[type[Change], Callable[[Replica, LeaderState, Any], VoterSet]] = 
 }
 
 
-# What becomes of it.
+# Commit.
 
 
 def _check_majority(raft: Replica, leader: LeaderState, voters: VoterSet) -> None:
@@ -162,7 +162,7 @@ def committed(raft: Replica, leader: LeaderState) -> bool:
 
 
 def fail_waiting(raft: Replica, leader: LeaderState) -> None:
-    """The epoch is over: who waits for a change is told so."""
+    """Refuse the changes that wait: the epoch is over."""
     waiting = [message for message, _ in leader.waiting_changes]
     if leader.pending_voters is not None:
         waiting.insert(0, leader.pending_voters.asked)

@@ -1,18 +1,17 @@
 """One replica of the metadata log: KRaft's Raft, one event in, one `Effects` out.
 
-Replication is by fetching: followers and observers ask the leader for what lies behind their log's
-end, and the offset that a voter asks for says what is durable with it. The high watermark is what a
-majority of voters has said so of, once that includes a record of the leader's own epoch (Raft
-5.4.2: only those are committed by counting; what lies before them is, along with them).
+Followers and observers fetch from the leader. The fetch offset of a voter asserts that its log is
+durable up to there. The high watermark is the offset that a majority of the voters
+has reached, once it includes a record of the leader's own epoch. Raft 5.4.2 counts copies of such
+records only, and commits earlier records with them.
 
-Same events, same times and same numbers from `choose`: the same `Effects`. `now_ms` is a monotonic
-clock's. `choose(n)` gives a number in [0, n) and spreads elections out. The log is `LogIndex` here;
-what `Effects` asks for must be done before the next event.
+The same events, times and numbers from `choose` lead to the same `Effects`. `now_ms` is the time of
+a monotonic clock. `choose(n)` returns a number in [0, n), which spreads elections.
 
-The replica's fields are public to the modules of this package, among which its rules are divided:
-`elections` (votes, begin and end of epochs), `leading`, `following`, `membership`. This module has
-the roles' moves, the timers, and requests under way. Called by the broker's shell and by the
-simulation. Source: KIP-595, KIP-630, KIP-853, KIP-996, KIP-1166; Ongaro and Ousterhout, "In Search
+The rules are in `elections` (votes, begin and end of epochs), `leading`, `following` and
+`membership`. Their functions use the public fields of `replica.Replica`. This module has the
+transitions, the timers and the entry point `step`. `server.cluster.quorum` and the simulation call
+it. Source: KIP-595, KIP-630, KIP-853, KIP-996, KIP-1166; Ongaro and Ousterhout, "In Search
 of an Understandable Consensus Algorithm".
 """
 
@@ -59,9 +58,10 @@ from shoal.quorum.replica import QuorumSettings, Replica
 from shoal.quorum.states import Role, check_move
 from shoal.quorum.voters import ReplicaKey, VoterHistory
 
-#: Moves that one event can cause: an only voter goes from unattached to leader in three.
+#: Transitions that one event can cause. A sole voter becomes leader in three.
 _MOVES_MAX = 8
-#: Over how many times retry.backoff.ms elections are spread when the leader's process has ended.
+#: Elections after the end of a leader's process are spread over this multiple of the retry
+#: back-off.
 _PEER_DOWN_SPREAD = 5
 
 
@@ -86,10 +86,10 @@ class Raft(Replica):
         self._start()
 
     def _start(self) -> None:
-        """The role after a restart, by what the quorum-state says (KIP-595)."""
+        """Set the role after a restart, by the quorum-state (KIP-595)."""
         if self.leader_id == self.local.id:
-            # What was said as a leader and did not reach the disk is forgotten, so the epoch is
-            # not led on.
+            # A leader that restarts has lost what it sent before it was durable. It must not
+            # lead the same epoch again.
             self.role = Role.RESIGNED
             elections.announce_end(self)
         elif self.leader_id is not None:
@@ -98,7 +98,7 @@ class Raft(Replica):
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When a `Tick` is due at the latest."""
+        """The latest time for the next `Tick`."""
         due = [flight.deadline_ms for flight in self.in_flight.values()]
         due += self.retry_ms.values()
         if self.deadline_ms is not None:
@@ -107,10 +107,10 @@ class Raft(Replica):
             due += leading.deadlines(self, self.leader_state)
         return min((at for at in due if at > self.now_ms), default=None)
 
-    # The one entry point.
+    # The entry point.
 
     def step(self, event: Event, now_ms: int) -> Effects:
-        """Take in one event; what it asks of the caller comes back."""
+        """Handle one event; return its effects, which the caller carries out."""
         self.begin_effects()
         self.now_ms = max(self.now_ms, now_ms)
         match event:
@@ -152,7 +152,7 @@ class Raft(Replica):
         _REQUESTS[type(body)](self, message, body)
 
     def _drive(self) -> None:
-        """Do what is due, and send what the role has to say."""
+        """Handle expired timers, and send the messages of the role."""
         for to in [
             to for to, flight in self.in_flight.items() if flight.deadline_ms <= self.now_ms
         ]:
@@ -173,7 +173,7 @@ class Raft(Replica):
                 elections.send_end(self)
 
     def _timer(self) -> bool:
-        """Whether the role's time was up, and the replica moved."""
+        """Change the role if its deadline has passed; return whether it did."""
         if self.role is Role.LEADER:
             return leading.resign_if_quorum_lost(self)
         if self.deadline_ms is None or self.deadline_ms > self.now_ms:
@@ -190,7 +190,7 @@ class Raft(Replica):
             case Role.FOLLOWER:
                 self.become_unattached(self.epoch)
             case Role.RESIGNED:
-                # The epoch that this replica led is over for it.
+                # Its own epoch is over.
                 self.become_unattached(self.epoch + 1)
         return True
 
@@ -214,7 +214,7 @@ class Raft(Replica):
             self.proposed,
         )
 
-    # Moves.
+    # Transitions.
 
     def _move(self, role: Role, epoch: int, leader_id: int | None) -> None:
         check_move(self.role, self.epoch, role, epoch)
@@ -233,7 +233,7 @@ class Raft(Replica):
         self.arm()
 
     def become_unattached(self, epoch: int) -> None:
-        """There is no leader that this replica knows of."""
+        """Wait for a leader, which is unknown."""
         self._move(Role.UNATTACHED, epoch, None)
 
     def become_follower(self, epoch: int, leader_id: int) -> None:
@@ -241,7 +241,7 @@ class Raft(Replica):
         self._move(Role.FOLLOWER, epoch, leader_id)
 
     def become_prospective(self) -> None:
-        """Ask whether an election would be won."""
+        """Begin the pre-vote: ask whether an election would succeed."""
         self._move(Role.PROSPECTIVE, self.epoch, self.leader_id)
         elections.count(self)
 
@@ -258,14 +258,14 @@ class Raft(Replica):
         leading.open_epoch(self, self.leader_state, granting)
 
     def stand_down(self) -> None:
-        """Nobody would have this replica as a leader now: follow on, or wait for another."""
+        """End a lost pre-vote: follow the known leader, or wait for one."""
         if self.leader_id is not None:
             self.become_follower(self.epoch, self.leader_id)
         else:
             self.become_unattached(self.epoch)
 
     def resign(self) -> None:
-        """Stop leading; the voters are told, the one with the longest log first."""
+        """Stop leading. EndQuorumEpoch names the voter with the longest log first."""
         leader = self.leader_state
         assert leader is not None
         elections.announce_end(self, leader)
@@ -274,9 +274,9 @@ class Raft(Replica):
         self.unconfirmed = unconfirmed
 
     def observe(self, epoch: int, leader_id: int | None) -> bool:
-        """Another replica's view of who leads; whether it moved this one."""
+        """Adopt a higher epoch, or its leader, from a message; return whether the role changed."""
         if leader_id == self.local.id:
-            # What this replica is, it knows better itself.
+            # This replica knows its own role.
             leader_id = None
         if epoch > self.epoch:
             if leader_id is None:
@@ -297,9 +297,11 @@ class Raft(Replica):
         self.back_off(to)
 
     def _peer_down(self, id: int) -> None:
-        """Do not wait for a leader that is gone. Who stands is left to chance, so that two do not
-        get in each other's way. Nor for the vote of a voter that is gone: two who did get in each
-        other's way know at once that nobody won."""
+        """Stop waiting for a leader or a voter whose process has ended.
+
+        A random delay keeps two followers from splitting the vote. A candidate counts a voter that
+        is down as refused, so a split vote ends at once.
+        """
         if self.role is Role.CANDIDATE and id in self.voters.latest.ids:
             self.votes.setdefault(id, False)
             elections.count(self)
@@ -321,14 +323,14 @@ class Raft(Replica):
             leading.advance(self, self.leader_state)
 
     def _snapshot_taken(self, snapshot_id: OffsetAndEpoch) -> None:
-        """The log before the snapshot stays until `Trim`, for followers that are behind."""
+        """Note a snapshot. The log before it stays until `Trim`, for followers that lag."""
         index, before = self.index, self.index.snapshot
         assert (before or index.base).offset < snapshot_id.offset <= self.high_watermark
         assert index.epoch_at(snapshot_id.offset) == snapshot_id.epoch, snapshot_id
         index.snapshots.append(snapshot_id)
 
     def _trim(self, base: OffsetAndEpoch) -> None:
-        """Begin the log at a snapshot; an installed one may have replaced it meanwhile."""
+        """Begin the log at a snapshot, unless an installed one has replaced it meanwhile."""
         index = self.index
         if base in index.snapshots and base.offset > index.start_offset:
             index.trim(base)

@@ -31,21 +31,21 @@ class QuorumSettings(NamedTuple):
     fetch_timeout_ms: int = 2_000
     request_timeout_ms: int = 2_000
     retry_backoff_ms: int = 20
-    #: How long a leader holds a fetch that it has nothing new for.
+    #: How long a leader delays a fetch without new records.
     fetch_max_wait_ms: int = 500
     fetch_max_bytes: int = 1 << 20
     fetch_snapshot_max_bytes: int = 1 << 20
-    #: How long ago an observer may have had all of the log to be let in as a voter.
+    #: An observer can become a voter if it had the whole log within this time.
     caught_up_max_ms: int = 3_600_000
 
     @property
     def check_quorum_ms(self) -> int:
-        """A leader that no majority has fetched from for so long gives up."""
+        """After this time without fetches of a majority a leader resigns."""
         return self.fetch_timeout_ms * 3 // 2
 
 
 class InFlight(NamedTuple):
-    """A request of ours under way; there is one at a time to each peer."""
+    """A request without a response; there is at most one to each peer."""
 
     correlation: int
     body: Request
@@ -81,14 +81,14 @@ class Replica(ABC):
         self.epoch = state.leader_epoch
         self.leader_id = state.leader_id
         self.voted = state.voted
-        #: When the role ends unless something happens; None while it does not.
+        #: When the role ends; None if it has no deadline.
         self.deadline_ms: int | None = None
         self.votes: dict[int, bool] = {}
-        #: Lost elections in a row: the back-off doubles with each.
+        #: Lost elections since the last leader. The back-off doubles with each.
         self.failures = 0
-        #: As a follower: the leader has answered a fetch. Then pre-votes are refused.
+        #: Whether the leader of this follower has answered a fetch. Then it refuses pre-votes.
         self.has_fetched = False
-        #: The snapshot that is being fetched, and how many bytes of it are there.
+        #: The snapshot that is being fetched, and the bytes of it so far.
         self.download: tuple[OffsetAndEpoch, int] | None = None
         self.leader_state: LeaderState | None = None
         #: Voters that have not confirmed the end of this replica's leadership.
@@ -98,7 +98,7 @@ class Replica(ABC):
         self._correlation = 0
         self._written = state
         self._syncing = False
-        #: The log's end was cut, and no sync that covers it has begun, or ended.
+        #: The log was truncated, and no sync that covers the truncation has begun, or ended.
         self._cut_owed = self._cut_syncing = False
         self.begin_effects()
 
@@ -112,7 +112,7 @@ class Replica(ABC):
         self.messages: list[Message] = []
         self.proposed: int | None = None
 
-    # What a caller may ask.
+    # State.
 
     @property
     def is_leader(self) -> bool:
@@ -120,7 +120,7 @@ class Replica(ABC):
 
     @property
     def known_leader(self) -> int | None:
-        """Whom others may ask; nobody once this replica itself has resigned."""
+        """The leader to name in responses; None after this replica has resigned."""
         return None if self.role is Role.RESIGNED else self.leader_id
 
     @property
@@ -129,17 +129,17 @@ class Replica(ABC):
 
     @property
     def may_stand(self) -> bool:
-        """Whether this replica may become leader: if a set has it that may be the committed one.
+        """Whether this replica may become leader: a set that may be committed contains it.
 
-        A later, uncommitted record may remove it. Still its log may be the only one that is long
-        enough to be elected, and then it leads until its removal is committed (Ongaro's thesis,
-        4.2.2). The high watermark is no more than a lower bound, above all after a restart.
+        An uncommitted record may remove it. Its log may still be the only one that is up to date
+        enough to win, and then it leads until the removal is committed (Ongaro's thesis, 4.2.2).
+        The known high watermark is only a lower bound, in particular after a restart.
         """
         return any(voters.holds(self.local) for voters in self.voters.since(self.high_watermark))
 
     @property
     def sync_pending(self) -> bool:
-        """Whether the log has something that is not known to be durable."""
+        """Whether part of the log may not be durable."""
         return self._cut_syncing or self._sync_due
 
     @property
@@ -147,7 +147,7 @@ class Replica(ABC):
         return self._cut_owed or self.synced_offset < self.index.end_offset
 
     def arm(self) -> None:
-        """Set the role's deadline."""
+        """Set the deadline of the role."""
         settings = self.settings
         if self.role is Role.LEADER or (self.role is Role.UNATTACHED and not self.may_stand):
             self.deadline_ms = None
@@ -159,7 +159,7 @@ class Replica(ABC):
             spread_ms = self.choose(settings.election_timeout_ms)
             self.deadline_ms = self.now_ms + settings.election_timeout_ms + spread_ms
 
-    # Requests under way.
+    # Messages.
 
     def can_send(self, to: int) -> bool:
         return to not in self.in_flight and to not in self.retry_ms
@@ -175,13 +175,13 @@ class Replica(ABC):
         self.messages.append(Message(self.local.id, to, correlation, body))
 
     def back_off(self, to: int) -> None:
-        """Leave the peer alone for a moment."""
+        """Send nothing to the peer until its retry back-off has passed."""
         self.retry_ms[to] = self.now_ms + self.settings.retry_backoff_ms
 
     # The log.
 
     def append(self, data: Buffer, epoch: int, base_offset: int, next_offset: int) -> None:
-        """A batch goes to the log's end."""
+        """Append a batch to the log."""
         self.index.appended(epoch, base_offset, next_offset)
         self.appends.append(data)
 
@@ -194,7 +194,7 @@ class Replica(ABC):
         self.append(batch, self.epoch, base_offset, base_offset + len(records))
 
     def truncate(self, offset: int) -> None:
-        """Cut the log's end off."""
+        """Remove the records from `offset` on."""
         assert offset >= self.high_watermark, (
             f"cutting at {offset} would take committed records below {self.high_watermark}"
         )
@@ -202,12 +202,12 @@ class Replica(ABC):
         self.voters.truncate(offset)
         self.truncate_to = offset
         self.synced_offset = min(self.synced_offset, offset)
-        # No fetch leaves before that is durable: what is appended behind the cut may go to another
-        # file, and a crash that undid the cut alone would put the two together.
+        # No fetch is sent before the truncation is durable. New records may go to another file,
+        # and a crash that undid only the truncation would join old and new records.
         self._cut_owed = True
 
     def commit(self, offset: int) -> bool:
-        """All below `offset` is committed; whether that was news."""
+        """Advance the high watermark to `offset`; return whether it moved."""
         offset = min(offset, self.index.end_offset)
         if offset <= self.high_watermark:
             return False

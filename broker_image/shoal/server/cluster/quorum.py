@@ -1,14 +1,14 @@
-"""The metadata quorum's replica in a broker: does what each `Effects` of the core says.
+"""This node's replica of the metadata quorum: carries out the `Effects` of `quorum.raft`.
 
-Owns the replica (`quorum.raft`), its disk (`quorum.store`) and the one timer that it asks for. An
-event goes in by `step`; what it asks for is done in the `Effects`'s order before the next one. What
-is read from the wire comes by `receive`, whose future is the answer; what leaves goes to `peers`.
+Owns the replica, its disk (`quorum.store`) and its timer. `step` takes an event and carries out its
+effects before the next event. Requests from the network come in by `receive`, whose future is the
+response. `peers` sends messages to the other nodes.
 
-A voter that is alone needs nobody: it is elected while it starts, its first syncs run in place.
+A sole voter is elected while it starts: its first syncs block the event loop.
 
-A disk that refuses a write, as a full one does, ends this life of the replica, for it believes what
-did not happen: it is opened anew from what is on disk, as after a crash. A disk that fails under a
-sync leaves unknown what is on it: the replica stops for good, and `fault` says why.
+After a failed write, as on a full disk, the state of the replica is ahead of the disk. The replica
+is then opened again from the disk, as after a crash. After a failed sync, the content of the disk
+is unknown. The replica then stops for good, and `fault` has the reason.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ from shoal.server.cluster.quorum_peers import Peers, QuorumEndpoints
 from shoal.server.network.links import SetupTimeouts
 from shoal.server.node import Node
 
-#: Nothing is dropped from the log but what a snapshot holds.
+#: Only records that a snapshot contains are removed from the log.
 _CONFIG = LogConfig(
     cleanup_policy=(),
     retention_ms=-1,
     retention_bytes=-1,
     max_message_bytes=128 << 20,
-    # Small enough that what a snapshot holds leaves the disk soon.
+    # Small, so that records that a snapshot contains are removed soon.
     segment_bytes=32 << 20,
 )
 _READ_BYTES = 4 << 20
-#: How often, and after which pauses, a leader that stops looks whether all voters know.
+#: How often a leader that stops checks whether all voters have confirmed its end, and the pause.
 _RESIGN_TRIES, _RESIGN_S = 20, 0.05
-#: After a write that the disk refused.
+#: The pause before a replica is opened again after a failed write.
 _REOPEN_S = 1.0
 
 
 class Batch(NamedTuple):
-    """A batch of the log: its last record's offset, its epoch, its values; none if of control."""
+    """A batch of the log. A batch of control records has no values."""
 
     last_offset: int
     epoch: int
@@ -79,7 +79,7 @@ class Batch(NamedTuple):
 
 
 class ReplicaState(NamedTuple):
-    """How far a replica of the metadata log is; -1 for what is not known."""
+    """The progress of a replica of the metadata log; -1 for unknown values."""
 
     key: ReplicaKey
     log_end_offset: int
@@ -168,7 +168,7 @@ class Quorum:
     def _now_ms(self) -> int:
         return int(self._loop.time() * 1000) + self._offset_ms
 
-    # What others ask.
+    # State.
 
     @property
     def is_open(self) -> bool:
@@ -222,12 +222,12 @@ class Quorum:
         return self.raft.high_watermark
 
     def endpoint_of(self, id: int) -> Endpoint | None:
-        """Where a voter listens for the quorum, if that is known."""
+        """Return the address at which a voter serves the quorum, if it is known."""
         voter = self.raft.voters.latest.voters.get(id)
         return voter.endpoints[0] if voter is not None and voter.endpoints else None
 
     def replicas(self) -> tuple[list[ReplicaState], list[ReplicaState]]:
-        """The voters and the observers, as the leader knows them."""
+        """Return the progress of the voters and of the observers, as known by the leader."""
         raft, leader = self.raft, self.raft.leader_state
         found = {} if leader is None else dict(leader.replicas)
         voters = []
@@ -247,7 +247,7 @@ class Quorum:
     # Life.
 
     def start(self) -> None:
-        """Take part. A voter that is alone leads when this returns."""
+        """Take part in the quorum. A sole voter leads when this returns."""
         if not self.alone:
             self.step(Tick())
             return
@@ -256,7 +256,7 @@ class Quorum:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within it syncs run at once, which blocks the loop: for a start that waits for them."""
+        """Run syncs at once in this context. That blocks the event loop, and serves a start only."""
         self._inline = True
         try:
             yield
@@ -264,7 +264,7 @@ class Quorum:
             self._inline = False
 
     async def resign(self) -> None:
-        """This node is about to stop: another one may lead at once, told by this one."""
+        """Hand over the leadership before this node stops."""
         if not self.is_open or not self.is_leader or self.alone:
             return
         self.step(Resign())
@@ -282,8 +282,10 @@ class Quorum:
     # Events.
 
     def step(self, event: Event) -> Effects | None:
-        """Hand an event in and do what comes out. An event that comes while another one is at
-        work waits for it; then there is no `Effects` to give."""
+        """Pass in an event and carry out its effects.
+
+        An event that comes while another one is handled waits for it. Then this returns None.
+        """
         self._events.append(event)
         if self._stepping:
             return None
@@ -329,7 +331,7 @@ class Quorum:
             self._loop.call_later(_REOPEN_S, self.recover)
 
     def recover(self) -> None:
-        """After a write that the disk refused: begin again, if the disk lets us."""
+        """Open the replica again after a failed write, if the disk permits."""
         if self.trouble is None or self.fault is not None or self._stopped:
             return
         self.trouble = None
@@ -355,7 +357,7 @@ class Quorum:
         assert error is None or isinstance(error, OSError), error
         end_offset = self.store.finish_sync(sync, error)
         if self.raft is not raft and error is None:
-            return  # of an earlier life of the replica
+            return  # The replica was opened again meanwhile.
         if error is not None:
             self._failed(error)
             for call in self.on_step:
@@ -380,7 +382,7 @@ class Quorum:
     # Messages.
 
     def receive(self, source: int, body: Request) -> asyncio.Future[Response]:
-        """A request from the wire; the future is its answer."""
+        """Handle a request from the network. The future is its response."""
         answer: asyncio.Future[Response] = self._loop.create_future()
         self.step(Received(Message(source, self.local.id, answer, body)))
         return answer
@@ -396,11 +398,11 @@ class Quorum:
         self.peers.send(message)
 
     def learn(self, id: int, endpoint: Endpoint) -> None:
-        """Where a node listens for the quorum, by its own word."""
+        """Note the address at which a node serves the quorum, as it reports it."""
         self.peers.learn(id, (endpoint.host, endpoint.port))
 
     def address_of(self, id: int) -> Address | None:
-        """Where a node listens for the quorum, as far as anybody has said."""
+        """Return the address at which a node serves the quorum, if any node has reported it."""
         endpoint = self.endpoint_of(id)
         if endpoint is not None:
             return endpoint.host, endpoint.port
@@ -414,13 +416,13 @@ class Quorum:
         return self.raft.index.snapshot
 
     def snapshot_values(self, snapshot_id: OffsetAndEpoch) -> Iterator[bytes]:
-        """The values in a snapshot. Raises `CorruptLog`, `CorruptBatch`."""
+        """Yield the values in a snapshot. Raises `CorruptLog`, `CorruptBatch`."""
         _, batches = self.store.read_snapshot(snapshot_id)
         for batch in batches:
             yield from (r.value for r in read_records(batch) if r.value is not None)
 
     def take_snapshot(self, offset: int, batches: list[bytes]) -> asyncio.Future[None]:
-        """Write the state below `offset`, which is committed, in the disk's worker."""
+        """Write a snapshot of the committed state below `offset`, in the worker of the disk."""
         raft = self.raft
         snapshot_id = OffsetAndEpoch(offset, raft.index.epoch_at(offset))
         write = functools.partial(
@@ -442,7 +444,7 @@ class Quorum:
         return work
 
     def clean(self, *, bytes_max: int, age_max_ms: int) -> None:
-        """Delete the snapshots, and the log before them, that are over these limits."""
+        """Delete the snapshots that exceed these limits, and the log before them."""
         if not self._works:
             return
         base = self.store.expired(self._clock.now_ms(), bytes_max=bytes_max, age_max_ms=age_max_ms)
@@ -452,7 +454,7 @@ class Quorum:
     # The log.
 
     def batches(self, start: int, end: int) -> Iterator[Batch]:
-        """The batches in [start, end). Raises `CorruptBatch`, `OSError`."""
+        """Yield the batches in [start, end). Raises `CorruptBatch`, `OSError`."""
         while start < end:
             found = self.store.log.read(start, _READ_BYTES, max_offset=end)
             for at, header in headers(found.data):

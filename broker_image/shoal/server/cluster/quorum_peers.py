@@ -1,12 +1,12 @@
-"""The quorum's requests to other nodes: who listens where, and a connection to each.
+"""The connections of the quorum to other nodes, and their addresses.
 
-A fetch waits at the leader until there is something to fetch, so fetches have a connection of their
-own; votes and the like go by another one. A request that gets no answer is `RequestFailed`. The
-connection of a request that the quorum has given up is closed: the next request would wait for it.
+A leader delays fetches until there are records, so fetches have their own connection; votes and all
+other requests use another one. A request without a response is a `RequestFailed` event. When the
+quorum has given up a request, its connection is closed: the next request would wait behind it.
 
-The quorum's log says where a voter listens, and so does this node's setting. Where they differ, and
-the node does not answer as a member of the quorum at one address, the next request tries the other:
-voters may have moved while this node was down.
+Both the quorum's log and controller.quorum.voters have addresses of voters. If they differ, and the
+node at one address does not answer as a member of the quorum, the next request uses the other
+address. Voters may have moved while this node was down.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shoal.quorum.voters import Endpoint
 from shoal.server.network.links import Link, SetupTimeouts
 from shoal.server.node import Node
 
-#: Answers to a Fetch of the metadata log from a listener that does not serve it.
+#: Errors with which a listener that does not serve the metadata log answers a Fetch.
 _NO_METADATA_LOG = frozenset({ErrorCode.unknown_topic_id, ErrorCode.unknown_topic_or_partition})
 
 
@@ -48,7 +48,7 @@ class Peers:
         timeouts: SetupTimeouts,
         step: Callable[[Event], object],
     ) -> None:
-        """`step` is the quorum's: it gets the answers."""
+        """`step` is the quorum's. It gets the responses."""
         self._node_id = node.id
         self._settings = node.cluster.settings
         self._directory = directory
@@ -56,7 +56,7 @@ class Peers:
         self._timeouts = timeouts
         self._step = step
         self._addresses: dict[int, Address] = {}
-        #: Where `controller.quorum.voters` has the nodes, and those that are asked there.
+        #: The addresses of controller.quorum.voters, and the nodes that are asked there.
         self.configured: dict[int, Address] = {}
         self._elsewhere: set[int] = set()
         #: By node, and whether it is the one for fetches.
@@ -72,12 +72,12 @@ class Peers:
             self.configured[voter.key.id] = address
 
     def address_of(self, id: int) -> Address | None:
-        """Where the node is asked: at the address that was learned last, or the configured one."""
+        """Return the address for requests: the last one learned, or the configured one."""
         known, configured = self._addresses.get(id), self.configured.get(id)
         return configured if known is None or id in self._elsewhere else known
 
     def _try_elsewhere(self, id: int) -> None:
-        """The node did not answer where it was asked: the next request takes its other address."""
+        """Use the other address of the node for the next request."""
         other = self.configured.get(id)
         if other is None or other == self._addresses.get(id):
             return
@@ -86,7 +86,7 @@ class Peers:
             self._hang_up((id, fetches))
 
     def learn(self, id: int, address: Address) -> None:
-        """Where a node listens, by its own word or another's."""
+        """Note the address of a node, as it or another node reports it."""
         if id == self._node_id or self._addresses.get(id) == address:
             return
         self._addresses[id] = address
@@ -118,7 +118,7 @@ class Peers:
         assert not isinstance(request, Response)
         response = await self.ask(to, request)
         if self._asking.get(way) is asyncio.current_task():
-            # What the quorum sends because of the answer goes the same way.
+            # The response may lead to another request on this connection.
             del self._asking[way]
         if response is None:
             self._step(RequestFailed(to, message.correlation))
@@ -126,7 +126,7 @@ class Peers:
             self._step(Received(Message(to, self._node_id, message.correlation, response)))
 
     async def ask(self, to: int, request: Request) -> Response | None:
-        """The answer of another node; None when there is none."""
+        """Return the response of another node, or None if it does not answer."""
         settings = self._settings
         timeout_ms = settings.request_timeout_ms
         if isinstance(request, FetchRequest):
