@@ -1,8 +1,9 @@
-"""The broker: what it is composed of, and in which order its parts start and stop.
+"""The composition of a broker, and the order in which its parts start and stop.
 
-Start: take the addresses, lock the data directory, load the metadata, open the logs, load the
-coordinators, serve. Stop: the other way round; the last act marks the stop as a clean one.
-Everything but the disk's worker runs on one event loop, and no call of a core awaits.
+The constructor makes all parts. `start` binds the addresses, locks the data directory, reads the
+metadata, opens the logs, starts the coordinators, and serves. `stop` does the reverse, and marks
+the stop as a clean one at the end. Only the workers of the disk run outside the event loop, and no
+call of a core awaits.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ from shoal.server.system import System
 
 
 class Features(NamedTuple):
-    """What ApiVersions tells of features: the levels supported, and those in force."""
+    """The features in ApiVersions: the supported levels, and the finalized ones."""
 
     supported: dict[str, tuple[int, int]]
     finalized: dict[str, int]
@@ -75,7 +76,7 @@ class Features(NamedTuple):
 
 
 class Broker:
-    """Owns every part; handlers reach them through it."""
+    """Owns all parts of a node. Handlers get it as their context."""
 
     def __init__(
         self,
@@ -257,7 +258,7 @@ class Broker:
 
     @property
     def image(self) -> MetadataImage:
-        """The metadata as of now."""
+        """The committed metadata."""
         return self.metadata_cache.image
 
     @property
@@ -336,10 +337,10 @@ class Broker:
         else:
             self.served.begin(early=False)
             await self.lifecycle.enter()
-        self._is_ready()
+        self._set_ready()
 
     def _bind(self) -> None:
-        """Take the addresses. Raises `ListenError`."""
+        """Bind the addresses. Raises `ListenError`."""
         for endpoint in self.config.listeners:
             if endpoint.name not in self.cluster.kinds:
                 continue
@@ -391,20 +392,20 @@ class Broker:
         self.served.start()
 
     async def _start_controller(self) -> None:
-        """Serve as a controller that is no broker."""
+        """Serve as a controller without the broker role."""
         self._opened = True
         for listener in self.listeners:
             await listener.accept()
         self._voter_update.start()
         await self._listen_for_health()
-        self._is_ready()
+        self._set_ready()
 
     async def _listen_for_health(self) -> None:
         where = self.config.metrics_listener
         if self.health is not None and where is not None:
             await self.health.listen(where.host, where.port)
 
-    def _is_ready(self) -> None:
+    def _set_ready(self) -> None:
         self._ready = True
         self._voter_checks.started()
 
@@ -436,21 +437,21 @@ class Broker:
         self.disk.close()
 
     def features(self) -> Features:
-        """The features of this broker and of its cluster."""
+        """Return the features of this broker and of its cluster."""
         image = self.image
         return Features(dict(controller.SUPPORTED_FEATURES), dict(image.features), image.offset)
 
     def is_internal(self, topic: str) -> bool:
-        """Whether clients may not write to that topic or cut it."""
+        """Whether clients must not write to that topic or delete its records."""
         return topic in INTERNAL_TOPICS
 
     def unhealthy(self) -> str | None:
-        """Why Kubernetes should start this broker anew, or None."""
+        """Return why Kubernetes should restart this broker, or None."""
         offline = [f"{p.topic}-{p.index}" for p in self.partitions if p.log.offline]
         if offline:
             return f"the disk failed under {', '.join(sorted(offline)[:10])}"
         return None
 
     def not_ready(self) -> str | None:
-        """Why clients are not served, or None."""
+        """Return why clients are not served, or None."""
         return None if self._ready else "the broker is starting or stopping"

@@ -1,4 +1,4 @@
-"""What a node's configs say of its cluster: its roles, the quorum's first voters, the listeners."""
+"""The configs of a node about its cluster: roles, first voters, kinds of listeners."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ BROKER, CONTROLLER = "broker", "controller"
 
 
 class Listeners(Flag):
-    """Kinds of listeners: of brokers, which clients use, and of controllers. A listener is of both
-    kinds where the quorum uses the clients' port (ADR 0052)."""
+    """Kinds of listeners: for clients and brokers, and for controllers.
+
+    A listener is of both kinds if the quorum uses the port of the clients (ADR 0052).
+    """
 
     BROKER = 1
     CONTROLLER = 2
@@ -26,8 +28,8 @@ class Listeners(Flag):
 
 
 class ClusterConfig(NamedTuple):
-    """`voters` is None for a broker of its own; `listener` is the quorum's, `inter_broker` the one
-    that brokers use among themselves. `kinds` has the listeners that this node opens, by name."""
+    """`voters` is None for a cluster of one node. `listener` serves the quorum, and `inter_broker`
+    serves other brokers. `kinds` has the listeners that this node opens, by name."""
 
     roles: frozenset[str]
     cluster_id: str | None
@@ -55,7 +57,7 @@ class ClusterConfig(NamedTuple):
 
 
 def cluster_config(config: BrokerConfig) -> ClusterConfig:
-    """The cluster's part of a node's configs. Raises `InvalidConfig`."""
+    """Return the configs of a node about its cluster. Raises `InvalidConfig`."""
     names = [listener.name for listener in config.listeners]
     of_controllers = [n.upper() for n in config["controller.listener.names"] or ()]
     listener = next((n for n in of_controllers if n in names), None)
@@ -63,7 +65,7 @@ def cluster_config(config: BrokerConfig) -> ClusterConfig:
     inter_broker = named.upper() if named else _first(names, of_controllers)
     if named and inter_broker not in names:
         raise InvalidConfig(
-            f"inter.broker.listener.name is {inter_broker}, which listeners has not: name one of"
+            f"inter.broker.listener.name is {inter_broker}, which is not in listeners: name one of"
             f" {', '.join(names)}."
         )
     roles = frozenset(config["process.roles"])
@@ -86,8 +88,11 @@ def cluster_config(config: BrokerConfig) -> ClusterConfig:
 def _kinds(
     roles: frozenset[str], names: list[str], of_controllers: list[str], inter_broker: str
 ) -> dict[str, Listeners]:
-    """What each listener is for. A node that is no controller opens none for controllers, and on
-    one that is no broker all are for controllers. Raises `InvalidConfig`."""
+    """Return the kind of each listener. Raises `InvalidConfig`.
+
+    A node without the controller role opens no listeners for controllers. On a node without the
+    broker role, all listeners are for controllers.
+    """
     if CONTROLLER in roles and of_controllers and not set(of_controllers) & set(names):
         raise InvalidConfig(
             f"controller.listener.names is {','.join(of_controllers)}, which listeners has not: add"
@@ -100,7 +105,7 @@ def _kinds(
         if name not in of_controllers:
             kinds[name] = Listeners.BROKER
         elif CONTROLLER in roles:
-            # The same listener for both is no setting of Kafka's (ADR 0052).
+            # Kafka does not permit the same listener for both (ADR 0052).
             kinds[name] = Listeners.BOTH if name == inter_broker else Listeners.CONTROLLER
     if not kinds:
         raise InvalidConfig(
@@ -115,8 +120,10 @@ def _first(names: list[str], of_controllers: list[str]) -> str:
 
 
 def _voters(config: BrokerConfig, listener: str) -> VoterSet | None:
-    """The voters that are named; bootstrap servers stand as voters of negative ids, since nobody
-    has said yet who they are."""
+    """Return the configured voters.
+
+    Bootstrap servers become voters with negative ids, because their ids are not known yet.
+    """
     found = []
     for text in config["controller.quorum.voters"]:
         match = _VOTER.fullmatch(text.strip())
@@ -146,7 +153,7 @@ def _voters(config: BrokerConfig, listener: str) -> VoterSet | None:
 
 
 def _check_node(config: BrokerConfig, roles: frozenset[str], voters: VoterSet) -> None:
-    """Whether this node and the voters fit. Raises `InvalidConfig`."""
+    """Check that this node fits the voters. Raises `InvalidConfig`."""
     listed = config.node_id in voters.voters
     if listed and CONTROLLER not in roles:
         raise InvalidConfig(
@@ -154,13 +161,13 @@ def _check_node(config: BrokerConfig, roles: frozenset[str], voters: VoterSet) -
             " controller: add controller to process.roles, or take the node out of the voters."
         )
     if not listed and roles == {CONTROLLER} and min(voters.ids) >= 0:
-        return  # a controller that is to be added to the voters
+        return  # a controller that can join the voters later
     if "node.id" not in config.given and "broker.id" not in config.given:
         raise InvalidConfig("A node of a cluster needs an id of its own: set node.id (--node-id).")
 
 
 def _cluster_id(config: BrokerConfig) -> str | None:
-    """The id that was given, checked."""
+    """Return the configured cluster id. Raises `InvalidConfig`."""
     text: str | None = config["shoal.cluster.id"]
     if text is None:
         return None

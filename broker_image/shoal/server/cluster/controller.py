@@ -1,10 +1,10 @@
-"""The active controller's soft state: which brokers are heard of, and what is done by the clock.
+"""The soft state of the active controller: the sessions of brokers, and periodic decisions.
 
-A broker that is not heard of for broker.session.timeout.ms is fenced. A new active controller knows
-no heartbeats yet and gives every broker a whole session. Nobody waits for a process that has ended:
-where a broker's connection breaks, or it is silent for longer than its heartbeats allow, the
-controller looks whether anything still listens at its address, and fences it at once if not.
-Everything else about brokers is in the image; decisions are `metadata.brokers`.
+The controller fences a broker that sends no heartbeat for broker.session.timeout.ms. A new active
+controller begins a whole session for each broker. A process that has ended is fenced earlier: when
+the connection of a broker closes, or its heartbeats are overdue, the controller probes its address
+and fences it if nothing listens there. The image has all other state of brokers, and
+`metadata.brokers` the decisions.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from shoal.server.metadata_cache import MetadataCache
 from shoal.server.network.api import Peer
 from shoal.server.node import Node
 
-#: Between two looks at the sessions.
+#: The interval of the checks of sessions.
 _LOOK_MS = 100
-#: Between two looks whether internal topics could have more replicas; a broker's coming is one too.
+#: The interval of the checks whether internal topics can get more replicas. A change of the brokers
+#: leads to a check too.
 _GROW_MS = 10_000
-#: A look at an address that is not refused within this time tells nothing.
+#: The result of a probe that lasts longer is unknown.
 _PROBE_TIMEOUT_S = 1.0
-#: Who takes a connection and keeps it open for so long is there; a pause between two looks.
+#: A process that keeps a connection open for this time is alive; the pause between two probes.
 _SILENT_S, _PROBE_PAUSE_S = 0.2, 0.01
 
 
 async def is_gone(host: str, port: int) -> bool:
-    """Whether nothing listens there any more; False when that can't be told.
+    """Whether nothing listens at that address; False if that is unknown.
 
-    The sockets of a process that ends are closed one after the other, so its port may still take a
-    connection when others have broken. That one then ends at once, and the next is refused.
+    A process that ends closes its sockets one after the other. Its port may still accept a
+    connection after others have closed. That one closes at once, and the next one is refused.
     """
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
@@ -52,7 +53,7 @@ async def is_gone(host: str, port: int) -> bool:
 
 
 async def _stays(host: str, port: int) -> bool:
-    """Whether a connection is taken and kept. Raises `OSError` where none is taken."""
+    """Whether a connection is accepted and stays open. Raises `OSError` if it is refused."""
     try:
         reader, writer = await asyncio.open_connection(host, port)
     except ConnectionResetError:
@@ -82,7 +83,7 @@ class Controller:
         self._heard_ms: dict[int, int] = {}
         #: The epoch that this node led last.
         self._epoch = -1
-        #: Brokers that are about to be fenced, and where in the metadata others were.
+        #: Brokers that are being fenced, and the metadata offsets at which others were.
         self._fencing: set[int] = set()
         self._fenced_at: dict[int, int] = {}
         self._probes: dict[int, asyncio.Task[None]] = {}
@@ -112,7 +113,7 @@ class Controller:
         return int(self._node.loop.time() * 1000)
 
     def _stepped(self) -> None:
-        """Has this node become the active controller?"""
+        """Begin sessions if this node has become the active controller."""
         metadata = self._metadata
         if not metadata.is_active or metadata.epoch == self._epoch:
             return
@@ -130,7 +131,7 @@ class Controller:
             self._submit(lambda image: Decision() if image.features else controller.bootstrap())
 
     def _submit(self, decide: Callable[[MetadataImage], Decision]) -> asyncio.Future[Any]:
-        """A decision that nobody waits for."""
+        """Submit a decision whose response nobody needs."""
         done = self._metadata.submit(decide)
         done.add_done_callback(self._seen)
         return done
@@ -143,7 +144,7 @@ class Controller:
     # Brokers.
 
     def register(self, broker: BrokerImage, *, previous_epoch: int) -> asyncio.Future[Any]:
-        """Let a broker's process in, fenced; the future is its epoch."""
+        """Register a broker, fenced. The future is its epoch."""
         id = broker.broker_id
 
         def decide(image: MetadataImage) -> Decision:
@@ -168,12 +169,12 @@ class Controller:
         )
 
     def heartbeat(self, body: Any, peer: Peer) -> asyncio.Future[Any]:
-        """A broker's heartbeat: the future is its answer. Raises `ApiError`."""
+        """Handle the heartbeat of a broker. The future is the response. Raises `ApiError`."""
         metadata, id = self._metadata, body.broker_id
         peer.on_close[self] = lambda: self._probe(id)
         known = brokers.checked(metadata.newest, id, body.broker_epoch)
         self._heard_ms[id] = self._now_ms()
-        # One that does not know yet that it was fenced would lead on what others lead by now.
+        # A broker that has not learned of its fencing would still act as leader.
         caught_up = id not in self._fencing and body.current_metadata_offset >= max(
             known.broker_epoch, self._fenced_at.get(id, -1)
         )
@@ -200,7 +201,7 @@ class Controller:
         return metadata.submit(decide, answer)
 
     def _look(self) -> None:
-        """Fence who was not heard of."""
+        """Fence brokers without heartbeats."""
         metadata = self._metadata
         if not metadata.is_active or not self._node.cluster.clustered:
             return
@@ -217,7 +218,7 @@ class Controller:
                 self._probe(id)
 
     def _probe(self, id: int) -> None:
-        """See whether a broker's process is gone."""
+        """Check whether the process of a broker has ended."""
         known = self._metadata.newest.brokers.get(id)
         if known is None or known.fenced or id in self._probes or id == self._node.id:
             return

@@ -1,9 +1,9 @@
-"""This broker's place in its cluster: registration, heartbeats, and the way out (KIP-631).
+"""The session of this broker with the controller: registration, heartbeats, shutdown (KIP-631).
 
-Join: wait for a controller, register (fenced), and wait until the image has the registration, which
-says that the metadata is as new as this start. Enter: once the logs are open, heartbeats tell that
-this broker is ready, and the controller lets it in. Leave: ask to hand over what it leads, for a
-bounded time, then go.
+Join: wait for a controller, register (fenced), and wait until the image has the registration. Then
+the metadata is as new as this start. Enter: once the logs are open, heartbeats ask the controller
+to unfence this broker. Leave: ask the controller to move the partitions that this broker leads, for
+a limited time, then stop.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from shoal.server.cluster.registration import Registration
 from shoal.server.metadata_cache import MetadataCache
 from shoal.server.node import Node
 
-#: How long a controlled shutdown may take before the broker just stops.
+#: Longest controlled shutdown.
 CONTROLLED_SHUTDOWN_S = 20.0
-#: How long a connection to the advertised address may take.
+#: Timeout of a connection to the advertised address.
 ADVERTISED_TIMEOUT_S = 5.0
-#: A name is tried for so long: a pod of Kubernetes starts before its name leads to it.
+#: How long a host name is tried: a pod of Kubernetes starts before its name resolves to it.
 NAME_TIMEOUT_S = 30.0
-#: A broker that stops gives up after so long without an answer of any controller.
+#: A controlled shutdown ends after this time without an answer of a controller.
 NO_CONTROLLER_S = 3.0
-#: Between two tries to register.
+#: The pause between two attempts to register.
 _RETRY_S = 0.1
 
 
 class CannotJoin(Exception):
-    """Why this node cannot be part of its cluster, as a sentence with its remedy."""
+    """Why this node cannot join its cluster, as a sentence with the remedy."""
 
 
 class Lifecycle:
@@ -72,13 +72,13 @@ class Lifecycle:
         self._may_stop = asyncio.Event()
         self._ready = False
         self._answered_at = 0.0
-        #: A controller has said that this broker is fenced, and the metadata that tells who leads
-        #: in its place has not come.
+        #: A controller has answered that this broker is fenced, and the metadata with the new
+        #: leaders has not arrived.
         self.is_put_out = False
-        #: Nobody is at the other brokers' ports, as far as this one has looked.
+        #: The last probes found no process at the addresses of the other brokers.
         self._alone = False
 
-    # The way in.
+    # Join.
 
     async def join(self) -> None:
         """Register, and catch up with the metadata. Raises `CannotJoin`."""
@@ -102,22 +102,23 @@ class Lifecycle:
         self._heart = asyncio.ensure_future(self._heartbeats())
 
     async def _reach_itself(self) -> None:
-        """See that the address that other brokers are told leads here. Raises `CannotJoin`."""
+        """Check that the advertised address leads to this node. Raises `CannotJoin`."""
         name = self._node.cluster.inter_broker
         if name not in self._node.config.advertised:
             return
-        (told,) = [e for e in self._registration.endpoints() if e.name == name]
+        (endpoint,) = [e for e in self._registration.endpoints() if e.name == name]
         try:
-            await reach(told.host, told.port)
+            await reach(endpoint.host, endpoint.port)
         except (OSError, TimeoutError) as error:
             reason = getattr(error, "strerror", None) or "it does not answer"
             raise CannotJoin(
-                f"advertised.listeners tells other brokers {told.host}:{told.port}, and this node"
-                f" is not reached there ({reason}): name an address that leads to this node."
+                f"advertised.listeners has {endpoint.host}:{endpoint.port} for other brokers, and"
+                f" this node is not reached there ({reason}): name an address that leads to this"
+                " node."
             ) from None
 
     def _registered(self) -> bool:
-        """Whether the image has this start's registration."""
+        """Whether the image has the registration of this start."""
         found = self._cache.image.brokers.get(self._node.id)
         return found is not None and found.incarnation_id == self._registration.incarnation_id
 
@@ -155,7 +156,7 @@ class Lifecycle:
                 case ErrorCode.none:
                     self._directory.broker_epoch = answer.broker_epoch
                     return answer.broker_epoch
-                # Until its session is over, a process that died looks like one that lives.
+                # Until its session expires, a process that has ended looks alive.
                 case ErrorCode.duplicate_broker_registration if loop.time() > taken_at:
                     raise CannotJoin(
                         f"node.id {self._node.id} is taken: another process of that id, with"
@@ -177,7 +178,7 @@ class Lifecycle:
             await asyncio.sleep(_RETRY_S)
 
     async def enter(self) -> None:
-        """The logs are open: be let in."""
+        """Wait until the controller has unfenced this broker, whose logs are open."""
         self._ready = True
         self._beat.set()
         while self.fenced:
@@ -191,9 +192,11 @@ class Lifecycle:
 
     @property
     def is_lost(self) -> bool:
-        """Whether no controller has answered for as long as this broker's session lasts, while
-        there may be other brokers. Then it may be fenced, and others may lead what it leads,
-        without its knowing."""
+        """Whether this broker may be fenced without its knowledge.
+
+        No controller has answered for the time of a session, and other brokers may be alive. They
+        may lead the partitions of this broker by now.
+        """
         overdue = self._heart is not None and not self._alone and self._is_overdue()
         return overdue or self.is_put_out
 
@@ -226,7 +229,7 @@ class Lifecycle:
                 pass
 
     async def _is_alone(self) -> bool:
-        """Whether the processes of all other brokers are gone, as their ports tell."""
+        """Whether the processes of all other brokers have ended, by probes of their ports."""
         others = [
             is_gone(end.host, end.port)
             for id, known in self._cache.image.brokers.items()
@@ -235,7 +238,7 @@ class Lifecycle:
         return all(await asyncio.gather(*others))
 
     async def _heartbeat(self) -> Any:
-        """One heartbeat; None when it was refused, or nobody answered."""
+        """Send a heartbeat. Return the response, or None if it failed."""
         fields = {
             "broker_id": self._node.id,
             "broker_epoch": self.broker_epoch,
@@ -252,7 +255,7 @@ class Lifecycle:
         except ApiError:
             return None
         if answer.error_code == ErrorCode.none:
-            # The controller counts the session from when it was asked, which is not before this.
+            # The controller counts the session from the arrival of the request.
             self._answered_at = sent_at
             self.is_put_out = self._ready and answer.is_fenced and not self.fenced
             return answer
@@ -261,10 +264,10 @@ class Lifecycle:
             self._beat.set()
         return None
 
-    # The way out.
+    # Leave.
 
     async def _handed_over(self) -> bool:
-        """Wait for the controller's word; not for long while there is no controller."""
+        """Wait until the controller permits the stop; return whether it did."""
         loop = self._node.loop
         end = loop.time() + CONTROLLED_SHUTDOWN_S
         self._answered_at = loop.time()
@@ -279,7 +282,7 @@ class Lifecycle:
         return True
 
     async def leave(self) -> None:
-        """Hand over, if this broker is part of a cluster; then no more heartbeats."""
+        """Hand over the partitions if other brokers run, then end the heartbeats."""
         if self._heart is None:
             return
         others = any(id != self._node.id for id in self._cache.image.running)
@@ -297,9 +300,9 @@ class Lifecycle:
 
 
 async def reach(host: str, port: int) -> None:
-    """Connect, and hang up. Raises `OSError`, `TimeoutError`.
+    """Connect, and close the connection. Raises `OSError`, `TimeoutError`.
 
-    A name may not be known yet, or still be that of the pod before: it is tried for a while.
+    A host name is retried: it may not resolve yet, or still resolve to an earlier pod.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + (0.0 if _is_address(host) else NAME_TIMEOUT_S)
@@ -316,7 +319,7 @@ async def reach(host: str, port: int) -> None:
 
 
 def _is_address(host: str) -> bool:
-    """Whether this is an IP address, which means the same at any time."""
+    """Whether this is an IP address, which is not retried."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -256,7 +256,7 @@ class Quorum:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Run syncs at once in this context. That blocks the event loop, and serves a start only."""
+        """Run syncs at once in this context, which blocks the event loop: for a start only."""
         self._inline = True
         try:
             yield

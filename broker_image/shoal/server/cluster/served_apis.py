@@ -1,9 +1,9 @@
-"""Which APIs each listener of this node serves.
+"""The APIs that each listener of this node serves.
 
-Listeners that `controller.listener.names` names serve the quorum and the controller, the others
-serve clients and brokers (`Listeners`). One case serves both on one listener: the quorum's log has
-this voter at a port of its clients, since the node had no listener for controllers when the cluster
-was formed. That ends as soon as the quorum has committed the voter's new endpoint (ADR 0052).
+Listeners in `controller.listener.names` serve the quorum and the controller; the others serve
+clients and brokers (`Listeners`). A listener serves both if the quorum's log has this voter at a
+port of its clients: the node had no listener for controllers when the cluster was formed. That ends
+once the quorum has committed the new endpoint of the voter (ADR 0052).
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ class ServedApis:
         self._early = False
         self._voters: VoterSet | None = None
         self._warned = False
-        #: Listeners of clients that serve the quorum too, because its log has this voter there.
+        #: Listeners of clients that also serve the quorum, because its log has this voter there.
         self.shared: frozenset[str] = frozenset()
-        #: What ApiVersions names, by listener.
+        #: The APIs in ApiVersions, by listener.
         self.named: dict[str, Mapping[int, Api]] = {}
-        #: What is served now: less than `named` while the broker joins its cluster.
+        #: The APIs that are served now: fewer than `named` while the broker joins its cluster.
         self.now: dict[str, Mapping[int, Api]] = {}
         self._fill()
 
     def kind(self, listener: str) -> Listeners:
-        """What that listener is for, at the moment."""
+        """Return the present kind of that listener."""
         kind = self._kinds.get(listener, Listeners.BROKER)
         return Listeners.BOTH if listener in self.shared else kind
 
     def begin(self, *, early: bool) -> None:
-        """Serve what a joining node does (`early`), or everything."""
+        """Serve the APIs of a node that joins its cluster (`early`), or all."""
         self._early = early
         self._fill()
 
@@ -91,7 +91,7 @@ class ServedApis:
         self._warn()
 
     def _warn(self) -> None:
-        """Log once that clients reach the quorum, with the remedy unless it is under way."""
+        """Log once that clients can reach the quorum, with the remedy unless it has begun."""
         both = sorted(name for name in self._kinds if self.kind(name) is Listeners.BOTH)
         if not both or self._warned:
             return
@@ -109,7 +109,7 @@ class ServedApis:
             )
 
     def _at_clients(self, voters: VoterSet) -> frozenset[str]:
-        """The listeners of clients at which a quorum of several nodes has this voter."""
+        """Return the listeners of clients at which a quorum of several nodes has this voter."""
         voter = voters.voters.get(self._quorum.local.id)
         if voter is None or (not self._node.cluster.clustered and self._quorum.alone):
             return frozenset()

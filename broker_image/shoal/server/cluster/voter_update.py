@@ -1,10 +1,10 @@
-"""A voter tells the quorum's leader who it is: directory, endpoints, levels (KIP-853).
+"""Keeps this node's entry in the voter set current, and joins the voters (KIP-853).
 
-The first voters are configured by id and address alone. From here on the quorum knows each by its
-directory too, so that a node which comes back with an empty disk, or another one with its id, is
-not taken for the voter that it was. A controller that is to join by itself
-(controller.quorum.auto.join.enable) asks to be let in once it has caught up. One that has lost its
-disk has the voter removed first that it was: an id stands among the voters once.
+The first voters are configured by id and address only. UpdateRaftVoter adds the directory id, the
+endpoints and the supported levels of a voter. From then on a node with the same id and another or
+an empty disk is not that voter. A controller with controller.quorum.auto.join.enable joins the
+voters once it has caught up. If it has lost its disk, it first removes the voter that it was,
+because a voter set has an id only once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RETRY_S = 0.5
 
 
 class VoterUpdate:
-    """Owns the one update that may be under way."""
+    """Owns the task of the current update; there is at most one."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class VoterUpdate:
         self._quorum.on_step.append(self._look)
 
     def _look(self) -> None:
-        """After each step of the quorum: is there something to tell?"""
+        """Begin an update if one is due."""
         if self._task is not None:
             return
         if self._due() is not None:
@@ -97,8 +97,10 @@ class VoterUpdate:
         await self._channel.request(ApiKey.ADD_RAFT_VOTER, fields)
 
     async def _has_replaced(self, before: ReplicaKey) -> bool:
-        """Whether the leader has this node as an observer that has caught up, and does not hear of
-        the voter with its id any more: then nothing is lost with that one."""
+        """Whether the voter with this node's id can be removed without loss.
+
+        The leader has this node as an observer that has caught up, and that voter does not fetch.
+        """
         topics = [{"topic_name": METADATA_TOPIC, "partitions": [{"partition_index": 0}]}]
         answer = await self._channel.request(ApiKey.DESCRIBE_QUORUM, {"topics": topics})
         if answer.error_code is not ErrorCode.none:
@@ -127,7 +129,7 @@ class VoterUpdate:
         await self._channel.request(ApiKey.REMOVE_RAFT_VOTER, fields)
 
     def _due(self) -> Voter | None:
-        """This node as the voters should have it, if they have it otherwise."""
+        """Return this node's voter if its entry in the voter set differs, else None."""
         quorum = self._quorum
         voters = quorum.raft.voters
         if quorum.leader_id is None or not 0 <= voters.latest_offset < quorum.high_watermark:
