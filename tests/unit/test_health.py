@@ -9,8 +9,8 @@ import pytest
 import uvloop
 from ports import free_ports
 from shoal.server import logs
-from shoal.server.broker import Broker
 from shoal.server.config import resolve
+from shoal.server.process import compose
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/healthz", "/readyz"])
@@ -29,7 +29,7 @@ def test_a_controller_that_is_no_broker_answers(tmp_path: Path, path: str) -> No
             "shoal.cluster.id": "AAAAAAAAAAAAAAAAAAAAAQ",
             "shoal.metrics.listener": "127.0.0.1:0",
         }
-        broker = Broker(resolve(given, {}), asyncio.get_running_loop())
+        broker = compose(resolve(given, {}), asyncio.get_running_loop())
         await broker.start()
         try:
             assert broker.health is not None

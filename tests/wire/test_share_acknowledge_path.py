@@ -14,8 +14,8 @@ import shoal
 import uvloop
 from shoal.protocol.api import ApiKey
 from shoal.server import logs
-from shoal.server.broker import Broker
 from shoal.server.config import resolve
+from shoal.server.process import compose
 from wireclient import WireClient
 
 FILES_MAX = 15
@@ -151,7 +151,7 @@ def traced(data_dir: Path) -> Tracer:
 
     async def main() -> Tracer:
         flags = {"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(data_dir)}
-        broker = Broker(resolve(flags, {}), asyncio.get_running_loop())
+        broker = compose(resolve(flags, {}), asyncio.get_running_loop())
         await broker.start()
         try:
             bootstrap = f"127.0.0.1:{broker.listeners[0].port}"
