@@ -31,7 +31,7 @@ def commits_before_it_has_synced(patch: pytest.MonkeyPatch) -> None:
     def grown(self: Partition, size: int) -> None:
         real(self, size)
         if self.leadership is None:
-            self._advance(self.log.log_end_offset)
+            self._set_high_watermark(self.log.log_end_offset)
 
     patch.setattr(Partition, "_appended", grown)
 
