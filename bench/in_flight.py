@@ -31,7 +31,7 @@ from shoal.server import logs
 from shoal.server.broker import Broker
 from shoal.server.config import resolve
 from shoal.server.network.connection import Connection
-from shoal.server.process import _tune_collector
+from shoal.server.process import compose, tune_collector
 
 MEMBER, TOPIC = "A" * 22, "in-flight"
 #: Locks of the group whose locks are seen to end, and of the one whose memory is traced.
@@ -332,9 +332,9 @@ async def main() -> None:
     logs.configure(json=True, level="error")
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
         flags = {"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": folder}
-        broker = Broker(resolve(flags, {}), asyncio.get_running_loop())
+        broker = compose(resolve(flags, {}), asyncio.get_running_loop())
         await broker.start()
-        _tune_collector()
+        tune_collector()
         try:
             print(json.dumps(await run(broker, partitions, each)))
         finally:

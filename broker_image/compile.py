@@ -10,6 +10,7 @@ exit status is 0 either way.
 from __future__ import annotations
 
 import os
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -36,6 +37,12 @@ EXTENSIONS = (
 FLAGS = ["-O2", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter"]
 
 
+def batch_constants(folder: Path) -> list[str]:
+    """Return the layout of record batches as -D flags. Raises `OSError`."""
+    layout = runpy.run_path(str(folder / "shoal/record/layout.py"))
+    return [f"-D{name}={value}" for name, value in layout["C_CONSTANTS"].items()]
+
+
 def build(folder: Path, extension: Extension) -> str | None:
     """Compile in place: None on success, else the reason of the failure."""
     command = shlex.split(os.environ.get("CC", "cc"))
@@ -44,11 +51,15 @@ def build(folder: Path, extension: Extension) -> str | None:
     include = Path(sysconfig.get_path("include"))
     if not (include / "Python.h").exists():
         return f"there is no Python.h in {include}"
+    try:
+        defines = batch_constants(folder)
+    except OSError as error:
+        return str(error)
     made = folder / f"{extension.module}{sysconfig.get_config_var('EXT_SUFFIX')}"
     part = made.with_name(f"{made.name}.part{os.getpid()}")
     sources = sorted(map(str, (folder / extension.sources).glob("*.c")))
     done = subprocess.run(
-        [*command, *FLAGS, f"-I{include}", "-o", str(part), *sources],
+        [*command, *FLAGS, *defines, f"-I{include}", "-o", str(part), *sources],
         capture_output=True,
         text=True,
         check=False,

@@ -18,8 +18,8 @@ from shoal.client.connection import Connection, connect
 from shoal.client.errors import ClientError
 from shoal.client.settings import Settings
 from shoal.protocol.api import ApiKey
+from shoal.server.cluster_config import Listeners
 from shoal.server.handlers import HANDLERS
-from shoal.server.network.api import Listeners
 
 #: A machine that does much else beside the test takes its time.
 START_TIMEOUT_S = 120.0

@@ -188,7 +188,7 @@ test_when_a_quorum_acts controller.quorum.retry.backoff.ms
 test_how_much_metadata_a_follower_asks_for controller.quorum.fetch.max.bytes
 test_settings_of_the_quorum controller.quorum.fetch.snapshot.max.bytes
 
-unit/test_seats.py
+unit/test_broker_slots.py
 test_what_is_given_is_the_first_ones shoal.brokers.per.host
 
 unit/test_offsets.py

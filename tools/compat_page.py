@@ -13,8 +13,9 @@ from shoal.log.validation import RECORD_ERRORS_MAX
 from shoal.metadata.controller import SUPPORTED_FEATURES
 from shoal.protocol.api import ApiKey
 from shoal.record.compression import EXPANDED_BYTES_MAX
+from shoal.server.cluster_config import Listeners
 from shoal.server.handlers import HANDLERS, api_versions
-from shoal.server.network.api import Api, Listeners
+from shoal.server.network.api import Api
 
 KAFKA_VERSION = "4.3.1"
 #: Lowest and highest version by API key.

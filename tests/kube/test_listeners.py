@@ -1,8 +1,7 @@
 """What brokers tell clients of themselves, inside of Kubernetes and out of it."""
 
-from shoal.server.cluster.config import cluster_config
+from shoal.server.cluster_config import Listeners, cluster_config
 from shoal.server.config import resolve
-from shoal.server.network.api import Listeners
 from shoal_operator.model import cluster, listeners
 
 INSIDE = {"name": "plain", "port": 9092, "type": "Internal"}

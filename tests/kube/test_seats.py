@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kube import rendered
-from shoal.server.cluster.config import cluster_config
+from shoal.server.cluster_config import cluster_config
 from shoal.server.config import resolve
 from shoal_operator import pods
 from shoal_operator.clusters import refusal

@@ -9,8 +9,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from shoal.coordinator.group import range as range_assignor
-from shoal.coordinator.group import simple, uniform
+from shoal.coordinator.group import range_assignor, simple_assignor, uniform_assignor
 from shoal.coordinator.group.assignment import GroupSpec, MemberSpec, flat, grouped
 
 TOPICS = [UUID(int=n + 1) for n in range(4)]
@@ -49,7 +48,12 @@ def moved(old: GroupSpec, new) -> int:
     return sum(len(set(flat(new[m])) - set(flat(old.members[m].assigned))) for m in old.members)
 
 
-ALL = [uniform.assign, range_assignor.assign, simple.assign, simple.patch]
+ALL = [
+    uniform_assignor.assign,
+    range_assignor.assign,
+    simple_assignor.assign,
+    simple_assignor.patch,
+]
 
 
 @pytest.mark.parametrize("assign", ALL, ids=["uniform", "range", "simple", "patch"])
@@ -72,14 +76,14 @@ def test_every_partition_of_a_subscribed_topic_has_a_member(assign, spec):
     assert read == {(t, p) for t in wanted for p in spec.partitions[t]}
 
 
-@pytest.mark.parametrize("assign", [uniform.assign, range_assignor.assign])
+@pytest.mark.parametrize("assign", [uniform_assignor.assign, range_assignor.assign])
 @given(spec=groups())
 def test_consumer_assignors_give_a_partition_to_one_member(assign, spec):
     counts = Counter(tp for topics in assign(spec).values() for tp in flat(topics))
     assert set(counts.values()) <= {1}
 
 
-@pytest.mark.parametrize("assign", [uniform.assign, simple.assign])
+@pytest.mark.parametrize("assign", [uniform_assignor.assign, simple_assignor.assign])
 @given(spec=groups(), data=st.data())
 def test_a_settled_group_stays_as_it_is(assign, spec, data):
     settled = assign(spec)
@@ -88,7 +92,7 @@ def test_a_settled_group_stays_as_it_is(assign, spec, data):
 
 @given(spec=groups(homogeneous=True))
 def test_uniform_sizes_differ_by_at_most_one(spec):
-    found = sizes(uniform.assign(spec), spec.members)
+    found = sizes(uniform_assignor.assign(spec), spec.members)
     assert not found or max(found) - min(found) <= 1
 
 
@@ -97,12 +101,12 @@ def test_uniform_moves_no_more_than_balance_asks_for(spec):
     """The dumb twin: the fewest moves over every choice of who gets the longer quota."""
     if not spec.members:
         return
-    settled = uniform.assign(after(spec, {}))
+    settled = uniform_assignor.assign(after(spec, {}))
     gone = sorted(spec.members)[: len(spec.members) // 2]
     left = after(spec, settled, without=gone)
     if not left.members:
         return
-    assigned = uniform.assign(left)
+    assigned = uniform_assignor.assign(left)
     held = {m: len(flat(s.assigned)) for m, s in left.members.items()}
     total = sum(sizes(assigned, left.members))
     quota, longer = divmod(total, len(held))
@@ -124,7 +128,7 @@ def test_uniform_is_as_even_as_subscriptions_allow(spec):
     )
     takers = [[m for m in cut.members if t in cut.members[m].topics] for t, _ in partitions]
     best = min(sum(n * n for n in Counter(deal).values()) for deal in product(*takers))
-    assert sum(n * n for n in sizes(uniform.assign(cut), cut.members)) == best
+    assert sum(n * n for n in sizes(uniform_assignor.assign(cut), cut.members)) == best
 
 
 @given(spec=groups(homogeneous=True))
@@ -150,7 +154,7 @@ def test_range_keeps_equal_numbered_partitions_together_and_static_members_in_pl
 
 @given(spec=groups(homogeneous=True))
 def test_simple_shares_every_partition_alike(spec):
-    assigned = simple.assign(spec)
+    assigned = simple_assignor.assign(spec)
     topics = next(iter(spec.members.values())).topics if spec.members else ()
     partitions = [(t, p) for t in topics for p in spec.partitions[t]]
     if not partitions:
@@ -166,7 +170,7 @@ def test_simple_shares_every_partition_alike(spec):
 
 @given(spec=groups())
 def test_simple_shares_each_topic_alike_among_its_subscribers(spec):
-    assigned = simple.assign(spec)
+    assigned = simple_assignor.assign(spec)
     if spec.homogeneous:
         return
     for topic in TOPICS:
@@ -186,9 +190,9 @@ def test_simple_moves_little_when_one_member_leaves(spec):
     """Each member gains at most the difference of its quotas, and one for a swap."""
     if len(spec.members) < 2:
         return
-    settled = simple.assign(after(spec, {}))
+    settled = simple_assignor.assign(after(spec, {}))
     left = after(spec, settled, without=sorted(spec.members)[:1])
-    assigned = simple.assign(left)
+    assigned = simple_assignor.assign(left)
     lost = len(flat(settled[min(spec.members)]))
     slots = sum(sizes(assigned, left.members))
     before = sum(len(flat(m.assigned)) for m in left.members.values())
@@ -197,7 +201,7 @@ def test_simple_moves_little_when_one_member_leaves(spec):
 
 @given(spec=groups())
 def test_patch_moves_nothing_and_leaves_nobody_idle(spec):
-    valid = simple.patch(spec)
+    valid = simple_assignor.patch(spec)
     for member, topics in valid.items():
         kept = {
             (t, p)

@@ -14,7 +14,7 @@ from hypothesis.stateful import (
     rule,
 )
 from shoal.coordinator.contract import Replayed
-from shoal.coordinator.group.consumer import ConsumerGroups, HeartbeatRequest
+from shoal.coordinator.group.consumer_membership import ConsumerGroups, HeartbeatRequest
 from shoal.coordinator.group.groups import Context
 from shoal.coordinator.group.records import decode
 from shoal.coordinator.group.settings import GroupSettings

@@ -16,8 +16,14 @@ from shoal.log.log import Log
 from shoal.log.memory import MemoryStorage
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
-from shoal.replication.follower import BACKOFF_MAX_MS, BACKOFF_MS, Fetcher, FetchResponse, Key
 from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetched
+from shoal.replication.replica_fetcher import (
+    BACKOFF_MAX_MS,
+    BACKOFF_MS,
+    FetchResponse,
+    Key,
+    ReplicaFetcher,
+)
 
 PARTITIONS = st.integers(0, 4)
 
@@ -40,7 +46,7 @@ class Held:
     def wait_ms(self, now_ms: int) -> int:
         return max(0, self.until_ms - now_ms)
 
-    def took(self, size_bytes: int, now_ms: int) -> None:
+    def record(self, size_bytes: int, now_ms: int) -> None:
         self.took_bytes += size_bytes
 
 
@@ -78,7 +84,7 @@ class FollowerSession(RuleBasedStateMachine):
         super().__init__()
         self.now_ms, self.session_id = 0, 0
         self.throttle = Held()
-        self.fetcher = Fetcher(1, throttle=self.throttle)
+        self.fetcher = ReplicaFetcher(1, throttle=self.throttle)
         self.plain = [Plain(index) for index in range(5)]
         self.at_leader: dict[Key, ReplicaFetch] = {}
         self.under_way = False
@@ -110,7 +116,7 @@ class FollowerSession(RuleBasedStateMachine):
     def local_retention(self, index: int) -> None:
         partition = self.plain[index].partition
         partition.log.advance_log_start(partition.high_watermark, "retention.ms")
-        partition.moved()
+        partition.notify_changed()
 
     @rule(ms=st.integers(1, 60))
     def time_passes(self, ms: int) -> None:
@@ -187,13 +193,13 @@ class FollowerSession(RuleBasedStateMachine):
                     one.pause(self.now_ms)
                 else:
                     one.backoff_ms = BACKOFF_MS
-        self.fetcher.answered(FetchResponse(ErrorCode.none, session_id, rows), self.now_ms)
+        self.fetcher.complete_fetch(FetchResponse(ErrorCode.none, session_id, rows), self.now_ms)
         self.under_way, self.session_id = False, session_id
 
     @precondition(lambda self: self.under_way)
     @rule()
     def no_answer(self) -> None:
-        self.fetcher.unanswered(self.now_ms)
+        self.fetcher.fail_fetch(self.now_ms)
         self.under_way, self.session_id = False, 0
 
     @precondition(lambda self: self.under_way)
@@ -203,7 +209,7 @@ class FollowerSession(RuleBasedStateMachine):
             if one.followed and one.partition.key in self.at_leader:
                 one.pause(self.now_ms)
         response = FetchResponse(ErrorCode.fetch_session_id_not_found, 0, {})
-        self.fetcher.answered(response, self.now_ms)
+        self.fetcher.complete_fetch(response, self.now_ms)
         self.under_way, self.session_id = False, 0
 
 

@@ -24,7 +24,7 @@ from shoal.record.batch import headers
 from shoal.record.records import build_batch
 from shoal.replication.partition import Partition
 from shoal.server.network.fetch_sessions import FetchSessions
-from shoal.server.replication.replica_fetch import _ReplicaFetch
+from shoal.server.replication.replica_fetch import FetchPorts, ReplicaFetchRequest
 
 COUNT = 4
 INDEXES = st.integers(0, COUNT - 1)
@@ -40,6 +40,41 @@ class Registered(NamedTuple):
     replicas: tuple[int, ...] = (1, 2, 3)
 
 
+class Time:
+    """The clock of one leader."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+
+    def now_ms(self) -> int:
+        return self._leader.now_ms
+
+
+class NoFollowers:
+    """No follower has yet to fetch a partition."""
+
+    def awaits_fetch(self, replica_id: int, now_ms: int) -> bool:
+        return False
+
+
+class Unthrottled:
+    """Throttles nothing."""
+
+    active = False
+
+    def throttles(self, partition: Partition) -> bool:
+        return False
+
+    def available_bytes(self, now_ms: int) -> int:
+        raise AssertionError("nothing is throttled")
+
+    def record(self, size_bytes: int, now_ms: int) -> None:
+        raise AssertionError("nothing is throttled")
+
+    def wait_ms(self, now_ms: int) -> int:
+        raise AssertionError("nothing is throttled")
+
+
 class Leader:
     """Partitions led by broker 1, and the session with broker 2."""
 
@@ -49,17 +84,14 @@ class Leader:
         self.asked: list[tuple[int, tuple[int, ...]]] = []
         self.partitions = [self._partition(index) for index in range(COUNT)]
         ids = count(1)
-        self.sessions = FetchSessions(1_000, 120_000, lambda: next(ids))
-        unthrottled = SimpleNamespace(active=False)
-        self.broker: Any = SimpleNamespace(
-            clock=SimpleNamespace(now_ms=lambda: self.now_ms),
-            partitions=SimpleNamespace(find=lambda name, id, index: self.partitions[index]),
-            replicas=SimpleNamespace(awaits=lambda replica, now_ms: False),
-            throttles={"leader": unthrottled},
-        )
+        self.sessions = FetchSessions(1_000, random_id=lambda: next(ids))
+        self.ports = FetchPorts(Time(self), self, NoFollowers(), Unthrottled())
         self.session_id, self.epoch = 0, 0
         self.positions: dict[int, tuple[int, int]] = {}
-        self.parked: _ReplicaFetch | None = None
+        self.parked: ReplicaFetchRequest | None = None
+
+    def find(self, name: str, topic_id: UUID | None, index: int) -> Partition:
+        return self.partitions[index]
 
     def _partition(self, index: int) -> Partition:
         log = Log.open(MemoryStorage(), f"t-{index}", LogConfig(), now_ms=0, clean=False)
@@ -77,7 +109,7 @@ class Leader:
         )
         made.lag_time_max_ms = LAG_MS
         made.broker_epoch_of = lambda broker: 10
-        made.alter_requested = lambda p, asked: self.asked.append((p.index, asked.members))
+        made.alter_isr = lambda p, asked: self.asked.append((p.index, asked.members))
         return made
 
     def fetch(self, offsets: list[int], *, broker_epoch: int, wait: bool) -> Any:
@@ -111,8 +143,7 @@ class Leader:
         session, incremental, cursors = self.sessions.begin(
             body, 17, self.now_ms, follower=self.knows_quiet
         )
-        request: Any = SimpleNamespace(body=body)
-        fetch = _ReplicaFetch(self.broker, request, FOLLOWER, session, incremental, cursors)
+        fetch = ReplicaFetchRequest(self.ports, body, FOLLOWER, session, incremental, cursors)
         found = fetch.begin()
         self.parked = fetch if found is None else None
         return self._answered(found)
@@ -225,7 +256,7 @@ class QuietPartitions(RuleBasedStateMachine):
             partition = leader.partitions[index]
             if partition.leadership and partition.leadership.proposed:
                 asked = partition.leadership.proposed.members
-                partition.altered(tuple(sorted(asked)), self.partition_epoch)
+                partition.complete_isr_change(tuple(sorted(asked)), self.partition_epoch)
 
         self._both(one)
 
@@ -271,7 +302,7 @@ class QuietPartitions(RuleBasedStateMachine):
             partition = leader.partitions[index]
             if partition.leadership is not None:
                 end = partition.log.log_end_offset
-                partition.leadership.fetched(3, 10, end, 0, leader.now_ms)
+                partition.leadership.update_follower(3, 10, end, 0, leader.now_ms)
                 partition.tick(leader.now_ms)
 
         self._both(one)

@@ -7,8 +7,8 @@ itself rebuilt from its records half of the time.
 
 Half of the runs have a retry back-off: what comes back waits in the twin as well, until a time that
 the twin works out by itself, over crashes too. Half have dead letters: what fails for good holds
-the window until its letter is written, and is told once to be doomed. Some of it holds the window
-after that, until it is freed.
+the window until its dead letter is written, and is reported once. Some of it holds the window after
+that, until it is freed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shoal.coordinator.contract import Record, Replayed
 from shoal.coordinator.share.acquisition import Wanted, acquire
 from shoal.coordinator.share.backoff import UNTIL_FREED, Backoff
 from shoal.coordinator.share.batches import AbortedTransaction, scan
-from shoal.coordinator.share.fate import Cause, Doomed, Fate
+from shoal.coordinator.share.delivery_failure import Cause, DeadLetterRange, FailurePolicy
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition
@@ -35,14 +35,14 @@ from shoal.record.records import build_batch
 KEY = ShareKey("g", UUID(int=7), 0)
 MEMBERS = ["a", "b", "c"]
 ABORTED_PRODUCER = 66
-AVAILABLE, ACQUIRED, ACKNOWLEDGED, ARCHIVED, WAITING, ARCHIVING, HELD = (
+AVAILABLE, ACQUIRED, ACKNOWLEDGED, ARCHIVED, WAITING, ARCHIVING, HOLDS_KEY = (
     RecordState.AVAILABLE,
     RecordState.ACQUIRED,
     RecordState.ACKNOWLEDGED,
     RecordState.ARCHIVED,
     RecordState.WAITING,
     RecordState.ARCHIVING,
-    RecordState.HELD,
+    RecordState.HOLDS_KEY,
 )
 BACKOFFS = st.none() | st.builds(
     Backoff, st.integers(1, 80), st.integers(1, 200), st.floats(1, 3), st.just(0.0)
@@ -150,11 +150,11 @@ class ShareMachine(RuleBasedStateMachine):
     def _entry(self, offset: int) -> Entry:
         return self.twin.setdefault(offset, Entry())
 
-    def _fate(self) -> Fate | None:
+    def _on_failure(self) -> FailurePolicy | None:
         backoff = self.settings.backoff
         if backoff is None and not self.settings.dead_letters:
             return None
-        return Fate(self.now_ms, lambda: 0.5, backoff, self.settings.dead_letters)
+        return FailurePolicy(self.now_ms, lambda: 0.5, backoff, self.settings.dead_letters)
 
     def _settle(self, entry: Entry, state: RecordState, delay_ms: int | None = None) -> None:
         backoff = self.settings.backoff
@@ -386,7 +386,9 @@ class ShareMachine(RuleBasedStateMachine):
             )
             for o in expected
         )
-        outcome = self.share.acknowledge(self.now_ms, member, acks, self.settings, self._fate())
+        outcome = self.share.acknowledge(
+            self.now_ms, member, acks, self.settings, self._on_failure()
+        )
         assert (outcome.error is not ErrorCode.none) == refused, outcome
         if refused:
             assert not outcome.changes
@@ -416,7 +418,7 @@ class ShareMachine(RuleBasedStateMachine):
             member,
             self.settings.delivery_count_limit,
             undelivered=undelivered,
-            fate=self._fate(),
+            on_failure=self._on_failure(),
         )
         for entry in self.twin.values():
             if entry.state is ACQUIRED and entry.member == member:
@@ -426,37 +428,39 @@ class ShareMachine(RuleBasedStateMachine):
         if changes:
             self._persist(changes)
 
-    @precondition(lambda self: self.share.doomed)
+    @precondition(lambda self: self.share.dead_letters)
     @rule(count=st.integers(1, 3), hold=st.booleans())
     def write_dead_letters(self, count: int, hold: bool) -> None:
-        for doomed in self.share.doomed[:count]:
+        for dead_letter in self.share.dead_letters[:count]:
             changes = []
             if hold:
-                self.share.hold(doomed.first, doomed.last)
+                self.share.hold(dead_letter.first, dead_letter.last)
             else:
-                changes = self.share.archived(doomed.first, doomed.last)
-            self._letters_written(doomed, changes, lambda _: HELD if hold else ARCHIVED)
-        del self.share.doomed[:count]
+                changes = self.share.archived(dead_letter.first, dead_letter.last)
+            self._dead_letters_written(
+                dead_letter, changes, lambda _: HOLDS_KEY if hold else ARCHIVED
+            )
+        del self.share.dead_letters[:count]
 
-    def _letters_written(self, doomed: Doomed, changes, becomes) -> None:
-        for offset in range(max(doomed.first, self.spso), doomed.last + 1):
+    def _dead_letters_written(self, dead_letter: DeadLetterRange, changes, becomes) -> None:
+        for offset in range(max(dead_letter.first, self.spso), dead_letter.last + 1):
             assert self.twin[offset].state is ARCHIVING
-            assert self.twin[offset].count == doomed.delivery_count
+            assert self.twin[offset].count == dead_letter.delivery_count
             self.twin[offset].state = becomes(offset)
         self._advance()
         self._persist(changes)
 
-    @precondition(lambda self: any(e.state is HELD for e in self.twin.values()))
+    @precondition(lambda self: any(e.state is HOLDS_KEY for e in self.twin.values()))
     @rule(pick=st.integers(0, 1000), size=st.integers(1, 8))
     def free(self, pick: int, size: int) -> None:
-        held = sorted(o for o, e in self.twin.items() if e.state is HELD)
+        held = sorted(o for o, e in self.twin.items() if e.state is HOLDS_KEY)
         first = held[pick % len(held)]
         self._free(first, first + size - 1)
 
     def _free(self, first: int, last: int) -> None:
         changes = self.share.free(first, last)
         for offset, entry in self.twin.items():
-            if first <= offset <= last and entry.state is HELD:
+            if first <= offset <= last and entry.state is HOLDS_KEY:
                 entry.state = ARCHIVED
         self._advance()
         self._persist(changes)
@@ -466,7 +470,7 @@ class ShareMachine(RuleBasedStateMachine):
         self.now_ms += passed_ms
         self._end_waits()
         limit = self.settings.delivery_count_limit
-        freed, changes = self.share.expire(self.now_ms, limit, self._fate())
+        freed, changes = self.share.expire(self.now_ms, limit, self._on_failure())
         due = [
             e for e in self.twin.values() if e.state is ACQUIRED and e.deadline_ms <= self.now_ms
         ]
@@ -533,8 +537,8 @@ class ShareMachine(RuleBasedStateMachine):
             log_end_offset=self.log_end,
             delays=state.delays,
         )
-        self.share.doomed = [
-            Doomed(first, last, count, Cause.REJECTED, "")
+        self.share.dead_letters = [
+            DeadLetterRange(first, last, count, Cause.REJECTED, "")
             for first, last, count in self.share.archiving()
         ]
         told = [o for o in self.persisted if o >= state.start_offset]
@@ -545,7 +549,7 @@ class ShareMachine(RuleBasedStateMachine):
         }
         for offset in self.holds & self.twin.keys():
             if self.twin[offset].state is ARCHIVING:
-                self.twin[offset].state = HELD
+                self.twin[offset].state = HOLDS_KEY
         for offset, (count, due_ms) in self.waits.items():
             entry = self.twin.get(offset)
             waits = entry is not None and (entry.state, entry.count) == (AVAILABLE, count)
@@ -583,8 +587,8 @@ class ShareMachine(RuleBasedStateMachine):
                 held[lock] = held.get(lock, 0) + runs.last(row) - first + 1
                 assert known.member_id == self.twin[first].member
                 assert known.deadline_ms == self.twin[first].deadline_ms
-        assert held == {n: x.held for n, x in self.share.locks.live.items()}
-        assert waiting == {n: x.held for n, x in self.share.waits.live.items()}
+        assert held == {n: x.records for n, x in self.share.locks.live.items()}
+        assert waiting == {n: x.records for n, x in self.share.waits.live.items()}
 
     @invariant()
     def counts_agree(self) -> None:
@@ -601,7 +605,9 @@ class ShareMachine(RuleBasedStateMachine):
     def what_is_archiving_is_doomed_once(self) -> None:
         if not hasattr(self, "share"):
             return
-        told = [o for d in self.share.doomed for o in range(d.first, d.last + 1) if o >= self.spso]
+        told = [
+            o for d in self.share.dead_letters for o in range(d.first, d.last + 1) if o >= self.spso
+        ]
         archiving = [o for o, e in self.twin.items() if e.state is ARCHIVING]
         assert sorted(told) == sorted(archiving)
 
@@ -609,10 +615,10 @@ class ShareMachine(RuleBasedStateMachine):
     def what_is_held_is_known_to_the_store(self) -> None:
         if not hasattr(self, "share"):
             return
-        held = [o for o, e in sorted(self.twin.items()) if e.state is HELD]
-        assert self.share.held == len(held)
+        held = [o for o, e in sorted(self.twin.items()) if e.state is HOLDS_KEY]
+        assert self.share.key_holders == len(held)
         (state,) = self.store.states()
-        told = [o for first, last, *_ in state.held() for o in range(first, last + 1)]
+        told = [o for first, last, *_ in state.key_holders() for o in range(first, last + 1)]
         assert [o for o in told if o >= self.spso] == held
 
     @invariant()

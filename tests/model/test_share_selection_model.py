@@ -3,7 +3,7 @@ the plain twin of `test_share_partition_model`, which this extends by what recor
 
 What the twin knows of the choice: a key is at one member at a time and in the order of the log,
 nothing comes before its time, the most urgent of what was looked at comes first, and a fetch that
-gets nothing has looked at everything it may, however small a portion of what it asks for a fetch
+gets nothing has looked at everything it may, however little of what it asks for a fetch
 gets while keys collide. Fetches go through the code of the broker; looks and
 reads are so short that they rarely get through a batch.
 """
@@ -11,17 +11,17 @@ reads are so short that they rarely get through a batch.
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
-from shoal.coordinator.share import compiled, portion
+from share_leaders import LogLeader
+from shoal.coordinator.share import compiled, fetch_limit
 from shoal.coordinator.share.acquisition import Wanted
 from shoal.coordinator.share.backoff import Backoff
-from shoal.coordinator.share.held import settle_letters
+from shoal.coordinator.share.key_holders import hold_keys
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.states import AcknowledgeType
 from shoal.record.batch import check_crc, headers
@@ -34,7 +34,7 @@ from test_share_partition_model import (
     ARCHIVING,
     AVAILABLE,
     BACKOFFS,
-    HELD,
+    HOLDS_KEY,
     MEMBERS,
     TERMINAL,
     Entry,
@@ -122,30 +122,22 @@ class SelectionMachine(ShareMachine):
         super().begin(limit, cap, start, backoff, dead_letters)
         self.policy = policy
         self._set(limit, cap, 100, backoff, dead_letters)
-        self.leader: Any = SimpleNamespace(
-            selection=None,
+        self.leader = LogLeader(
+            self.share,
+            self._read,
+            lambda: self.log_end,
             record_size=100.0,
-            limit=lambda _: self.log_end,
-            read=self._read,
-            service=SimpleNamespace(wake_soon=self._wake_soon),
-            partition=SimpleNamespace(
-                log=SimpleNamespace(
-                    aborted_transactions=lambda first, end: [
-                        SimpleNamespace(
-                            producer_id=ABORTED_PRODUCER, first_offset=0, last_offset=self.log_end
-                        )
-                    ]
-                )
-            ),
+            aborted_producer=ABORTED_PRODUCER,
+            wake_soon=self._wake_soon,
         )
         #: What became ready when, as far as it was looked at.
         self.ready_ms: dict[int, int] = {}
         #: The first time of that, since the selection began.
         self.first_ready_ms: dict[int, int] = {}
-        self.more_to_look = False
+        self.more_to_scan = False
 
-    def _wake_soon(self, _: Any) -> None:
-        self.more_to_look = True
+    def _wake_soon(self) -> None:
+        self.more_to_scan = True
 
     def _set(self, limit, cap, lock_ms, backoff, dead_letters) -> None:
         self.settings = ShareSettings(
@@ -261,7 +253,7 @@ class SelectionMachine(ShareMachine):
         ]
 
     def _holds(self, entry: Entry) -> bool:
-        if entry.state in (ARCHIVING, HELD):
+        if entry.state in (ARCHIVING, HOLDS_KEY):
             return self.policy.key_held_by_dead_letter
         return entry.state not in TERMINAL
 
@@ -296,9 +288,9 @@ class SelectionMachine(ShareMachine):
         known = share_selection.selection_of(self.leader, self.settings)
         cursor, held = known.cursor, {o for o, e in self.twin.items() if e.state is ACQUIRED}
         under_way = {o for o, e in self.twin.items() if e.state is not AVAILABLE}
-        in_flight, self.more_to_look = known.in_flight(), False
-        bound = min(max_records, known.portion.records)
-        full_of_held = self.share.held >= self.policy.dead_letters_held_max
+        in_flight, self.more_to_scan = known.in_flight(), False
+        bound = min(max_records, known.fetch_limit.records)
+        full_of_held = self.share.key_holders >= self.policy.dead_letters_held_max
         ready = self._eligible()
         wanted = Wanted(member, max_records, max_records)
         views, got = share_selection.fetch(self.leader, wanted, 1 << 20, self.settings, self.now_ms)
@@ -353,14 +345,14 @@ class SelectionMachine(ShareMachine):
                 self.acknowledge_held(
                     pick=pick, size=1, kind=AcknowledgeType.REJECT, each=False, delay_ms=None
                 )
-        self.write_dead_letters(count=len(self.share.doomed))
+        self.write_dead_letters(count=len(self.share.dead_letters))
         self.fetch(member=fetched_by, max_records=12)
 
     def _check_passed_by(self, changes) -> None:
         for first, last, state, _ in changes:
             for offset in range(first, last + 1):
                 entry = self._entry(offset)
-                if entry.state is HELD:
+                if entry.state is HOLDS_KEY:
                     gone = self._never_delivered(offset) or self._fact(offset)[0] is None
                     assert gone, f"{offset} has a key to hold"
                     entry.state = ARCHIVED
@@ -422,29 +414,29 @@ class SelectionMachine(ShareMachine):
         return since_ms[offset] + steps * self.policy.priority_ageing_ms, offset
 
     def _check_idle(self, known) -> None:
-        assert self.more_to_look or not self._eligible(), "idle although there is work"
+        assert self.more_to_scan or not self._eligible(), "idle although there is work"
         read_up_to = max((b.last + 1 for b in self.log), default=0)
         if known.cursor < read_up_to and known.full() is None:
-            assert self.more_to_look, "idle although there is something to look at"
+            assert self.more_to_scan, "idle although there is something to look at"
 
-    @precondition(lambda self: self.share.doomed)
+    @precondition(lambda self: self.share.dead_letters)
     @rule(count=st.integers(1, 3))
     def write_dead_letters(self, count: int) -> None:
         if not self.policy.dead_letters_hold_keys:
             super().write_dead_letters(count, hold=False)
             return
-        for doomed in self.share.doomed[:count]:
-            changes = settle_letters(self.share, self.selection, [doomed])
-            self._letters_written(doomed, changes, self._held_or_done)
-        del self.share.doomed[:count]
+        for dead_letter in self.share.dead_letters[:count]:
+            changes = hold_keys(self.share, self.selection, [dead_letter])
+            self._dead_letters_written(dead_letter, changes, self._held_or_done)
+        del self.share.dead_letters[:count]
 
     def _held_or_done(self, offset: int) -> Any:
         """What becomes of a record whose letter is written: without a key, as far as that is known,
         it leaves."""
         if self.selection is None or offset >= self.selection.cursor:
-            return HELD
+            return HOLDS_KEY
         keyless = self._never_delivered(offset) or self._fact(offset)[0] is None
-        return ARCHIVED if keyless else HELD
+        return ARCHIVED if keyless else HOLDS_KEY
 
     @rule(ahead=st.integers(1, 12))
     def delete_records(self, ahead: int) -> None:
@@ -474,7 +466,7 @@ class SelectionMachine(ShareMachine):
         self.policy = policy or self.policy
         self._set(limit, cap, lock_ms, backoff, dead_letters)
         if not self.policy.dead_letters_hold_keys:
-            for first, last, _ in self.share.held_ranges():
+            for first, last, _ in self.share.key_holder_ranges():
                 self._free(first, last)
         self._begin_selection_anew()
 
@@ -512,7 +504,7 @@ class SelectionMachine(ShareMachine):
             if o < known.cursor and not self._never_delivered(o) and self._holds(e)
         }
         for offset, entry in self.twin.items():
-            if entry.state is HELD and offset < known.cursor:
+            if entry.state is HOLDS_KEY and offset < known.cursor:
                 key = None if self._never_delivered(offset) else self._fact(offset)[0]
                 assert key is not None, f"{offset} is held without a key"
         delayed = {o for o, e in looked.items() if e.state is AVAILABLE and not self._due(o)}
@@ -574,12 +566,12 @@ def _offsets(sent: bytes) -> set[int]:
 @pytest.fixture(autouse=True, scope="module")
 def short_looks():
     patch = pytest.MonkeyPatch()
-    patch.setattr(share_selection, "LOOKS_MAX", 9)
+    patch.setattr(share_selection, "SCANNED_RECORDS_MAX", 9)
     patch.setattr(share_selection, "READS_MAX", 3)
-    patch.setattr(portion, "RECORDS_MIN", 2)
-    patch.setattr(portion, "RECORDS_MAX", 8)
-    patch.setattr(portion, "KEYS_MIN", 1)
-    patch.setattr(portion, "STEP_RECORDS", 4)
+    patch.setattr(fetch_limit, "RECORDS_MIN", 2)
+    patch.setattr(fetch_limit, "RECORDS_MAX", 8)
+    patch.setattr(fetch_limit, "KEYS_MIN", 1)
+    patch.setattr(fetch_limit, "STEP_RECORDS", 4)
     yield
     patch.undo()
 

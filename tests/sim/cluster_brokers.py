@@ -14,7 +14,7 @@ from shoal.server import process as broker_process
 from shoal.server.broker import Broker
 from shoal.server.config import BrokerConfig, resolve
 from sim.cluster_kernel import Kernel, Process, Violation
-from sim.cluster_machine import Machine
+from sim.cluster_machine import Machine, SimSystem
 from sim.cluster_network import Network
 
 PORT, CONTROLLER_PORT = 9092, 9093
@@ -98,7 +98,9 @@ class BrokerMachine(Machine):
     async def _run(self, process: Process) -> None:
         """Its process' main, and its end."""
         try:
-            await broker_process._serve(self.config, started=0.0, say=self._say)
+            await broker_process.serve(
+                lambda: self._compose(process), ready=lambda: "Ready.", say=self._say
+            )
         except broker_process.CannotStart as error:
             self._say(str(error))
             ill = self.disk.capacity_bytes is not None or self.disk.broken
@@ -106,6 +108,11 @@ class BrokerMachine(Machine):
             if not refused and not str(error).startswith(_EXPECTED):
                 raise CannotStart(f"{self.name}: {error}") from None
         self.kernel.soon(None, lambda: self._ended(process))
+
+    def _compose(self, process: Process) -> Broker:
+        broker = broker_process.compose(self.config, process.loop, SimSystem(process, self))
+        process.broker = broker  # type: ignore[attr-defined]
+        return broker
 
     def _ended(self, process: Process) -> None:
         if self.process is process:
@@ -137,7 +144,7 @@ class BrokerMachine(Machine):
 
     def _supervise(self) -> None:
         broker = self.broker
-        if broker is not None and hasattr(broker, "quorum"):
+        if broker is not None and broker.quorum.is_open:
             sick = broker.unhealthy() or broker.quorum.fault
             if sick and self.wanted:
                 self.kernel.trace(f"{self.name} is unhealthy: {sick}")
@@ -201,7 +208,7 @@ class SimCluster:
         """The brokers whose parts are all there, whether they are stopped (SIGSTOP) or not."""
         for machine in self.brokers.values():
             broker = machine.broker
-            if broker is not None and broker._opened:
+            if broker is not None and broker.is_open:
                 yield machine, broker
 
     def may_crash(self) -> bool:

@@ -106,10 +106,11 @@ class Workload:
 
     def boot(self, machine: Machine) -> None:
         """Start a client's program, at first or after it was killed."""
-        machine.boot().spawn(self._program(machine.name, self._programs[machine]))
+        machine.boot().spawn(self._program(machine, self._programs[machine]))
 
-    async def _program(self, name: str, program: Program) -> None:
+    async def _program(self, machine: Machine, program: Program) -> None:
         """Again and again until it has come to its end."""
+        name = machine.name
         settings = Settings.of(
             self.cluster.bootstrap,
             {
@@ -122,7 +123,7 @@ class Workload:
         )
         while True:
             try:
-                async with Client(settings) as client:
+                async with Client(settings, machine.environment()) as client:
                     await program(self, client, name)
                 return
             except ClientError as error:
@@ -315,7 +316,7 @@ def voter(machine: BrokerMachine, *, added: bool) -> Program:
             "voter_directory_id": broker.directory.directory_id,
         }
         if added:
-            listeners = [e._asdict() for e in broker.quorum_endpoints()]
+            listeners = [e._asdict() for e in broker.registration.quorum_endpoints()]
             fields |= {"timeout_ms": 2_000, "listeners": listeners, "ack_when_committed": True}
         key = ApiKey.ADD_RAFT_VOTER if added else ApiKey.REMOVE_RAFT_VOTER
         while True:

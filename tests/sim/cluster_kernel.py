@@ -53,6 +53,9 @@ class Kernel:
     def __init__(self, seed: int, *, keep_trace: bool = False) -> None:
         self.seed = seed
         self.random = random.Random(seed)
+        #: Of all brokers and clients: choices such as election timeouts, and unpredictable bytes.
+        self.shared_random = random.Random(seed)
+        self.entropy = random.Random(f"{seed} entropy")
         self.now = START_S
         #: What runs now; None while the kernel's own events do.
         self.current: Process | None = None
@@ -150,6 +153,9 @@ class Kernel:
     def fingerprint(self) -> str:
         """What the whole run up to now comes down to."""
         return self._hash.hexdigest()
+
+    def monotonic_ns(self) -> int:
+        return int(self.now * 1e9)
 
     def wall_time_ns(self) -> int:
         """The wall clock of whoever runs now."""

@@ -1,24 +1,19 @@
-"""The doors from a broker or a client to its machine, and what stands behind them in a simulation.
+"""Simulated machines: a disk, an address, a clock, and the process that runs on them.
 
-Everything a process asks of its operating system beyond asyncio is listed here once: the disk, the
-listening socket, the clocks, random bytes, the log lines. While a `Doors` is open they lead to the
-simulated machine of whichever process runs.
+A broker gets its machine as a `SimSystem`, and a client as an `Environment`. Both lead to the disk,
+the sockets, the clocks, the random numbers and the log lines of the simulation.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import os
-import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
+from shoal.client.environment import Environment
 from shoal.log.memory import MemoryStorage
-from shoal.server import broker, logs, process
-from shoal.server.network import listener
-from shoal.server.share import service as share
+from shoal.server.system import System
 from sim.cluster_kernel import Kernel, Process
 from sim.cluster_network import FIN, RESET, Host, ListenSocket, Network
 
@@ -110,6 +105,15 @@ class Machine:
         self._past.append(process)
         return process
 
+    def environment(self) -> Environment:
+        """What a client on this machine runs in."""
+        kernel = self.kernel
+        return Environment(
+            wall_ns=kernel.wall_time_ns,
+            random=kernel.shared_random,
+            uuid=lambda: UUID(bytes=kernel.entropy.randbytes(16), version=4),
+        )
+
     def ended(self) -> None:
         """Its process has ended by itself: what it left open is closed for it."""
         if self.process is not None:
@@ -143,6 +147,25 @@ class Machine:
             past.bury()
 
 
+class SimSystem(System):
+    """The operating system of a process on a simulated machine."""
+
+    def __init__(self, process: Process, machine: Machine) -> None:
+        kernel = process.kernel
+        self._process, self._kernel = process, kernel
+        self.storage = machine.disk
+        self.random = kernel.shared_random
+        self.wall_ns = kernel.wall_time_ns
+        self.monotonic_ns = kernel.monotonic_ns
+        self.random_bytes = kernel.entropy.randbytes
+
+    def listen(self, host: str, port: int, backlog: int) -> Any:
+        return ListenSocket(self._process, port)
+
+    def logger(self, **context: Any) -> _Log:
+        return _Log(self._kernel, context)
+
+
 class _Log:
     """A logger whose lines go to the trace."""
 
@@ -157,53 +180,3 @@ class _Log:
         self._kernel.trace(f"log: {event} {what}")
 
     debug = info = warning = error = exception = _line
-
-
-@contextlib.contextmanager
-def doors(kernel: Kernel) -> Iterator[None]:
-    """Within it, whoever runs finds its simulated machine behind every door."""
-
-    def here() -> Process:
-        assert kernel.current is not None, "no process runs"
-        return kernel.current
-
-    def new_broker(*arguments: Any) -> broker.Broker:
-        made = broker.Broker(*arguments)
-        here().broker = made  # type: ignore[attr-defined]
-        return made
-
-    entropy = random.Random(f"{kernel.seed} entropy")
-    state = random.getstate()
-    with contextlib.ExitStack() as stack:
-        patch = stack.enter_context(_patches())
-        patch(broker, "DiskStorage", lambda: here().machine.disk)  # type: ignore[attr-defined]
-        patch(listener, "bound_socket", lambda host, port, backlog=0: ListenSocket(here(), port))
-        patch(process, "Broker", new_broker)
-        patch(process, "_tune_collector", lambda: None)
-        patch(logs, "get", lambda **context: _Log(kernel, context))
-        patch(share, "Random", lambda: entropy)
-        patch(os, "urandom", entropy.randbytes)
-        patch(time, "time_ns", kernel.wall_time_ns)
-        patch(time, "time", lambda: kernel.wall_time_ns() / 1e9)
-        patch(time, "monotonic", lambda: kernel.now)
-        patch(time, "monotonic_ns", lambda: int(kernel.now * 1e9))
-        patch(time, "perf_counter", lambda: kernel.now)
-        patch(time, "perf_counter_ns", lambda: int(kernel.now * 1e9))
-        random.seed(kernel.seed)
-        stack.callback(random.setstate, state)
-        yield
-
-
-@contextlib.contextmanager
-def _patches() -> Iterator[Callable[[Any, str, Any], None]]:
-    undo: list[tuple[Any, str, Any]] = []
-
-    def patch(owner: Any, name: str, value: Any) -> None:
-        undo.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, value)
-
-    try:
-        yield patch
-    finally:
-        for owner, name, value in reversed(undo):
-            setattr(owner, name, value)

@@ -26,14 +26,14 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 
 def commits_before_it_has_synced(patch: pytest.MonkeyPatch) -> None:
     """What is to be on disk before it is acknowledged is acknowledged from memory."""
-    real = Partition._grown
+    real = Partition._appended
 
     def grown(self: Partition, size: int) -> None:
         real(self, size)
         if self.leadership is None:
-            self._advance(self.log.log_end_offset)
+            self._set_high_watermark(self.log.log_end_offset)
 
-    patch.setattr(Partition, "_grown", grown)
+    patch.setattr(Partition, "_appended", grown)
 
 
 def forgets_sequences(patch: pytest.MonkeyPatch) -> None:

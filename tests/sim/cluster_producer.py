@@ -8,7 +8,6 @@ anew with `init`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,7 +63,7 @@ class TransactionalProducer:
         await self._name(where)
         sequence = self._sequences.get(where, 0)
         data = build_batch(
-            [(int(time.time() * 1000), None, value, ()) for value in values],
+            [(self.cluster.environment.now_ms(), None, value, ()) for value in values],
             producer_id=self.producer_id,
             producer_epoch=self.epoch,
             base_sequence=sequence,

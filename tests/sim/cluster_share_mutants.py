@@ -12,7 +12,7 @@ from shoal.coordinator.share.share_partition import SharePartition, StateBatch
 from shoal.coordinator.share.state_store import Change, ShareStateShard
 from shoal.coordinator.share.states import AVAILABLE
 from shoal.server.handlers import describe_share_group_offsets
-from shoal.server.share import policies as share_policies
+from shoal.server.share import group_settings
 from shoal.server.share.dead_letters import DeadLetters
 from shoal.server.share.service import ShareService
 from sim.cluster_shares import LOCK_S
@@ -111,13 +111,15 @@ def forgets_settled_records_in_snapshots(patch: pytest.MonkeyPatch) -> None:
 
 def knows_no_keys(patch: pytest.MonkeyPatch) -> None:
     """A group with key order gets records in the order of the log, whatever their keys."""
-    patch.setattr(share_policies, "selection", lambda config: None)
+    patch.setattr(group_settings, "selection", lambda config: None)
 
 
 def writes_no_dead_letters(patch: pytest.MonkeyPatch) -> None:
     """A record whose delivery failed for good leaves its group, and no letter is written."""
     patch.setattr(
-        DeadLetters, "add", lambda self, doomed: self._leader.letters_written(doomed, dropped=True)
+        DeadLetters,
+        "add",
+        lambda self, ranges: self._leader.dead_letters_written(ranges, dropped=True),
     )
 
 

@@ -134,7 +134,7 @@ class SharesChecker:
 
     def _in_flight(self, leader: ShareLeader, acquired: int, gaps: int, name: str) -> None:
         share, partition = leader.share, leader.partition
-        held = sum(lock.held for lock in share.locks.live.values())
+        held = sum(lock.records for lock in share.locks.live.values())
         if held != acquired:
             raise Violation("share-in-flight", f"{name}: locks hold {held}, {acquired} acquired")
         most = leader.settings.max_record_locks
@@ -263,7 +263,7 @@ def _counted(share: SharePartition, name: str) -> tuple[int, int, int]:
 def _has_something(leader: ShareLeader) -> bool:
     """Whether a fetch would get something."""
     settings, share, selection = leader.settings, leader.share, leader.selection
-    if leader.held(settings):
+    if leader.is_delivery_stopped(settings):
         return False
     if settings.selection is not None:
         return selection is not None and selection.may_choose() and not leader.is_full(settings)

@@ -18,7 +18,7 @@ from shoal.metadata.delta import apply
 from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage
 from shoal.metadata.records import MetadataRecord, decode, encode
 from shoal.protocol.errors import ErrorCode
-from shoal.quorum.ready import Propose
+from shoal.quorum.events import Propose
 from shoal.record.records import build_batch
 from sim.quorum_checker import Violation
 from sim.quorum_cluster import Cluster
@@ -68,10 +68,10 @@ class MetadataNode(Node):
         batch = build_batch([(self.now_ms, None, encode(record), ()) for record in records])
         epoch, head = self.live().epoch, self._head
         assert head is not None
-        ready = self.step(Propose(batch))
-        assert ready is not None and ready.proposed is not None
-        self._head, _ = apply(head, records, offset=ready.proposed, epoch=epoch)
-        return ready.proposed
+        effects = self.step(Propose(batch))
+        assert effects is not None and effects.proposed is not None
+        self._head, _ = apply(head, records, offset=effects.proposed, epoch=epoch)
+        return effects.proposed
 
 
 class Asked(NamedTuple):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from shoal.protocol.errors import ErrorCode
+from shoal.quorum.events import Propose, Received
 from shoal.quorum.messages import (
     AddRaftVoterRequest,
     Message,
@@ -13,7 +14,6 @@ from shoal.quorum.messages import (
     RemoveRaftVoterRequest,
     Request,
 )
-from shoal.quorum.ready import Propose, Received
 from shoal.quorum.voters import ReplicaKey, Voter, VoterSet
 from shoal.record.records import build_batch
 from sim.quorum_checker import Checker, Violation
@@ -99,9 +99,9 @@ class Cluster:
             self._written += 1
             values.append(b"v%d" % self._written)
         batch = build_batch([(node.now_ms, None, value, ()) for value in values])
-        ready = node.step(Propose(batch))
-        if ready is not None and ready.proposed is not None:
-            one = Pending(node.incarnation, node.live().epoch, ready.proposed, values[-1])
+        effects = node.step(Propose(batch))
+        if effects is not None and effects.proposed is not None:
+            one = Pending(node.incarnation, node.live().epoch, effects.proposed, values[-1])
             self.pending.setdefault(node.id, []).append(one)
 
     def _collect(self) -> None:

@@ -6,6 +6,7 @@ place of the voter that it was: `server/cluster/voter_update.py` without its wir
 
 from __future__ import annotations
 
+from shoal.quorum.events import Received
 from shoal.quorum.messages import (
     AddRaftVoterRequest,
     Message,
@@ -13,7 +14,6 @@ from shoal.quorum.messages import (
     Request,
     UpdateRaftVoterRequest,
 )
-from shoal.quorum.ready import Received
 from sim.quorum_checker import Violation
 from sim.quorum_cluster import CLIENT, FAULTS, LIVENESS_MS, Cluster, torment
 from sim.quorum_node import Node
@@ -53,7 +53,7 @@ class Shells:
             return AddRaftVoterRequest(node.voter)
         if voter.key.directory_id is None:
             return UpdateRaftVoterRequest(raft.epoch, node.voter)
-        progress = raft.book and raft.book.replicas.get(node.id)
+        progress = raft.leader_state and raft.leader_state.replicas.get(node.id)
         if voter.key == node.key or not progress or progress.key != node.key:
             return None
         return RemoveRaftVoterRequest(voter.key) if progress.caught_up_ms is not None else None

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from shoal.quorum import elections, following, leading, membership, raft
+from shoal.quorum.leader_state import LeaderState
 from shoal.quorum.log_index import LogIndex, OffsetAndEpoch, Verdict
 from shoal.quorum.messages import Response, VoteRequest
-from shoal.quorum.progress import Book
 from shoal.quorum.quorum_state import QuorumState
 from shoal.quorum.raft import Raft
 from shoal.quorum.states import Role
@@ -27,9 +27,9 @@ def commits_earlier_epochs(patch: pytest.MonkeyPatch) -> None:
     """Counts copies of records of earlier epochs (Raft 5.4.2 says not to)."""
     real = leading.open_epoch
 
-    def open_epoch(replica: Raft, book: Book, granting: Any) -> None:
-        real(replica, book, granting)
-        book.start_offset = -1
+    def open_epoch(replica: Raft, leader: LeaderState, granting: Any) -> None:
+        real(replica, leader, granting)
+        leader.start_offset = -1
 
     patch.setattr(leading, "open_epoch", open_epoch)
 
@@ -44,8 +44,8 @@ def forgets_its_epoch(patch: pytest.MonkeyPatch) -> None:
     """The quorum-state file is not written at all."""
     real = QuorumStore.apply
 
-    def apply(self: QuorumStore, ready: Any, *, now_ms: int) -> None:
-        real(self, replace(ready, state=None), now_ms=now_ms)
+    def apply(self: QuorumStore, effects: Any, *, now_ms: int) -> None:
+        real(self, replace(effects, state=None), now_ms=now_ms)
 
     patch.setattr(QuorumStore, "apply", apply)
 
@@ -89,9 +89,9 @@ def leader_counts_itself_unsynced(patch: pytest.MonkeyPatch) -> None:
     """A leader takes its own log for durable when it is written."""
     real = leading.advance
 
-    def advance(replica: Raft, book: Book) -> None:
+    def advance(replica: Raft, leader: LeaderState) -> None:
         synced, replica.synced_offset = replica.synced_offset, replica.index.end_offset
-        real(replica, book)
+        real(replica, leader)
         replica.synced_offset = synced
 
     patch.setattr(leading, "advance", advance)
@@ -134,9 +134,9 @@ def leads_on_after_a_restart(patch: pytest.MonkeyPatch) -> None:
     def start(self: Raft) -> None:
         if self.leader_id == self.local.id:
             self.role = Role.LEADER
-            self.book = Book(self.epoch, self.index.end_offset - 1, self.now_ms)
+            self.leader_state = LeaderState(self.epoch, self.index.end_offset - 1, self.now_ms)
             for voter in self.voters.latest.others(self.local):
-                self.book.begin_due_ms[voter.key.id] = self.now_ms
+                self.leader_state.begin_due_ms[voter.key.id] = self.now_ms
         else:
             real(self)
 

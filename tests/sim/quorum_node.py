@@ -1,6 +1,6 @@
 """A node of a simulated quorum: the replica over a real log in memory, with a small state machine.
 
-The node is what the broker's shell will be: it does what each `Ready` says, in its order. Its disk
+The node is what the broker's shell will be: it carries out `Effects`, in its order. Its disk
 outlives it. The state machine counts the records and chains their checksums, so two nodes that have
 applied the same records up to an offset are in the same state. A subclass may put another one in
 its place.
@@ -17,22 +17,23 @@ from shoal.log.config import LogConfig
 from shoal.log.log import Log
 from shoal.log.memory import MemoryStorage
 from shoal.log.syncs import Sync
-from shoal.quorum.log_index import OffsetAndEpoch
-from shoal.quorum.messages import Message, Request
-from shoal.quorum.raft import QuorumSettings, Raft
-from shoal.quorum.ready import (
+from shoal.quorum.events import (
+    Effects,
     Event,
-    Gone,
-    Ready,
+    PeerDown,
     Received,
+    RequestFailed,
     Resign,
     SnapshotInstalled,
     SnapshotTaken,
     Synced,
     Tick,
     Trim,
-    Unanswered,
 )
+from shoal.quorum.log_index import OffsetAndEpoch
+from shoal.quorum.messages import Message, Request
+from shoal.quorum.raft import Raft
+from shoal.quorum.replica import QuorumSettings
 from shoal.quorum.store import QuorumStore
 from shoal.quorum.voters import ReplicaKey, Voter, VoterSet
 from shoal.record.batch import headers
@@ -142,34 +143,34 @@ class Node:
 
     # Events.
 
-    def step(self, event: Event) -> Ready | None:
+    def step(self, event: Event) -> Effects | None:
         """Hand an event in and do what comes out, unless the node is down."""
         if self.raft is None:
             return None
         raft = self.raft
         self.storage.now_ms = self.now_ms
-        ready = raft.step(event, self.now_ms)
+        effects = raft.step(event, self.now_ms)
         self._trace(event, raft)
-        self._carry_out(ready)
+        self._carry_out(effects)
         self.cluster.checker.stepped(self)
-        if ready.install is not None:
-            voters = self.store.install(ready.install)
-            self.durable_end = ready.install.offset
-            self._load(ready.install)
-            self.step(SnapshotInstalled(ready.install, voters))
-            return ready
+        if effects.install is not None:
+            voters = self.store.install(effects.install)
+            self.durable_end = effects.install.offset
+            self._load(effects.install)
+            self.step(SnapshotInstalled(effects.install, voters))
+            return effects
         self._apply()
         self._tick_later()
-        return ready
+        return effects
 
-    def _carry_out(self, ready: Ready) -> None:
-        """Steps 1 to 4 of the `Ready`."""
-        self.store.apply(ready, now_ms=self.now_ms)
-        if ready.truncate_to is not None:
-            self.durable_end = min(self.durable_end, ready.truncate_to)
-        for message in ready.messages:
+    def _carry_out(self, effects: Effects) -> None:
+        """Steps 1 to 4 of the `Effects`."""
+        self.store.apply(effects, now_ms=self.now_ms)
+        if effects.truncate_to is not None:
+            self.durable_end = min(self.durable_end, effects.truncate_to)
+        for message in effects.messages:
             self.cluster.send(self, self.store.filled(message))
-        if ready.sync:
+        if effects.sync:
             sync = self.store.begin_sync()
             delay_ms = self.world.random.randint(*self.sync_ms)
             self.later(delay_ms, lambda: self._synced(sync))
@@ -231,9 +232,9 @@ class Node:
             self.later(0, lambda: self._unanswered(to, correlation[1]))
 
     def _unanswered(self, to: int, correlation: int) -> None:
-        self.step(Unanswered(to, correlation))
+        self.step(RequestFailed(to, correlation))
         # Nobody listens there: as far as this node can see, the process has ended.
-        self.step(Gone(to))
+        self.step(PeerDown(to))
 
     def resign(self) -> None:
         self.step(Resign())

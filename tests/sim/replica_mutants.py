@@ -9,9 +9,9 @@ import pytest
 from shoal.log import resent
 from shoal.protocol.errors import ErrorCode
 from shoal.replication import leadership
-from shoal.replication.follower import Answered, Fetcher, Step
 from shoal.replication.leadership import Leadership
 from shoal.replication.partition import Partition, ReplicaFetched
+from shoal.replication.replica_fetcher import FetchOutcome, ReplicaFetcher, Step
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 
@@ -101,20 +101,20 @@ def notes_no_epoch(patch: pytest.MonkeyPatch) -> None:
 def takes_answers_of_another_epoch(patch: pytest.MonkeyPatch) -> None:
     """A follower takes what an answer says, whatever has come in between."""
 
-    def answered(self: Fetcher, response: Any, now_ms: int) -> Any:
-        out, self._under_way = Answered(), False
+    def answered(self: ReplicaFetcher, response: Any, now_ms: int) -> Any:
+        out, self._under_way = FetchOutcome(), False
         if response.error_code:
             self._end_session()
             return out
         for key, answer in response.partitions.items():
             followed = self._followed.get(key)
             if followed is not None and followed.step is Step.FETCHING:
-                self._take(followed, answer, now_ms, out)
-                self.stir(followed.partition)
+                self._apply(followed, answer, now_ms, out)
+                self.notify_changed(followed.partition)
         self._step_session(response.session_id)
         return out
 
-    patch.setattr(Fetcher, "answered", answered)
+    patch.setattr(ReplicaFetcher, "complete_fetch", answered)
 
 
 def answers_any_epoch(patch: pytest.MonkeyPatch) -> None:
@@ -145,13 +145,13 @@ def believes_the_leader_beyond_its_log(patch: pytest.MonkeyPatch) -> None:
 
 def acknowledges_in_a_later_epoch(patch: pytest.MonkeyPatch) -> None:
     """Who waits for an offset is told when another epoch's records have reached it."""
-    patch.setattr(Partition, "lost", lambda self, leader_epoch: False)
+    patch.setattr(Partition, "lost_leadership_since", lambda self, leader_epoch: False)
 
 
 def fetches_on_before_its_cut_is_durable(patch: pytest.MonkeyPatch) -> None:
     """A follower appends behind a cut that a power loss may undo, and vouches for what the disk
     does not have yet."""
-    patch.setattr(Fetcher, "_sync", lambda self, followed, out: None)
+    patch.setattr(ReplicaFetcher, "_sync", lambda self, followed, out: None)
 
 
 def forgets_what_a_snapshot_left_out(patch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,15 @@ from shoal.log.memory import MemoryStorage
 from shoal.log.producers import BATCHES_MAX
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import read_header
-from shoal.replication.follower import Answered, Fetcher, FetchRequest, FetchResponse, Key
 from shoal.replication.leadership import AlterPartition
 from shoal.replication.partition import Partition, ReplicaFetch, ReplicaFetched
+from shoal.replication.replica_fetcher import (
+    FetchOutcome,
+    FetchRequest,
+    FetchResponse,
+    Key,
+    ReplicaFetcher,
+)
 from sim.replica_checker import Violation, batches
 from sim.replica_controller import Image
 
@@ -84,7 +90,7 @@ class ReplicaNode:
         self.directory = LogDirectory(self.storage, "data")
         self.directory.open(cluster_id="c", node_id=self.id, directory_id=UUID(int=self.id))
         self.partitions = []
-        self.fetchers: dict[int, Fetcher] = {}
+        self.fetchers: dict[int, ReplicaFetcher] = {}
         self.in_flight: dict[int, int] = {}
         self._correlation = 0
         self._sessions: dict[int, _Session] = {}
@@ -115,7 +121,7 @@ class ReplicaNode:
             partition.on_advance.append(self._advanced)
             partition.on_append.append(self._appended)
             partition.sync_requested = self._sync_soon
-            partition.alter_requested = self._alter
+            partition.alter_isr = self._alter
             partition.broker_epoch_of = self._broker_epoch
             self.partitions.append(partition)
             self.cluster.checker.advanced(partition, self.incarnation)
@@ -229,7 +235,9 @@ class ReplicaNode:
             if leader_id != partition.leader_id:
                 fetcher.forget(partition)
         if partition.leader_id >= 0 and not partition.is_leader:
-            fetcher = self.fetchers.setdefault(partition.leader_id, Fetcher(partition.leader_id))
+            fetcher = self.fetchers.setdefault(
+                partition.leader_id, ReplicaFetcher(partition.leader_id)
+            )
             fetcher.follow(partition)
 
     def _broker_epoch(self, broker_id: int) -> int:
@@ -245,14 +253,14 @@ class ReplicaNode:
             code, registered = found  # type: ignore[misc]
             done[0] = True
             if code is ErrorCode.none:
-                partition.altered(registered.isr, registered.partition_epoch)
+                partition.complete_isr_change(registered.isr, registered.partition_epoch)
             else:
-                partition.alter_refused(asked, code, self.world.now_ms, ALTER_RETRY_MS)
+                partition.fail_isr_change(asked, code, self.world.now_ms, ALTER_RETRY_MS)
 
         def timed_out() -> None:
             if not done[0]:
                 code = ErrorCode.request_timed_out
-                partition.alter_refused(asked, code, self.world.now_ms, ALTER_RETRY_MS)
+                partition.fail_isr_change(asked, code, self.world.now_ms, ALTER_RETRY_MS)
 
         self._ask(lambda: controller.alter(asked), answered)
         self.world.after(REQUEST_TIMEOUT_MS, self.alive(timed_out))
@@ -315,7 +323,7 @@ class ReplicaNode:
             if request is not None:
                 self._fetch(leader_id, fetcher, request)
 
-    def _fetch(self, leader_id: int, fetcher: Fetcher, request: FetchRequest) -> None:
+    def _fetch(self, leader_id: int, fetcher: ReplicaFetcher, request: FetchRequest) -> None:
         self._correlation += 1
         correlation = self.in_flight[leader_id] = self._correlation
         leader, network = self.cluster.nodes[leader_id], self.cluster.network
@@ -324,7 +332,7 @@ class ReplicaNode:
             if self.in_flight.get(leader_id) != correlation:
                 return
             del self.in_flight[leader_id]
-            self._do(fetcher, fetcher.answered(response, self.world.now_ms))
+            self._do(fetcher, fetcher.complete_fetch(response, self.world.now_ms))
             self._fetch_all()
 
         def reply(response: FetchResponse) -> None:
@@ -336,7 +344,7 @@ class ReplicaNode:
         def timed_out() -> None:
             if self.in_flight.get(leader_id) == correlation:
                 del self.in_flight[leader_id]
-                fetcher.unanswered(self.world.now_ms)
+                fetcher.fail_fetch(self.world.now_ms)
 
         alive = partial(_alive_in, self, self.incarnation)
         epoch = self.epoch
@@ -347,12 +355,12 @@ class ReplicaNode:
         )
         self.world.after(REQUEST_TIMEOUT_MS, self.alive(timed_out))
 
-    def _do(self, fetcher: Fetcher, what: Answered) -> None:
+    def _do(self, fetcher: ReplicaFetcher, what: FetchOutcome) -> None:
         for partition in what.sync:
             # The recovery point on disk must not vouch for what stands where the cut was.
             self._write_checkpoints()
             self._sync_soon(partition)
-        for partition in what.ask:
+        for partition in what.list_offsets:
             leader = self.cluster.nodes[fetcher.leader_id]
             log = leader.partitions[partition.index].log if leader.up else None
             code = ErrorCode.none if log is not None else ErrorCode.not_leader_or_follower
@@ -360,7 +368,9 @@ class ReplicaNode:
             if log is not None:
                 start, end = log.log_start_offset, log.log_end_offset
             epoch, now_ms = partition.leader_epoch, self.world.now_ms
-            self._do(fetcher, fetcher.offsets(partition, epoch, code, start, end, now_ms))
+            self._do(
+                fetcher, fetcher.complete_list_offsets(partition, epoch, code, start, end, now_ms)
+            )
 
     # Leading.
 
@@ -399,7 +409,7 @@ class ReplicaNode:
             return True
         found: dict[Key, ReplicaFetched] = {}
         for key, fetch in session.partitions.items():
-            answer = self.partitions[key[1]].fetched_by(
+            answer = self.partitions[key[1]].fetch_for_follower(
                 parked.replica_id,
                 parked.broker_epoch,
                 fetch,
@@ -473,9 +483,9 @@ class ReplicaNode:
     def _serve_waiting(self) -> None:
         left = []
         for partition, epoch, offset, reply in self._waiting:
-            if partition.lost(epoch):
+            if partition.lost_leadership_since(epoch):
                 reply(ErrorCode.not_leader_or_follower, -1)
-            elif partition.acknowledged(offset):
+            elif partition.is_committed(offset):
                 reply(ErrorCode.none, offset - 1)
             else:
                 left.append((partition, epoch, offset, reply))

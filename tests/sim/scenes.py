@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from shoal.client.client import Client
 from shoal.client.connection import connect
 from shoal.client.errors import ClientError
 from shoal.client.settings import Settings
@@ -18,11 +19,10 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
 from shoal.replication.partition import Partition
+from shoal.server.cluster_config import Listeners
 from shoal.server.handlers import HANDLERS
-from shoal.server.network.api import Listeners
 from sim.cluster_brokers import CONTROLLER_PORT, PORT, BrokerMachine, SimCluster
 from sim.cluster_kernel import Kernel
-from sim.cluster_machine import doors
 
 #: Ends what hangs, in simulated seconds.
 LIMIT_S = 120.0
@@ -107,6 +107,11 @@ class Scene:
         found = leader()
         assert found is not None
         return found
+
+    def client(self) -> Client:
+        """A client of the cluster, in the simulation's time. Made inside a process."""
+        environment = self.cluster.brokers[1].environment()
+        return Client(Settings.of(self.cluster.bootstrap), environment)
 
     def others(self, machine: BrokerMachine) -> list[BrokerMachine]:
         return [other for other in self.cluster.brokers.values() if other is not machine]
@@ -207,19 +212,18 @@ def scene(
 ) -> Iterator[Scene]:
     """So many brokers, once they serve; what has happened is printed if the test fails."""
     kernel = Kernel(seed, keep_trace=True)
-    with doors(kernel):
-        cluster = SimCluster(kernel, brokers, configs, voters)
-        try:
-            for machine in cluster.brokers.values():
-                machine.start()
-            cluster.until(cluster.fully_replicated, LIMIT_S, "a fresh cluster serves")
-            yield Scene(cluster)
-        except BaseException:
-            print("\n".join(kernel.lines or ()))
-            raise
-        finally:
-            for machine in cluster.machines():
-                machine.bury()
+    cluster = SimCluster(kernel, brokers, configs, voters)
+    try:
+        for machine in cluster.brokers.values():
+            machine.start()
+        cluster.until(cluster.fully_replicated, LIMIT_S, "a fresh cluster serves")
+        yield Scene(cluster)
+    except BaseException:
+        print("\n".join(kernel.lines or ()))
+        raise
+    finally:
+        for machine in cluster.machines():
+            machine.bury()
 
 
 __all__ = ["Asked", "ErrorCode", "Scene", "scene"]

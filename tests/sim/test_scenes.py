@@ -6,19 +6,17 @@ from itertools import count
 from typing import Any
 
 import pytest
-from shoal.client.client import Client
 from shoal.client.cluster import PATIENCE_S
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.connection import connect
 from shoal.client.errors import ConnectionLost, expect
-from shoal.client.settings import Settings
 from shoal.client.share import AcknowledgeType
 from shoal.log.uuids import uuid_text
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
-from shoal.replication.written import Written
-from shoal.server.coordinators import transaction_markers
+from shoal.replication.pending_append import PendingAppend
 from shoal.server.coordinators.service import partition_of
+from shoal.server.coordinators.transaction_markers import TransactionMarkerChannel
 from shoal.server.share.state_coordinator import TOPIC as STATES
 from sim.cluster_brokers import CONFIGS
 from sim.cluster_clients import wait
@@ -187,9 +185,8 @@ def test_who_asks_a_broker_that_is_cut_off_for_a_coordinator_is_hung_up_on() -> 
         async def look() -> None:
             connection = await connect(settings, settings.bootstrap[0])
             while True:
-                was_lost = lifecycle.is_lost
                 (row,) = (await connection.request(ApiKey.FIND_COORDINATOR, find)).coordinators
-                told.append((was_lost, row.error_code))
+                told.append((lifecycle.is_lost, row.error_code))
 
         assert not cluster.asked(id, ApiKey.INIT_PRODUCER_ID, INIT, version=4).error_code
         cluster.cut_off(cluster.cluster.brokers[id])
@@ -203,7 +200,7 @@ def test_who_asks_a_broker_that_is_cut_off_for_a_coordinator_is_hung_up_on() -> 
 def test_a_producer_waits_for_its_id_no_longer_than_for_a_write() -> None:
     """Ids come from the controller in blocks. Without one its coordinator says so, in time for the
     producer to find another one."""
-    with scene(4, configs={"broker.session.timeout.ms": "20000"}) as cluster:
+    with scene(3, configs={"broker.session.timeout.ms": "20000"}) as cluster:
         id = cluster.coordinator("t", TRANSACTION)
         assert id != cluster.controller().id
         cluster.cut_off(cluster.cluster.brokers[id])
@@ -291,7 +288,7 @@ def test_an_offset_of_a_deposed_leader_taken_for_its_own_is_found(
 ) -> None:
     """What a leader wrote counts as committed when its high watermark passes the offset, though it
     follows another one by then."""
-    monkeypatch.setattr(Written, "is_lost", property(lambda self: False))
+    monkeypatch.setattr(PendingAppend, "is_lost", property(lambda self: False))
     with pytest.raises(AssertionError, match=r"ErrorCode\.none"):
         a_marker_is_lost()
 
@@ -344,12 +341,12 @@ def test_a_marker_that_was_refused_is_written_by_the_next_leader() -> None:
 
 def test_a_marker_that_was_refused_and_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a leader has refused to write counts as written."""
-    ask = transaction_markers._write_at
+    ask = TransactionMarkerChannel._write_remotely
 
     async def write_at(*arguments: Any) -> dict[tuple[str, int], ErrorCode]:
         return dict.fromkeys(await ask(*arguments), ErrorCode.none)
 
-    monkeypatch.setattr(transaction_markers, "_write_at", write_at)
+    monkeypatch.setattr(TransactionMarkerChannel, "_write_remotely", write_at)
     with pytest.raises(Violation, match="the marker"):
         a_marker_is_refused()
 
@@ -465,7 +462,7 @@ def test_a_share_partition_at_its_coordinator_refuses_in_time_too() -> None:
         told: list[tuple[float, Any, int]] = []
 
         async def work() -> None:
-            async with Client(Settings.of(cluster.cluster.bootstrap)) as client:
+            async with cluster.client() as client:
                 changes = [
                     ConfigChange("share.auto.offset.reset", "earliest"),
                     ConfigChange("share.record.lock.duration.ms", "30000"),
@@ -504,7 +501,7 @@ def test_a_member_that_asks_a_broker_that_is_cut_off_asks_the_others() -> None:
         found: list[int] = []
 
         async def work() -> None:
-            async with Client(Settings.of(cluster.cluster.bootstrap)) as client:
+            async with cluster.client() as client:
                 changes = [ConfigChange("share.auto.offset.reset", "earliest")]
                 resource = Resource(ResourceType.GROUP, group)
                 expect(await client.admin.configs.alter({resource: changes}))
@@ -534,7 +531,7 @@ def test_a_client_asks_the_next_broker_where_one_does_not_say_a_word() -> None:
         process.pause()
 
         async def look() -> None:
-            async with Client(Settings.of(cluster.cluster.bootstrap)) as client:
+            async with cluster.client() as client:
                 await client.cluster.refresh(())
 
         asked = Asked(cluster, look)

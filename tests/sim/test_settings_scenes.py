@@ -9,8 +9,8 @@ import pytest
 from shoal.log.uuids import uuid_text
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
-from shoal.server.network.dispatch import Dispatcher
-from shoal.server.replication import replica_fetch
+from shoal.server.network.envelopes import EnvelopeHandler
+from shoal.server.replication.replica_fetch import ReplicaFetches
 from sim.scenes import ErrorCode, Scene, scene
 from sim.test_scenes import GROUP, INIT, SHARE, SOON_S, TRANSACTION, WRITE_TIMEOUT_S
 
@@ -34,16 +34,16 @@ def test_produces_that_wait_for_a_coordinator_are_bounded() -> None:
         held = cluster.produce(id, topic_id, transaction=who)
         broker = cluster.cluster.brokers[id].broker
         assert broker is not None
-        cluster.until(lambda: broker.room.requests == 1, "a produce that waits")
+        cluster.until(lambda: broker.request_limits.requests == 1, "a produce that waits")
         late = cluster.produce(id, plain, acks=1)
         metadata = cluster.ask(id, ApiKey.METADATA, {"topics": None})
         metadata.result()
-        assert metadata.after_s < SOON_S and not late.done and broker.room.waiting == 1
+        assert metadata.after_s < SOON_S and not late.done and broker.request_limits.waiting == 1
         held.result()
         assert held.after_s < WRITE_TIMEOUT_S + SOON_S
         assert not late.result().responses[0].partition_responses[0].error_code
         assert late.after_s > WRITE_TIMEOUT_S - SOON_S
-        assert (broker.room.requests, broker.room.bytes) == (0, 0)
+        assert (broker.request_limits.requests, broker.request_limits.bytes) == (0, 0)
 
 
 def test_a_produce_that_waits_for_replicas_takes_no_room() -> None:
@@ -58,7 +58,7 @@ def test_a_produce_that_waits_for_replicas_takes_no_room() -> None:
         broker = cluster.cluster.brokers[1].broker
         assert broker is not None
         cluster.until(lambda: broker.purgatory.size >= 3, "produces that wait")
-        assert (broker.room.requests, broker.room.bytes) == (0, 0)
+        assert (broker.request_limits.requests, broker.request_limits.bytes) == (0, 0)
         for asked in waiting:
             row = asked.result().responses[0].partition_responses[0]
             assert row.error_code == ErrorCode.request_timed_out
@@ -72,7 +72,7 @@ def test_partitions_are_spread_over_fetch_loops_and_move_between_them() -> None:
         for index in range(9):
             cluster.produce(1, topic_id, index).result()
         loops = lambda: [  # noqa: E731
-            len([way for way in one.broker.replicas._loops if way[0] == 1])
+            len([key for key in one.broker.replicas.fetchers.tasks if key.leader_id == 1])
             for one in cluster.cluster.brokers.values()
             if one.broker is not None
         ]
@@ -100,9 +100,9 @@ def test_partitions_are_spread_over_fetch_loops_and_move_between_them() -> None:
                 "all replicas have all",
             )
             owners = [
-                way
-                for way, loop in cluster.cluster.brokers[2].broker.replicas._loops.items()  # type: ignore[union-attr]
-                if any(p.index == index and p.topic == "spread" for p in loop.fetcher)
+                key
+                for key, task in cluster.cluster.brokers[2].broker.replicas.fetchers.tasks.items()  # type: ignore[union-attr]
+                if any(p.index == index and p.topic == "spread" for p in task.fetcher)
             ]
             assert len(owners) == 1, owners
 
@@ -111,13 +111,13 @@ def test_how_a_follower_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
     """replica.fetch.max.bytes, replica.fetch.response.max.bytes, replica.fetch.min.bytes and
     replica.fetch.wait.max.ms are in what a leader is asked."""
     asked: list[Any] = []
-    handle = replica_fetch.handle
+    handle = ReplicaFetches.handle
 
-    def spied(broker: Any, request: Any, replica_id: int) -> Any:
+    def spied(fetches: Any, request: Any, replica_id: int) -> Any:
         asked.append(request.body)
-        return handle(broker, request, replica_id)
+        return handle(fetches, request, replica_id)
 
-    monkeypatch.setattr(replica_fetch, "handle", spied)
+    monkeypatch.setattr(ReplicaFetches, "handle", spied)
     configs = {
         "replica.fetch.max.bytes": "5000",
         "replica.fetch.response.max.bytes": "70000",
@@ -208,14 +208,14 @@ def test_unclean_elections_are_looked_for(interval_ms: str, elected: bool) -> No
 def test_brokers_send_heartbeats(monkeypatch: pytest.MonkeyPatch, interval_ms: int) -> None:
     """broker.heartbeat.interval.ms"""
     count = 0
-    embedded = Dispatcher.embedded
+    handle = EnvelopeHandler.handle
 
     async def spied(self: Any, frame: bytes, *words: Any) -> bytes:
         nonlocal count
         count += frame[0] << 8 | frame[1] == ApiKey.BROKER_HEARTBEAT
-        return await embedded(self, frame, *words)
+        return await handle(self, frame, *words)
 
-    monkeypatch.setattr(Dispatcher, "embedded", spied)
+    monkeypatch.setattr(EnvelopeHandler, "handle", spied)
     configs = {
         "broker.heartbeat.interval.ms": str(interval_ms),
         "broker.session.timeout.ms": "9000",
@@ -256,7 +256,7 @@ def test_logs_are_compacted(enabled: str) -> None:
             cluster.passes(3)
         broker = cluster.cluster.brokers[id].broker
         assert broker is not None
-        assert (broker.background.compactions_total > 0) == (enabled == "true")
+        assert (broker.log_maintenance.compactions_total > 0) == (enabled == "true")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 from shoal.client.cluster import BACKOFF_MS_MAX, Cluster, TopicPartition
 from shoal.client.consumer import ConsumerMembership, GroupConsumer, Reset
+from shoal.client.environment import HERE
 from shoal.client.errors import ConnectionLost, KafkaError, transient
 from shoal.client.fetcher import Isolation
 from shoal.client.membership import LEAVE_MS, Membership
@@ -59,7 +60,9 @@ class _Cluster:
                 if not transient(error):
                     raise
 
+    environment = HERE
     at_coordinator = Cluster.at_coordinator
+    backoff = Cluster.backoff
 
     def forget_coordinator(self, group: str) -> None:
         self.forgotten += 1

@@ -133,8 +133,8 @@ def test_a_rate_counts_as_all_windows_but_one_from_the_start() -> None:
     rate = Rate(11, 1000, 0)
     rate.add(1000, 0)
     assert rate.measure(0) == (100.0, 10_000)
-    assert rate.excess_ms(100, 0) == 0
-    assert rate.excess_ms(50, 0) == 10_000
+    assert rate.throttle_ms(100, 0) == 0
+    assert rate.throttle_ms(50, 0) == 10_000
     assert rate.measure(10_500) == (1000 / 10.5, 10_500)
     assert rate.measure(11_000)[0] == 0
 
@@ -148,7 +148,7 @@ def test_who_pauses_as_told_keeps_the_limit(limit: int, values: list[int]) -> No
     for value in values:
         rate.add(value, now_ms)
         total += value
-        now_ms += rate.excess_ms(limit, now_ms) + 1
+        now_ms += rate.throttle_ms(limit, now_ms) + 1
     assert total <= limit * (now_ms / 1000 * 2 + 12) + max(values)
 
 

@@ -15,12 +15,14 @@ from machine import lacking
 BROKER = Path(__file__).resolve().parents[2] / "broker_image"
 NATIVE = "shoal/coordinator/share/native"
 WALK = "shoal/record/native"
+LAYOUT = "shoal/record/layout.py"
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for sources in (NATIVE, WALK):
         shutil.copytree(BROKER / sources, tmp_path / sources)
+    shutil.copy(BROKER / LAYOUT, tmp_path / LAYOUT)
     return tmp_path
 
 
@@ -40,6 +42,13 @@ def test_without_a_compiler_everything_is_left_in_python(folder: Path) -> None:
         "Loops of key order: left in Python: there is no C compiler (no-such-compiler).\n"
         "Validation of records: left in Python: there is no C compiler (no-such-compiler).\n"
     )
+    assert names == ["layout.py", "native", "native"]
+
+
+def test_without_the_layout_of_batches_everything_is_left_in_python(folder: Path) -> None:
+    (folder / LAYOUT).unlink()
+    said, names = compiled(folder, CC=sys.executable)
+    assert said.count("left in Python") == 2 and "layout.py" in said
     assert names == ["native", "native"]
 
 
@@ -48,7 +57,7 @@ def test_a_compiler_that_fails_leaves_nothing_behind(folder: Path) -> None:
     (folder / WALK / "walk.c").write_text("no C")
     said, names = compiled(folder, CC=os.environ.get("CC", "cc"))
     assert said.count("left in Python") == 2
-    assert names == ["native", "native"]
+    assert names == ["layout.py", "native", "native"]
 
 
 def test_with_a_compiler_there_is_a_module(folder: Path) -> None:
@@ -59,4 +68,4 @@ def test_with_a_compiler_there_is_a_module(folder: Path) -> None:
     said, names = compiled(folder)
     assert said == "Loops of key order: compiled.\nValidation of records: compiled.\n"
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
-    assert names == [f"_bulk{suffix}", f"_walk{suffix}", "native", "native"]
+    assert names == [f"_bulk{suffix}", f"_walk{suffix}", "layout.py", "native", "native"]

@@ -15,9 +15,9 @@ from machine import lacking
 from shoal.coordinator.share import batches as batches_of
 from shoal.coordinator.share import bulk, compiled
 from shoal.coordinator.share.locks import Lock, Locks
-from shoal.coordinator.share.looking import Looking
-from shoal.coordinator.share.recent import Recent
+from shoal.coordinator.share.read_cache import ReadCache
 from shoal.coordinator.share.record_facts import key_hashes
+from shoal.coordinator.share.record_scanner import RecordScanner
 from shoal.coordinator.share.records import Update, update_value
 from shoal.coordinator.share.runs import COUNT_MAX, Runs
 from shoal.coordinator.share.selection import encoded
@@ -160,21 +160,21 @@ def test_what_a_member_gets_of_batches(found: list[tuple[int, bool]], data: st.D
 @given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4), max_size=4), st.data())
 def test_what_a_member_gets_of_several_reads(found: list[list[int]], data: st.DataObject) -> None:
     """As from one read after the other."""
-    recent, at = Recent(), 3
+    cache, at = ReadCache(), 3
     for sizes in found:
         begin, log = at, b""
         for size in sizes:
             log += bytes(build_batch([(0, b"k", b"v", ())] * size, base_offset=at))
             at += size
         if data.draw(st.integers(0, 3)):  # Or the log was not read there.
-            recent.add(batches_of.scan(log, begin))
+            cache.add(batches_of.scan(log, begin))
     offsets = sorted(data.draw(st.sets(st.integers(2, at + 2))))
     room = data.draw(st.integers(-1, 300))
     least = data.draw(st.integers(0, 300))
-    taken, got = recent.gathered(offsets, room, least)
+    taken, got = cache.gathered(offsets, room, least)
     left, sent, one_by_one = offsets, b"", 0
     while left and (room > 0 or not one_by_one):
-        read, _ = recent.find(left[0])
+        read, _ = cache.find(left[0])
         if read is None or len(read.data) > max(room, least):
             break
         here = [offset for offset in left if offset <= read.lasts[-1]]
@@ -182,24 +182,24 @@ def test_what_a_member_gets_of_several_reads(found: list[list[int]], data: st.Da
         left, sent, room = left[len(here) :], sent + views, room - len(views)
         one_by_one += len(here)
     assert (taken, bytes(got)) == (one_by_one, sent)
-    assert [o for part, _ in recent.apart(offsets[:taken]) for o in part] == offsets[:taken]
-    for part, read in recent.apart(offsets[:taken]):
+    assert [o for part, _ in cache.apart(offsets[:taken]) for o in part] == offsets[:taken]
+    for part, read in cache.apart(offsets[:taken]):
         assert read.bases[0] <= part[0] <= part[-1] <= read.lasts[-1]
 
 
 def test_what_a_member_gets_of_several_reads_has_bounds() -> None:
-    recent = Recent()
+    cache = ReadCache()
     for base in (3, 7, 11):
         two = [build_batch([(0, b"k", b"v", ())] * 2, base_offset=at) for at in (base, base + 2)]
-        recent.add(batches_of.scan(b"".join(map(bytes, two)), base))
-    size = len(recent.find(3)[0].data)  # type: ignore[union-attr]
+        cache.add(batches_of.scan(b"".join(map(bytes, two)), base))
+    size = len(cache.find(3)[0].data)  # type: ignore[union-attr]
     offsets = [3, 7, 11]
-    assert recent.gathered(offsets, 3 * size, 0)[0] == 3
-    assert recent.gathered(offsets, 10, size)[0] == 1  # No room is left behind the first.
-    assert recent.gathered(offsets, size + 10, 0)[0] == 1  # Less than the second read.
-    assert recent.gathered(offsets, 10, size - 1)[0] == 0
-    assert recent.gathered([2, 3], 3 * size, 0)[0] == 0
-    assert recent.gathered([15], 3 * size, 0)[0] == 0
+    assert cache.gathered(offsets, 3 * size, 0)[0] == 3
+    assert cache.gathered(offsets, 10, size)[0] == 1  # No room is left behind the first.
+    assert cache.gathered(offsets, size + 10, 0)[0] == 1  # Less than the second read.
+    assert cache.gathered(offsets, 10, size - 1)[0] == 0
+    assert cache.gathered([2, 3], 3 * size, 0)[0] == 0
+    assert cache.gathered([15], 3 * size, 0)[0] == 0
 
 
 @MANY
@@ -219,7 +219,7 @@ def test_keys_of_a_read(found: list[tuple[list[bytes | None], bool]], data: st.D
     first, budget = data.draw(st.integers(3, at)), data.draw(st.integers(1, 60))
 
     def looked() -> Any:
-        looking = Looking(SharePartition(first), keys=True, headers=None)
+        looking = RecordScanner(SharePartition(first), keys=True, headers=None)
         return looking._keys_of(read, budget)
 
     if damaged:  # As above, more may be left to `facts`.
@@ -315,7 +315,7 @@ def window(data: st.DataObject) -> tuple[Runs, Locks]:
         if lock:
             held[lock] += size
     for number, member in ((1, "a"), (2, "b")):
-        locks.open(number, Lock(member, 100, first=5, last=runs.end - 1, held=held[number] + 1))
+        locks.open(number, Lock(member, 100, first=5, last=runs.end - 1, records=held[number] + 1))
     return runs, locks
 
 
@@ -349,7 +349,7 @@ def test_many_ranges_of_a_window(data: st.DataObject) -> None:
         known, given_back = copy.deepcopy(runs), copy.deepcopy(locks)
         acks = [(first, last, types) for first, last in held]
         found = bulk.accept_all(known, given_back, now_ms, "a", acks)
-        left = {number: lock.held for number, lock in given_back.live.items()}
+        left = {number: lock.records for number, lock in given_back.live.items()}
         return found, known.columns(), left
 
     both(accepted)

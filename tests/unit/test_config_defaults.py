@@ -6,8 +6,10 @@ topic or group has in force. `tests/config_effects.py` combines the two.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from types import SimpleNamespace
+from collections.abc import Iterator
+from uuid import UUID
 
 import pytest
 from config_effects import BOUNDS, INHERITED, another
@@ -20,20 +22,27 @@ from shoal.log.log import Log
 from shoal.log.memory import MemoryStorage
 from shoal.metadata.config_keys import text_of
 from shoal.metadata.configs import BROKER, GROUP, TOPIC
+from shoal.metadata.delta import MetadataDelta
 from shoal.metadata.image import MetadataImage, ResourceType, Scope
+from shoal.protocol.errors import ErrorCode
 from shoal.quorum import wire
+from shoal.quorum.events import Event, Received, RequestFailed, Tick
 from shoal.quorum.log_index import LogIndex
 from shoal.quorum.messages import FetchRequest, Message, VoteRequest, VoteResponse
 from shoal.quorum.quorum_state import QuorumState
-from shoal.quorum.raft import QuorumSettings, Raft
-from shoal.quorum.ready import Event, Received, Tick, Unanswered
+from shoal.quorum.raft import Raft
+from shoal.quorum.replica import QuorumSettings
 from shoal.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet
 from shoal.record.records import build_batch
-from shoal.replication.follower import Fetcher
-from shoal.server.cluster.config import cluster_config
+from shoal.replication.partition import Partition, ReplicaFetched
+from shoal.replication.replica_fetcher import FetchResponse, ReplicaFetcher
+from shoal.server.cluster_config import cluster_config
 from shoal.server.config import resolve
+from shoal.server.metadata_cache import MetadataCache
+from shoal.server.metrics.registry import Metrics
+from shoal.server.node import Node
 from shoal.server.replication.quotas import FOLLOWER, ReplicationQuota
-from shoal.server.share import policies as share_policies
+from shoal.server.share import group_settings
 from unit.test_share_membership import Share
 
 
@@ -143,16 +152,44 @@ def test_the_directory_of_logs() -> None:
 
 def test_back_off_of_followers() -> None:
     """replica.fetch.backoff.ms: pauses double up to it."""
-    fetcher = Fetcher(1, backoff_max_ms=70)
-    followed = SimpleNamespace(not_before_ms=0, backoff_ms=20)
-    pauses = []
+    fetcher = ReplicaFetcher(1, backoff_max_ms=70)
+    partition = Partition(
+        "t",
+        UUID(int=1),
+        0,
+        Log.open(MemoryStorage(), "t-0", LogConfig(), now_ms=0, clean=False),
+        node_id=2,
+        leader_id=1,
+        leader_epoch=1,
+        isr=(1, 2),
+        replicas=(1, 2),
+    )
+    fetcher.follow(partition)
+    refusal = ReplicaFetched(ErrorCode.unknown_leader_epoch)
+    pauses, now_ms = [], 1_000
     for _ in range(4):
-        fetcher._pause(followed, 1_000)  # type: ignore[arg-type]
-        pauses.append(followed.not_before_ms - 1_000)
+        assert fetcher.next_fetch(now_ms) is not None
+        response = FetchResponse(ErrorCode.none, 7, {partition.key: refusal})
+        fetcher.complete_fetch(response, now_ms)
+        assert fetcher.next_fetch(now_ms) is None
+        due_ms = fetcher.next_due_ms()
+        assert due_ms is not None
+        pauses.append(due_ms - now_ms)
+        now_ms = due_ms
     assert pauses == [20, 40, 70, 70]
 
 
-def test_samples_of_throttled_replication() -> None:
+@pytest.fixture
+def node() -> Iterator[Node]:
+    """A node without any part of a broker."""
+    loop = asyncio.new_event_loop()
+    node = Node(resolve({"node.id": "1"}, {}), loop)
+    yield node
+    node.disk.close()
+    loop.close()
+
+
+def test_samples_of_throttled_replication(node: Node) -> None:
     """replication.quota.window.size.seconds: that many seconds' worth may be taken at once.
     replication.quota.window.num: that many times as much may be owed."""
     waits = {}
@@ -163,15 +200,14 @@ def test_samples_of_throttled_replication() -> None:
             "follower.replication.throttled.rate": "1000",
         }
         found = image(static, topic={"follower.replication.throttled.replicas": "*"})
-        broker = SimpleNamespace(
-            image=found, node_id=1, metrics=SimpleNamespace(add=lambda *_: None)
-        )
-        quota = ReplicationQuota(broker, FOLLOWER)  # type: ignore[arg-type]
+        cache = MetadataCache(found.scope)
+        cache.publish(found, MetadataDelta())
+        quota = ReplicationQuota(node, cache, Metrics(), FOLLOWER)
         quota.changed(found)
-        room = quota.room(1_000_000)
-        quota.took(1_000_000, 1_000_000)
+        room = quota.available_bytes(1_000_000)
+        quota.record(1_000_000, 1_000_000)
         ms = 0
-        while not quota.room(1_000_000 + ms):
+        while not quota.available_bytes(1_000_000 + ms):
             ms += 100
         waits[size, num] = (room, ms)
     assert waits["1", "11"][0] == 1_000 and waits["3", "11"][0] == 3_000
@@ -198,7 +234,7 @@ def test_policies_of_share_groups(name: str) -> None:
     value = "none" if name == "share.ordering" else text_of(another(GROUP[name])) or ""
     after = image({}, group={**on, name: value}).group_config("g")
     found = [
-        (share_policies.selection(config), share_policies.backoff(config))
+        (group_settings.selection(config), group_settings.backoff(config))
         for config in (before, after)
     ]
     assert found[0] != found[1]
@@ -264,7 +300,7 @@ def asks(settings: QuorumSettings, *, answers: bool) -> list[tuple[int, str]]:
                 answer = Message(message.to, 1, message.correlation, response)
                 events.append(Received(answer))
             elif answers:
-                events.append(Unanswered(message.to, message.correlation))
+                events.append(RequestFailed(message.to, message.correlation))
         if not events:
             assert raft.next_deadline_ms is not None
             now_ms = max(now_ms + 1, raft.next_deadline_ms)

@@ -1,61 +1,169 @@
-"""In which order answers leave a broker, on connections without sockets."""
+"""Requests in, and responses out in their order, on connections without sockets."""
 
 from __future__ import annotations
 
 import asyncio
-import struct
-from collections.abc import Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+import pytest
 import uvloop
 from conditions import eventually_async
-from shoal.protocol import codec, frames
+from connections import Server, Wire, request_frame
 from shoal.protocol.api import ApiKey
 from shoal.record.records import build_batch
 from shoal.server import logs
-from shoal.server.broker import Broker
 from shoal.server.config import resolve
-from shoal.server.network.connection import Connection
+from shoal.server.network.api import Answer, Api, Body, Request
+from shoal.server.network.connection import PENDING_MAX
+from shoal.server.process import compose
+
+VERSION = 4
+FRAME = request_frame(ApiKey.INIT_PRODUCER_ID, VERSION, {})
 
 
-class Wire:
-    """A transport that notes, in a list that all share, whose answer left."""
+def in_loop(test: Callable[[], None]) -> None:
+    async def main() -> None:
+        test()
 
-    def __init__(self, broker: Broker, name: str, left: list[str]) -> None:
-        self._name, self._left = name, left
-        self.written: list[bytes] = []
-        listener = broker.listeners[0]
-        self.connection = Connection(listener, listener._dispatch)
-        self.connection.connection_made(self)  # type: ignore[arg-type]
+    logs.configure(json=True, level="critical")
+    uvloop.run(main())
 
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return ("127.0.0.1", 1) if name == "peername" else default
 
-    def set_write_buffer_limits(self, **_: int) -> None: ...
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-    def close(self) -> None: ...
+class Handler:
+    """Answers InitProducerId when the test says so: the nth request gets the producer id n."""
 
-    def get_write_buffer_size(self) -> int:
-        return 0
+    def __init__(self) -> None:
+        self.due: list[asyncio.Future[Body]] = []
 
-    def is_closing(self) -> bool:
-        return False
+    def handle(self, server: Server, request: Request) -> Answer:
+        self.due.append(server.node.loop.create_future())
+        return self.due[-1]
 
-    def write(self, data: bytes) -> None:
-        self._left.append(self._name)
-        self.written.append(data)
+    def row(self) -> Api:
+        return Api(ApiKey.INIT_PRODUCER_ID, range(6), self.handle)
 
-    def writelines(self, parts: list[bytes]) -> None:
-        self.write(b"".join(parts))
 
-    def send(self, api: ApiKey, version: int, body: Mapping[str, Any]) -> None:
-        frame = frames.request_head(api, version, 1, "t")
-        frame += bytes(codec.write_request(api, version, body))
-        data = struct.pack(">i", len(frame)) + frame
-        self.connection.get_buffer(-1)[: len(data)] = data
-        self.connection.buffer_updated(len(data))
+def count(server: Server, request: Request) -> Answer:
+    """Answer at once."""
+    return {"producer_id": 1}
+
+
+AT_ONCE = Api(ApiKey.INIT_PRODUCER_ID, range(6), count)
+
+
+@pytest.mark.parametrize("size", [1, 3, len(FRAME), len(FRAME) + 1, 10 * len(FRAME)])
+def test_requests_arrive_in_parts_of_any_size(size: int) -> None:
+    def test() -> None:
+        server = Server(AT_ONCE)
+        wire, data = server.connect(), 10 * FRAME
+        for at in range(0, len(data), size):
+            wire.receive(data[at : at + size])
+        responses = b"".join(wire.written)
+        assert len(responses) == 10 * (4 + int.from_bytes(responses[:4], "big"))
+        assert server.listener.bytes_in == len(data)
+        assert server.listener.bytes_out == len(responses)
+
+    in_loop(test)
+
+
+def test_responses_leave_in_the_order_of_requests() -> None:
+    async def main() -> None:
+        handler = Handler()
+        wire = Server(handler.row()).connect()
+        wire.receive(3 * FRAME)
+        first, second, third = handler.due
+        third.set_result({"producer_id": 3})
+        second.set_result({"producer_id": 2})
+        await asyncio.sleep(0)
+        assert not wire.written
+        first.set_result({"producer_id": 1})
+        await asyncio.sleep(0)
+        (data,) = wire.written
+        size = 4 + int.from_bytes(data[:4], "big")
+        ids = [data[at : at + size] for at in range(0, len(data), size)]
+        assert [n.to_bytes(8, "big") in part for n, part in enumerate(ids, 1)] == 3 * [True]
+
+    uvloop.run(main())
+
+
+def test_reading_stops_while_many_requests_wait() -> None:
+    async def main() -> None:
+        handler = Handler()
+        wire = Server(handler.row()).connect()
+        wire.receive((PENDING_MAX + 5) * FRAME)
+        assert len(handler.due) == PENDING_MAX and wire.reading_paused
+        for future in handler.due[: PENDING_MAX // 2 + 1]:
+            future.set_result({"producer_id": 1})
+        await asyncio.sleep(0)
+        assert len(handler.due) == PENDING_MAX + 5 and not wire.reading_paused
+
+    uvloop.run(main())
+
+
+def test_a_connection_that_is_lost_gives_up_its_requests() -> None:
+    def test() -> None:
+        handler = Handler()
+        server = Server(handler.row())
+        wire = server.connect()
+        wire.receive(2 * FRAME)
+        wire.close()
+        assert all(future.cancelled() for future in handler.due)
+        assert not server.listener.connections and not server.listener.failures
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\xff\xff\xff\xff", "a request of -1 bytes"),
+        (b"\x7f\xff\xff\xff", "socket.request.max.bytes is 104857600"),
+        (b"\0\0\0\2\0\0", "a request of 2 bytes has no header"),
+        (b"\0\0\0\x0a\0\x63\0\0\0\0\0\1\xff\xff", "API key 99 is not served on PLAINTEXT"),
+    ],
+)
+def test_bytes_that_are_no_request_close_the_connection(data: bytes, reason: str) -> None:
+    def test() -> None:
+        server = Server(AT_ONCE)
+        wire = server.connect()
+        wire.receive(FRAME + data)
+        assert wire.closed and len(wire.written) == 1
+        (failure,) = server.listener.failures
+        assert reason in failure
+
+    in_loop(test)
+
+
+def test_a_fetch_leaves_before_the_response_to_the_request_that_woke_it() -> None:
+    def test() -> None:
+        left: list[str] = []
+        records: list[bytes] = []
+
+        def produce(server: Server, request: Request) -> Answer:
+            records.append(b"a record")
+            server.purgatory.wake("t")
+            return {"producer_id": 1}
+
+        def fetch(server: Server, request: Request) -> Answer:
+            return server.purgatory.park_fetch(
+                ["t"], lambda: list(records) or None, lambda: [b"none"], 1 << 50
+            )
+
+        server = Server(
+            Api(ApiKey.INIT_PRODUCER_ID, range(6), produce),
+            Api(ApiKey.LIST_GROUPS, range(6), fetch),
+        )
+        producer = server.connect(on_write=partial(left.append, "producer"))
+        consumer = server.connect(on_write=partial(left.append, "consumer"))
+        consumer.send(ApiKey.LIST_GROUPS, 4, {})
+        assert not left
+        producer.receive(FRAME)
+        assert left == ["consumer", "producer"]
+        assert consumer.written[0].endswith(b"a record")
+
+    in_loop(test)
 
 
 def test_a_record_leaves_to_its_consumer_before_its_producer_is_told(tmp_path: Path) -> None:
@@ -65,10 +173,13 @@ def test_a_record_leaves_to_its_consumer_before_its_producer_is_told(tmp_path: P
 
     async def main() -> None:
         flags = {"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(tmp_path)}
-        broker = Broker(resolve(flags, {}), asyncio.get_running_loop())
+        broker = compose(resolve(flags, {}), asyncio.get_running_loop())
         await broker.start()
         try:
-            producer, consumer = Wire(broker, "producer", left), Wire(broker, "consumer", left)
+            producer, consumer = (
+                Wire(broker.listeners[0], broker.dispatch, on_write=partial(left.append, name))
+                for name in ("producer", "consumer")
+            )
             producer.send(
                 ApiKey.CREATE_TOPICS,
                 7,

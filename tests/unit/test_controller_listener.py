@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from shoal.server.cluster.config import cluster_config
 from shoal.server.cluster.controller_listener import with_controller_listener
+from shoal.server.cluster_config import Listeners, cluster_config
 from shoal.server.config import BrokerConfig, InvalidConfig, resolve
 from shoal.server.handlers import HANDLERS, TABLES
-from shoal.server.host import broker_slots as seats
-from shoal.server.network.api import Listeners
+from shoal.server.host import broker_slots
 
 BROKER, CONTROLLER, BOTH = Listeners.BROKER, Listeners.CONTROLLER, Listeners.BOTH
 QUORUM = "1@one:9093,2@two:9093"
@@ -74,7 +73,7 @@ def test_nothing_is_added_without_need(given: dict[str, str]) -> None:
 
 def test_a_host_of_several_brokers_has_its_controller_on_loopback() -> None:
     found = config(listeners="PLAINTEXT://one:9092", shoal_brokers_per_host="3")
-    rows = seats.seats(found, host="one", cluster_id="made-up")
+    rows = broker_slots.allocate(found, host="one", cluster_id="made-up")
     assert [row.settings["listeners"] for row in rows] == [
         "PLAINTEXT://one:9092,CONTROLLER://127.0.0.1:9095",
         "PLAINTEXT://one:9093",

@@ -3,45 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
+from connections import LISTENER, Server
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.server import logs
-from shoal.server.broker import Broker
-from shoal.server.config import resolve
 from shoal.server.network.api import Api, Handler, Peer
-from shoal.server.network.dispatch import Buffers, Dispatcher, Pending
+from shoal.server.network.dispatch import PendingResponse
+from shoal.server.network.encoding import Buffers
 
 VERSION = 4
 
 
-def answer_of(handler: Handler, data_dir: Path) -> Buffers | None:
+def answer_of(handler: Handler) -> Buffers | None:
     """What leaves the connection when InitProducerId is handled by `handler`."""
 
     async def main() -> Buffers | None:
-        flags = {"listeners": "PLAINTEXT://127.0.0.1:0", "log.dirs": str(data_dir)}
-        broker = Broker(resolve(flags, {}), asyncio.get_running_loop())
-        await broker.start()
-        table = {ApiKey.INIT_PRODUCER_ID: Api(ApiKey.INIT_PRODUCER_ID, range(6), handler)}
-        dispatcher = Dispatcher(broker, table, {"PLAINTEXT": table})
+        server = Server(Api(ApiKey.INIT_PRODUCER_ID, range(6), handler))
         body = codec.write_request(ApiKey.INIT_PRODUCER_ID, VERSION, {})
         frame = frames.request_head(ApiKey.INIT_PRODUCER_ID, VERSION, 7, "t") + body
-        peer = Peer("h", 1, "PLAINTEXT", "User:ANONYMOUS", "c", {})
-        try:
-            found = dispatcher.answer(bytearray(frame), peer)
-            if isinstance(found, Pending):
-                ready = asyncio.Event()
-                found.on_ready(lambda _: ready.set())
-                await ready.wait()
-                return found.buffers()
-            return found
-        finally:
-            await broker.stop()
+        peer = Peer("h", 1, LISTENER, "User:ANONYMOUS", "c", {})
+        found = server.dispatcher.handle(bytearray(frame), peer)
+        if isinstance(found, PendingResponse):
+            ready = asyncio.Event()
+            found.on_ready(lambda _: ready.set())
+            await ready.wait()
+            return found.buffers()
+        return found
 
     logs.configure(json=True, level="critical")
     return uvloop.run(main())
@@ -65,7 +57,7 @@ def later(result: Any) -> asyncio.Future[Any]:
 
 
 def raising(error: Exception) -> Handler:
-    def handle(broker: Broker, request: object) -> Any:
+    def handle(context: object, request: object) -> Any:
         raise error
 
     return handle
@@ -83,16 +75,16 @@ def raising(error: Exception) -> Handler:
         (lambda b, r: {"producer_id": "no number"}, ErrorCode.unknown_server_error),
     ],
 )
-def test_answers(tmp_path: Path, handler: Handler, code: ErrorCode) -> None:
-    body = parsed(answer_of(handler, tmp_path))
+def test_answers(handler: Handler, code: ErrorCode) -> None:
+    body = parsed(answer_of(handler))
     assert (body.error_code, body.producer_id) == (code, 5 if code is ErrorCode.none else -1)
 
 
 @pytest.mark.parametrize("handler", [raising(WireError("no")), lambda b, r: later(WireError("no"))])
-def test_wire_errors_close_the_connection(tmp_path: Path, handler: Handler) -> None:
+def test_wire_errors_close_the_connection(handler: Handler) -> None:
     with pytest.raises(WireError):
-        answer_of(handler, tmp_path)
+        answer_of(handler)
 
 
-def test_no_answer(tmp_path: Path) -> None:
-    assert answer_of(lambda b, r: None, tmp_path) is None
+def test_no_answer() -> None:
+    assert answer_of(lambda b, r: None) is None

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 from shoal.coordinator.contract import Replayed, Result
-from shoal.coordinator.group import classic_requests, consumer
+from shoal.coordinator.group import classic_requests, consumer_membership
 from shoal.coordinator.group.consumer_protocol import (
     read_assignment,
     read_subscription,
@@ -128,7 +128,7 @@ class Shard:
 
     def heartbeat(self, member_id: str, epoch: int, owned: set[int] | None = None) -> Any:
         joins = epoch == 0
-        request = consumer.HeartbeatRequest(
+        request = consumer_membership.HeartbeatRequest(
             GROUP,
             member_id,
             epoch,

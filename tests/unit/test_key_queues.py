@@ -53,7 +53,7 @@ class Partition:
 
     # What happens, each with the same random numbers to both.
 
-    def look(self, random: Random) -> Any:
+    def scan(self, random: Random) -> Any:
         keys = array("q", random.choices([0, *KEYS], k=random.randint(1, 9)))
         first = self.runs.end
         self.runs.append(first + len(keys) - 1, AVAILABLE)
@@ -158,8 +158,8 @@ class Partition:
 
 
 STEPS: list[Callable[[Partition, Random], Any]] = [
-    Partition.look,
-    Partition.look,
+    Partition.scan,
+    Partition.scan,
     Partition.look_at_one,
     Partition.take,
     Partition.take,
@@ -178,7 +178,7 @@ STEPS: list[Callable[[Partition, Random], Any]] = [
 @example(
     list(
         zip(
-            [Partition.look, Partition.hold_one, Partition.release, Partition.take],
+            [Partition.scan, Partition.hold_one, Partition.release, Partition.take],
             [19030, 0, 1, 0],
             strict=True,
         )

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shoal.client.cluster import TopicPartition
 from shoal.client.letters import Filter, Letter, letter_of, named_letter, redriven_headers
-from shoal.client.offset_set import OffsetSet
 from shoal.client.redrive_ledger import Sending, Standing
-from shoal.coordinator.share.dead_letters import Source, letters
-from shoal.coordinator.share.fate import Cause, Doomed
+from shoal.coordinator.share.dead_letters import Source, dead_letter_records
+from shoal.coordinator.share.delivery_failure import Cause, DeadLetterRange
+from shoal.record.offset_set import OffsetSet
 from shoal.record.records import Record
 
 _OFFSETS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 8)))
@@ -40,9 +40,11 @@ def test_what_is_no_set_of_offsets_is_refused(text: str) -> None:
 
 def written(cause: Cause = Cause.REJECTED, *, copied: bool = True) -> Letter:
     """A letter as the broker writes it, at offset 3 of the dead-letter topic."""
-    doomed = Doomed(7, 7, 2, cause, "m-1", "worker")
+    dead_letter = DeadLetterRange(7, 7, 2, cause, "m-1", "worker")
     record = Record(7, 99, b"k", b"v", (("h", b"1"), ("__dlq.redrive.count", b"1")))
-    (made,) = letters(Source("g", "t", 5), [doomed], {7: record} if copied else {}, now_ms=500)
+    (made,) = dead_letter_records(
+        Source("g", "t", 5), [dead_letter], {7: record} if copied else {}, now_ms=500
+    )
     timestamp_ms, key, value, headers = made
     letter = letter_of("dlq.t", 1, Record(3, timestamp_ms, key, value, tuple(headers)))
     assert letter is not None

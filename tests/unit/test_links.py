@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from shoal.client.errors import ConnectionLost, Unreachable
+from shoal.client.settings import Address
 from shoal.protocol.api import ApiKey
-from shoal.protocol.errors import ApiError
+from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.cluster.controller_channel import ControllerChannel
+from shoal.server.config import resolve
+from shoal.server.handlers import HANDLERS
+from shoal.server.network.api import Peer
 from shoal.server.network.links import Link, SetupTimeouts
+from shoal.server.node import Node
 
 
 class Silent(asyncio.Protocol):
@@ -85,18 +89,43 @@ class Deaf:
         self.closed = True
 
 
+class FollowedQuorum:
+    """A quorum that node 2 leads."""
+
+    leader_id = 2
+    alone = False
+
+    def __init__(self, leader: Address) -> None:
+        self.on_step: list[Callable[[], None]] = []
+        self._leader = leader
+
+    def address_of(self, id: int) -> Address | None:
+        return self._leader if id == self.leader_id else None
+
+
+class Inactive:
+    """The metadata log of a node that is not the active controller."""
+
+    is_active = False
+
+
+async def refuse_locally(frame: bytes, peer: Peer, request_id: bytes) -> bytes:
+    raise ApiError(ErrorCode.not_controller)
+
+
 def test_a_controller_that_does_not_answer_is_asked_on_another_connection() -> None:
     """After a partition the old one may take minutes to carry anything: TCP backs off."""
 
     async def main() -> None:
         link = Deaf()
-        broker = SimpleNamespace(
-            node_id=1,
-            table={ApiKey.BROKER_HEARTBEAT: SimpleNamespace(versions=range(1))},
-            metadata=SimpleNamespace(is_active=False),
-            quorum=SimpleNamespace(leader_id=2, address_of=lambda id: link.address),
+        channel = ControllerChannel(
+            Node(resolve({"node.id": "1"}, {}), asyncio.get_running_loop()),
+            FollowedQuorum(link.address),
+            Inactive(),
+            apis=HANDLERS,
+            handle=refuse_locally,
+            timeouts=SetupTimeouts(1_000, 1_000),
         )
-        channel = ControllerChannel(broker)  # type: ignore[arg-type]
         channel._link = link  # type: ignore[assignment]
         beat = {
             "broker_id": 1,
@@ -138,10 +167,10 @@ def test_the_limit_on_opening_doubles_with_each_failure() -> None:
                 return (loop.time() - begun) * 1000
 
             for limit_ms in (20, 40, 70, 70):
-                assert timeouts.of(address) == limit_ms
+                assert timeouts.timeout_ms(address) == limit_ms
                 assert limit_ms <= await failed(60_000) + 1
-            assert await failed(10) + 1 >= 10 and timeouts.of(address) == 70
+            assert await failed(10) + 1 >= 10 and timeouts.timeout_ms(address) == 70
             timeouts.opened(address)
-            assert timeouts.of(address) == 20
+            assert timeouts.timeout_ms(address) == 20
 
     asyncio.run(main())

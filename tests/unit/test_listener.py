@@ -10,8 +10,8 @@ import pytest
 import uvloop
 from conditions import eventually_async
 from shoal.server import logs
-from shoal.server.broker import Broker
 from shoal.server.config import resolve
+from shoal.server.process import compose
 
 
 @pytest.mark.parametrize("size", [20_000, 102_400])
@@ -22,7 +22,7 @@ def test_the_send_buffer_is_as_large_as_configured(tmp_path: Path, size: int) ->
             "log.dirs": str(tmp_path),
             "socket.send.buffer.bytes": str(size),
         }
-        broker = Broker(resolve(flags, {}), asyncio.get_running_loop())
+        broker = compose(resolve(flags, {}), asyncio.get_running_loop())
         await broker.start()
         (listener,) = broker.listeners
         try:

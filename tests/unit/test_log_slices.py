@@ -13,7 +13,7 @@ from shoal.log.config import LogConfig
 from shoal.log.log import Log
 from shoal.log.slices import SLICE_SIZE_MIN, FileSlice
 from shoal.log.storage import DiskStorage
-from shoal.server.network.sendfile_writer import Outflow
+from shoal.server.network.sendfile_writer import SendfileWriter
 
 
 def content(data: bytes | memoryview | FileSlice) -> bytes:
@@ -51,9 +51,10 @@ def test_a_file_that_is_cut_under_a_slice_ends_the_connection(tmp_path: Path) ->
         file = DiskStorage().open(str(tmp_path / "f"), create=True)
         file.write(0, [bytes(1 << 22)])
         failed: list[OSError] = []
-        flow = Outflow(asyncio.get_running_loop(), ours.fileno(), lambda: None, failed.append)
-        flow.send([b"head", FileSlice(file, 0, 1 << 22), b"tail"])
-        assert flow.waits
+        loop = asyncio.get_running_loop()
+        writer = SendfileWriter(loop, ours.fileno(), lambda: None, failed.append)
+        writer.send([b"head", FileSlice(file, 0, 1 << 22), b"tail"])
+        assert writer.is_blocked
         file.truncate(1 << 16)
         theirs.setblocking(False)
         while not failed:
@@ -62,7 +63,7 @@ def test_a_file_that_is_cut_under_a_slice_ends_the_connection(tmp_path: Path) ->
             except BlockingIOError:
                 await asyncio.sleep(0)
         assert "ends before byte" in str(failed[0])
-        flow.close()
+        writer.close()
         ours.close()
         theirs.close()
 

@@ -5,7 +5,7 @@ import errno
 from collections import Counter
 from collections.abc import Coroutine, Iterator
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from shoal.log.directory import LogDirectory
@@ -18,18 +18,26 @@ from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage, Scope
 from shoal.metadata.records import decode
 from shoal.metadata.topics import NewTopic
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.quorum.voters import Endpoint as VoterEndpoint
 from shoal.record.records import build_batch
-from shoal.server import logs
+from shoal.server import node as server_node
 from shoal.server.cluster import metadata_log
-from shoal.server.cluster.metadata_log import Metadata, random_id
+from shoal.server.cluster.metadata_log import Metadata
 from shoal.server.cluster.quorum import Quorum
-from shoal.server.disk import Disk
+from shoal.server.config import resolve
 from shoal.server.metadata_cache import MetadataCache
-from shoal.server.timers import Clock
+from shoal.server.network.links import SetupTimeouts
 
 BROKER = BrokerImage(
     1, UUID(int=5), -1, (Endpoint("PLAINTEXT", "127.0.0.1", 9092),), {}, fenced=False
 )
+
+
+class NoEndpoints:
+    """A node that no other node asks."""
+
+    def quorum_endpoints(self) -> tuple[VoterEndpoint, ...]:
+        return ()
 
 
 class Node:
@@ -38,10 +46,13 @@ class Node:
     def __init__(self, storage: MemoryStorage) -> None:
         self.directory = LogDirectory(storage, "/data")
         self.directory.open(cluster_id="c", node_id=1, directory_id=UUID(int=9))
-        self.disk = Disk(asyncio.get_running_loop(), logs.get())
-        self.quorum = Quorum(self.directory, self.disk, Clock())
+        node = server_node.Node(resolve({"node.id": "1"}, {}), asyncio.get_running_loop())
+        self.disk = node.disk
+        self.quorum = Quorum(node, self.directory, NoEndpoints(), SetupTimeouts(1_000, 1_000))
         self.cache = MetadataCache(Scope(1))
-        self.metadata = Metadata(self.quorum, Clock(), self.cache)
+        self.metadata = Metadata(node, self.quorum, self.cache)
+        self.quorum.open()
+        self.metadata.open()
         self.quorum.start()
         self.metadata.register(BROKER, clean=self.directory.clean)
         self.directory.started()
@@ -49,7 +60,7 @@ class Node:
     def create(self, *names: str) -> asyncio.Future[Any]:
         return self.metadata.submit(
             lambda image: topics.create_topics(
-                image, [NewTopic(name, 2, 1) for name in names], new_id=random_id
+                image, [NewTopic(name, 2, 1) for name in names], new_id=uuid4
             )
         )
 

@@ -12,10 +12,10 @@ from shoal.log.log import Log
 from shoal.log.memory import MemoryStorage
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import build_batch
-from shoal.replication.follower import Fetcher, FetchResponse
 from shoal.replication.leadership import AlterPartition, Follower
 from shoal.replication.partition import Divergence, Partition, ReplicaFetch, ReplicaFetched
-from shoal.replication.written import Written
+from shoal.replication.pending_append import PendingAppend
+from shoal.replication.replica_fetcher import FetchResponse, ReplicaFetcher
 
 
 def open_log(storage: MemoryStorage) -> Log:
@@ -49,7 +49,7 @@ def test_the_high_watermark_follows_the_log_end() -> None:
     assert append(leader, b"a", b"b") == 2
     assert append(leader, b"c") == 3
     assert moves == [2, 3]
-    assert leader.acknowledged(3) and not leader.acknowledged(4)
+    assert leader.is_committed(3) and not leader.is_committed(4)
 
 
 def test_a_callback_that_removes_itself_hides_no_other() -> None:
@@ -62,7 +62,7 @@ def test_a_callback_that_removes_itself_hides_no_other() -> None:
         p.on_advance.remove(once)
 
     leader.on_advance += [once, lambda p: calls.append("second"), lambda p: calls.append("third")]
-    leader.moved()
+    leader.notify_changed()
     append(leader, b"a")
     assert calls == ["once", "second", "third", "second", "third"]
 
@@ -83,7 +83,7 @@ def test_under_group_commit_it_follows_the_disk() -> None:
 
     leader.log.finish_sync(sync)
     leader.synced(leader.log.recovery_point)
-    assert leader.acknowledged(first) and not leader.acknowledged(second)
+    assert leader.is_committed(first) and not leader.is_committed(second)
 
     storage.crash(lambda n: 0)
     assert open_log(storage).log_end_offset == first
@@ -96,7 +96,7 @@ def test_flush_messages_asks_for_a_sync_and_holds_nothing_back() -> None:
     leader.sync_requested = asked.append
     append(leader, b"a", b"b")
     assert not asked
-    assert leader.acknowledged(append(leader, b"c"))
+    assert leader.is_committed(append(leader, b"c"))
     assert asked == [leader]
 
 
@@ -201,14 +201,14 @@ class Led:
         )
         self.partition.min_isr = min_isr
         self.partition.lag_time_max_ms = 1_000
-        self.partition.alter_requested = lambda _, asked: self.asked.append(asked)
+        self.partition.alter_isr = lambda _, asked: self.asked.append(asked)
         self.partition.broker_epoch_of = lambda broker_id: 10 + broker_id
 
     def fetch(self, replica: int, offset: int, now_ms: int = 0, **changes: int) -> ReplicaFetched:
         asked = {"fetch_offset": offset, "last_fetched_epoch": 3 if offset else -1}
         asked |= {"current_leader_epoch": 3, "log_start_offset": 0} | changes
         epoch = asked.pop("broker_epoch", 10 + replica)
-        return self.partition.fetched_by(
+        return self.partition.fetch_for_follower(
             replica, epoch, ReplicaFetch(**asked), max_bytes=10_000, min_one=True, now_ms=now_ms
         )
 
@@ -219,9 +219,9 @@ def test_the_high_watermark_is_the_least_of_the_in_sync() -> None:
     assert led.partition.high_watermark == 0
     assert led.fetch(2, 0).records and led.fetch(3, 0).records
     led.fetch(2, end)
-    assert not led.partition.acknowledged(end)
+    assert not led.partition.is_committed(end)
     assert led.fetch(3, end) == (0, end, 0, None, b"")
-    assert led.partition.acknowledged(end)
+    assert led.partition.is_committed(end)
 
 
 def test_bytes_count_once_they_are_committed() -> None:
@@ -243,7 +243,7 @@ def test_who_lags_leaves_once_the_controller_says_so() -> None:
     (asked,) = led.asked
     assert asked.isr == ((1, 11), (2, 12)) and asked.partition_epoch == 0
     assert led.partition.high_watermark == 0
-    led.partition.altered((1, 2), 1)
+    led.partition.complete_isr_change((1, 2), 1)
     assert led.partition.high_watermark == end
 
 
@@ -262,7 +262,7 @@ def test_who_has_caught_up_joins_and_holds_the_high_watermark_from_then_on() -> 
     led.fetch(2, later)
     assert led.partition.high_watermark == end
 
-    led.partition.alter_refused(asked, ErrorCode.request_timed_out, 0, 50)
+    led.partition.fail_isr_change(asked, ErrorCode.request_timed_out, 0, 50)
     led.fetch(2, later)
     assert led.partition.high_watermark == end, "nobody knows whether it was taken"
     led.partition.register(Registered(partition_epoch=0, isr=(1, 2)), 0)
@@ -270,7 +270,7 @@ def test_who_has_caught_up_joins_and_holds_the_high_watermark_from_then_on() -> 
     assert led.partition.high_watermark == end, "what is in force already tells nothing new"
     led.partition.tick(50)
     assert led.asked == [asked, asked]
-    led.partition.alter_refused(asked, ErrorCode.ineligible_replica, 50, 50)
+    led.partition.fail_isr_change(asked, ErrorCode.ineligible_replica, 50, 50)
     assert led.partition.high_watermark == later
 
 
@@ -287,7 +287,7 @@ def test_below_min_isr_nothing_is_committed() -> None:
     end = append(led.partition, b"a")
     assert led.partition.high_watermark == 0
     led.fetch(2, end)
-    led.partition.altered((1, 2), 1)
+    led.partition.complete_isr_change((1, 2), 1)
     assert led.partition.high_watermark == end
 
 
@@ -301,9 +301,9 @@ def test_a_new_leader_is_behind_until_it_knows() -> None:
     led = Led()
     end = append(led.partition, b"a")
     led.partition.register(Registered(leader=2, leader_epoch=4), 0)
-    assert not led.partition.is_leader and led.partition.lost(3)
+    assert not led.partition.is_leader and led.partition.lost_leadership_since(3)
     led.partition.register(Registered(leader_epoch=5, partition_epoch=2), 0)
-    assert led.partition.is_behind and led.partition.lost(3)
+    assert led.partition.is_behind and led.partition.lost_leadership_since(3)
     assert led.partition.log.latest_epoch == 5
     for replica in (2, 3):
         led.fetch(replica, end, current_leader_epoch=5)
@@ -312,17 +312,17 @@ def test_a_new_leader_is_behind_until_it_knows() -> None:
 
 def test_what_a_leader_wrote_is_not_committed_by_the_high_watermark_of_the_next() -> None:
     led = Led()
-    written = Written.by(led.partition, append(led.partition, b"a"))
+    written = PendingAppend.of(led.partition, append(led.partition, b"a"))
     assert not written.is_committed and not written.is_lost
     led.partition.register(Registered(leader=2, leader_epoch=4), 0)
     led.partition.truncate(0)
     other = bytes(build_batch([(1, None, b"b", ())], base_offset=0, leader_epoch=4))
     led.partition.append_fetched(ReplicaFetched(ErrorCode.none, 1, 0, None, other), 0)
-    assert led.partition.acknowledged(written.end_offset)
+    assert led.partition.is_committed(written.end_offset)
     assert written.is_lost and not written.is_committed
 
     led = Led()
-    written = Written.by(led.partition, append(led.partition, b"a"))
+    written = PendingAppend.of(led.partition, append(led.partition, b"a"))
     for replica in (2, 3):
         led.fetch(replica, written.end_offset)
     assert written.is_committed and not written.is_lost
@@ -372,23 +372,23 @@ def test_a_divergent_tail_is_cut_and_durable_before_the_next_fetch() -> None:
     led = Led()
     end = append(led.partition, b"a", b"b", b"c")
     other = follower(led, b"x")
-    fetcher = Fetcher(1)
+    fetcher = ReplicaFetcher(1)
     fetcher.follow(other)
     request = fetcher.next_fetch(0)
     assert request is not None
     ((key, asked),) = request.partitions
     assert asked == (1, 1, 3, 0)
-    answer = led.partition.fetched_by(2, 12, asked, max_bytes=99, min_one=True, now_ms=0)
+    answer = led.partition.fetch_for_follower(2, 12, asked, max_bytes=99, min_one=True, now_ms=0)
     assert answer.diverging is not None
-    found = fetcher.answered(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
+    found = fetcher.complete_fetch(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
     assert found.sync == [other] and other.log.log_end_offset == 0
     assert fetcher.next_fetch(0) is None
     other.synced(0)
     request = fetcher.next_fetch(0)
     assert request is not None and request.session_id == 7
     ((key, asked),) = request.partitions
-    answer = led.partition.fetched_by(2, 12, asked, max_bytes=999, min_one=True, now_ms=0)
-    fetcher.answered(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
+    answer = led.partition.fetch_for_follower(2, 12, asked, max_bytes=999, min_one=True, now_ms=0)
+    fetcher.complete_fetch(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
     assert other.log.log_end_offset == end
 
 
@@ -404,12 +404,12 @@ def test_an_epoch_without_a_record_does_not_keep_a_follower_out_of_step() -> Non
 def test_a_refused_partition_pauses_and_others_go_on() -> None:
     led = Led()
     other = follower(led)
-    fetcher = Fetcher(1)
+    fetcher = ReplicaFetcher(1)
     fetcher.follow(other)
     request = fetcher.next_fetch(0)
     assert request is not None
     refused = {other.key: ReplicaFetched(ErrorCode.unknown_leader_epoch)}
-    fetcher.answered(FetchResponse(ErrorCode.none, 7, refused), 0)
+    fetcher.complete_fetch(FetchResponse(ErrorCode.none, 7, refused), 0)
     assert fetcher.next_fetch(0) is None
     due_ms = fetcher.next_due_ms()
     assert due_ms is not None and fetcher.next_fetch(due_ms) is not None
@@ -419,15 +419,15 @@ def test_an_answer_to_what_was_asked_in_an_earlier_epoch_is_passed_over() -> Non
     led = Led()
     append(led.partition, b"a")
     other = follower(led)
-    fetcher = Fetcher(1)
+    fetcher = ReplicaFetcher(1)
     fetcher.follow(other)
     request = fetcher.next_fetch(0)
     assert request is not None
     ((key, asked),) = request.partitions
-    answer = led.partition.fetched_by(2, 12, asked, max_bytes=999, min_one=True, now_ms=0)
+    answer = led.partition.fetch_for_follower(2, 12, asked, max_bytes=999, min_one=True, now_ms=0)
     other.register(Registered(leader_epoch=4, partition_epoch=2), 0)
     fetcher.follow(other)
-    fetcher.answered(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
+    fetcher.complete_fetch(FetchResponse(ErrorCode.none, 7, {key: answer}), 0)
     assert other.log.log_end_offset == 0
 
 
@@ -442,11 +442,11 @@ def test_who_stays_at_the_end_is_noted_like_any_other_fetch() -> None:
     found = noted.partition.leadership
     assert found is not None and looked_at.partition.leadership is not None
     epoch = found.followers[2].broker_epoch
-    assert found.fetched_again(2, epoch, 50)
+    assert found.refresh_follower(2, epoch, 50)
     for name in Follower.__slots__:
         expected = getattr(looked_at.partition.leadership.followers[2], name)
         assert getattr(found.followers[2], name) == expected, name
-    assert not found.fetched_again(2, epoch + 1, 60), "another incarnation"
+    assert not found.refresh_follower(2, epoch + 1, 60), "another incarnation"
     append(noted.partition, b"c")
     noted.fetch(3, 2, 70)
-    assert not found.fetched_again(3, found.followers[3].broker_epoch, 80), "not at the end"
+    assert not found.refresh_follower(3, found.followers[3].broker_epoch, 80), "not at the end"

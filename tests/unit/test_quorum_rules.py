@@ -14,8 +14,8 @@ from shoal.log.log import Log
 from shoal.log.memory import MemoryStorage
 from shoal.quorum import snapshots
 from shoal.quorum.control_records import build_control_batch, read_control_batch
+from shoal.quorum.leader_state import LeaderState
 from shoal.quorum.log_index import LogIndex, OffsetAndEpoch, Verdict
-from shoal.quorum.progress import Book
 from shoal.quorum.quorum_state import CorruptState, QuorumState
 from shoal.quorum.states import MOVES, Role, Step, check_move, current_state
 from shoal.quorum.store import QuorumStore
@@ -186,13 +186,13 @@ def test_who_is_behind_the_logs_start_gets_the_snapshot() -> None:
 
 
 def test_a_leader_needs_a_majority_that_fetches() -> None:
-    voters, book = voter_set(1, 2, 3), Book(1, 0, now_ms=1_000)
-    assert book.check_quorum_ms(voters, ReplicaKey(1), 3_000) == 4_000
-    book.heard(ReplicaKey(2), 2_000)
-    assert book.check_quorum_ms(voters, ReplicaKey(1), 3_000) == 5_000
+    voters, leader = voter_set(1, 2, 3), LeaderState(1, 0, now_ms=1_000)
+    assert leader.check_quorum_ms(voters, ReplicaKey(1), 3_000) == 4_000
+    leader.fetched(ReplicaKey(2), 2_000)
+    assert leader.check_quorum_ms(voters, ReplicaKey(1), 3_000) == 5_000
     # A leader that is no voter any more needs two of the others.
-    assert book.check_quorum_ms(voter_set(2, 3, 4), ReplicaKey(1), 3_000) == 4_000
-    assert book.check_quorum_ms(voter_set(1), ReplicaKey(1), 3_000) is None
+    assert leader.check_quorum_ms(voter_set(2, 3, 4), ReplicaKey(1), 3_000) == 4_000
+    assert leader.check_quorum_ms(voter_set(1), ReplicaKey(1), 3_000) is None
 
 
 def test_a_snapshot_without_its_footer_is_none() -> None:

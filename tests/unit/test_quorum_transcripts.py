@@ -1,9 +1,9 @@
 """Dialogues among the replicas of a quorum, without a disk and with a network in the test's hand.
 
 A transcript in `quorum_transcripts/` is a list of commands, each followed by what it led to: per
-replica what it asks to be persisted, in the order of `Ready`, and then what it sends. Messages wait
-until they are delivered. `SHOAL_REWRITE=1 pytest tests/unit/test_quorum_transcripts.py` writes the
-transcripts anew; read the difference before it is committed.
+replica what it asks to be persisted, in the order of `Effects`, and then what it sends. Messages
+wait until they are delivered. `SHOAL_REWRITE=1 pytest tests/unit/test_quorum_transcripts.py`
+rewrites the transcripts; read the difference before you commit it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from uuid import UUID
 import pytest
 from shoal.protocol.errors import ErrorCode
 from shoal.quorum.control_records import read_control_batch
+from shoal.quorum.events import Effects, Event, PeerDown, Propose, Received, Resign, Synced, Tick
 from shoal.quorum.log_index import LogIndex, OffsetAndEpoch
 from shoal.quorum.messages import (
     AddRaftVoterRequest,
@@ -36,8 +37,8 @@ from shoal.quorum.messages import (
     VoteResponse,
 )
 from shoal.quorum.quorum_state import QuorumState
-from shoal.quorum.raft import QuorumSettings, Raft
-from shoal.quorum.ready import Event, Gone, Propose, Ready, Received, Resign, Synced, Tick
+from shoal.quorum.raft import Raft
+from shoal.quorum.replica import QuorumSettings
 from shoal.quorum.voters import ReplicaKey, Voter, VoterHistory, VoterSet
 from shoal.record.batch import headers
 from shoal.record.control import ControlType
@@ -141,7 +142,7 @@ class Dialogue:
 
     def gone(self, id: str, peer: str) -> None:
         """Nothing listens at the peer any more, as that replica sees."""
-        self._step(int(id), Gone(int(peer)))
+        self._step(int(id), PeerDown(int(peer)))
 
     def wait(self, duration: str) -> None:
         self.now_ms += int(duration.removesuffix("ms"))
@@ -230,32 +231,32 @@ class Dialogue:
     def _step(self, id: int, event: Event) -> None:
         replica = self.replicas[id]
         before = self._position(replica.raft)
-        ready = replica.raft.step(event, self.now_ms)
+        effects = replica.raft.step(event, self.now_ms)
         if isinstance(event, Received):
             self.out.append(f"  {_named(event.message)}")
-        self._carry_out(replica, ready)
+        self._carry_out(replica, effects)
         after = self._position(replica.raft)
         if after != before:
             self.out.append(f"      {after}")
-        if ready.sync:
+        if effects.sync:
             replica.syncing = list(replica.batches)
             if id not in self.slow:
                 self._finish_sync(replica)
 
-    def _carry_out(self, replica: Replica, ready: Ready) -> None:
-        if ready.state is not None:
-            replica.state = ready.state
-            voted = "" if ready.state.voted is None else f" voted {ready.state.voted.id}"
-            leader = "" if ready.state.leader_id is None else f" leader {ready.state.leader_id}"
+    def _carry_out(self, replica: Replica, effects: Effects) -> None:
+        if effects.state is not None:
+            replica.state = effects.state
+            voted = "" if effects.state.voted is None else f" voted {effects.state.voted.id}"
+            leader = "" if effects.state.leader_id is None else f" leader {effects.state.leader_id}"
             self._say(
-                replica, f"writes quorum-state: epoch {ready.state.leader_epoch}{leader}{voted}"
+                replica, f"writes quorum-state: epoch {effects.state.leader_epoch}{leader}{voted}"
             )
-        if ready.truncate_to is not None:
+        if effects.truncate_to is not None:
             replica.batches = [
-                b for b in replica.batches if next(headers(b))[1].base_offset < ready.truncate_to
+                b for b in replica.batches if next(headers(b))[1].base_offset < effects.truncate_to
             ]
-            self._say(replica, f"cuts its log at {ready.truncate_to}")
-        for data in ready.appends:
+            self._say(replica, f"cuts its log at {effects.truncate_to}")
+        for data in effects.appends:
             header = next(headers(data))[1]
             replica.batches.append(bytes(data))
             kind = "control" if header.is_control else "data"
@@ -266,7 +267,7 @@ class Dialogue:
                 else (f"{header.base_offset} to {last}")
             )
             self._say(replica, f"appends {kind} {span} of epoch {header.leader_epoch}")
-        for message in ready.messages:
+        for message in effects.messages:
             if message.to == ADMIN:
                 self._say(replica, f"answers the administrator: {_body(message.body)}")
                 continue

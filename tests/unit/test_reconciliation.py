@@ -5,9 +5,9 @@ from __future__ import annotations
 from uuid import UUID
 
 from shoal.coordinator.group.reconciliation import (
-    Current,
+    CurrentAssignment,
     MemberState,
-    Target,
+    TargetAssignment,
     is_subset,
     owned_from_wire,
     owned_on_wire,
@@ -18,8 +18,8 @@ A, B = UUID(int=1), UUID(int=2)
 BOTH = frozenset({A, B})
 
 
-def target(epoch: int, *partitions: int, subscribed: frozenset[UUID] = BOTH) -> Target:
-    return Target(epoch, {A: frozenset(partitions)} if partitions else {}, subscribed)
+def target(epoch: int, *partitions: int, subscribed: frozenset[UUID] = BOTH) -> TargetAssignment:
+    return TargetAssignment(epoch, {A: frozenset(partitions)} if partitions else {}, subscribed)
 
 
 def free(_topic: UUID, _partition: int) -> bool:
@@ -34,7 +34,7 @@ def owned(*partitions: int) -> dict[UUID, frozenset[int]]:
     return {A: frozenset(partitions)}
 
 
-STABLE = Current(3, 2, MemberState.STABLE, {A: {0: 2, 1: 3}})
+STABLE = CurrentAssignment(3, 2, MemberState.STABLE, {A: {0: 2, 1: 3}})
 
 
 def test_a_member_at_its_target_takes_no_step():
@@ -52,12 +52,12 @@ def test_a_member_keeps_its_epoch_until_it_has_given_up_what_it_must():
     for told in (None, owned(0, 1), owned(1)):
         assert reconcile(waits, target(4, 0, 2), free=free, owned=told) is waits
     done = reconcile(waits, target(4, 0, 2), free=free, owned=owned(0))
-    assert done == Current(4, 3, MemberState.STABLE, {A: {0: 2, 2: 4}})
+    assert done == CurrentAssignment(4, 3, MemberState.STABLE, {A: {0: 2, 2: 4}})
 
 
 def test_a_member_that_has_nothing_left_of_it_gives_up_at_once():
     done = reconcile(STABLE, target(4, 0), free=free, owned=owned(0))
-    assert done == Current(4, 3, MemberState.STABLE, {A: {0: 2}})
+    assert done == CurrentAssignment(4, 3, MemberState.STABLE, {A: {0: 2}})
 
 
 def test_a_member_waits_for_what_others_have_not_released():
@@ -73,13 +73,13 @@ def test_a_member_waits_for_what_others_have_not_released():
 def test_what_it_is_giving_up_may_come_back_to_it():
     waits = reconcile(STABLE, target(4, 0), free=free, owned=owned(0, 1))
     back = reconcile(waits, target(5, 0, 1), free=taken, owned=owned(0))
-    assert back == Current(5, 3, MemberState.STABLE, {A: {0: 2, 1: 5}})
+    assert back == CurrentAssignment(5, 3, MemberState.STABLE, {A: {0: 2, 1: 5}})
 
 
 def test_a_topic_that_is_no_longer_subscribed_goes_before_the_next_target():
     only_b = target(3, 0, 1, subscribed=frozenset({B}))
     waits = reconcile(STABLE, only_b, free=free, owned=owned(0, 1), subscription_changed=True)
-    assert waits == Current(3, 3, MemberState.UNREVOKED_PARTITIONS, {}, {A: {0: 2, 1: 3}})
+    assert waits == CurrentAssignment(3, 3, MemberState.UNREVOKED_PARTITIONS, {}, {A: {0: 2, 1: 3}})
 
 
 def test_a_member_may_be_an_epoch_behind_if_it_owns_nothing_new():

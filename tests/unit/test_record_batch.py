@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from shoal.record import layout
 from shoal.record.batch import (
     HEADER_SIZE,
     SEQUENCE_MAX,
+    BatchHeader,
     CorruptBatch,
     TimestampType,
     UnsupportedMagic,
@@ -106,6 +108,27 @@ def test_headers_of_many_batches_stop_before_a_partial_one() -> None:
         whole = [0] * (end >= len(one)) + [len(one)] * (end >= len(data))
         assert found == whole
     assert HEADER_SIZE == 61
+
+
+def test_the_layout_is_that_of_kafka() -> None:
+    """Kafka's documentation, "Record Batch"."""
+    assert layout.OFFSETS == {
+        "base_offset": 0,
+        "batch_length": 8,
+        "leader_epoch": 12,
+        "magic": 16,
+        "crc": 17,
+        "attributes": 21,
+        "last_offset_delta": 23,
+        "base_timestamp": 27,
+        "max_timestamp": 35,
+        "producer_id": 43,
+        "producer_epoch": 51,
+        "base_sequence": 53,
+        "record_count": 57,
+    }
+    assert tuple(layout.OFFSETS) == BatchHeader._fields
+    assert (layout.OVERHEAD, layout.CRC_FROM, layout.HEADER_SIZE) == (12, 21, 61)
 
 
 def test_sequences_wrap_behind_the_largest() -> None:

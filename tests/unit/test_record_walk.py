@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import crc32c
 import pytest
 from faulty_batches import headers, record, varint
 from hypothesis import given, settings
@@ -133,3 +134,12 @@ def test_mutations_get_one_verdict(body: tuple[bytes, int], data: st.DataObject)
 @given(st.binary(max_size=60), st.integers(0, 2**31 - 1) | st.integers(0, 4))
 def test_any_bytes_get_one_verdict(body: bytes, count: int) -> None:
     both(body, count, keyed=True, flags_max=2)
+
+
+@MANY
+@given(st.binary(max_size=300))
+def test_the_checksum_in_c_is_that_of_the_package(data: bytes) -> None:
+    """One CRC-32C serves all C sources: `record/native/crc32c.h`."""
+    native: Any = walker.native
+    for view in (data, memoryview(data)[len(data) // 3 :]):
+        assert native.crc32c(view) == native.crc32c_by_table(view) == crc32c.crc32c(view)

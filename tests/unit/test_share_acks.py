@@ -3,69 +3,88 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from types import SimpleNamespace
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
+from shoal.protocol.share import AcknowledgementBatch, Acknowledgements
+from shoal.server.metrics.share_meters import ShareTopicMeter
 from shoal.server.share.acknowledge import STEP_TYPES, Acks
 from shoal.server.share.leader import Phase
+from shoal.server.share.state_write import Failure, Waiter
 
 TOPIC = UUID(int=3)
 
 
-class Leaders:
-    """A service whose share partitions note what is acknowledged, and commit it when told."""
+class FakeLeader:
+    """A share partition that notes what is acknowledged, and commits it when it is told to."""
+
+    phase = Phase.ACTIVE
+
+    def __init__(self, index: int, partitions: Partitions) -> None:
+        self.meter = ShareTopicMeter()
+        self._index = index
+        self._partitions = partitions
+
+    def acknowledge(
+        self, member_id: str, acknowledgements: Sequence[AcknowledgementBatch], waiter: Waiter
+    ) -> None:
+        self._partitions.applied.append(self._index)
+        self._partitions.commits.append(waiter)
+
+
+class Partitions:
+    """The share partitions of a broker: there is each one that is asked for."""
 
     def __init__(self) -> None:
         self.applied: list[int] = []
-        self.commits: list[Callable[[None], None]] = []
-        self.counted = 0
+        self.commits: list[Waiter] = []
+        self.acknowledged: Counter[int] = Counter()
 
-    def find(self, group_id: str, topic_id: UUID, index: int) -> Any:
-        def acknowledge(member_id: str, batches: Any, waiter: Callable[[None], None]) -> None:
-            self.applied.append(index)
-            self.commits.append(waiter)
+    def find(self, group_id: str, topic_id: UUID, index: int) -> FakeLeader:
+        return FakeLeader(index, self)
 
-        meter = SimpleNamespace(acknowledgements=0, failed_acknowledgements=0)
-        return SimpleNamespace(phase=Phase.ACTIVE, acknowledge=acknowledge, meter=meter)
-
-    def count_acknowledged(self, batches: Any) -> None:
-        self.counted += sum(last - first + 1 for first, last, *_ in batches)
+    def unknown(self, topic_id: UUID, index: int) -> Failure:
+        raise AssertionError("all are known")
 
 
 def test_many_are_applied_in_several_turns_of_the_loop() -> None:
     async def main() -> None:
         each = STEP_TYPES // 2
         types = bytes(1 + n % 2 for n in range(each))
-        leaders, told = Leaders(), []
-        acks = Acks(leaders)  # type: ignore[arg-type]
-        topics = [(TOPIC, [(index, [(0, each - 1, types)]) for index in range(5)])]
+        partitions, calls = Partitions(), list[Any]()
+        acks = Acks(partitions)
+        topics: Acknowledgements = [
+            (TOPIC, [(index, [(0, each - 1, types)]) for index in range(5)])
+        ]
         acks.apply("g", "m", topics, version=1, is_renew=False)
-        acks.then(lambda: told.append(("applied", list(leaders.applied))))
-        acks.on_settled = lambda: told.append(("settled", leaders.counted))
-        assert (leaders.applied, acks.settled) == ([0, 1], False)
-        for commit in leaders.commits:
+        acks.then(lambda: calls.append(("applied", list(partitions.applied))))
+        acks.on_settled = lambda: calls.append(("settled", partitions.acknowledged.total()))
+        assert (partitions.applied, acks.settled) == ([0, 1], False)
+        for commit in partitions.commits:
             commit(None)
         await asyncio.sleep(0)
-        assert (leaders.applied, told) == ([0, 1, 2, 3], [])
+        assert (partitions.applied, calls) == ([0, 1, 2, 3], [])
         await asyncio.sleep(0)
-        assert told == [("applied", [0, 1, 2, 3, 4])]
-        for commit in leaders.commits[2:]:
+        assert calls == [("applied", [0, 1, 2, 3, 4])]
+        for commit in partitions.commits[2:]:
             commit(None)
-        assert told[1:] == [("settled", 5 * each)]
+        assert calls[1:] == [("settled", 5 * each)]
         assert acks.partitions == [(TOPIC, index) for index in range(5)]
 
     asyncio.run(main())
 
 
 def test_few_are_applied_at_once() -> None:
-    leaders, told = Leaders(), []
-    acks = Acks(leaders)  # type: ignore[arg-type]
-    topics = [(TOPIC, [(0, [(0, 9_999, b"\x01")]), (1, []), (2, [(0, 0, b"\x02")])])]
+    partitions, calls = Partitions(), list[Any]()
+    acks = Acks(partitions)
+    topics: Acknowledgements = [
+        (TOPIC, [(0, [(0, 9_999, b"\x01")]), (1, []), (2, [(0, 0, b"\x02")])])
+    ]
     acks.apply("g", "m", topics, version=1, is_renew=False)
-    acks.then(lambda: told.append("applied"))
-    assert (leaders.applied, told, acks.settled) == ([0, 2], ["applied"], False)
-    for commit in leaders.commits:
+    acks.then(lambda: calls.append("applied"))
+    assert (partitions.applied, calls, acks.settled) == ([0, 2], ["applied"], False)
+    for commit in partitions.commits:
         commit(None)
     assert acks.settled

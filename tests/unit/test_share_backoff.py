@@ -10,7 +10,7 @@ from shoal.coordinator.share import records
 from shoal.coordinator.share.acquisition import Wanted, acquire
 from shoal.coordinator.share.backoff import Backoff
 from shoal.coordinator.share.batches import scan
-from shoal.coordinator.share.fate import Fate
+from shoal.coordinator.share.delivery_failure import FailurePolicy
 from shoal.coordinator.share.records import ShareKey, Update
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition
@@ -23,8 +23,8 @@ PLAIN = Backoff(100, 1000)
 RELEASE = b"\x02"
 
 
-def fate(now_ms: int) -> Fate:
-    return Fate(now_ms, lambda: 0.5, PLAIN)
+def on_failure(now_ms: int) -> FailurePolicy:
+    return FailurePolicy(now_ms, lambda: 0.5, PLAIN)
 
 
 def fetch(share: SharePartition, now_ms: int, *, size: int = 4) -> list[tuple[int, int, int]]:
@@ -39,7 +39,7 @@ def fetch(share: SharePartition, now_ms: int, *, size: int = 4) -> list[tuple[in
 
 def release(share: SharePartition, now_ms: int, first: int, last: int) -> None:
     acks = [(first, last, RELEASE)]
-    outcome = share.acknowledge(now_ms, "m", acks, ShareSettings(), fate(now_ms))
+    outcome = share.acknowledge(now_ms, "m", acks, ShareSettings(), on_failure(now_ms))
     assert outcome.error is ErrorCode.none
 
 
@@ -70,7 +70,7 @@ def test_a_released_record_is_available_when_its_wait_is_over_and_not_before() -
 def test_a_record_whose_lock_ended_waits_too() -> None:
     share = SharePartition(0)
     fetch(share, 0)
-    assert share.expire(30_000, 5, fate(30_000))[0] == 4
+    assert share.expire(30_000, 5, on_failure(30_000))[0] == 4
     assert (fetch(share, 30_099), fetch(share, 30_100)) == ([], [(0, 3, 2)])
 
 
@@ -79,7 +79,7 @@ def test_locks_and_waits_are_numbered_apart() -> None:
     fetch(share, 0)
     release(share, 0, 0, 0)
     assert list(share.waits.live) == list(share.locks.live)
-    assert share.expire(30_000, 5, fate(30_000))[0] == 3
+    assert share.expire(30_000, 5, on_failure(30_000))[0] == 3
 
 
 def test_what_waits_keeps_its_place_in_the_window() -> None:
@@ -95,7 +95,7 @@ def test_a_record_at_its_limit_does_not_wait() -> None:
     share = SharePartition(0)
     fetch(share, 0)
     limit = ShareSettings(delivery_count_limit=1)
-    share.acknowledge(0, "m", [(0, 3, RELEASE)], limit, fate(0))
+    share.acknowledge(0, "m", [(0, 3, RELEASE)], limit, on_failure(0))
     assert (share.start_offset, share.backing_off) == (4, 0)
 
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 import pytest
 from shoal.coordinator.share.acquisition import Wanted, acquire
 from shoal.coordinator.share.batches import scan
-from shoal.coordinator.share.dead_letters import Source, cause_of, letters, part, split
-from shoal.coordinator.share.fate import Cause, Doomed, Fate
+from shoal.coordinator.share.dead_letters import (
+    Source,
+    cause_of,
+    dead_letter_records,
+    split_after,
+    split_at,
+)
+from shoal.coordinator.share.delivery_failure import Cause, DeadLetterRange, FailurePolicy
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition
 from shoal.coordinator.share.states import RecordState
 from shoal.record.records import Record, build_batch
 
-FATE = Fate(0, lambda: 0.5, dead_letters=True)
+ON_FAILURE = FailurePolicy(0, lambda: 0.5, dead_letters=True)
 SETTINGS = ShareSettings(delivery_count_limit=2, dead_letters=True)
 GAP, ACCEPT, RELEASE, REJECT = (bytes([kind]) for kind in range(4))
 
@@ -31,9 +37,11 @@ def again(share: SharePartition, data: bytes | None = None) -> None:
 
 def test_a_rejected_record_holds_the_window_until_its_letter_is_written() -> None:
     share = fetched()
-    changes = share.acknowledge(0, "m", [(0, 0, REJECT), (1, 3, ACCEPT)], SETTINGS, FATE).changes
+    changes = share.acknowledge(
+        0, "m", [(0, 0, REJECT), (1, 3, ACCEPT)], SETTINGS, ON_FAILURE
+    ).changes
     assert changes[0] == (0, 0, RecordState.ARCHIVING, 1)
-    assert share.doomed == [Doomed(0, 0, 1, Cause.REJECTED, "m")]
+    assert share.dead_letters == [DeadLetterRange(0, 0, 1, Cause.REJECTED, "m")]
     assert (share.start_offset, share.in_flight, share.complete) == (0, 4, 3)
     assert share.archived(0, 0) == [(0, 0, RecordState.ARCHIVED, 1)]
     assert (share.start_offset, share.complete) == (4, 0)
@@ -41,26 +49,26 @@ def test_a_rejected_record_holds_the_window_until_its_letter_is_written() -> Non
 
 def test_a_record_at_its_limit_is_doomed_when_it_comes_back() -> None:
     share = fetched()
-    share.acknowledge(0, "m", [(0, 3, RELEASE)], SETTINGS, FATE)
-    assert not share.doomed
+    share.acknowledge(0, "m", [(0, 3, RELEASE)], SETTINGS, ON_FAILURE)
+    assert not share.dead_letters
     again(share)
-    share.expire(30_000, 2, FATE)
-    assert share.doomed == [Doomed(0, 3, 2, Cause.LIMIT, "m")]
+    share.expire(30_000, 2, ON_FAILURE)
+    assert share.dead_letters == [DeadLetterRange(0, 3, 2, Cause.LIMIT, "m")]
 
 
 def test_a_gap_is_no_record_and_gets_no_letter() -> None:
     share = fetched()
-    share.acknowledge(0, "m", [(0, 3, GAP)], SETTINGS, FATE)
-    assert (share.doomed, share.start_offset) == ([], 4)
+    share.acknowledge(0, "m", [(0, 3, GAP)], SETTINGS, ON_FAILURE)
+    assert (share.dead_letters, share.start_offset) == ([], 4)
 
 
 def test_a_corrupt_batch_that_comes_back_is_doomed() -> None:
     data = bytes(build_batch([(0, None, b"x", ())] * 4, base_offset=0))
     share = fetched(data)
     settings = ShareSettings(dead_letters=True)
-    share.release("m", 5, fate=FATE)
+    share.release("m", 5, on_failure=ON_FAILURE)
     acquire(share, 0, Wanted("m", 9, 9), scan(data[:-1] + b"?", 0), settings, 0)
-    assert share.doomed == [Doomed(0, 3, 1, Cause.CORRUPT, "")]
+    assert share.dead_letters == [DeadLetterRange(0, 3, 1, Cause.CORRUPT, "")]
 
 
 def test_a_new_leader_finds_what_waits_for_its_letter() -> None:
@@ -82,9 +90,9 @@ def test_the_cause_is_inferred_from_the_count(count: int, cause: Cause) -> None:
 
 
 def test_a_letter_keeps_the_record_and_its_headers_before_those_that_tell_why() -> None:
-    doomed = Doomed(7, 8, 3, Cause.LIMIT, "m", "worker-1")
+    dead_letter = DeadLetterRange(7, 8, 3, Cause.LIMIT, "m", "worker-1")
     found = {7: Record(7, 99, b"k", b"v", (("h", b"1"),))}
-    whole, bare = letters(Source("g", "t", 2), [doomed], found, now_ms=500)
+    whole, bare = dead_letter_records(Source("g", "t", 2), [dead_letter], found, now_ms=500)
     why = [
         ("__dlq.errors.topic", b"t"),
         ("__dlq.errors.partition", b"2"),
@@ -102,14 +110,14 @@ def test_a_letter_keeps_the_record_and_its_headers_before_those_that_tell_why() 
 
 
 def test_a_batch_of_letters_ends_within_a_range() -> None:
-    one, two = Doomed(0, 3, 1, Cause.LIMIT, ""), Doomed(8, 9, 1, Cause.LIMIT, "")
-    assert part([one, two], 5) == ([one, two._replace(last=8)], [two._replace(first=9)])
-    assert part([one, two], 4) == ([one], [two])
-    assert part([one, two], 2) == ([one._replace(last=1)], [one._replace(first=2), two])
-    assert part([one, two], 9) == ([one, two], [])
+    one, two = DeadLetterRange(0, 3, 1, Cause.LIMIT, ""), DeadLetterRange(8, 9, 1, Cause.LIMIT, "")
+    assert split_after([one, two], 5) == ([one, two._replace(last=8)], [two._replace(first=9)])
+    assert split_after([one, two], 4) == ([one], [two])
+    assert split_after([one, two], 2) == ([one._replace(last=1)], [one._replace(first=2), two])
+    assert split_after([one, two], 9) == ([one, two], [])
 
 
 def test_letters_are_split_at_an_offset() -> None:
-    one, two = Doomed(8, 9, 1, Cause.LIMIT, ""), Doomed(0, 3, 1, Cause.LIMIT, "")
-    assert split([one, two], 9) == ([one._replace(last=8), two], [one._replace(first=9)])
-    assert split([one, two], 2) == ([two._replace(last=1)], [one, two._replace(first=2)])
+    one, two = DeadLetterRange(8, 9, 1, Cause.LIMIT, ""), DeadLetterRange(0, 3, 1, Cause.LIMIT, "")
+    assert split_at([one, two], 9) == ([one._replace(last=8), two], [one._replace(first=9)])
+    assert split_at([one, two], 2) == ([two._replace(last=1)], [one, two._replace(first=2)])

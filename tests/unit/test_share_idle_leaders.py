@@ -1,35 +1,118 @@
-"""Which share partitions a broker forgets when a group has no members."""
+"""Which share partitions a broker may drop when a group has no members."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+import asyncio
+from collections.abc import Callable
+from uuid import UUID
 
-from shoal.server.share.leader import Phase
-from shoal.server.share.service import ShareService
+import pytest
+from log_material import NOW_MS, batch, open_log
+from share_leaders import FakePorts
+from shoal.coordinator.share.acquisition import Wanted
+from shoal.coordinator.share.backoff import Backoff
+from shoal.coordinator.share.records import ShareKey
+from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
+from shoal.log.memory import MemoryStorage
+from shoal.protocol.errors import ErrorCode
+from shoal.replication.partition import Partition
+from shoal.server.share.leader import ShareLeader
+from shoal.server.share.state_write import Failure
+
+MEMBER = "m"
+ACCEPT, RELEASE, REJECT = b"\x01", b"\x02", b"\x03"
+HOLDING = SelectionPolicy(key_order=True, key_held_by_dead_letter=True)
 
 
-def leader(*, idle: bool = True, held: int = 0, backing_off: int = 0) -> Any:
-    dropped: list[object] = []
-    share = SimpleNamespace(held=held, backing_off=backing_off)
-    return SimpleNamespace(
-        phase=Phase.ACTIVE, is_idle=idle, share=share, dropped=dropped, drop=dropped.append
-    )
+def run(settings: ShareSettings, check: Callable[[ShareLeader, FakePorts], None]) -> None:
+    """Load a share partition whose member has acquired its one record, and check it."""
+
+    async def main() -> None:
+        partition = Partition(
+            "t",
+            UUID(int=1),
+            0,
+            open_log(MemoryStorage()),
+            node_id=1,
+            leader_id=1,
+            leader_epoch=3,
+            isr=(1,),
+            replicas=(1,),
+        )
+        partition.append(batch(b"value", key=b"key"), now_ms=NOW_MS)
+        ports = FakePorts(settings)
+        leader = ShareLeader(ports, ShareKey("g", partition.topic_id, 0), partition)
+        assert not leader.may_be_dropped, "it is loading"
+        leader.load()
+        assert leader.may_be_dropped
+        assert leader.fetch(Wanted(MEMBER, 10, 10), 1 << 20).acquired.total == 1
+        assert not leader.may_be_dropped, "a member holds a record"
+        check(leader, ports)
+
+    asyncio.run(main())
 
 
-def test_a_leader_is_kept_while_it_is_at_work_or_knows_what_waits_behind_a_held_key() -> None:
-    idle, busy, holding, lively = leader(), leader(idle=False), leader(held=1), leader()
-    # Only a leader knows which records are due later, and when.
-    waiting, delayed = leader(backing_off=1), leader()
-    service: Any = SimpleNamespace(
-        leaders={
-            "left": {0: idle, 1: busy, 2: holding, 3: waiting},
-            "joined": {0: lively},
-            "later": {0: delayed},
-        },
-        scout={"later"},
-        sessions=SimpleNamespace(members_of=lambda group: ["m"] if group == "joined" else []),
-    )
-    ShareService._drop_idle(service)
-    dropped = [bool(x.dropped) for x in (idle, busy, holding, lively, waiting, delayed)]
-    assert dropped == [True, False, False, False, False, False]
+def settle(leader: ShareLeader, types: bytes) -> list[Failure | None]:
+    results: list[Failure | None] = []
+    assert leader.acknowledge(MEMBER, [(0, 0, types)], results.append) is None
+    return results
+
+
+def test_a_leader_is_kept_until_its_writes_are_committed() -> None:
+    def check(leader: ShareLeader, ports: FakePorts) -> None:
+        results = settle(leader, ACCEPT)
+        assert not leader.may_be_dropped
+        ports.commit()
+        assert (results, leader.may_be_dropped) == ([None], True)
+
+    run(ShareSettings(), check)
+
+
+def test_a_leader_is_kept_while_records_are_in_back_off() -> None:
+    """Only a leader knows which records are due later, and when."""
+
+    def check(leader: ShareLeader, ports: FakePorts) -> None:
+        settle(leader, RELEASE)
+        ports.commit()
+        assert not leader.may_be_dropped
+        ports.time_ms += 2_000
+        leader.tick()
+        assert leader.may_be_dropped
+
+    run(ShareSettings(backoff=Backoff(1_000, 1_000, 1, 0)), check)
+
+
+def test_a_leader_is_kept_while_a_dead_letter_holds_its_key() -> None:
+    def check(leader: ShareLeader, ports: FakePorts) -> None:
+        settle(leader, REJECT)
+        ports.commit()
+        assert not leader.may_be_dropped, "a dead letter is to be written"
+        ranges, ports.dead_letters.ranges = ports.dead_letters.ranges, []
+        leader.dead_letters_written(ranges)
+        ports.commit()
+        assert not leader.may_be_dropped
+        leader.free([(0, 0)], lambda _: None)
+        ports.commit()
+        assert leader.may_be_dropped
+
+    run(ShareSettings(dead_letters=True, selection=HOLDING), check)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_the_waiters_of_a_dropped_leader_are_called_once(is_closed: bool) -> None:
+    """A write that is on its way still has a result; one that is not is never sent."""
+
+    def check(leader: ShareLeader, ports: FakePorts) -> None:
+        results = settle(leader, ACCEPT)
+        (write,) = ports.writes
+        write.is_closed = is_closed
+        failure = Failure(ErrorCode.not_leader_or_follower)
+        leader.drop(failure)
+        assert results == ([] if is_closed else [failure])
+        assert write.is_closed
+        if is_closed:
+            write.set_result({"refusal": None})
+            assert results == [None]
+        assert ports.dropped_keys == [leader.key]
+
+    run(ShareSettings(), check)

@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
+from shoal.coordinator.share.share_partition import SharePartition
 from shoal.server.metrics.queue import lags
 
 
-def partition(index: int, *, is_behind: bool) -> Any:
-    return SimpleNamespace(topic="t", index=index, high_watermark=10, is_behind=is_behind)
+@dataclass
+class Partition:
+    """`queue.OffsetsPort`"""
+
+    index: int
+    is_behind: bool
+    topic: str = "t"
+    high_watermark: int = 10
+
+
+@dataclass
+class Leader:
+    """`queue.LagLeaderPort`"""
+
+    partition: Partition
+    share: SharePartition
+
+
+@dataclass
+class Service:
+    """`queue.LagServicePort`"""
+
+    leaders: Mapping[str, Mapping[int, Leader]]
+    not_loaded: list[tuple[str, Partition, int]] = field(default_factory=list)
+
+    def unloaded(self) -> Iterable[tuple[str, Partition, int]]:
+        return self.not_loaded
 
 
 def test_a_leader_that_is_behind_has_no_lag() -> None:
-    share = SimpleNamespace(start_offset=12, complete=0)
-    behind = SimpleNamespace(partition=partition(0, is_behind=True), share=share)
-    current = SimpleNamespace(
-        partition=partition(1, is_behind=False), share=SimpleNamespace(start_offset=4, complete=1)
-    )
-    service: Any = SimpleNamespace(
+    behind = Leader(Partition(0, is_behind=True), SharePartition(12))
+    current = Leader(Partition(1, is_behind=False), SharePartition(4))
+    current.share.complete = 1
+    service = Service(
         leaders={"g": {0: behind, 1: current}},
-        unloaded=lambda: [
-            ("g", partition(2, is_behind=True), 3),
-            ("g", partition(3, is_behind=False), 3),
+        not_loaded=[
+            ("g", Partition(2, is_behind=True), 3),
+            ("g", Partition(3, is_behind=False), 3),
         ],
     )
     found = {dict(labels)["partition"]: lag for labels, lag in lags(service)}

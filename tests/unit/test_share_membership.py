@@ -14,7 +14,7 @@ from shoal.coordinator.contract import Reply, Result
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
 from shoal.coordinator.group.share_membership import (
-    HOLD_MS,
+    PARK_MS,
     WAITING_HEARTBEAT_INTERVAL_MS,
     HeartbeatRequest,
     InitializeShareState,
@@ -111,7 +111,7 @@ def test_the_first_answer_of_a_new_group_waits_for_the_initialization_and_has_th
 def test_the_first_answer_does_not_wait_for_ever():
     share = Share()
     share.heartbeat("a")
-    share.sim.advance(HOLD_MS - 1)
+    share.sim.advance(PARK_MS - 1)
     assert share.answer("a-1") is None
     share.sim.advance(1)
     answer = share.answer("a-1")

@@ -303,7 +303,7 @@ def test_leftover_deadlines_stay_within_twice_the_locks() -> None:
     locks = Locks()
     for deadline_ms in range(10_000):
         number = locks.next_number()
-        locks.open(number, Lock("m", deadline_ms, first=0, last=0, held=1))
+        locks.open(number, Lock("m", deadline_ms, first=0, last=0, records=1))
         if deadline_ms % 10:
             locks.give_back(number, 1)
     assert len(locks.live) == 1000
@@ -335,5 +335,5 @@ def test_many_ranges_are_accepted_together_or_not_at_all() -> None:
     window.now_ms -= 1
     assert accept(acks) is ErrorCode.none
     assert (share.start_offset, share.complete) == (1, 3)
-    assert [lock.held for lock in share.locks.live.values()] == [1, 1, 1]
+    assert [lock.records for lock in share.locks.live.values()] == [1, 1, 1]
     assert accept(acks) is ErrorCode.invalid_record_state

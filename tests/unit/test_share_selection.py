@@ -32,28 +32,28 @@ def delaying(header: str, value: int) -> Selection:
     """A selection with delays of up to 200 ms that has looked at two of three records at `NOW_MS`;
     the third has the header."""
     known = Selection(SharePartition(0), SelectionPolicy(delay_max_ms=200))
-    known.look(NOW_MS, 2, ShareSettings(), batch((None, {}), (None, {}), (None, {header: value})))
+    known.scan(NOW_MS, 2, ShareSettings(), batch((None, {}), (None, {}), (None, {header: value})))
     assert known.is_open
     return known
 
 
 def test_what_fell_due_between_two_looks_at_its_batch_is_not_delayed() -> None:
     known = delaying("shoal.deliver.after", 100)
-    known.look(NOW_MS + 100, 2, ShareSettings(), None)
+    known.scan(NOW_MS + 100, 2, ShareSettings(), None)
     assert (known.delayed, known.next_due_ms) == (0, None)
     assert known.choose(3, ShareSettings(), NOW_MS + 100)[0] == [0, 1, 2]
 
 
 def test_a_later_look_at_the_same_batch_still_delays_what_is_not_due() -> None:
     known = delaying("shoal.deliver.after", 100)
-    known.look(NOW_MS + 99, 2, ShareSettings(), None)
+    known.scan(NOW_MS + 99, 2, ShareSettings(), None)
     assert (known.delayed, known.next_due_ms) == (1, NOW_MS + 100)
     assert known.choose(3, ShareSettings(), NOW_MS + 99)[0] == [0, 1]
 
 
 def test_a_delay_is_cut_by_the_time_of_the_look_that_finds_it() -> None:
     known = delaying("shoal.deliver.at", NOW_MS + 250)
-    known.look(NOW_MS + 100, 2, ShareSettings(), None)
+    known.scan(NOW_MS + 100, 2, ShareSettings(), None)
     assert known.next_due_ms == NOW_MS + 250
     assert known.headers is not None and known.headers.clamped == 0
 
@@ -69,7 +69,7 @@ def test_what_follows_an_exhausted_record_of_its_key_is_as_urgent_as_it_would_be
         log_end_offset=3,
     )
     known, lowered = Selection(share, policy), ShareSettings(delivery_count_limit=2)
-    known.look(NOW_MS, 9, lowered, batch((b"a", {"p": 9}), (b"a", {}), (b"b", {"p": 5})))
+    known.scan(NOW_MS, 9, lowered, batch((b"a", {"p": 9}), (b"a", {}), (b"b", {"p": 5})))
     chosen, changes = known.choose(1, lowered, NOW_MS)
     assert [(c[0], c[1]) for c in changes] == [(0, 0)]
     assert chosen == [2]
@@ -78,7 +78,7 @@ def test_what_follows_an_exhausted_record_of_its_key_is_as_urgent_as_it_would_be
 def test_a_record_that_comes_back_alone_waits_for_those_of_its_key_that_are_out() -> None:
     policy, share = SelectionPolicy(key_order=True, key_batch=2), SharePartition(0)
     known, log = Selection(share, policy), batch((b"a", {}), (b"a", {}), (b"a", {}), (b"b", {}))
-    known.look(NOW_MS, 9, ShareSettings(), log)
+    known.scan(NOW_MS, 9, ShareSettings(), log)
     assert known.choose(2, ShareSettings(), NOW_MS)[0] == [0, 1]
     assert known.held_by_key == 1
     known.put_back([0], NOW_MS)
@@ -92,11 +92,11 @@ def test_a_record_that_comes_back_alone_waits_for_those_of_its_key_that_are_out(
 def test_what_is_put_back_has_waited_all_the_same() -> None:
     policy = SelectionPolicy(priority_header="p", priority_ageing_ms=50)
     known = Selection(SharePartition(0), policy)
-    known.look(NOW_MS, 9, ShareSettings(), batch((None, {"p": 2})))
+    known.scan(NOW_MS, 9, ShareSettings(), batch((None, {"p": 2})))
     assert known.choose(1, ShareSettings(), NOW_MS)[0] == [0]
     known.put_back([0], NOW_MS + 400)
     later = build_batch([(NOW_MS, None, b"x", [("p", b"5")])], base_offset=1)
-    known.look(NOW_MS + 400, 9, ShareSettings(), scan(bytes(later), 1))
+    known.scan(NOW_MS + 400, 9, ShareSettings(), scan(bytes(later), 1))
     assert known.choose(1, ShareSettings(), NOW_MS + 400)[0] == [0]
 
 
@@ -106,14 +106,14 @@ def test_a_record_that_was_put_back_and_delivered_waits_anew_when_it_comes_back(
     policy, share = SelectionPolicy(priority_header="p", priority_ageing_ms=50), SharePartition(0)
     known, settings = Selection(share, policy), ShareSettings()
     read = batch((None, {"p": 2}))
-    known.look(NOW_MS, 9, settings, read)
+    known.scan(NOW_MS, 9, settings, read)
     assert known.choose(1, settings, NOW_MS)[0] == [0]
     known.put_back([0], NOW_MS)
     chosen = known.choose(1, settings, NOW_MS)[0]
     records, _ = known.lock(chosen, 1, read, settings, NOW_MS)
     open_lock(share, 1, "m", NOW_MS + 1000, records, 1)
     later = build_batch([(NOW_MS, None, b"x", [("p", b"2")])], base_offset=1)
-    known.look(NOW_MS + 100, 9, settings, scan(bytes(later), 1))
+    known.scan(NOW_MS + 100, 9, settings, scan(bytes(later), 1))
     released = share.acknowledge(NOW_MS + 200, "m", [(0, 0, b"\2")], settings)
     known.changed(released.changes, NOW_MS + 200)
     assert known.choose(1, settings, NOW_MS + 200)[0] == [1]
@@ -127,13 +127,13 @@ def test_a_batch_that_claims_two_billion_offsets_is_passed_by(raw: bytes) -> Non
     share = SharePartition(0)
     known = Selection(share, SelectionPolicy(key_order=True))
     settings = ShareSettings(dead_letters=True)
-    known.look(NOW_MS, 100, settings, absurd)
+    known.scan(NOW_MS, 100, settings, absurd)
     while known.is_open:
-        known.look(NOW_MS, 100, settings, None)
+        known.scan(NOW_MS, 100, settings, None)
     offsets, *_ = known.choose(500, settings, NOW_MS)
     assert offsets == ([0] if raw != b"no gzip" else [])
     assert (share.end_offset, share.in_flight) == (2**31 - 1, len(offsets))
-    assert not share.doomed
+    assert not share.dead_letters
 
 
 def held_after_a_restart(*offsets: int) -> tuple[SharePartition, Selection]:
@@ -148,16 +148,16 @@ def held_after_a_restart(*offsets: int) -> tuple[SharePartition, Selection]:
         log_end_offset=3,
         delays=[(offset, offset, 1, UNTIL_FREED) for offset in offsets],
     )
-    assert share.held == len(offsets)
+    assert share.key_holders == len(offsets)
     policy = SelectionPolicy(key_order=True, key_held_by_dead_letter=True)
     return share, Selection(share, policy)
 
 
 def test_what_is_held_and_turns_out_to_have_no_key_is_freed() -> None:
     share, known = held_after_a_restart(0, 1)
-    _, changes = known.look(NOW_MS, 9, ShareSettings(), batch((None, {}), (b"a", {}), (b"a", {})))
+    _, changes = known.scan(NOW_MS, 9, ShareSettings(), batch((None, {}), (b"a", {}), (b"a", {})))
     assert changes == [(0, 0, int(ARCHIVED), 1)]
-    assert (share.held, known.keys_held, known.held_by_key) == (1, 1, 1)
+    assert (share.key_holders, known.keys_held, known.held_by_key) == (1, 1, 1)
     assert not known.may_choose()
 
 
@@ -165,9 +165,9 @@ def test_what_is_held_and_gone_from_the_log_is_freed() -> None:
     share, known = held_after_a_restart(0, 1)
     rows = [(NOW_MS, b"a", b"x", ()), (NOW_MS, b"b", b"x", ())]
     later = scan(bytes(build_batch(rows, base_offset=1)), 0)
-    _, changes = known.look(NOW_MS, 9, ShareSettings(), later)
+    _, changes = known.scan(NOW_MS, 9, ShareSettings(), later)
     assert changes == [(0, 0, int(ARCHIVED), 1)]
-    assert (share.start_offset, share.held) == (1, 1)
+    assert (share.start_offset, share.key_holders) == (1, 1)
     assert known.choose(9, ShareSettings(), NOW_MS)[0] == [2]
 
 

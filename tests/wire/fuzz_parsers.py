@@ -50,7 +50,7 @@ with (
     from shoal.coordinator.share import records as share_records
     from shoal.log.config import LogConfig
     from shoal.log.errors import AppendRefused
-    from shoal.log.validation import examine
+    from shoal.log.validation import validate
     from shoal.metadata import records as metadata_records
     from shoal.protocol import codec, frames
     from shoal.protocol.api import ApiKey
@@ -107,7 +107,7 @@ def batches(data: bytes) -> None:
                     read_marker(batch, at)
         for config in _CONFIGS:
             with contextlib.suppress(AppendRefused):
-                examine(batch, config, 0)
+                validate(batch, config, 0)
 
 
 def _signed(data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Batches that expand past 1 MiB: a worker examines them, and requests keep their order."""
+"""Batches that expand past 1 MiB: a worker validates them, and requests keep their order."""
 
 from __future__ import annotations
 

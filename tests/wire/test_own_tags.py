@@ -9,7 +9,7 @@ from kio.serial import entity_reader
 from kio.static.constants import EntityType
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
-from shoal.server.share.persister import delay_rows, delays_of
+from shoal.server.share.persister import delay_entries, delays_of
 
 WRITE, READ = ApiKey.WRITE_SHARE_GROUP_STATE, ApiKey.READ_SHARE_GROUP_STATE
 WAITS = [(3, 5, 1, 1_700_000_000_000), (9, 9, 2, 1_700_000_000_500)]
@@ -24,7 +24,7 @@ def written(*waits: tuple[int, int, int, int]) -> dict[str, Any]:
         "start_offset": 4,
         "delivery_complete_count": 0,
         "state_batches": [batch],
-        "delays": delay_rows(waits),
+        "delays": delay_entries(waits),
     }
     return {"group_id": "g", "topics": [{"topic_id": UUID(int=7), "partitions": [row]}]}
 
@@ -39,7 +39,7 @@ def test_a_state_that_is_written_tells_the_waits() -> None:
 
 
 def test_a_state_that_is_read_tells_the_waits() -> None:
-    row = {"partition": 1, "state_epoch": 2, "start_offset": 4, "delays": delay_rows(WAITS)}
+    row = {"partition": 1, "state_epoch": 2, "start_offset": 4, "delays": delay_entries(WAITS)}
     body = {"results": [{"topic_id": UUID(int=7), "partitions": [row]}]}
     data = bytes(codec.write_response(READ, 0, body))
     (found,) = codec.read_response(READ, 0, memoryview(data)).results[0].partitions

@@ -129,21 +129,20 @@ def _run_host(
     """Run the brokers of this host, each a process with the host's flags and its own settings."""
     from shoal.log.uuids import uuid_text
     from shoal.server.config import FLAG_VARIABLES, InvalidConfig
-    from shoal.server.host import broker_slots as seats
-    from shoal.server.host import host
+    from shoal.server.host import broker_slots, host
 
-    def command(seat: seats.Seat) -> list[str]:
-        given = [f"--set={name}={value}" for name, value in {**flags, **seat.settings}.items()]
+    def command(slot: broker_slots.BrokerSlot) -> list[str]:
+        given = [f"--set={name}={value}" for name, value in {**flags, **slot.settings}.items()]
         return [sys.executable, "-m", "shoal.cli", "server", *words, *given]
 
     try:
-        cluster_id = seats.known_cluster(resolved) or uuid_text(uuid4())
-        found = seats.seats(resolved, host=socket.gethostname(), cluster_id=cluster_id)
+        cluster_id = broker_slots.existing_cluster_id(resolved) or uuid_text(uuid4())
+        found = broker_slots.allocate(resolved, host=socket.gethostname(), cluster_id=cluster_id)
     except InvalidConfig as error:
         _fail(str(error))
-    unmoved = seats.unmoved(resolved)
-    if unmoved:
-        _fail(unmoved)
+    data_dir_conflict = broker_slots.data_dir_conflict(resolved)
+    if data_dir_conflict:
+        _fail(data_dir_conflict)
     for variable in FLAG_VARIABLES:
         os.environ.pop(variable, None)  # They are among the flags.
     supervisor = host.Host(found, command, _say, lambda line: print(line, file=sys.stderr))

@@ -18,8 +18,8 @@ from shoal.client.cluster import TopicPartition
 from shoal.client.errors import expect
 from shoal.client.groups import SHARE
 from shoal.client.letters import REASONS, Filter
-from shoal.client.offset_set import OffsetSet
 from shoal.client.redrive import Plan, Redrive, Redriven
+from shoal.record.offset_set import OffsetSet
 
 app = new_app("Put dead letters back, or skip what they hold up.")
 

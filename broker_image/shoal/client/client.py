@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from shoal.client.admin import Admin
 from shoal.client.cluster import Cluster
+from shoal.client.environment import HERE, Environment
 from shoal.client.fetcher import Fetched, Fetcher, Isolation
 from shoal.client.producer import Producer
 from shoal.client.settings import Settings
@@ -31,10 +32,10 @@ T = TypeVar("T")
 class Client:
     """A cluster with everything that can be done on it. Made inside a running event loop."""
 
-    def __init__(self, settings: Settings | str) -> None:
+    def __init__(self, settings: Settings | str, environment: Environment = HERE) -> None:
         if isinstance(settings, str):
             settings = Settings.of(settings)
-        self.cluster = Cluster(settings)
+        self.cluster = Cluster(settings, environment)
         self.admin = Admin(self.cluster)
         self.fetcher = Fetcher(self.cluster)
 

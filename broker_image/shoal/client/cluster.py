@@ -15,13 +15,14 @@ another's result.
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from shoal.client.connection import Connection, connect, joined
+from shoal.client.environment import HERE, Environment
 from shoal.client.errors import (
     STALE_COORDINATOR,
     STALE_METADATA,
@@ -102,12 +103,13 @@ class Topic:
 class Backoff:
     """Growing pauses with a fifth of jitter, so that clients do not come back in step."""
 
-    def __init__(self, first_ms: int = BACKOFF_MS, most_ms: int = BACKOFF_MS_MAX) -> None:
+    def __init__(self, random: Random, first_ms: int, most_ms: int) -> None:
+        self._random = random
         self._next_ms = self._first_ms = first_ms
         self._most_ms = most_ms
 
     async def pause(self) -> None:
-        await asyncio.sleep(self._next_ms / 1000 * random.uniform(0.8, 1.2))
+        await asyncio.sleep(self._next_ms / 1000 * self._random.uniform(0.8, 1.2))
         self._next_ms = min(self._next_ms * 2, self._most_ms)
 
     def reset(self) -> None:
@@ -117,8 +119,9 @@ class Backoff:
 class Cluster:
     """The door to one cluster. `await close()` at the end, or use `async with`."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, environment: Environment = HERE) -> None:
         self.settings = settings
+        self.environment = environment
         self.cluster_id: str | None = None
         self.controller_id = -1
         self.brokers: dict[int, Broker] = {}
@@ -148,6 +151,10 @@ class Cluster:
         for opened in await asyncio.gather(*opening, return_exceptions=True):
             if isinstance(opened, Connection):
                 opened.close()
+
+    def backoff(self, first_ms: int = BACKOFF_MS, most_ms: int = BACKOFF_MS_MAX) -> Backoff:
+        """Return the pauses of a new series of retries."""
+        return Backoff(self.environment.random, first_ms, most_ms)
 
     # -- connections
 
@@ -220,7 +227,7 @@ class Cluster:
         """A connection to a broker: to a doubted one last, to one that we are connected to first.
         What takes longer than `PATIENCE_S` goes on to be made, while the next one is tried."""
         known = [(b.host, b.port) for b in self.brokers.values()]
-        random.shuffle(known)
+        self.environment.random.shuffle(known)
         now = self._loop.time()
         self._asked_later = {a: until for a, until in self._asked_later.items() if until > now}
         candidates = list(dict.fromkeys([*known, *self.settings.bootstrap]))
@@ -269,7 +276,7 @@ class Cluster:
         broker is late.
         """
         deadline = self._deadline(timeout_ms)
-        backoff = Backoff(most_ms=pause_ms_max)
+        backoff = self.backoff(most_ms=pause_ms_max)
         while True:
             try:
                 return await attempt()
@@ -460,7 +467,7 @@ class Cluster:
         Failures of the network alone are raised, when nothing at all could be reached.
         """
         deadline = self._deadline(timeout_ms)
-        backoff = Backoff()
+        backoff = self.backoff()
         pending = list(dict.fromkeys(keys))
         results: dict[K, V | KafkaError] = {}
         while pending:

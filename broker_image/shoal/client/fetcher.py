@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal.client.batches import AbortedTransactions, decode
 from shoal.client.batches import Isolation as Isolation
-from shoal.client.cluster import Backoff, Cluster, TopicPartition
+from shoal.client.cluster import Cluster, TopicPartition
 from shoal.client.errors import STALE_METADATA, ClientError, KafkaError, transient
 from shoal.client.topics import OffsetSpec, Topics
 from shoal.protocol.api import ApiKey
@@ -162,7 +162,7 @@ class Fetcher:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + max_wait_ms / 1000
-        backoff = Backoff()
+        backoff = self.cluster.backoff()
         while True:
             by_node: dict[int, dict[TopicPartition, int]] = {}
             results: dict[TopicPartition, Fetched | KafkaError] = {}

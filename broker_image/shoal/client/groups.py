@@ -160,17 +160,6 @@ class Groups:
 
         return await self.cluster.on_coordinators(group_ids, call)
 
-    async def remove_members(self, group_id: str, member_ids: Iterable[str]) -> None:
-        """Put members out of a classic group; they may join again."""
-        body = {
-            "group_id": group_id,
-            "members": [
-                {"member_id": m, "group_instance_id": None, "reason": "removed by an administrator"}
-                for m in member_ids
-            ],
-        }
-        await self.cluster.at_coordinator(group_id, ApiKey.LEAVE_GROUP, body)
-
     # -- committed offsets of classic and consumer groups
 
     async def offsets(

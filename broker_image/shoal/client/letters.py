@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shoal.client.offset_set import OffsetSet
+from shoal.record.offset_set import OffsetSet
 from shoal.record.records import Record, RecordHeaders
 
 ERRORS = "__dlq.errors."

@@ -17,9 +17,9 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
-from uuid import UUID, uuid4
+from uuid import UUID
 
-from shoal.client.cluster import Backoff, Cluster
+from shoal.client.cluster import Cluster
 from shoal.client.errors import (
     STALE_COORDINATOR,
     ClientError,
@@ -52,7 +52,7 @@ class Membership(ABC):
     def __init__(self, cluster: Cluster, group: str) -> None:
         self.cluster = cluster
         self.group = group
-        self.member_id = str(uuid4())
+        self.member_id = str(cluster.environment.uuid())
         self.member_epoch = 0
         self.heartbeat_interval_ms = 5_000
         self.assignment: Assignment = {}
@@ -125,7 +125,7 @@ class Membership(ABC):
             raise self.failure
 
     async def _beating(self) -> None:
-        backoff = Backoff()
+        backoff = self.cluster.backoff()
         while True:
             pause_ms = self.heartbeat_interval_ms
             if not self.assignment and self._beats < EAGER_BEATS:

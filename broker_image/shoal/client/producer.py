@@ -9,15 +9,13 @@ a new id. `send` waits while the buffer is full; the future it gives ends when t
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from shoal.client import rows
-from shoal.client.cluster import Backoff, Cluster, TopicPartition
+from shoal.client.cluster import Cluster, TopicPartition
 from shoal.client.errors import (
     STALE_METADATA,
     ClientError,
@@ -130,7 +128,7 @@ class Producer:
             )
         found.partition(partition)
         record = (
-            int(time.time() * 1000) if timestamp_ms is None else timestamp_ms,
+            self.cluster.environment.now_ms() if timestamp_ms is None else timestamp_ms,
             key,
             value,
             tuple(headers),
@@ -154,7 +152,9 @@ class Producer:
 
     def _sticky_partition(self, topic: str, count: int) -> int:
         """Records without a key fill one partition's batch, then another's (KIP-480)."""
-        return self._sticky.setdefault(topic, random.randrange(count)) % count
+        return (
+            self._sticky.setdefault(topic, self.cluster.environment.random.randrange(count)) % count
+        )
 
     async def flush(self) -> None:
         """Wait until everything queued is stored or has failed; failures are in the futures."""
@@ -200,7 +200,7 @@ class Producer:
 
     async def _deliver(self, where: TopicPartition, lane: _Lane, batch: list[_Pending]) -> None:
         deadline = self._loop.time() + self._delivery_timeout_s
-        backoff = Backoff()
+        backoff = self.cluster.backoff()
         data: bytearray | None = None
         error: ClientError
         while True:

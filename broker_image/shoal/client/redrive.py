@@ -16,7 +16,6 @@ redriven from the source topic, as long as that still has the record.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,6 @@ from shoal.client.errors import ClientError, KafkaError, transient
 from shoal.client.fetcher import Fetcher
 from shoal.client.groups import Group, Groups
 from shoal.client.letters import Filter, Letter, letter_of, named_letter, redriven_headers
-from shoal.client.offset_set import OffsetSet
 from shoal.client.partitioner import partition_of
 from shoal.client.producer import Producer
 from shoal.client.redrive_ledger import Ledger, Sending, Standing
@@ -38,6 +36,7 @@ from shoal.client.share_groups import ShareGroups
 from shoal.client.topics import OffsetSpec, Topics
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch
+from shoal.record.offset_set import OffsetSet, ranges_of
 from shoal.record.records import Record
 
 #: Letters that are sent together, and noted together.
@@ -168,7 +167,7 @@ class Redrive:
         standings = await self._ledger.read(topic_id)
         ends = await self._offsets(partitions, OffsetSpec.LATEST)
         starts = await self._offsets(partitions, OffsetSpec.EARLIEST)
-        self._begun_s = time.monotonic()
+        self._begun_s = self.cluster.now()
         for where in partitions:
             standing = standings.get(where.partition) or Standing(where.topic, where.partition)
             standing.done.forget(starts[where])
@@ -255,7 +254,7 @@ class Redrive:
                 found[letter.offset] = letter.record
         for source, some in bare.items():
             by_offset = {letter.source_offset: letter.offset for letter in some}
-            for first, last in _runs(sorted(by_offset)):
+            for first, last in ranges_of(sorted(by_offset)):
                 for record in await self._source_records(source, first, last):
                     if record.offset in by_offset:
                         found[by_offset[record.offset]] = record
@@ -306,7 +305,7 @@ class Redrive:
         await self._ledger.write(topic_id, standing)
         if self.plan.rate is not None:
             due_s = self._begun_s + self.result.total / self.plan.rate
-            await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+            await asyncio.sleep(max(0.0, due_s - self.cluster.now()))
 
     async def _target(self, letter: Letter) -> TopicPartition | None:
         """Where a letter's record goes: to its old partition, or by its key in another topic."""
@@ -348,7 +347,7 @@ class Redrive:
         originals: dict[int, Record],
         targets: dict[int, TopicPartition],
     ) -> tuple[list[Letter], list[Letter]]:
-        now_ms = int(time.time() * 1000)
+        now_ms = self.cluster.environment.now_ms()
         futures = []
         for letter in letters:
             original, target = originals[letter.offset], targets[letter.offset]
@@ -446,28 +445,18 @@ def _kind(letter: Letter) -> Kind:
     return Kind(letter.source_topic, letter.group, letter.reason)
 
 
-def _runs(offsets: Sequence[int]) -> list[tuple[int, int]]:
-    """Offsets that rise, as ranges without holes."""
-    found: list[tuple[int, int]] = []
-    for offset in offsets:
-        if found and found[-1][1] + 1 == offset:
-            found[-1] = (found[-1][0], offset)
-        else:
-            found.append((offset, offset))
-    return found
-
-
 class _Turn:
     """The right to redrive a topic, held by being the one member of a consumer group."""
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
+        self._cluster = cluster
         self._groups = Groups(cluster)
         self._member = ConsumerMembership(cluster, f"redrive.{topic}", [topic])
         self._topic = topic
 
     async def take(self, waiting: Callable[[str], None]) -> None:
         """Wait until no other member is there. Raises `KafkaError` after `TURN_TIMEOUT_S`."""
-        deadline = time.monotonic() + TURN_TIMEOUT_S
+        deadline = self._cluster.now() + TURN_TIMEOUT_S
         told = False
         while True:
             await self._member.join()
@@ -476,7 +465,7 @@ class _Turn:
                 return
             await self._member.leave()
             why = f"another redrive of {self._topic} is under way, or was killed, at {others[0]}"
-            if time.monotonic() > deadline:
+            if self._cluster.now() > deadline:
                 raise KafkaError(ErrorCode.non_empty_group, f"{why}; end it first")
             if not told:
                 waiting(f"{why}; waiting for its end")

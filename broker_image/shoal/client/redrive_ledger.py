@@ -19,10 +19,10 @@ from uuid import UUID
 from shoal.client.cluster import Cluster, TopicPartition
 from shoal.client.errors import KafkaError
 from shoal.client.fetcher import Fetcher
-from shoal.client.offset_set import OffsetSet
 from shoal.client.producer import Producer
 from shoal.client.topics import NewTopic, OffsetSpec, Topics
 from shoal.protocol.errors import ErrorCode
+from shoal.record.offset_set import OffsetSet
 
 LEDGER = "shoal-redrives"
 _PARTITION = TopicPartition(LEDGER, 0)

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from shoal.client import rows
 from shoal.client.batches import Isolation
-from shoal.client.cluster import Backoff, Cluster, Topic, TopicPartition
+from shoal.client.cluster import Cluster, Topic, TopicPartition
 from shoal.client.errors import KafkaError
 from shoal.protocol.api import ApiKey
 
@@ -119,7 +119,7 @@ class Topics:
         self, names: Iterable[str], done: Callable[[str, Topic | KafkaError], bool]
     ) -> None:
         """Wait until the brokers, which follow the controller, tell so of all these topics."""
-        backoff = Backoff(10, 200)
+        backoff = self.cluster.backoff(10, 200)
         deadline = self.cluster.now() + SETTLE_TIMEOUT_S
         left = list(names)
         while True:

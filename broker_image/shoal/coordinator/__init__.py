@@ -1,4 +1,4 @@
 """Replicated state machines over internal topics: groups and share-group state.
 
-Every shard has the one shape of `contract`: it decides without changing, and changes by replaying.
+Every shard follows `contract`: decisions change nothing, and replayed records change the shard.
 """

@@ -1,16 +1,15 @@
-"""The one shape of every replicated state machine.
+"""The interface of every replicated state machine.
 
-A *decision* looks at a shard and a request and returns a `Result`: the records to append to the
-shard's partition, and the replies that may leave once those records are committed. Deciding changes
-no hard state; `Shard.replay` alone does, both right after the append and when a shard is rebuilt
-from its log. So a failed append needs no rollback: the shard is dropped and loaded again.
+A *decision* takes a shard and a request and returns a `Result`: the records to append to the
+shard's partition, and the replies to send once those records are committed. A decision changes no
+hard state. Only `Shard.replay` does, right after the append and when a shard is rebuilt from its
+log. So a failed append needs no rollback: the shard is dropped and loaded again.
 
-Leases, parked requests and timers are soft state: a decision may change them, and a shard that is
-rebuilt starts without them. Time is an argument; a shard that wants to be woken tells so by
-`next_deadline_ms`, and its runtime calls `tick` at or after that time.
+Leases, parked requests and timers are soft state. A decision may change them, and a rebuilt shard
+starts without them. Time is an argument. The runtime calls `tick` at `next_deadline_ms` or later.
 
-A *token* stands for a request that waits for its reply. Shards store and return tokens and look at
-nothing in them; the runtime gave them out and knows where a reply goes.
+A *token* stands for a request that waits for its reply. The runtime creates tokens, and shards
+store and return them unread.
 """
 
 from __future__ import annotations
@@ -22,34 +21,35 @@ Token = Any
 
 
 class Record(NamedTuple):
-    """One record for the shard's partition: encoded key, and encoded value or None (tombstone)."""
+    """A record of the shard's partition: the encoded key, and the encoded value or None
+    (tombstone)."""
 
     key: bytes
     value: bytes | None
 
 
 class ProducerIdAndEpoch(NamedTuple):
-    """A producer, as its batches name it."""
+    """A producer, as in the header of its batches."""
 
     producer_id: int
     producer_epoch: int
 
 
 class Reply(NamedTuple):
-    """The response body that leaves for `token`."""
+    """The response body for `token`."""
 
     token: Token
     response: Mapping[str, Any]
 
 
 class Result(NamedTuple):
-    """What a decision gives: `records` are appended as one batch, then `replies` leave.
+    """The result of a decision: `records` are appended as one batch, then `replies` are sent.
 
-    With a `producer` the records belong to its open transaction: they are a batch of its own, and
-    count once the transaction's marker says so.
+    With a `producer` the records belong to its open transaction. They form a batch of their own,
+    and take effect with the transaction's marker.
 
-    `effects` are what the shard asks of the rest of the broker once the records are committed:
-    values of the shard's own making, which the shell knows how to carry out.
+    `effects` are requests of the shard to the rest of the broker, which performs them once the
+    records are committed. Their classes belong to the shard.
     """
 
     records: Sequence[Record] = ()
@@ -59,7 +59,7 @@ class Result(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """Where a replayed record stands in its log."""
+    """The position of a replayed record in its log."""
 
     offset: int
     timestamp_ms: int
@@ -73,13 +73,13 @@ class Shard(Protocol):
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When `tick` is due at the latest; None while nothing is timed."""
+        """When `tick` is due; None without a deadline."""
 
     def replay(self, record: Record, at: Replayed) -> None:
-        """Move hard state by one record. Total: a record of an unknown kind is passed over."""
+        """Apply one record to hard state. Records of unknown types are ignored."""
 
     def loaded(self, now_ms: int) -> None:
-        """The log has been replayed to its end: arm the timers of what was found in it."""
+        """Set the deadlines of the loaded state. The log has been replayed to its end."""
 
     def tick(self, now_ms: int) -> Result:
-        """Do what is due: expire sessions and locks, end rebalances, forget old offsets."""
+        """Serve deadlines: expire sessions, locks and offsets, and end rebalances."""

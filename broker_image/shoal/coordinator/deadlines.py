@@ -1,8 +1,8 @@
-"""Deadlines of a shard: which key is due when. Soft state, and no clock.
+"""The deadlines of a shard, by key. Soft state, without a clock.
 
-A heap orders the keys, a dict has the truth. Moving a deadline back, which is what every heartbeat
-does, costs one dict write: the heap keeps the old entry, and `due` puts it back when it comes up
-too early.
+A dict holds the deadlines, and a heap orders the keys. Postponing a deadline, as every heartbeat
+does, costs one dict write: the heap keeps the old entry, and `next_ms` corrects it when it comes
+up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Key = tuple[str, ...]
 
 
 class Deadlines:
-    """Keys with the time in ms at which each is due."""
+    """Keys, and the time in ms at which each is due."""
 
     def __init__(self) -> None:
         self._at: dict[Key, int] = {}
@@ -29,23 +29,23 @@ class Deadlines:
         return key in self._at
 
     def get(self, key: Key) -> int | None:
-        """When `key` is due, if it is awaited."""
+        """When `key` is due; None without a deadline."""
         return self._at.get(key)
 
     def set(self, key: Key, at_ms: int) -> None:
-        """Await `key` at that time, earlier or later than it may have been awaited before."""
+        """Set the deadline of `key`, earlier or later than before."""
         self._at[key] = at_ms
         queued = self._queued.get(key)
         if queued is None or at_ms < queued:
             self._queue(key, at_ms)
 
     def cancel(self, key: Key) -> None:
-        """Await `key` no more."""
+        """Remove the deadline of `key`, if it has one."""
         self._at.pop(key, None)
 
     @property
     def next_ms(self) -> int | None:
-        """When the earliest key is due; None when nothing is awaited."""
+        """When the earliest key is due; None without deadlines."""
         heap = self._heap
         while heap:
             at_ms, _, key = heap[0]
@@ -62,7 +62,7 @@ class Deadlines:
         return None
 
     def due(self, now_ms: int) -> Key | None:
-        """Take one key that is due, the earliest first."""
+        """Remove and return the earliest key that is due; None if no key is."""
         at_ms = self.next_ms
         if at_ms is None or at_ms > now_ms:
             return None

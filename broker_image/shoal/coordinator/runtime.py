@@ -1,19 +1,22 @@
-"""Runs the shards of one coordinator: decide, replay, append, and hold the replies until commit.
+"""Runs the shards of one coordinator: decide, replay, append, and park the replies until commit.
 
-A decision's records are replayed at once, so that the next decision of the same turn of the loop
-sees them, and wait in the shard's batch; `flush` appends the batch. Nothing leaves before that:
-every reply stands behind the offset of the last record that its decision may have seen, and goes
-out when the partition's high watermark has passed it. If the append fails, the shard has replayed
-what is not in the log: it is dropped, whoever waits is refused, and it is loaded again. So no state
-is ever rolled back, and one append carries all that one turn has decided.
+The records of a decision are replayed at once, so that the next decision sees them. They wait in
+the shard's batch until `flush` appends it. A reply is parked under the offset of the last record
+that its decision may have seen, and is sent once the high watermark has passed that offset. One
+append carries all decisions of one turn of the event loop.
 
-A reply whose records are not committed in time is refused, and so is all that comes until they are:
-it would wait behind them. Whoever asks looks for the coordinator anew, which may be elsewhere.
+If the append fails, the shard has replayed records that are not in the log. It is dropped, its
+waiting requests are refused, and it is loaded again. So no state is ever rolled back.
 
-The runtime owns its partitions: its shards are the only writers, which is why the offset of a
-record is known before it is appended.
+If the records of a reply are not committed in time, the reply is refused. New requests are refused
+until they are committed, since their replies would wait behind them. The client then looks up the
+coordinator again, which may be on another broker.
 
-No I/O here: the log, the loop and the sockets are behind `Ports`. Called by `server.coordinators`.
+The runtime owns its partitions. Its shards are the only writers, so the offset of a record is known
+before it is appended.
+
+The runtime does no I/O: the log, the event loop and the sockets are behind `Ports`. Called by
+`server.coordinators`.
 """
 
 from __future__ import annotations
@@ -33,9 +36,9 @@ from shoal.coordinator.contract import (
 )
 from shoal.protocol.errors import ApiError, ErrorCode
 
-#: Decisions that `tick` makes for one shard before other work gets its turn.
+#: Decisions that `tick` makes for one shard before it returns to the event loop.
 TICK_STEPS_MAX = 256
-#: What a record costs in a batch beyond its key and value, at the most.
+#: The largest overhead of a record in a batch, beyond its key and value, in bytes.
 RECORD_OVERHEAD_BYTES = 32
 
 _ADVISE_RETRY = {
@@ -48,7 +51,7 @@ _ADVISE_FIND = {ErrorCode.not_leader_or_follower, ErrorCode.kafka_storage_error}
 
 
 class AppendFailed(Exception):
-    """A batch was not appended, and nothing of it is in the log."""
+    """A batch was not appended: none of its records is in the log."""
 
     def __init__(self, code: ErrorCode, message: str | None = None) -> None:
         super().__init__(message or code.name)
@@ -56,10 +59,10 @@ class AppendFailed(Exception):
 
 
 class Ports(Protocol):
-    """What a runtime asks of the shell."""
+    """What a runtime needs from the server."""
 
     def end_offset(self, partition: int) -> int:
-        """Where the partition's next record will stand."""
+        """The offset of the partition's next record."""
 
     def append(
         self,
@@ -67,7 +70,7 @@ class Ports(Protocol):
         records: Sequence[Record],
         producer: ProducerIdAndEpoch | None = None,
     ) -> int:
-        """Append one batch, in the transaction of `producer` if there is one; gives the offset of
+        """Append one batch, in the transaction of `producer` if there is one. Returns the offset of
         its last record. Raises `AppendFailed`."""
 
     def high_watermark(self, partition: int) -> int:
@@ -80,16 +83,16 @@ class Ports(Protocol):
         """Refuse a request."""
 
     def perform(self, effect: Any) -> None:
-        """Carry out what a decision asks for besides its records; they are committed."""
+        """Perform an effect of a decision, whose records are committed."""
 
     def flush_soon(self) -> None:
-        """Call `flush` before the loop waits again."""
+        """Call `flush` at the end of this turn of the event loop."""
 
     def reload(self, partition: int) -> None:
-        """The shard is gone: load it again, by `begin`, replays, and `activate`."""
+        """Load a shard that was dropped, with `begin`, replays and `activate`."""
 
 
-#: `dict.pop`'s answer for a token that does not wait; one that waits has None.
+#: The default of `dict.pop` for a token that does not wait; a token that waits has None.
 _ABSENT = object()
 
 S = TypeVar("S", bound=Shard)
@@ -97,14 +100,14 @@ Decide = Callable[[S, int, Token], Result]
 
 
 class Phase(Enum):
-    """Of a shard: its log is being replayed, or it serves."""
+    """The phase of a shard: its log is being replayed, or it serves requests."""
 
     LOADING = "loading"
     ACTIVE = "active"
 
 
 class _Parked(NamedTuple):
-    """A reply that leaves once `offset` is below the high watermark."""
+    """A reply that is sent once `offset` is below the high watermark."""
 
     offset: int
     deadline_ms: int
@@ -113,7 +116,7 @@ class _Parked(NamedTuple):
 
 
 class _Owned(Generic[S]):
-    """A shard and what its runtime keeps of it."""
+    """A shard, and the state that its runtime keeps for it."""
 
     __slots__ = (
         "batch",
@@ -131,19 +134,19 @@ class _Owned(Generic[S]):
     def __init__(self, shard: S) -> None:
         self.shard = shard
         self.phase = Phase.LOADING
-        #: Replayed and not appended yet.
+        #: Records that are replayed and not appended yet.
         self.batch: list[Record] = []
         self.batch_size = 0
-        #: In whose transaction the batch is.
+        #: The producer whose transaction the batch belongs to.
         self.producer: ProducerIdAndEpoch | None = None
-        #: The offset of the next record that is decided.
+        #: The offset of the next record of a decision.
         self.next_offset = 0
         self.parked: deque[_Parked] = deque()
-        #: The last offset whose reply was given up, while that is not committed; else -1.
+        #: The last offset whose reply has timed out, until the offset is committed; else -1.
         self.overdue = -1
-        #: Effects that are carried out once their offset is below the high watermark.
+        #: Effects to perform once their offset is below the high watermark.
         self.effects: deque[tuple[int, Any]] = deque()
-        #: Tokens that have no reply yet, parked replies included.
+        #: Tokens without a reply, or with a parked one.
         self.waiting: dict[Token, None] = {}
 
 
@@ -168,13 +171,13 @@ class Runtime(Generic[S]):
     # Ownership.
 
     def begin(self, partition: int) -> S:
-        """This broker leads the partition now: a shard to replay its log into."""
+        """Create the shard of a partition that this broker leads now, to replay its log into it."""
         assert partition not in self._owned, partition
         owned = self._owned[partition] = _Owned(self._new_shard(partition))
         return owned.shard
 
     def activate(self, partition: int, now_ms: int) -> None:
-        """The log has been replayed to its end: serve."""
+        """Serve requests. The log has been replayed to its end."""
         owned = self._owned[partition]
         owned.next_offset = self._ports.end_offset(partition)
         owned.phase = Phase.ACTIVE
@@ -187,7 +190,7 @@ class Runtime(Generic[S]):
         return owned.shard
 
     def resign(self, partition: int, code: ErrorCode = ErrorCode.not_coordinator) -> None:
-        """Drop the shard, and refuse whoever waits for it."""
+        """Drop the shard, and refuse the requests that wait for it."""
         owned = self._owned.pop(partition, None)
         self._dirty.pop(partition, None)
         if owned is not None:
@@ -195,18 +198,18 @@ class Runtime(Generic[S]):
                 self._ports.fail(token, ApiError(code))
 
     def phase(self, partition: int) -> Phase | None:
-        """None for a partition that is led elsewhere."""
+        """The phase of a shard; None for a partition that another broker leads."""
         owned = self._owned.get(partition)
         return None if owned is None else owned.phase
 
     def active(self) -> list[tuple[int, S]]:
-        """The shards that serve, by partition."""
+        """The shards that serve requests, by partition."""
         found = sorted(self._owned.items())
         return [(p, owned.shard) for p, owned in found if owned.phase is Phase.ACTIVE]
 
     def is_overdue(self, partition: int) -> bool:
-        """Whether the partition's writes are not committed in time, so that it takes no requests:
-        its leader is cut off from its replicas, or has too few of them."""
+        """Whether writes to the partition are not committed in time, so that it refuses requests.
+        Its leader is cut off from its replicas, or has too few of them."""
         owned = self._owned.get(partition)
         return owned is not None and owned.overdue >= 0
 
@@ -218,8 +221,8 @@ class Runtime(Generic[S]):
 
     def submit(self, partition: int, token: Token, decide: Decide[S], now_ms: int) -> None:
         """Decide on one request. Its token is answered now, after the commit, or by a later
-        decision; refused when the partition is not led here, is loading, has writes that are
-        overdue, or `decide` refuses."""
+        decision. It is refused if another broker leads the partition, the partition is loading or
+        has overdue writes, or `decide` raises `ApiError`."""
         owned = self._owned.get(partition)
         if owned is None:
             self._ports.fail(token, ApiError(ErrorCode.not_coordinator))
@@ -239,9 +242,10 @@ class Runtime(Generic[S]):
         self._take(partition, owned, result, now_ms)
 
     def read(self, partition: int) -> S:
-        """The shard, for what only looks at it. Raises `ApiError` while there is none.
+        """The shard, to be read only. Raises `ApiError` while it does not serve.
 
-        It may show what is not committed yet; answers that must not go through `submit`.
+        It may hold state that is not committed yet. Use `submit` for responses that must not show
+        such state.
         """
         owned = self._owned.get(partition)
         if owned is None:
@@ -251,7 +255,7 @@ class Runtime(Generic[S]):
         return owned.shard
 
     def apply(self, partition: int, decide: Callable[[S, int], Result], now_ms: int) -> None:
-        """Decide on what no client has asked for, if the shard serves."""
+        """Decide without a request of a client, if the shard serves."""
         owned = self._owned.get(partition)
         if owned is not None and owned.phase is Phase.ACTIVE:
             self._take(partition, owned, decide(owned.shard, now_ms), now_ms)
@@ -301,7 +305,7 @@ class Runtime(Generic[S]):
         self._dirty[partition] = None
 
     def _refuse_large(self, owned: _Owned[S], result: Result, size: int) -> None:
-        """One decision is one batch, and this one does not fit: nothing of it has happened."""
+        """Refuse a decision that does not fit in one batch. None of it takes effect."""
         limit = self._batch_bytes_max
         for token, _ in result.replies:
             if owned.waiting.pop(token, _ABSENT) is None:
@@ -315,7 +319,7 @@ class Runtime(Generic[S]):
     # The log.
 
     def flush(self, now_ms: int) -> None:
-        """Append what was decided since the last call, one batch a partition."""
+        """Append the records that were decided since the last call, one batch a partition."""
         for partition in list(self._dirty):
             self._flush_one(partition, now_ms)
 
@@ -340,16 +344,17 @@ class Runtime(Generic[S]):
     def append_marker(
         self, partition: int, append: Callable[[], object], ended: Callable[[S], None], now_ms: int
     ) -> None:
-        """Append a transaction's marker, one record, and let the shard know of it by `ended`.
+        """Append a transaction's marker, one record, with `append`, and apply it to the shard with
+        `ended`.
 
-        Raises `ApiError` while the shard does not serve, and what `append` raises; then nothing
-        has happened.
+        Raises `ApiError` while the shard does not serve, and what `append` raises. Then nothing
+        has changed.
         """
         self.read(partition)
         self._flush_one(partition, now_ms)
         shard = self.read(partition)
         owned = self._owned[partition]
-        # What the append wakes may decide at once, and stands behind the marker.
+        # A request that the append wakes may decide at once: it comes after the marker.
         owned.next_offset += 1
         appended = False
         try:
@@ -360,7 +365,7 @@ class Runtime(Generic[S]):
         ended(shard)
 
     def committed(self, partition: int, high_watermark: int) -> None:
-        """The high watermark has moved: replies leave that waited for it."""
+        """The high watermark has advanced: send the replies that waited for it."""
         owned = self._owned.get(partition)
         if owned is None:
             return
@@ -377,13 +382,13 @@ class Runtime(Generic[S]):
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When `tick` is due at the latest."""
+        """When `tick` is due; None without a deadline."""
         due = [at_ms for p in self._owned if (at_ms := self.deadline_of(p)) is not None]
         return min(due, default=None)
 
     def deadline_of(self, partition: int) -> int | None:
-        """When the shard of one partition is due, or the oldest write that is not committed, if it
-        serves."""
+        """When the shard of a partition is due, or its oldest uncommitted write times out; None if
+        it does not serve."""
         owned = self._owned.get(partition)
         if owned is None or owned.phase is not Phase.ACTIVE:
             return None
@@ -394,7 +399,7 @@ class Runtime(Generic[S]):
         return first_ms if due_ms is None else min(due_ms, first_ms)
 
     def tick(self, now_ms: int) -> None:
-        """Let shards do what is due, a bounded number of steps each."""
+        """Serve the deadlines of all shards, in a bounded number of steps each."""
         for partition, owned in list(self._owned.items()):
             if owned.phase is not Phase.ACTIVE:
                 continue
@@ -408,8 +413,8 @@ class Runtime(Generic[S]):
             self._give_up_waiting(owned, now_ms)
 
     def _give_up_waiting(self, owned: _Owned[S], now_ms: int) -> None:
-        """Refuse replies whose records are not committed in time. They may be yet; until then
-        whatever else is asked would wait as long."""
+        """Refuse replies whose records are not committed in time. They may be committed later;
+        until then other requests are refused too."""
         while owned.parked and owned.parked[0].deadline_ms <= now_ms:
             owned.overdue, _, token, _ = owned.parked.popleft()
             if owned.waiting.pop(token, _ABSENT) is None:
@@ -417,8 +422,8 @@ class Runtime(Generic[S]):
 
 
 def response_error(code: ErrorCode) -> ErrorCode:
-    """What a client is told when its write failed with `code`: to retry, to look for the
-    coordinator, or that it asks too much. Kafka's mapping."""
+    """Return the error for a client whose write failed with `code`, by Kafka's mapping: retry, look
+    up the coordinator, or reduce the request."""
     if code in _ADVISE_RETRY:
         return ErrorCode.coordinator_not_available
     if code in _ADVISE_FIND:

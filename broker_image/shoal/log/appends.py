@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from shoal.log import resent
 from shoal.log.errors import AppendRefused
 from shoal.log.producers import WrittenBatch
-from shoal.log.validation import Examined, examine, follower_batch, recompressed
+from shoal.log.validation import ValidatedBatch, follower_batch, recompressed, validate
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import (
     CONTROL_BIT,
@@ -33,7 +33,7 @@ from shoal.record.control import EndTransactionMarker, read_marker
 from shoal.record.records import build_batch, build_own_batch
 
 if TYPE_CHECKING:
-    from shoal.log.log import Log
+    from shoal.log.state import LogState
 
 #: The first bytes of a batch, which the CRC leaves out and an append replaces.
 _PREFIX_SIZE = 16
@@ -58,10 +58,12 @@ class Appended(NamedTuple):
     size: int = 0
 
 
-def of_client(log: Log, batch: Buffer | Examined, now_ms: int, leader_epoch: int) -> Appended:
-    """A producer's one batch, examined before or here; its earlier place if it was sent again."""
-    if not isinstance(batch, Examined):
-        batch = examine(batch, log.config, now_ms)
+def of_client(
+    log: LogState, batch: Buffer | ValidatedBatch, now_ms: int, leader_epoch: int
+) -> Appended:
+    """A producer's one batch, validated before or here; its earlier place if it was sent again."""
+    if not isinstance(batch, ValidatedBatch):
+        batch = validate(batch, log.config, now_ms)
     header, data = batch
     if header.producer_id != NO_PRODUCER_ID:
         duplicate = resent.check(log, header)
@@ -70,7 +72,7 @@ def of_client(log: Log, batch: Buffer | Examined, now_ms: int, leader_epoch: int
     return _place(log, data, header, now_ms, leader_epoch)
 
 
-def of_coordinator(log: Log, data: Buffer, now_ms: int, leader_epoch: int) -> Appended:
+def of_coordinator(log: LogState, data: Buffer, now_ms: int, leader_epoch: int) -> Appended:
     """One batch or more that this broker has made."""
     try:
         batches = [(at, header) for at, header in headers(data)]
@@ -90,7 +92,7 @@ def of_coordinator(log: Log, data: Buffer, now_ms: int, leader_epoch: int) -> Ap
 
 
 def of_records(
-    log: Log, records: Sequence[tuple[bytes, bytes | None]], now_ms: int, leader_epoch: int
+    log: LogState, records: Sequence[tuple[bytes, bytes | None]], now_ms: int, leader_epoch: int
 ) -> Appended:
     """A coordinator's records as a batch made in its place, so there is nothing to check."""
     config, base_offset = log.config, log.log_end_offset
@@ -107,7 +109,7 @@ def of_records(
     return Appended(base_offset, last_offset, -1, log.log_start_offset, False, len(data))
 
 
-def of_leader(log: Log, data: Buffer, now_ms: int) -> Appended:
+def of_leader(log: LogState, data: Buffer, now_ms: int) -> Appended:
     """Batches as a leader sent them: offsets and epochs are theirs, a torn last batch is passed
     over. Batches before a refused one stay."""
     view, first = memoryview(data), -1
@@ -134,7 +136,7 @@ def of_leader(log: Log, data: Buffer, now_ms: int) -> Appended:
 
 
 def _note_producer(
-    log: Log,
+    log: LogState,
     header: BatchHeader,
     marker: EndTransactionMarker | None,
     base_offset: int,
@@ -149,7 +151,9 @@ def _note_producer(
             log.active.txn_index.extend([aborted])
 
 
-def _place(log: Log, data: Buffer, header: BatchHeader, now_ms: int, leader_epoch: int) -> Appended:
+def _place(
+    log: LogState, data: Buffer, header: BatchHeader, now_ms: int, leader_epoch: int
+) -> Appended:
     """Give a checked batch its offset, epoch and perhaps time, and write it."""
     config = log.config
     base_offset = log.log_end_offset
@@ -179,7 +183,7 @@ def _place(log: Log, data: Buffer, header: BatchHeader, now_ms: int, leader_epoc
     return Appended(base_offset, last_offset, append_time, log.log_start_offset, False, size)
 
 
-def _again(log: Log, batch: WrittenBatch) -> Appended:
+def _again(log: LogState, batch: WrittenBatch) -> Appended:
     """A batch that stands in the log already."""
     append_time = log.config.timestamp_type is TimestampType.LOG_APPEND_TIME
     return Appended(

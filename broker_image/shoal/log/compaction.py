@@ -27,8 +27,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from shoal.log.indexes import RELATIVE_OFFSET_MAX, AbortedTransaction, TransactionIndex
-from shoal.log.retention import DeletedSegment
-from shoal.log.segment import CLEANED, DELETED, SWAP, Segment
+from shoal.log.segment import CLEANED, DELETED, SWAP, DeletedSegment, Segment
 from shoal.log.syncs import Sync
 from shoal.record.batch import (
     COMPRESSION_MASK,
@@ -44,7 +43,7 @@ from shoal.record.control import ControlType, read_marker
 from shoal.record.records import Span, key_of, put_span, records_body, spans
 
 if TYPE_CHECKING:
-    from shoal.log.log import Log
+    from shoal.log.state import LogState
 
 #: Memory of one key in the map, in bytes: a 16-byte digest, an offset, and the dict's slot.
 #: Measured with tracemalloc: 116 when full, 141 at its emptiest, 159 while it grows.
@@ -75,7 +74,7 @@ class Cleanable:
         return self.dirty_bytes / total if total else 0.0
 
 
-def cleanable(log: Log, now_ms: int, high_watermark: int) -> Cleanable:
+def cleanable(log: LogState, now_ms: int, high_watermark: int) -> Cleanable:
     """What of `log` may be compacted now, be it worth it or not."""
     config = log.config
     dirty = min(max(log.cleaned_to, log.log_start_offset), log.log_end_offset)
@@ -119,7 +118,7 @@ class Compaction:
         return next(self._steps)
 
 
-def begin(log: Log, now_ms: int, high_watermark: int, memory_bytes: int) -> Compaction | None:
+def begin(log: LogState, now_ms: int, high_watermark: int, memory_bytes: int) -> Compaction | None:
     """A round of compaction, None when there is nothing to do (or the log is being compacted, is
     not compacted at all, or was found corrupt)."""
     if not log.config.compact or log.compacting or log.offline or log.uncleanable:
@@ -187,7 +186,7 @@ class _Transactions:
 class _Round:
     """One round over one log."""
 
-    def __init__(self, log: Log, part: Cleanable, now_ms: int, entries_max: int) -> None:
+    def __init__(self, log: LogState, part: Cleanable, now_ms: int, entries_max: int) -> None:
         self.log = log
         self.part = part
         self.now_ms = now_ms

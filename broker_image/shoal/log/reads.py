@@ -15,7 +15,7 @@ from shoal.log.segment import Segment
 from shoal.record.batch import OVERHEAD, Buffer, headers, read_header
 
 if TYPE_CHECKING:
-    from shoal.log.log import Log
+    from shoal.log.state import LogState
 
 #: Ends of reads whose place in the file is remembered.
 _HINTS_MAX = 64
@@ -33,7 +33,7 @@ class Read(NamedTuple):
     next_offset: int
 
 
-def read(log: Log, offset: int, max_bytes: int, max_offset: int | None, min_one: bool) -> Read:
+def read(log: LogState, offset: int, max_bytes: int, max_offset: int | None, min_one: bool) -> Read:
     """Whole batches as bytes (`Log.read`)."""
     bound = _bound(log, offset, max_offset)
     place = _place(log, offset, bound)
@@ -43,7 +43,7 @@ def read(log: Log, offset: int, max_bytes: int, max_offset: int | None, min_one:
 
 
 def slice(
-    log: Log, offset: int, max_bytes: int, max_offset: int | None, min_one: bool
+    log: LogState, offset: int, max_bytes: int, max_offset: int | None, min_one: bool
 ) -> slices.Slice:
     """Whole batches as a place in a file, if they are some (`Log.slice`)."""
     bound = _bound(log, offset, max_offset)
@@ -51,14 +51,16 @@ def slice(
     if place is None:
         return slices.Slice(b"", offset)
     segment, position = place
-    found = slices.find(log, segment, position, max_bytes, bound)
+    found = slices.find(
+        segment, position, max_bytes, bound=bound, log_end_offset=log.log_end_offset
+    )
     if found is None:
         return slices.Slice(*_read_at(log, segment, position, offset, max_bytes, bound, min_one))
     _remember(log, found[1], segment, position + len(found[0]))
     return slices.Slice(*found)
 
 
-def _bound(log: Log, offset: int, max_offset: int | None) -> int:
+def _bound(log: LogState, offset: int, max_offset: int | None) -> int:
     """Where reading from `offset` ends. Raises `OffsetOutOfRange`."""
     end = log.log_end_offset
     if not log.log_start_offset <= offset <= end:
@@ -66,7 +68,7 @@ def _bound(log: Log, offset: int, max_offset: int | None) -> int:
     return end if max_offset is None or max_offset > end else max_offset
 
 
-def _place(log: Log, offset: int, bound: int) -> tuple[Segment, int] | None:
+def _place(log: LogState, offset: int, bound: int) -> tuple[Segment, int] | None:
     """The segment and the position in it of the batch that holds `offset`, if that is below
     `bound`."""
     if offset >= bound:
@@ -88,7 +90,7 @@ def _place(log: Log, offset: int, bound: int) -> tuple[Segment, int] | None:
 
 
 def _read_at(
-    log: Log,
+    log: LogState,
     segment: Segment,
     position: int,
     offset: int,
@@ -116,7 +118,7 @@ def _read_at(
     return Read(data, next_offset)
 
 
-def _remember(log: Log, offset: int, segment: Segment, position: int) -> None:
+def _remember(log: LogState, offset: int, segment: Segment, position: int) -> None:
     hints = log.read_ends
     hints[offset] = (segment, position)
     if len(hints) > _HINTS_MAX:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
-from shoal.log import rolling
+from shoal.log import producer_recovery, rolling, truncation
 from shoal.log.segment import (
     CLEANED,
     DELETED,
@@ -26,16 +26,17 @@ from shoal.log.segment import (
     Segment,
     file_name,
 )
-from shoal.record.batch import NO_PRODUCER_ID, CorruptBatch, check_crc
-from shoal.record.control import read_marker
+from shoal.record.batch import CorruptBatch, check_crc
 
 if TYPE_CHECKING:
-    from shoal.log.log import Log
+    from shoal.log.state import LogState
 
 _ASIDE = ".tmp"
 
 
-def load(log: Log, now_ms: int, clean: bool, recovery_point: int, log_start_offset: int) -> None:
+def load(
+    log: LogState, now_ms: int, clean: bool, recovery_point: int, log_start_offset: int
+) -> None:
     """Fill a new `Log` from its directory, which is made if it is not there."""
     log.storage.make_directory(log.directory)
     _finish_swaps(log, now_ms)
@@ -49,7 +50,7 @@ def load(log: Log, now_ms: int, clean: bool, recovery_point: int, log_start_offs
     log.recovery_point = min(recovery_point, log.log_end_offset)
     if log.log_end_offset < log_start_offset:
         # The records that a crash took were deleted before it: their offsets do not come back.
-        log.truncate_fully_and_start_at(log_start_offset)
+        truncation.fully(log, log_start_offset)
         return
     log.log_start_offset = max(log_start_offset, log.bases[0])
     log.unsynced_since_ms = now_ms if log.recovery_point < log.log_end_offset else None
@@ -58,10 +59,12 @@ def load(log: Log, now_ms: int, clean: bool, recovery_point: int, log_start_offs
     log.epochs.truncate_from_end(log.log_end_offset)
     log.epochs.truncate_from_start(log.log_start_offset)
     # What was aborted past the recovery point is to be found again, and so replayed.
-    rebuild_producers(log, now_ms, at_most=log.log_end_offset if clean else log.recovery_point)
+    producer_recovery.rebuild(
+        log, now_ms, at_most=log.log_end_offset if clean else log.recovery_point
+    )
 
 
-def _finish_swaps(log: Log, now_ms: int) -> None:
+def _finish_swaps(log: LogState, now_ms: int) -> None:
     """Complete or undo what a compaction or deletion had begun."""
     storage, directory = log.storage, log.directory
     names = storage.names(directory)
@@ -81,7 +84,7 @@ def _finish_swaps(log: Log, now_ms: int) -> None:
             storage.rename(f"{directory}/{name}", f"{directory}/{name[: -len(SWAP)]}")
 
 
-def _finish_swap(log: Log, base_offset: int, now_ms: int) -> None:
+def _finish_swap(log: LogState, base_offset: int, now_ms: int) -> None:
     """Remove the segments that a whole `.swap` segment replaces, and give it its name."""
     storage, directory = log.storage, log.directory
     swapped = Segment(storage, directory, base_offset, now_ms=now_ms, suffix=SWAP)
@@ -97,7 +100,7 @@ def _finish_swap(log: Log, base_offset: int, now_ms: int) -> None:
     swapped.release()
 
 
-def _open_segments(log: Log, now_ms: int, log_start_offset: int) -> None:
+def _open_segments(log: LogState, now_ms: int, log_start_offset: int) -> None:
     storage, directory = log.storage, log.directory
     names = storage.names(directory)
     present = set(names)
@@ -112,7 +115,9 @@ def _open_segments(log: Log, now_ms: int, log_start_offset: int) -> None:
         elif dot + kind in FILES and stem + LOG not in present:
             storage.remove(f"{directory}/{name}")
     if not log.segments:
-        fresh = rolling.fresh_segment(log, log_start_offset, now_ms)
+        fresh = rolling.fresh_segment(
+            log.storage, log.directory, log.config, log_start_offset, now_ms
+        )
         log.segments.append(fresh)
         log.bases.append(log_start_offset)
     # A crash may have left space reserved behind it.
@@ -123,7 +128,7 @@ def _open_segments(log: Log, now_ms: int, log_start_offset: int) -> None:
             segment.rebuild(interval_bytes=log.config.index_interval_bytes)
 
 
-def _recover(log: Log, recovery_point: int) -> int:
+def _recover(log: LogState, recovery_point: int) -> int:
     """Check all that lies past the recovery point; gives the point, or less where the log ends."""
     first = max(0, bisect_right(log.bases, recovery_point) - 1)
     if first:
@@ -151,7 +156,7 @@ def _recover(log: Log, recovery_point: int) -> int:
     return min(recovery_point, log.log_end_offset)
 
 
-def _recover_segment(log: Log, segment: Segment, recovery_point: int) -> bool:
+def _recover_segment(log: LogState, segment: Segment, recovery_point: int) -> bool:
     """Check the segment's batches from the recovery point on and index them; cut it behind the
     last sound one. Whether all of it was sound."""
     if not segment.offset_index.is_sound(segment.size):
@@ -189,32 +194,3 @@ def _recover_segment(log: Log, segment: Segment, recovery_point: int) -> bool:
     segment.file.truncate(position)
     segment.size = position
     return False
-
-
-def rebuild_producers(log: Log, now_ms: int, at_most: int | None = None) -> None:
-    """The producers' state at the log's end: the newest snapshot (of an offset `at_most`), and the
-    batches behind it."""
-    log.snapshots.drop_past(log.log_end_offset)
-    log.producers.clear()
-    known = log.snapshots.load(log.producers, now_ms, at_most)
-    start = log.bases[0] if known is None else max(log.bases[0], known)
-    for segment in log.segments[max(0, bisect_right(log.bases, start) - 1) :]:
-        _replay(log, segment, start, now_ms)
-
-
-def _replay(log: Log, segment: Segment, start: int, now_ms: int) -> None:
-    """Note the producers' batches of a segment from `start` on."""
-    if start >= log.log_end_offset:
-        return
-    known = {entry.last_offset for entry in segment.aborted()}
-    for position, header in segment.heads(segment.offset_index.position_of(start)):
-        if header.base_offset < start or header.producer_id == NO_PRODUCER_ID:
-            continue
-        if not header.is_control:
-            log.producers.note(header, header.base_offset, now_ms)
-            continue
-        marker = read_marker(segment.read(position, header.size))
-        if marker is not None:
-            aborted = log.producers.note_marker(header, marker, header.base_offset, now_ms)
-            if aborted is not None and aborted.last_offset not in known:
-                segment.txn_index.extend([aborted])

@@ -20,7 +20,7 @@ from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import BatchHeader, CorruptBatch
 
 if TYPE_CHECKING:
-    from shoal.log.log import Log
+    from shoal.log.state import LogState
     from shoal.log.segment import Segment
 
 #: Batches that one search looks at, of all producers: five unanswered ones of 400 producers. It
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SEARCHED_MAX = 2_000
 
 
-def check(log: Log, header: BatchHeader) -> WrittenBatch | None:
+def check(log: LogState, header: BatchHeader) -> WrittenBatch | None:
     """`ProducerStates.check` of a client's batch, against the last five batches in the log.
 
     Raises `AppendRefused`.
@@ -43,7 +43,7 @@ def check(log: Log, header: BatchHeader) -> WrittenBatch | None:
     return log.producers.check(header, client=True)
 
 
-def _complete(log: Log, producer: Producer) -> None:
+def _complete(log: LogState, producer: Producer) -> None:
     """Add the batches that the snapshot left out. Raises `AppendRefused` if the disk fails."""
     batches = producer.batches
     earlier = _earlier(log, producer, batches[0].base_offset)
@@ -57,7 +57,7 @@ def _complete(log: Log, producer: Producer) -> None:
     producer.abridged = False
 
 
-def _earlier(log: Log, producer: Producer, offset: int) -> Iterator[WrittenBatch]:
+def _earlier(log: LogState, producer: Producer, offset: int) -> Iterator[WrittenBatch]:
     """The producer's batches below `offset` in its present epoch, the latest first."""
     for header in islice(_headers_before(log, offset), SEARCHED_MAX):
         if header.producer_id != producer.producer_id or header.is_control:
@@ -67,7 +67,7 @@ def _earlier(log: Log, producer: Producer, offset: int) -> Iterator[WrittenBatch
         yield WrittenBatch.of(header, header.base_offset)
 
 
-def _headers_before(log: Log, offset: int) -> Iterator[BatchHeader]:
+def _headers_before(log: LogState, offset: int) -> Iterator[BatchHeader]:
     """The batches below `offset`, the latest first; they end at one that does not read."""
     for segment in reversed(log.segments[: bisect_left(log.bases, offset)]):
         start = segment.size

@@ -9,29 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.log.segment import DELETED, Segment
+from shoal.log.segment import DELETED, DeletedSegment
 
 if TYPE_CHECKING:
-    from shoal.log.log import Log
+    from shoal.log.state import LogState
 
 
-class DeletedSegment:
-    """A segment that is out of the log; `remove` is due after file.delete.delay.ms."""
-
-    __slots__ = ("_segment", "base_offset", "reason", "size_bytes")
-
-    def __init__(self, segment: Segment, reason: str) -> None:
-        self._segment = segment
-        self.base_offset = segment.base_offset
-        self.size_bytes = segment.size
-        self.reason = reason
-
-    def remove(self) -> None:
-        """Remove the files. May run in another thread."""
-        self._segment.remove()
-
-
-def tick(log: Log, now_ms: int, high_watermark: int) -> list[DeletedSegment]:
+def tick(log: LogState, now_ms: int, high_watermark: int) -> list[DeletedSegment]:
     """Take away what the log's configuration no longer keeps; gives all that is to be removed,
     what compaction replaced included. Raises `OSError`."""
     gone = log.garbage
@@ -51,11 +35,11 @@ def tick(log: Log, now_ms: int, high_watermark: int) -> list[DeletedSegment]:
     return gone
 
 
-def _end_of(log: Log, at: int) -> int:
+def _end_of(log: LogState, at: int) -> int:
     return log.bases[at + 1] if at + 1 < len(log.bases) else log.log_end_offset
 
 
-def _older_than(log: Log, earliest_ms: int, high_watermark: int) -> int:
+def _older_than(log: LogState, earliest_ms: int, high_watermark: int) -> int:
     count = 0
     for at, segment in enumerate(log.segments):
         if _end_of(log, at) > high_watermark or segment.age_timestamp() >= earliest_ms:
@@ -66,7 +50,7 @@ def _older_than(log: Log, earliest_ms: int, high_watermark: int) -> int:
     return count
 
 
-def _past_size(log: Log, limit: int, high_watermark: int) -> int:
+def _past_size(log: LogState, limit: int, high_watermark: int) -> int:
     excess, count = log.size_bytes - limit, 0
     for at, segment in enumerate(log.segments[:-1]):
         if excess < segment.size or _end_of(log, at) > high_watermark:
@@ -76,12 +60,12 @@ def _past_size(log: Log, limit: int, high_watermark: int) -> int:
     return count
 
 
-def _below_start(log: Log, high_watermark: int) -> int:
+def _below_start(log: LogState, high_watermark: int) -> int:
     bound = min(log.log_start_offset, high_watermark)
     return sum(end <= bound for end in log.bases[1:])
 
 
-def _delete_oldest(log: Log, count: int, reason: str, now_ms: int) -> list[DeletedSegment]:
+def _delete_oldest(log: LogState, count: int, reason: str, now_ms: int) -> list[DeletedSegment]:
     if not count:
         return []
     if count == len(log.segments):

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.log.segment import Segment
 from shoal.record.batch import LOG_APPEND_TIME_BIT, BatchHeader, CorruptBatch
 from shoal.record.records import read_records
 
 if TYPE_CHECKING:
-    from shoal.log.log import Log
-
-#: (timestamp, offset, leader epoch).
-Found = tuple[int, int, int]
+    from shoal.log.state import LogState
 
 
-def since(log: Log, timestamp_ms: int, max_offset: int | None) -> Found | None:
+class TimestampOffset(NamedTuple):
+    """A record that ListOffsets names: its timestamp in milliseconds, offset and leader epoch."""
+
+    timestamp_ms: int
+    offset: int
+    leader_epoch: int
+
+
+def since(log: LogState, timestamp_ms: int, max_offset: int | None) -> TimestampOffset | None:
     """The first record below `max_offset` that is at least as young as `timestamp_ms`."""
     bound = log.log_end_offset if max_offset is None else max_offset
     for segment in log.segments:
@@ -29,21 +34,23 @@ def since(log: Log, timestamp_ms: int, max_offset: int | None) -> Found | None:
                 continue
             found = _within(segment, position, header, timestamp_ms, log.log_start_offset)
             if found is not None:
-                return found if found[1] < bound else None
+                return found if found.offset < bound else None
     return None
 
 
 def _within(
     segment: Segment, position: int, header: BatchHeader, timestamp_ms: int, start: int
-) -> Found | None:
+) -> TimestampOffset | None:
     """The record in one batch, None when those that are young enough lie before `start`."""
-    whole = header.max_timestamp, max(header.base_offset, start), header.leader_epoch
+    whole = TimestampOffset(
+        header.max_timestamp, max(header.base_offset, start), header.leader_epoch
+    )
     if header.attributes & LOG_APPEND_TIME_BIT:
         return whole
     try:
         for record in read_records(segment.read(position, header.size)):
             if record.timestamp_ms >= timestamp_ms and record.offset >= start:
-                return record.timestamp_ms, record.offset, header.leader_epoch
+                return TimestampOffset(record.timestamp_ms, record.offset, header.leader_epoch)
     except CorruptBatch:
         # A client garbled the records under a right CRC: its batch counts as a whole.
         return whole

@@ -304,3 +304,19 @@ class Segment:
         """Remove the files."""
         for kind in FILES:
             self.storage.remove(self.path(kind))
+
+
+class DeletedSegment:
+    """A segment that is out of the log; `remove` is due after file.delete.delay.ms."""
+
+    __slots__ = ("_segment", "base_offset", "reason", "size_bytes")
+
+    def __init__(self, segment: Segment, reason: str) -> None:
+        self._segment = segment
+        self.base_offset = segment.base_offset
+        self.size_bytes = segment.size
+        self.reason = reason
+
+    def remove(self) -> None:
+        """Remove the files. May run in another thread."""
+        self._segment.remove()

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from shoal.log.storage import File
 
 if TYPE_CHECKING:
-    from shoal.log.log import Log
     from shoal.log.segment import Segment
 
 #: Below this a read and one write cost less than the system calls around a `sendfile`.
@@ -40,7 +39,7 @@ class Slice(NamedTuple):
 
 
 def find(
-    log: Log, segment: Segment, position: int, max_bytes: int, bound: int
+    segment: Segment, position: int, max_bytes: int, *, bound: int, log_end_offset: int
 ) -> tuple[FileSlice, int] | None:
     """The whole batches within `max_bytes` from the one at `position` on, none of which ends past
     `bound`, and the offset behind them; None where they are too little to be worth it."""
@@ -49,7 +48,7 @@ def find(
         return None
     # Batches are walked from one on that the index knows to be whole, by their headers.
     start = segment.offset_index.whole_before(stop)
-    if bound < log.log_end_offset:
+    if bound < log_end_offset:
         start = min(start, segment.offset_index.position_of(bound - 1))
     end = next_offset = 0
     for at, header in segment.heads(max(start, position)):

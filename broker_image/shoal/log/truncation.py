@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.log import recovery, rolling
+from shoal.log import producer_recovery, rolling
 from shoal.log.segment import Segment
 
 if TYPE_CHECKING:
-    from shoal.log.log import Log
+    from shoal.log.state import LogState
 
 
-def from_offset(log: Log, offset: int) -> None:
+def from_offset(log: LogState, offset: int) -> None:
     """Cut all from `offset` on. Raises `OSError`."""
     if offset >= log.log_end_offset:
         # Who led for a moment has noted an epoch that begins here and has no record.
@@ -34,10 +34,10 @@ def from_offset(log: Log, offset: int) -> None:
     log.cleaned_to = min(log.cleaned_to, offset)
     log.log_start_offset = min(log.log_start_offset, offset)
     log.epochs.truncate_from_end(offset)
-    recovery.rebuild_producers(log, log.active.created_ms)
+    producer_recovery.rebuild(log, log.active.created_ms)
 
 
-def fully(log: Log, offset: int) -> None:
+def fully(log: LogState, offset: int) -> None:
     """Drop all there is; the log goes on at `offset`. Raises `OSError`."""
     _void(log)
     now_ms = log.active.created_ms
@@ -47,7 +47,7 @@ def fully(log: Log, offset: int) -> None:
     log.snapshots.drop_past(-1)
     log.producers.clear()
     log.epochs.clear()
-    fresh = rolling.fresh_segment(log, offset, now_ms)
+    fresh = rolling.fresh_segment(log.storage, log.directory, log.config, offset, now_ms)
     log.segments.append(fresh)
     log.bases.append(offset)
     log.log_start_offset = log.log_end_offset = offset
@@ -55,12 +55,12 @@ def fully(log: Log, offset: int) -> None:
     log.unsynced_since_ms = None
 
 
-def _void(log: Log) -> None:
+def _void(log: LogState) -> None:
     log.generation += 1
     log.forget_positions()
 
 
-def _drop(log: Log, segment: Segment) -> None:
+def _drop(log: LogState, segment: Segment) -> None:
     """Remove a segment that no reader may see again, at once."""
     segment.remove()
     segment.release()

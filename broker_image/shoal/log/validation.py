@@ -1,9 +1,9 @@
 """What a producer's batch must be before it may stand in a log.
 
-`examine` checks the header, the CRC and every record, and returns the batch as the log stores it.
+`validate` checks the header, the CRC and every record, and returns the batch as the log stores it.
 It decompresses into a buffer of its caller's, or into memory that it frees at once; a batch that
 expands past `EXPANDED_BYTES_MAX` is refused. Where a record is to blame the refusal lists it
-(KIP-467). Batches of coordinators and of leaders are not examined
+(KIP-467). Batches of coordinators and of leaders are not validated
 (docs/adr/0051-validate-records-on-produce.md).
 """
 
@@ -27,6 +27,7 @@ from shoal.record.batch import (
     MAGIC,
     MAGIC_AT,
     OVERHEAD,
+    RECORD_COUNT_AT,
     BatchHeader,
     Buffer,
     CorruptBatch,
@@ -53,7 +54,7 @@ _PYTHON_RECORDS_MAX = 1_000
 _NO_KEY = "This record has no key, and the topic is compacted."
 
 
-class Examined(NamedTuple):
+class ValidatedBatch(NamedTuple):
     """A sound batch as it is stored; `data` are the bytes that came where nothing had to change."""
 
     header: BatchHeader
@@ -66,12 +67,12 @@ def is_large(data: Buffer, inline_bytes_max: int) -> bool:
         return True
     if walker.native is not None or len(data) < HEADER_SIZE:
         return False
-    return int.from_bytes(data[HEADER_SIZE - 4 : HEADER_SIZE], "big") > _PYTHON_RECORDS_MAX
+    return int.from_bytes(data[RECORD_COUNT_AT:HEADER_SIZE], "big") > _PYTHON_RECORDS_MAX
 
 
-def examine(
+def validate(
     data: Buffer, config: LogConfig, now_ms: int, out: memoryview | None = None
-) -> Examined:
+) -> ValidatedBatch:
     """Check the one batch that a produce request may hold for a partition.
 
     Compressed records are expanded into `out`, which raises `OutputFull` where it is too small;
@@ -219,7 +220,7 @@ def _invalid(message: str) -> AppendRefused:
 
 def _stored(
     data: Buffer, header: BatchHeader, body: Buffer, found: walker.Walk, config: LogConfig
-) -> Examined:
+) -> ValidatedBatch:
     """The batch as it is stored: in the topic's compression.type, and under create time with the
     records' largest timestamp in its header. Its bytes stay where they fit. Raises
     `AppendRefused`."""
@@ -231,7 +232,7 @@ def _stored(
         attributes &= ~LOG_APPEND_TIME_BIT
         latest = found.max_timestamp
     if target == codec and attributes == header.attributes and latest == header.max_timestamp:
-        return Examined(header, data)
+        return ValidatedBatch(header, data)
     attributes = attributes & ~COMPRESSION_MASK | target
     header = header._replace(attributes=attributes, max_timestamp=latest)
     if target == codec:
@@ -241,7 +242,7 @@ def _stored(
     else:
         out = seal(header, compress(target, body, config.compression_level))
         _check_sizes(len(out), config)
-    return Examined(read_header(out), out)
+    return ValidatedBatch(read_header(out), out)
 
 
 def recompressed(

@@ -1,8 +1,8 @@
-"""Control records of the quorum: who leads, who votes, and where a snapshot begins and ends.
+"""Control records of the quorum: leader changes, voter sets, snapshot headers and footers.
 
 A control record's key is its version and type (`shoal.record.control`), its value one of Kafka's
 messages: LeaderChangeMessage, SnapshotHeaderRecord, SnapshotFooterRecord, KRaftVersionRecord and
-VotersRecord (KIP-595, KIP-630, KIP-853). Their first field is the version that they are in.
+VotersRecord (KIP-595, KIP-630, KIP-853). Their first field is their version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shoal.record.control import ControlType
 from shoal.record.records import build_batch, read_records
 
 _KEY = struct.Struct(">hh")
-#: A voters record of hundreds of voters is far below this.
+#: Far above a voters record with hundreds of voters.
 _BATCH_BYTES_MAX = 1 << 20
 
 _VERSION = Column("version", "int16")
@@ -86,8 +86,7 @@ def build_control_batch(
     leader_epoch: int,
     timestamp_ms: int,
 ) -> bytearray:
-    """One batch of control records, as it stands in the log; in version 0, as Kafka 4.3.1 writes
-    all of them."""
+    """Return a batch of control records for the log, in version 0 as in Kafka 4.3.1."""
     encoded = []
     for kind, fields in records:
         value = bytearray()
@@ -97,7 +96,7 @@ def build_control_batch(
 
 
 def read_control_batch(buf: Buffer, at: int = 0) -> Iterator[ControlRecord]:
-    """The quorum's control records in the control batch at `at`; other kinds are passed over.
+    """Yield the control records of the quorum in the control batch at `at`; skip other kinds.
 
     Raises `CorruptBatch`, `WireError`.
     """

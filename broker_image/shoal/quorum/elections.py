@@ -1,16 +1,15 @@
-"""Votes, and how the beginning and the end of an epoch get around (KIP-595, KIP-996).
+"""Votes, and the messages about the beginning and the end of an epoch (KIP-595, KIP-996).
 
-A vote goes to a replica whose log is at least as long as the voter's own: the later last epoch, or
-the same and the larger end offset (Raft 5.4.1). It is given once an epoch. Anyone who is asked
-votes, be it a voter in its own eyes or not: its log may not have the record yet that makes it one
-(KIP-853).
+A voter grants its vote, once per epoch, to a replica whose log is at least as up to date as its
+own: a later last epoch, or the same epoch and an end offset that is not lower (Raft 5.4.1). Each
+replica that is asked votes, even one that is an observer by its own log: the record that makes it
+a voter may not have arrived yet (KIP-853).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shoal.protocol.errors import ErrorCode
+from shoal.quorum.leader_state import LeaderState
 from shoal.quorum.messages import (
     BeginQuorumEpochRequest,
     EndQuorumEpochRequest,
@@ -19,16 +18,13 @@ from shoal.quorum.messages import (
     VoteRequest,
     VoteResponse,
 )
-from shoal.quorum.progress import Book
+from shoal.quorum.replica import Replica
 from shoal.quorum.states import Role
 from shoal.quorum.voters import ReplicaKey
 
-if TYPE_CHECKING:
-    from shoal.quorum.raft import Raft
 
-
-def is_for(raft: Raft, voter: ReplicaKey) -> bool:
-    """Whether a request that names its receiver means this replica."""
+def is_for(raft: Replica, voter: ReplicaKey) -> bool:
+    """Whether a request for `voter` is for this replica."""
     mine = raft.local
     return voter.id == mine.id and voter.directory_id in (None, mine.directory_id)
 
@@ -36,8 +32,8 @@ def is_for(raft: Raft, voter: ReplicaKey) -> bool:
 # Standing for election.
 
 
-def ask_for_votes(raft: Raft) -> None:
-    """Ask the voters that have not answered."""
+def ask_for_votes(raft: Replica) -> None:
+    """Send Vote to the voters that have not answered."""
     index = raft.index
     for voter in raft.voters.latest.others(raft.local):
         if voter.key.id not in raft.votes and raft.can_send(voter.key.id):
@@ -48,7 +44,9 @@ def ask_for_votes(raft: Raft) -> None:
             raft.send(voter.key.id, request)
 
 
-def on_vote_response(raft: Raft, source: int, request: VoteRequest, response: VoteResponse) -> None:
+def on_vote_response(
+    raft: Replica, source: int, request: VoteRequest, response: VoteResponse
+) -> None:
     if response.error is ErrorCode.none:
         raft.votes[source] = response.vote_granted
         count(raft)
@@ -56,8 +54,8 @@ def on_vote_response(raft: Raft, source: int, request: VoteRequest, response: Vo
         raft.back_off(source)
 
 
-def count(raft: Raft) -> None:
-    """Move on when enough voters have answered."""
+def count(raft: Replica) -> None:
+    """Change the role once enough voters have answered."""
     voters = raft.voters.latest
     granted = voters.holds(raft.local) + sum(raft.votes.values())
     refused = sum(not vote for vote in raft.votes.values())
@@ -79,7 +77,7 @@ def count(raft: Raft) -> None:
 # Voting.
 
 
-def on_vote(raft: Raft, message: Message, request: VoteRequest) -> None:
+def on_vote(raft: Replica, message: Message, request: VoteRequest) -> None:
     if not is_for(raft, request.voter):
         answer(raft, message, False, ErrorCode.invalid_voter_key)
         return
@@ -107,7 +105,9 @@ def on_vote(raft: Raft, message: Message, request: VoteRequest) -> None:
     answer(raft, message, granted)
 
 
-def answer(raft: Raft, message: Message, granted: bool, error: ErrorCode = ErrorCode.none) -> None:
+def answer(
+    raft: Replica, message: Message, granted: bool, error: ErrorCode = ErrorCode.none
+) -> None:
     response = VoteResponse(raft.epoch, raft.known_leader, granted, error)
     raft.reply(message.source, message.correlation, response)
 
@@ -115,11 +115,11 @@ def answer(raft: Raft, message: Message, granted: bool, error: ErrorCode = Error
 # The beginning of an epoch.
 
 
-def begin_request(raft: Raft, voter: ReplicaKey) -> BeginQuorumEpochRequest:
+def begin_request(raft: Replica, voter: ReplicaKey) -> BeginQuorumEpochRequest:
     return BeginQuorumEpochRequest(voter, raft.local.id, raft.epoch)
 
 
-def on_begin(raft: Raft, message: Message, request: BeginQuorumEpochRequest) -> None:
+def on_begin(raft: Replica, message: Message, request: BeginQuorumEpochRequest) -> None:
     error = ErrorCode.none
     if not is_for(raft, request.voter):
         error = ErrorCode.invalid_voter_key
@@ -132,12 +132,12 @@ def on_begin(raft: Raft, message: Message, request: BeginQuorumEpochRequest) -> 
     raft.reply(message.source, message.correlation, _epoch(raft, error))
 
 
-def _epoch(raft: Raft, error: ErrorCode) -> EpochResponse:
+def _epoch(raft: Replica, error: ErrorCode) -> EpochResponse:
     return EpochResponse(raft.epoch, raft.known_leader, error)
 
 
 def on_epoch_response(
-    raft: Raft,
+    raft: Replica,
     source: int,
     request: BeginQuorumEpochRequest | EndQuorumEpochRequest,
     response: EpochResponse,
@@ -151,37 +151,37 @@ def on_epoch_response(
 # The end of an epoch.
 
 
-def tell_end(raft: Raft, book: Book | None = None) -> None:
-    """The voters are to hear that this replica leads no more. `book` ranks the successors."""
+def announce_end(raft: Replica, leader: LeaderState | None = None) -> None:
+    """Begin to send EndQuorumEpoch to the voters. `leader` ranks the preferred successors."""
     voters = raft.voters.latest.others(raft.local)
-    reached = {} if book is None else book.offsets(raft.voters.latest)
+    reached = {} if leader is None else leader.offsets(raft.voters.latest)
     ranked = sorted(voters, key=lambda v: (-reached.get(v.key.id, -1), v.key.id))
     successors = tuple(voter.key for voter in ranked)
     raft.unconfirmed = {voter.key.id: successors for voter in voters}
 
 
-def send_end(raft: Raft) -> None:
+def send_end(raft: Replica) -> None:
     for to, successors in raft.unconfirmed.items():
         if raft.can_send(to):
             raft.send(to, EndQuorumEpochRequest(raft.local.id, raft.epoch, successors))
 
 
-def on_end(raft: Raft, message: Message, request: EndQuorumEpochRequest) -> None:
-    """The first successor stands at once, the others the later the further down they are."""
+def on_end(raft: Replica, message: Message, request: EndQuorumEpochRequest) -> None:
+    """The first preferred candidate starts an election at once, the others later, by rank."""
     if request.leader_epoch < raft.epoch:
         raft.reply(message.source, message.correlation, _epoch(raft, ErrorCode.fenced_leader_epoch))
         return
     if request.leader_id != raft.local.id:
         raft.observe(request.leader_epoch, request.leader_id)
     if raft.role is Role.FOLLOWER and raft.leader_id == request.leader_id:
-        # Whoever stands now may have this replica's vote: nobody leads that it could disturb.
+        # This replica may grant pre-votes again: there is no leader to disturb.
         raft.has_fetched = False
         if raft.may_stand:
             raft.deadline_ms = raft.now_ms + _turn_ms(raft, request)
     raft.reply(message.source, message.correlation, _epoch(raft, ErrorCode.none))
 
 
-def _turn_ms(raft: Raft, request: EndQuorumEpochRequest) -> int:
+def _turn_ms(raft: Replica, request: EndQuorumEpochRequest) -> int:
     places = [key for key in request.preferred_candidates if is_for(raft, key)]
     if not places:
         return raft.settings.election_timeout_ms

@@ -1,16 +1,15 @@
-"""What a replica does that does not lead: finds the leader, fetches its log, cuts off what the
-leader does not have, or takes a snapshot where the leader's log begins too late.
+"""Replicas that do not lead: they find the leader and fetch its log, or a snapshot.
 
-Observers sync before they fetch on, as voters do: who is an observer in its own eyes may be a voter
-in the leader's, and a fetch offset vouches that what lies before it is durable.
+A follower truncates records that the leader does not have. It fetches a snapshot if the log of the
+leader begins after the end of its own. Observers sync before the next fetch, as voters do: an
+observer by its own log may be a voter by the leader's, and a fetch offset asserts durability.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shoal.protocol.errors import ErrorCode, WireError
 from shoal.quorum.control_records import read_control_batch
+from shoal.quorum.events import SnapshotChunk
 from shoal.quorum.log_index import OffsetAndEpoch
 from shoal.quorum.messages import (
     FetchRequest,
@@ -19,17 +18,14 @@ from shoal.quorum.messages import (
     FetchSnapshotResponse,
     Slice,
 )
-from shoal.quorum.ready import SnapshotChunk
+from shoal.quorum.replica import Replica
 from shoal.quorum.voters import VoterSet
 from shoal.record.batch import Buffer, CorruptBatch, check_crc, headers
 from shoal.record.control import ControlType
 
-if TYPE_CHECKING:
-    from shoal.quorum.raft import Raft
 
-
-def drive(raft: Raft) -> None:
-    """Fetch from the leader; without one, ask a voter at a time who it is."""
+def drive(raft: Replica) -> None:
+    """Fetch from the leader. If it is unknown, send the fetch to one voter at a time."""
     if raft.leader_id is not None:
         if raft.can_send(raft.leader_id) and not raft.sync_pending:
             _fetch(raft, raft.leader_id)
@@ -39,7 +35,7 @@ def drive(raft: Raft) -> None:
         _fetch(raft, voters[raft.choose(len(voters))].key.id)
 
 
-def _fetch(raft: Raft, to: int) -> None:
+def _fetch(raft: Replica, to: int) -> None:
     settings, index = raft.settings, raft.index
     if raft.download is not None:
         snapshot_id, position = raft.download
@@ -54,7 +50,7 @@ def _fetch(raft: Raft, to: int) -> None:
 
 
 def on_fetch_response(
-    raft: Raft, source: int, request: FetchRequest, response: FetchResponse
+    raft: Replica, source: int, request: FetchRequest, response: FetchResponse
 ) -> None:
     if response.error is not ErrorCode.none or source != raft.leader_id:
         raft.back_off(source)
@@ -73,14 +69,14 @@ def on_fetch_response(
         raft.commit(response.high_watermark)
 
 
-def _leader_lives(raft: Raft) -> None:
+def _leader_lives(raft: Replica) -> None:
     raft.has_fetched = True
     raft.failures = 0
     raft.arm()
 
 
-def _append(raft: Raft, data: Buffer) -> bool:
-    """Append the leader's batches; False when not all of the bytes are sound."""
+def _append(raft: Replica, data: Buffer) -> bool:
+    """Append the batches of the leader. Return False if some bytes are corrupt."""
     at = 0
     try:
         for at, header in headers(data):
@@ -102,7 +98,7 @@ def _append(raft: Raft, data: Buffer) -> bool:
 
 
 def _voters_in(data: Buffer, at: int) -> tuple[int, VoterSet] | None:
-    """(offset, set) of the last voters record in a control batch."""
+    """Return (offset, set) of the last voters record in a control batch."""
     found = None
     for record in read_control_batch(data, at):
         if record.kind is ControlType.KRAFT_VOTERS:
@@ -114,10 +110,10 @@ def _voters_in(data: Buffer, at: int) -> tuple[int, VoterSet] | None:
 
 
 def on_fetch_snapshot_response(
-    raft: Raft, source: int, request: FetchSnapshotRequest, response: FetchSnapshotResponse
+    raft: Replica, source: int, request: FetchSnapshotRequest, response: FetchSnapshotResponse
 ) -> None:
     if response.error is not ErrorCode.none or source != raft.leader_id:
-        # The leader has a newer one by now, or is none: the next fetch tells.
+        # The leader has a newer snapshot, or does not lead. The next fetch shows which.
         raft.download = None
         raft.back_off(source)
         return
@@ -136,8 +132,8 @@ def on_fetch_snapshot_response(
         raft.back_off(source)
 
 
-def installed(raft: Raft, snapshot_id: OffsetAndEpoch, voters: VoterSet | None) -> None:
-    """The log begins at the snapshot now."""
+def installed(raft: Replica, snapshot_id: OffsetAndEpoch, voters: VoterSet | None) -> None:
+    """Begin the log at the installed snapshot."""
     raft.download = None
     raft.index.restart(snapshot_id)
     raft.voters.restart(snapshot_id.offset, voters or raft.voters.latest)

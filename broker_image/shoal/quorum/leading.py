@@ -1,16 +1,16 @@
-"""What a leader does: opens its epoch, answers fetches, moves the high watermark, and knows when to
-give up (check-quorum)."""
+"""The leader: it opens its epoch, answers fetches, advances the high watermark, and resigns when no
+majority fetches (check-quorum)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ErrorCode
 from shoal.quorum import elections, membership
-from shoal.quorum.control_records import build_control_batch
+from shoal.quorum.leader_state import DelayedFetch, LeaderState
 from shoal.quorum.log_index import Verdict
 from shoal.quorum.messages import (
+    Change,
     FetchRequest,
     FetchResponse,
     FetchSnapshotRequest,
@@ -18,19 +18,18 @@ from shoal.quorum.messages import (
     Message,
     Slice,
 )
-from shoal.quorum.progress import Book, Parked
+from shoal.quorum.replica import Replica
 from shoal.quorum.states import Role
-from shoal.quorum.voters import KRAFT_VERSION, VoterSet
+from shoal.quorum.voters import KRAFT_VERSION
 from shoal.record.batch import Buffer, assign, read_header
 from shoal.record.control import ControlType
 
-if TYPE_CHECKING:
-    from shoal.quorum.raft import Raft
 
+def open_epoch(raft: Replica, leader: LeaderState, granting: Sequence[int]) -> None:
+    """Append the first record of the epoch. No commit of the epoch excludes it.
 
-def open_epoch(raft: Raft, book: Book, granting: Sequence[int]) -> None:
-    """Write the epoch's first record, which all that is committed in it has to include; and the
-    configured voters into a log that does not have any yet."""
+    A log without a voter set gets the configured one.
+    """
     voters = raft.voters.latest
     first = {
         "leader_id": raft.local.id,
@@ -43,33 +42,15 @@ def open_epoch(raft: Raft, book: Book, granting: Sequence[int]) -> None:
         voters = voters.updated(mine)
         records.append((ControlType.KRAFT_VERSION, {"kraft_version": KRAFT_VERSION}))
         records.append((ControlType.KRAFT_VOTERS, voters.fields()))
-    _append_control(raft, records)
+    raft.append_control(records)
     if len(records) > 1:
         raft.voters.appended(raft.index.end_offset - 1, voters)
     for voter in voters.others(raft.local):
-        book.begin_due_ms[voter.key.id] = raft.now_ms
+        leader.begin_due_ms[voter.key.id] = raft.now_ms
 
 
-def _append_control(raft: Raft, records: list[tuple[ControlType, dict[str, Any]]]) -> None:
-    base_offset = raft.index.end_offset
-    batch = build_control_batch(
-        records, base_offset=base_offset, leader_epoch=raft.epoch, timestamp_ms=raft.now_ms
-    )
-    raft.append(batch, raft.epoch, base_offset, base_offset + len(records))
-
-
-def append_voters(raft: Raft, book: Book, voters: VoterSet) -> int:
-    """Put a new voter set in force; gives the offset of its record."""
-    offset = raft.index.end_offset
-    _append_control(raft, [(ControlType.KRAFT_VOTERS, voters.fields())])
-    raft.voters.appended(offset, voters)
-    for voter in voters.others(raft.local):
-        book.begin_due_ms.setdefault(voter.key.id, raft.now_ms)
-    return offset
-
-
-def propose(raft: Raft, batch: Buffer) -> None:
-    """Append a batch, as a leader; else `Ready.proposed` stays None."""
+def propose(raft: Replica, batch: Buffer) -> None:
+    """Append a batch if this replica leads. Otherwise `Effects.proposed` stays None."""
     if raft.role is not Role.LEADER:
         return
     data, base_offset = bytearray(batch), raft.index.end_offset
@@ -82,32 +63,47 @@ def propose(raft: Raft, batch: Buffer) -> None:
 # The high watermark.
 
 
-def advance(raft: Raft, book: Book) -> None:
-    """Commit what a majority of the voters has, the leader among them only if it is one."""
+def advance(raft: Replica, leader: LeaderState) -> None:
+    """Commit what a majority of the voters has.
+
+    The leader counts only if it is a voter. A commit may let the next change of the voters begin,
+    and its record may be committed at once.
+    """
+    while _commit(raft, leader) and membership.committed(raft, leader):
+        pass
+
+
+def _commit(raft: Replica, leader: LeaderState) -> bool:
+    """Advance the high watermark; return whether it moved."""
     voters = raft.voters.latest
-    reached = book.offsets(voters)
+    reached = leader.offsets(voters)
     if voters.holds(raft.local):
         reached[raft.local.id] = raft.synced_offset
     offset = voters.committed_offset(reached)
-    if offset <= book.start_offset or not raft.commit(offset):
-        return
-    membership.committed(raft, book)
+    return offset > leader.start_offset and raft.commit(offset)
+
+
+def on_change(raft: Replica, message: Message, request: Change) -> None:
+    """Handle AddRaftVoter, RemoveRaftVoter or UpdateRaftVoter."""
+    leader = raft.leader_state
+    if membership.change(raft, leader, message, request) and leader is not None:
+        advance(raft, leader)
 
 
 # Fetches.
 
 
-def on_fetch(raft: Raft, message: Message, request: FetchRequest) -> None:
-    book = raft.book
+def on_fetch(raft: Replica, message: Message, request: FetchRequest) -> None:
+    leader = raft.leader_state
     error = _refusal(raft, request.current_leader_epoch)
     if min(request.fetch_offset, request.last_fetched_epoch, request.current_leader_epoch) < 0:
-        error = ErrorCode.invalid_request  # of a consumer, say
-    if book is None or error is not ErrorCode.none:
+        error = ErrorCode.invalid_request  # of a consumer, for example
+    if leader is None or error is not ErrorCode.none:
         response = FetchResponse(raft.epoch, raft.known_leader, error=error)
         raft.reply(message.source, message.correlation, response)
         return
-    progress = book.heard(request.replica, raft.now_ms)
-    book.forget_observers(raft.voters.latest)
+    progress = leader.fetched(request.replica, raft.now_ms)
+    leader.forget_observers(raft.voters.latest)
     verdict, where = raft.index.check(request.fetch_offset, request.last_fetched_epoch)
     if verdict is not Verdict.VALID:
         diverging = where if verdict is Verdict.DIVERGING else None
@@ -119,19 +115,19 @@ def on_fetch(raft: Raft, message: Message, request: FetchRequest) -> None:
         return
     if request.fetch_offset >= raft.index.end_offset:
         progress.caught_up_ms = raft.now_ms
-    # A request that was overtaken by a later one tells nothing new.
+    # An older request may arrive after a newer one.
     progress.end_offset = max(progress.end_offset, request.fetch_offset)
-    before = book.parked.pop(request.replica.id, None)
+    before = leader.delayed_fetches.pop(request.replica.id, None)
     if before is not None:
         _answer(raft, before)
     deadline_ms = raft.now_ms + request.max_wait_ms
-    book.parked[request.replica.id] = Parked(
+    leader.delayed_fetches[request.replica.id] = DelayedFetch(
         message.source, message.correlation, request, deadline_ms
     )
-    advance(raft, book)
+    advance(raft, leader)
 
 
-def _refusal(raft: Raft, current_leader_epoch: int) -> ErrorCode:
+def _refusal(raft: Replica, current_leader_epoch: int) -> ErrorCode:
     if raft.role is not Role.LEADER:
         return ErrorCode.not_leader_or_follower
     if current_leader_epoch < raft.epoch:
@@ -141,25 +137,25 @@ def _refusal(raft: Raft, current_leader_epoch: int) -> ErrorCode:
     return ErrorCode.none
 
 
-def _answer(raft: Raft, parked: Parked) -> None:
-    offset, end = parked.request.fetch_offset, raft.index.end_offset
+def _answer(raft: Replica, fetch: DelayedFetch) -> None:
+    offset, end = fetch.request.fetch_offset, raft.index.end_offset
     records = Slice(offset, end, raft.settings.fetch_max_bytes) if offset < end else b""
     response = FetchResponse(
         raft.epoch, raft.local.id, high_watermark=raft.high_watermark, records=records
     )
-    raft.reply(parked.source, parked.correlation, response)
+    raft.reply(fetch.source, fetch.correlation, response)
 
 
-def on_fetch_snapshot(raft: Raft, message: Message, request: FetchSnapshotRequest) -> None:
+def on_fetch_snapshot(raft: Replica, message: Message, request: FetchSnapshotRequest) -> None:
     error = _refusal(raft, request.current_leader_epoch)
     index, wanted = raft.index, request.snapshot_id
     if error is ErrorCode.none and wanted not in (*index.snapshots, index.base):
         error = ErrorCode.snapshot_not_found
-    if raft.book is None or error is not ErrorCode.none:
+    if raft.leader_state is None or error is not ErrorCode.none:
         refused = FetchSnapshotResponse(raft.epoch, raft.known_leader, wanted, error=error)
         raft.reply(message.source, message.correlation, refused)
         return
-    raft.book.heard(request.replica, raft.now_ms)
+    raft.leader_state.fetched(request.replica, raft.now_ms)
     limit = min(request.max_bytes, raft.settings.fetch_snapshot_max_bytes)
     response = FetchSnapshotResponse(
         raft.epoch,
@@ -171,61 +167,63 @@ def on_fetch_snapshot(raft: Raft, message: Message, request: FetchSnapshotReques
     raft.reply(message.source, message.correlation, response)
 
 
-def turn_away(raft: Raft, book: Book) -> None:
-    """The epoch is over: whoever waits is told who leads, if that is known."""
-    for parked in book.parked.values():
+def fail_waiting(raft: Replica, leader: LeaderState) -> None:
+    """End the epoch: answer the delayed fetches and changes, with the new leader if known."""
+    for fetch in leader.delayed_fetches.values():
         response = FetchResponse(
             raft.epoch, raft.known_leader, error=ErrorCode.not_leader_or_follower
         )
-        raft.reply(parked.source, parked.correlation, response)
-    membership.turn_away(raft, book)
+        raft.reply(fetch.source, fetch.correlation, response)
+    membership.fail_waiting(raft, leader)
 
 
 # Time.
 
 
-def drive(raft: Raft) -> None:
-    """Answer fetches that there is an answer for, and call voters that do not fetch."""
-    book = raft.book
-    assert book is not None
-    for id in list(book.parked):
-        parked = book.parked[id]
+def drive(raft: Replica) -> None:
+    """Answer delayed fetches that are due, and send BeginQuorumEpoch to silent voters."""
+    leader = raft.leader_state
+    assert leader is not None
+    for id in list(leader.delayed_fetches):
+        fetch = leader.delayed_fetches[id]
         news = (
-            parked.request.fetch_offset < raft.index.end_offset
-            or parked.request.high_watermark < raft.high_watermark
+            fetch.request.fetch_offset < raft.index.end_offset
+            or fetch.request.high_watermark < raft.high_watermark
         )
-        if news or parked.deadline_ms <= raft.now_ms:
-            del book.parked[id]
-            _answer(raft, parked)
+        if news or fetch.deadline_ms <= raft.now_ms:
+            del leader.delayed_fetches[id]
+            _answer(raft, fetch)
     interval_ms = raft.settings.fetch_timeout_ms // 2
     for voter in raft.voters.latest.others(raft.local):
         to = voter.key.id
-        progress = book.replicas.get(to)
+        progress = leader.replicas.get(to)
         if progress is not None and voter.is_of(progress.key):
-            book.begin_due_ms[to] = max(book.begin_due_ms[to], progress.fetched_ms + interval_ms)
-        if book.begin_due_ms[to] <= raft.now_ms and raft.can_send(to):
-            book.begin_due_ms[to] = raft.now_ms + interval_ms
+            leader.begin_due_ms[to] = max(
+                leader.begin_due_ms[to], progress.fetched_ms + interval_ms
+            )
+        if leader.begin_due_ms[to] <= raft.now_ms and raft.can_send(to):
+            leader.begin_due_ms[to] = raft.now_ms + interval_ms
             raft.send(to, elections.begin_request(raft, voter.key))
 
 
-def deadlines(raft: Raft, book: Book) -> list[int]:
-    due = [parked.deadline_ms for parked in book.parked.values()]
-    due += [book.begin_due_ms[voter.key.id] for voter in raft.voters.latest.others(raft.local)]
-    alone_ms = _alone_ms(raft, book)
-    return due if alone_ms is None else [*due, alone_ms]
+def deadlines(raft: Replica, leader: LeaderState) -> list[int]:
+    due = [fetch.deadline_ms for fetch in leader.delayed_fetches.values()]
+    due += [leader.begin_due_ms[voter.key.id] for voter in raft.voters.latest.others(raft.local)]
+    lost_ms = _quorum_lost_ms(raft, leader)
+    return due if lost_ms is None else [*due, lost_ms]
 
 
-def _alone_ms(raft: Raft, book: Book) -> int | None:
+def _quorum_lost_ms(raft: Replica, leader: LeaderState) -> int | None:
     timeout_ms = raft.settings.check_quorum_ms
-    return book.check_quorum_ms(raft.voters.latest, raft.local, timeout_ms)
+    return leader.check_quorum_ms(raft.voters.latest, raft.local, timeout_ms)
 
 
-def give_up_if_alone(raft: Raft) -> bool:
-    """Resign when no majority has fetched for long: another may lead already (check-quorum)."""
-    book = raft.book
-    assert book is not None
-    alone_ms = _alone_ms(raft, book)
-    if alone_ms is None or alone_ms > raft.now_ms:
+def resign_if_quorum_lost(raft: Replica) -> bool:
+    """Resign if no majority fetches: another replica may lead already (check-quorum)."""
+    leader = raft.leader_state
+    assert leader is not None
+    lost_ms = _quorum_lost_ms(raft, leader)
+    if lost_ms is None or lost_ms > raft.now_ms:
         return False
     raft.resign()
     return True

@@ -1,10 +1,10 @@
-"""What Raft has to know of its log, without the records: where it begins and ends, and the epochs.
+"""The offsets and epochs of the metadata log, without its records.
 
-A pure value beside the log on disk, so that the replica can be asked and told without I/O. Whoever
-carries out a `Ready` holds the two to one another (`shoal.quorum.store`).
+The replica decides on this value and does no I/O. `shoal.quorum.store` carries out the `Effects`
+and keeps the log on disk equal to the index.
 
-A log whose front was cut off begins at a snapshot: `base` tells its offset, and the epoch of the
-record before that offset. Epoch 0 stands for "no record yet"; leaders' epochs begin at 1.
+A trimmed log begins at a snapshot. `base` has the offset of the snapshot, and the epoch of the
+record before it. Epoch 0 means that there is no record yet; the epochs of leaders begin at 1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class OffsetAndEpoch(NamedTuple):
 
 
 class Verdict(Enum):
-    """How a fetcher's log stands to this one."""
+    """How the log of a replica that fetches compares with this one."""
 
     VALID = "valid"
     DIVERGING = "diverging"
@@ -31,7 +31,7 @@ class Verdict(Enum):
 
 
 class LogIndex:
-    """Owns the picture of one log, and of its snapshots: `snapshots`, on disk, the oldest first."""
+    """Owns the index of one log. `snapshots` has the snapshots on disk, the oldest first."""
 
     def __init__(
         self,
@@ -65,12 +65,12 @@ class LogIndex:
         return OffsetAndEpoch(self.end_offset, self.last_epoch)
 
     def epoch_at(self, offset: int) -> int:
-        """The epoch of the record before `offset`, which is within the log."""
+        """Return the epoch of the record before `offset`, which is within the log."""
         at = bisect_right(self.epochs, offset - 1, key=lambda e: e[1]) - 1
         return self.epochs[at][0] if at >= 0 else self.base.epoch
 
     def end_of(self, epoch: int) -> OffsetAndEpoch:
-        """The largest epoch here up to `epoch`, and where it ends."""
+        """Return the largest epoch of this log up to `epoch`, and its end offset."""
         at = bisect_right(self.epochs, epoch, key=lambda e: e[0])
         if at == 0:
             return self.base
@@ -78,8 +78,11 @@ class LogIndex:
         return OffsetAndEpoch(end, self.epochs[at - 1][0])
 
     def check(self, fetch_offset: int, last_fetched_epoch: int) -> tuple[Verdict, OffsetAndEpoch]:
-        """Whether a log that ends so is a prefix of this one; else where the two part at the
-        latest, or the snapshot that has what this log has cut off (KIP-595, KIP-630)."""
+        """Return whether a log with that end is a prefix of this one (KIP-595, KIP-630).
+
+        If it diverges, the second value is the largest offset and epoch that both can share. If
+        this log has trimmed what the other one lacks, it is the snapshot to fetch.
+        """
         claimed = OffsetAndEpoch(fetch_offset, last_fetched_epoch)
         if fetch_offset == 0 and self.start_offset == 0:
             return Verdict.VALID, claimed
@@ -96,14 +99,14 @@ class LogIndex:
         return Verdict.VALID, claimed
 
     def truncation(self, diverging: OffsetAndEpoch) -> int:
-        """Where this log, a follower's, is to be cut when the leader's answer is `diverging`."""
+        """Return the offset at which a follower truncates its log after a `diverging` answer."""
         mine = self.end_of(diverging.epoch)
         if mine.epoch == diverging.epoch:
             return min(mine.offset, diverging.offset)
         return mine.offset
 
     def appended(self, epoch: int, base_offset: int, next_offset: int) -> None:
-        """A batch was written at the end."""
+        """Note that a batch was written at the end."""
         assert base_offset == self.end_offset < next_offset, (base_offset, self.end_offset)
         assert epoch >= self.last_epoch, f"epoch {epoch} behind {self.last_epoch}"
         if epoch > self.last_epoch or not self.epochs:
@@ -111,13 +114,13 @@ class LogIndex:
         self.end_offset = next_offset
 
     def truncate(self, offset: int) -> None:
-        """The records from `offset` on are gone."""
+        """Remove the records from `offset` on."""
         assert self.start_offset <= offset <= self.end_offset, (self.base, offset)
         self.epochs = [(epoch, at) for epoch, at in self.epochs if at < offset]
         self.end_offset = offset
 
     def trim(self, base: OffsetAndEpoch) -> None:
-        """The records before a snapshot's end are gone."""
+        """Remove the records before the end of a snapshot."""
         assert self.start_offset <= base.offset <= self.end_offset, (self.base, base)
         kept = [(epoch, at) for epoch, at in self.epochs if at > base.offset]
         if base.offset < self.end_offset:
@@ -126,7 +129,7 @@ class LogIndex:
         self.snapshots = [one for one in self.snapshots if one.offset >= base.offset]
 
     def restart(self, snapshot: OffsetAndEpoch) -> None:
-        """A snapshot has taken the place of the whole log."""
+        """Replace the whole log by a snapshot."""
         self.base = snapshot
         self.snapshots = [snapshot]
         self.end_offset = snapshot.offset

@@ -1,19 +1,19 @@
-"""Changing the voters, one at a time (KIP-853).
+"""Changes of the voter set, one at a time (KIP-853).
 
-The leader takes a change when it has committed a record of its own epoch, and the change before is
-committed: otherwise two sets without a common majority could be in force at once. Until then the
-request waits (Kafka's refuses it), for as long as the leader leads. A new voter has to have caught
-up first, so that it does not hold commits back. A set whose majority does not fetch now could not
-commit itself: the change is refused. The answer waits for the commit.
+A change begins once a record of the leader's own epoch and the previous change are committed.
+Otherwise two sets without a common majority could be in force. Until then the request waits, as
+long as the leader leads; Kafka refuses it. A new voter must have caught up, so that it does not
+delay commits. A change is refused if the majority of the new set does not fetch at present: the
+set could not commit itself. The response waits for the commit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.protocol.errors import ErrorCode
-from shoal.quorum import leading
+from shoal.quorum.leader_state import LeaderState, PendingVoters
 from shoal.quorum.messages import (
     AddRaftVoterRequest,
     Change,
@@ -22,11 +22,9 @@ from shoal.quorum.messages import (
     RemoveRaftVoterRequest,
     UpdateRaftVoterRequest,
 )
-from shoal.quorum.progress import Book, PendingVoters
+from shoal.quorum.replica import Replica
 from shoal.quorum.voters import ReplicaKey, VoterSet
-
-if TYPE_CHECKING:
-    from shoal.quorum.raft import Raft
+from shoal.record.control import ControlType
 
 
 class _Refused(Exception):
@@ -36,40 +34,55 @@ class _Refused(Exception):
         self.message = message
 
 
-def on_change(raft: Raft, message: Message, request: Change) -> None:
-    """Any of the three requests: taken, refused, or kept until the change before is committed."""
-    book = raft.book
+def change(raft: Replica, leader: LeaderState | None, message: Message, request: Change) -> bool:
+    """Begin the change, refuse it, or keep it until the change before it is committed.
+
+    Returns whether a new voter set is in force.
+    """
     try:
-        if book is None:
+        if leader is None:
             raise _Refused(ErrorCode.not_leader_or_follower, "This node does not lead the quorum.")
-        if not _may_change(raft, book):
-            book.waiting_changes.append((message, request))
-            return
-        voters = _CHANGED[type(request)](raft, book, request)
+        if not _may_change(raft, leader):
+            leader.waiting_changes.append((message, request))
+            return False
+        voters = _CHANGED[type(request)](raft, leader, request)
         if voters == raft.voters.latest:
             _answer(raft, message)
-        else:
-            _change(raft, book, message, voters)
+            return False
+        _check_majority(raft, leader, voters)
     except _Refused as refused:
         _answer(raft, message, refused.error, refused.message)
+        return False
+    leader.pending_voters = PendingVoters(append_voters(raft, leader, voters), message)
+    return True
 
 
-def _may_change(raft: Raft, book: Book) -> bool:
-    """Whether a record of this epoch and the last change are committed."""
-    uncommitted = max(book.start_offset, raft.voters.latest_offset)
+def append_voters(raft: Replica, leader: LeaderState, voters: VoterSet) -> int:
+    """Put a new voter set in force; return the offset of its record."""
+    offset = raft.index.end_offset
+    raft.append_control([(ControlType.KRAFT_VOTERS, voters.fields())])
+    raft.voters.appended(offset, voters)
+    for voter in voters.others(raft.local):
+        leader.begin_due_ms.setdefault(voter.key.id, raft.now_ms)
+    return offset
+
+
+def _may_change(raft: Replica, leader: LeaderState) -> bool:
+    """Whether a record of this epoch and the previous change are committed."""
+    uncommitted = max(leader.start_offset, raft.voters.latest_offset)
     return raft.high_watermark > uncommitted
 
 
-# What is asked for: the set as it is to be. Each raises `_Refused`.
+# The requested sets. Each function raises `_Refused`.
 
 
-def _added(raft: Raft, book: Book, request: AddRaftVoterRequest) -> VoterSet:
+def _added(raft: Replica, leader: LeaderState, request: AddRaftVoterRequest) -> VoterSet:
     voter, voters = request.voter, raft.voters.latest
     id = voter.key.id
     if id in voters.voters:
         text = f"Node {id} is a voter already; remove it first if its directory has changed."
         raise _Refused(ErrorCode.duplicate_voter, text)
-    progress = book.replicas.get(id)
+    progress = leader.replicas.get(id)
     since_ms = raft.now_ms - raft.settings.caught_up_max_ms
     if (
         progress is None
@@ -82,7 +95,7 @@ def _added(raft: Raft, book: Book, request: AddRaftVoterRequest) -> VoterSet:
     return voters.added(voter)
 
 
-def _removed(raft: Raft, book: Book, request: RemoveRaftVoterRequest) -> VoterSet:
+def _removed(raft: Replica, leader: LeaderState, request: RemoveRaftVoterRequest) -> VoterSet:
     voters, key = raft.voters.latest, request.voter
     found = voters.voters.get(key.id)
     if found is None or found.key.directory_id not in (None, key.directory_id):
@@ -93,8 +106,8 @@ def _removed(raft: Raft, book: Book, request: RemoveRaftVoterRequest) -> VoterSe
     return voters.removed(key)
 
 
-def _updated(raft: Raft, book: Book, request: UpdateRaftVoterRequest) -> VoterSet:
-    """A voter's endpoints, or its directory id where the set knew none."""
+def _updated(raft: Replica, leader: LeaderState, request: UpdateRaftVoterRequest) -> VoterSet:
+    """Set the endpoints of a voter, or the directory id that the set does not have yet."""
     if request.current_leader_epoch != raft.epoch:
         text = f"Epoch {request.current_leader_epoch} is not the leader's, {raft.epoch}."
         raise _Refused(ErrorCode.fenced_leader_epoch, text)
@@ -110,55 +123,56 @@ def _no_voter(key: ReplicaKey) -> _Refused:
     return _Refused(ErrorCode.voter_not_found, text)
 
 
-_CHANGED: dict[type[Change], Callable[[Raft, Book, Any], VoterSet]] = {
+_CHANGED: dict[type[Change], Callable[[Replica, LeaderState, Any], VoterSet]] = {
     AddRaftVoterRequest: _added,
     RemoveRaftVoterRequest: _removed,
     UpdateRaftVoterRequest: _updated,
 }
 
 
-# What becomes of it.
+# Commit.
 
 
-def _change(raft: Raft, book: Book, message: Message, voters: VoterSet) -> None:
-    """Put `voters` in force. Raises `_Refused`."""
+def _check_majority(raft: Replica, leader: LeaderState, voters: VoterSet) -> None:
+    """Raise `_Refused` unless a majority of `voters` fetches now."""
     since_ms = raft.now_ms - raft.settings.check_quorum_ms
-    if book.fetching(voters, raft.local, since_ms) < voters.majority:
+    if leader.fetching(voters, raft.local, since_ms) < voters.majority:
         text = (
             f"Of the voters {', '.join(map(str, voters.ids))} fewer than {voters.majority} fetch"
             " now, so the quorum would stop: start the others first."
         )
         raise _Refused(ErrorCode.request_timed_out, text)
-    offset = leading.append_voters(raft, book, voters)
-    book.pending_voters = PendingVoters(offset, message)
-    leading.advance(raft, book)
 
 
-def committed(raft: Raft, book: Book) -> None:
-    """The high watermark has moved: answer, make way when this replica is out, and take what has
-    waited for this."""
-    pending = book.pending_voters
+def committed(raft: Replica, leader: LeaderState) -> bool:
+    """Answer the committed change, resign if this replica was removed, and begin the next change.
+
+    Called when the high watermark has moved. Returns whether a new voter set is in force.
+    """
+    pending = leader.pending_voters
     if pending is not None and pending.offset < raft.high_watermark:
-        book.pending_voters = None
+        leader.pending_voters = None
         _answer(raft, pending.asked)
     if raft.voters.latest_offset < raft.high_watermark and not raft.is_voter:
         raft.resign()
-    while book is raft.book and book.waiting_changes and _may_change(raft, book):
-        on_change(raft, *book.waiting_changes.popleft())
+    while leader is raft.leader_state and leader.waiting_changes and _may_change(raft, leader):
+        if change(raft, leader, *leader.waiting_changes.popleft()):
+            return True
+    return False
 
 
-def turn_away(raft: Raft, book: Book) -> None:
-    """The epoch is over: who waits for a change is told so."""
-    waiting = [message for message, _ in book.waiting_changes]
-    if book.pending_voters is not None:
-        waiting.insert(0, book.pending_voters.asked)
+def fail_waiting(raft: Replica, leader: LeaderState) -> None:
+    """Refuse the changes that wait: the epoch is over."""
+    waiting = [message for message, _ in leader.waiting_changes]
+    if leader.pending_voters is not None:
+        waiting.insert(0, leader.pending_voters.asked)
     text = "The leader changed before the new voters were committed."
     for message in waiting:
         _answer(raft, message, ErrorCode.not_leader_or_follower, text)
 
 
 def _answer(
-    raft: Raft, message: Message, error: ErrorCode = ErrorCode.none, text: str | None = None
+    raft: Replica, message: Message, error: ErrorCode = ErrorCode.none, text: str | None = None
 ) -> None:
     response = RaftVoterResponse(raft.epoch, raft.known_leader, error, text)
     raft.reply(message.source, message.correlation, response)

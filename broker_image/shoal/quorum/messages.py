@@ -1,8 +1,8 @@
-"""The quorum's requests and responses as values, with Kafka's field names, for the one partition.
+"""The requests and responses of the metadata quorum, with the field names of Kafka.
 
-Each request has one response type. The shell turns them into Vote (52), BeginQuorumEpoch (53),
-EndQuorumEpoch (54), Fetch (1), FetchSnapshot (59), AddRaftVoter (80), RemoveRaftVoter (81) and
-UpdateRaftVoter (82) of the wire, and adds what is the same in all: cluster id, topic, endpoints.
+Each request has one response type. `quorum.wire` translates them to Vote (52), BeginQuorumEpoch
+(53), EndQuorumEpoch (54), Fetch (1), FetchSnapshot (59), AddRaftVoter (80), RemoveRaftVoter (81)
+and UpdateRaftVoter (82), and adds the cluster id, the topic and the endpoints.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ NONE = ErrorCode.none
 
 
 class Slice(NamedTuple):
-    """Bytes that whoever sends the message reads from the log or a snapshot when it leaves.
+    """Bytes that the store reads from the log or from a snapshot when the message is sent.
 
-    Of the log: whole batches from `offset` on that end up to `end_offset`, at least one. Of a
-    snapshot file: from byte `offset` on; its response's size is filled in likewise.
+    From the log: at least one whole batch, from `offset` up to `end_offset`. From the file of a
+    snapshot: bytes from position `offset` on. The store also sets the size in that response.
     """
 
     offset: int
@@ -32,7 +32,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VoteRequest:
-    """`voter` is whom it is sent to, `replica` who asks. A pre-vote binds nobody (KIP-996)."""
+    """`replica` asks `voter` for its vote. A pre-vote is not binding (KIP-996)."""
 
     voter: ReplicaKey
     replica: ReplicaKey
@@ -52,7 +52,7 @@ class VoteResponse:
 
 @dataclass(frozen=True, slots=True)
 class BeginQuorumEpochRequest:
-    """A leader tells a voter that it leads."""
+    """A leader notifies a voter of its epoch."""
 
     voter: ReplicaKey
     leader_id: int
@@ -61,7 +61,7 @@ class BeginQuorumEpochRequest:
 
 @dataclass(frozen=True, slots=True)
 class EndQuorumEpochRequest:
-    """A leader tells that it stops leading; who is first in the list may stand at once."""
+    """A leader resigns. The first preferred candidate may start an election at once."""
 
     leader_id: int
     leader_epoch: int
@@ -79,10 +79,9 @@ class EpochResponse:
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """A voter's `fetch_offset` vouches that all before it is durable in its log.
+    """The `fetch_offset` of a voter asserts that its log is durable up to there.
 
-    `high_watermark` is what the replica knows of it: a leader that knows more answers at once
-    (KIP-1166). An epoch of -1 asks whoever is asked for the leader.
+    A leader whose high watermark is above `high_watermark` answers at once (KIP-1166).
     """
 
     replica: ReplicaKey
@@ -117,7 +116,7 @@ class FetchSnapshotRequest:
 
 @dataclass(frozen=True, slots=True)
 class FetchSnapshotResponse:
-    """`size` is that of the whole snapshot in bytes."""
+    """`size` is the size of the whole snapshot in bytes."""
 
     leader_epoch: int
     leader_id: int | None

@@ -1,7 +1,7 @@
-"""What a replica must not forget of its epoch: the content of Kafka's `quorum-state` file.
+"""The content of Kafka's `quorum-state` file: a replica's epoch, its leader and its vote.
 
-It is written, and durable, before any message tells of it. A voter that forgot its vote could give
-it twice; one that forgot its epoch could vote in the past. Source: KIP-595, KIP-853 (version 1).
+The file is durable before a message depends on it. A voter that forgot its vote could vote twice,
+and one that forgot its epoch could vote in an old one. Source: KIP-595, KIP-853 (version 1).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _NOBODY = -1
 
 
 class CorruptState(Exception):
-    """A quorum-state file that does not read: voting without it could elect two leaders."""
+    """A quorum-state file that cannot be read. Voting without it could elect two leaders."""
 
 
 class QuorumState(NamedTuple):
-    """The epoch, its leader if that is known, and whom this replica has voted for in it."""
+    """The epoch, its leader if known, and the candidate that this replica voted for in it."""
 
     leader_epoch: int = 0
     leader_id: int | None = None
     voted: ReplicaKey | None = None
 
     def encode(self) -> bytes:
-        """The file's content."""
+        """Return the content of the file."""
         voted = self.voted
         fields = {
             "leaderId": _NOBODY if self.leader_id is None else self.leader_id,

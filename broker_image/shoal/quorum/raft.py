@@ -1,27 +1,41 @@
-"""One replica of the metadata log: KRaft's Raft, one event in, one `Ready` out.
+"""One replica of the metadata log: KRaft's Raft, one event in, one `Effects` out.
 
-Replication is by fetching: followers and observers ask the leader for what lies behind their log's
-end, and the offset that a voter asks for says what is durable with it. The high watermark is what a
-majority of voters has said so of, once that includes a record of the leader's own epoch (Raft
-5.4.2: only those are committed by counting; what lies before them is, along with them).
+Followers and observers fetch from the leader. The fetch offset of a voter asserts that its log is
+durable up to there. The high watermark is the offset that a majority of the voters
+has reached, once it includes a record of the leader's own epoch. Raft 5.4.2 counts copies of such
+records only, and commits earlier records with them.
 
-Same events, same times and same numbers from `choose`: the same `Ready`s. `now_ms` is a monotonic
-clock's. `choose(n)` gives a number in [0, n) and spreads elections out. The log is `LogIndex` here;
-what a `Ready` asks for must be done before the next event.
+The same events, times and numbers from `choose` lead to the same `Effects`. `now_ms` is the time of
+a monotonic clock. `choose(n)` returns a number in [0, n), which spreads elections.
 
-The replica's fields are public to the modules of this package, among which its rules are divided:
-`elections` (votes, begin and end of epochs), `leading`, `following`, `membership`. This module has
-the roles' moves, the timers, and requests under way. Called by the broker's shell and by the
-simulation. Source: KIP-595, KIP-630, KIP-853, KIP-996, KIP-1166; Ongaro and Ousterhout, "In Search
+The rules are in `elections` (votes, begin and end of epochs), `leading`, `following` and
+`membership`. Their functions use the public fields of `replica.Replica`. This module has the
+transitions, the timers and the entry point `step`. `server.cluster.quorum` and the simulation call
+it. Source: KIP-595, KIP-630, KIP-853, KIP-996, KIP-1166; Ongaro and Ousterhout, "In Search
 of an Understandable Consensus Algorithm".
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from shoal.quorum import elections, following, leading, membership
+from shoal.quorum import elections, following, leading
+from shoal.quorum.events import (
+    Effects,
+    Event,
+    PeerDown,
+    Propose,
+    Received,
+    RequestFailed,
+    Resign,
+    SnapshotInstalled,
+    SnapshotTaken,
+    Synced,
+    Tick,
+    Trim,
+)
+from shoal.quorum.leader_state import LeaderState
 from shoal.quorum.log_index import LogIndex, OffsetAndEpoch
 from shoal.quorum.messages import (
     AddRaftVoterRequest,
@@ -34,70 +48,25 @@ from shoal.quorum.messages import (
     FetchSnapshotResponse,
     Message,
     RemoveRaftVoterRequest,
-    Request,
     Response,
     UpdateRaftVoterRequest,
     VoteRequest,
     VoteResponse,
 )
-from shoal.quorum.progress import Book
 from shoal.quorum.quorum_state import QuorumState
-from shoal.quorum.ready import (
-    Event,
-    Gone,
-    Propose,
-    Ready,
-    Received,
-    Resign,
-    SnapshotChunk,
-    SnapshotInstalled,
-    SnapshotTaken,
-    Synced,
-    Tick,
-    Trim,
-    Unanswered,
-)
+from shoal.quorum.replica import QuorumSettings, Replica
 from shoal.quorum.states import Role, check_move
 from shoal.quorum.voters import ReplicaKey, VoterHistory
-from shoal.record.batch import Buffer
 
-#: Moves that one event can cause: an only voter goes from unattached to leader in three.
+#: Transitions that one event can cause. A sole voter becomes leader in three.
 _MOVES_MAX = 8
-#: Over how many times retry.backoff.ms elections are spread when the leader's process has ended.
-_GONE_SPREAD = 5
+#: Elections after the end of a leader's process are spread over this multiple of the retry
+#: back-off.
+_PEER_DOWN_SPREAD = 5
 
 
-class QuorumSettings(NamedTuple):
-    """`controller.quorum.*` by Kafka's names and defaults, durations in milliseconds."""
-
-    election_timeout_ms: int = 1_000
-    election_backoff_max_ms: int = 1_000
-    fetch_timeout_ms: int = 2_000
-    request_timeout_ms: int = 2_000
-    retry_backoff_ms: int = 20
-    #: How long a leader holds a fetch that it has nothing new for.
-    fetch_max_wait_ms: int = 500
-    fetch_max_bytes: int = 1 << 20
-    fetch_snapshot_max_bytes: int = 1 << 20
-    #: How long ago an observer may have had all of the log to be let in as a voter.
-    caught_up_max_ms: int = 3_600_000
-
-    @property
-    def check_quorum_ms(self) -> int:
-        """A leader that no majority has fetched from for so long gives up."""
-        return self.fetch_timeout_ms * 3 // 2
-
-
-class InFlight(NamedTuple):
-    """A request of ours under way; there is one at a time to each peer."""
-
-    correlation: int
-    body: Request
-    deadline_ms: int
-
-
-class Raft:
-    """Owns the epoch, the role in it, and the picture of the log and its voters."""
+class Raft(Replica):
+    """A replica with its transitions between roles, and its timers."""
 
     def __init__(
         self,
@@ -111,124 +80,49 @@ class Raft:
         now_ms: int,
     ) -> None:
         """`state`, `index` and `voters` are what is durable on disk."""
-        self.local = local
-        self.settings = settings
-        self.choose = choose
-        self.now_ms = now_ms
-        self.index = index
-        self.voters = voters
-        self.high_watermark = (index.snapshot or index.base).offset
-        self.synced_offset = index.end_offset
-        self.role = Role.UNATTACHED
-        if index.last_epoch > state.leader_epoch:
-            state = QuorumState(index.last_epoch)
-        self.epoch = state.leader_epoch
-        self.leader_id = state.leader_id
-        self.voted = state.voted
-        #: When the role ends unless something happens; None while it does not.
-        self.deadline_ms: int | None = None
-        self.votes: dict[int, bool] = {}
-        #: Lost elections in a row: the back-off doubles with each.
-        self.failures = 0
-        #: As a follower: the leader has answered a fetch. Then pre-votes are refused.
-        self.has_fetched = False
-        #: The snapshot that is being fetched, and how many bytes of it are there.
-        self.download: tuple[OffsetAndEpoch, int] | None = None
-        self.book: Book | None = None
-        #: Voters that have not confirmed the end of this replica's leadership.
-        self.unconfirmed: dict[int, tuple[ReplicaKey, ...]] = {}
-        self.in_flight: dict[int, InFlight] = {}
-        self.retry_ms: dict[int, int] = {}
-        self._correlation = 0
-        self._written = state
-        self._syncing = False
-        #: The log's end was cut, and no sync that covers it has begun, or ended.
-        self._cut_owed = self._cut_syncing = False
-        self._begin()
+        super().__init__(
+            local, settings, state=state, index=index, voters=voters, choose=choose, now_ms=now_ms
+        )
         self._start()
 
-    def _begin(self) -> None:
-        """A `Ready` in the making."""
-        self.truncate_to: int | None = None
-        self.appends: list[Buffer] = []
-        self.chunk: SnapshotChunk | None = None
-        self.install: OffsetAndEpoch | None = None
-        self.trim_to: OffsetAndEpoch | None = None
-        self.messages: list[Message] = []
-        self.proposed: int | None = None
-
     def _start(self) -> None:
-        """The role after a restart, by what the quorum-state says (KIP-595)."""
+        """Set the role after a restart, by the quorum-state (KIP-595)."""
         if self.leader_id == self.local.id:
-            # What was said as a leader and did not reach the disk is forgotten, so the epoch is
-            # not led on.
+            # A leader that restarts has lost what it sent before it was durable. It must not
+            # lead the same epoch again.
             self.role = Role.RESIGNED
-            elections.tell_end(self)
+            elections.announce_end(self)
         elif self.leader_id is not None:
             self.role = Role.FOLLOWER
         self.arm()
 
-    # What a caller may ask.
-
-    @property
-    def is_leader(self) -> bool:
-        return self.role is Role.LEADER
-
-    @property
-    def known_leader(self) -> int | None:
-        """Whom others may ask; nobody once this replica itself has resigned."""
-        return None if self.role is Role.RESIGNED else self.leader_id
-
-    @property
-    def is_voter(self) -> bool:
-        return self.voters.latest.holds(self.local)
-
-    @property
-    def may_stand(self) -> bool:
-        """Whether this replica may become leader: if a set has it that may be the committed one.
-
-        A later, uncommitted record may remove it. Still its log may be the only one that is long
-        enough to be elected, and then it leads until its removal is committed (Ongaro's thesis,
-        4.2.2). The high watermark is no more than a lower bound, above all after a restart.
-        """
-        return any(voters.holds(self.local) for voters in self.voters.since(self.high_watermark))
-
-    @property
-    def sync_pending(self) -> bool:
-        """Whether the log has something that is not known to be durable."""
-        return self._cut_syncing or self._sync_due
-
-    @property
-    def _sync_due(self) -> bool:
-        return self._cut_owed or self.synced_offset < self.index.end_offset
-
     @property
     def next_deadline_ms(self) -> int | None:
-        """When a `Tick` is due at the latest."""
+        """The latest time for the next `Tick`."""
         due = [flight.deadline_ms for flight in self.in_flight.values()]
         due += self.retry_ms.values()
         if self.deadline_ms is not None:
             due.append(self.deadline_ms)
-        if self.book is not None:
-            due += leading.deadlines(self, self.book)
+        if self.leader_state is not None:
+            due += leading.deadlines(self, self.leader_state)
         return min((at for at in due if at > self.now_ms), default=None)
 
-    # The one entry point.
+    # The entry point.
 
-    def step(self, event: Event, now_ms: int) -> Ready:
-        """Take in one event; what it asks of the caller comes back."""
-        self._begin()
+    def step(self, event: Event, now_ms: int) -> Effects:
+        """Handle one event; return its effects, which the caller carries out."""
+        self.begin_effects()
         self.now_ms = max(self.now_ms, now_ms)
         match event:
             case Tick():
                 pass
             case Received(message):
                 self._receive(message)
-            case Unanswered(to, correlation):
+            case RequestFailed(to, correlation):
                 if (flight := self.in_flight.get(to)) and flight.correlation == correlation:
                     self._give_up(to)
-            case Gone(id):
-                self._gone(id)
+            case PeerDown(id):
+                self._peer_down(id)
             case Synced(end_offset):
                 self._synced(end_offset)
             case Propose(batch):
@@ -243,7 +137,7 @@ class Raft:
             case SnapshotInstalled(snapshot_id, voters):
                 following.installed(self, snapshot_id, voters)
         self._drive()
-        return self._ready()
+        return self._effects()
 
     def _receive(self, message: Message) -> None:
         body = message.body
@@ -258,7 +152,7 @@ class Raft:
         _REQUESTS[type(body)](self, message, body)
 
     def _drive(self) -> None:
-        """Do what is due, and send what the role has to say."""
+        """Handle expired timers, and send the messages of the role."""
         for to in [
             to for to, flight in self.in_flight.items() if flight.deadline_ms <= self.now_ms
         ]:
@@ -279,9 +173,9 @@ class Raft:
                 elections.send_end(self)
 
     def _timer(self) -> bool:
-        """Whether the role's time was up, and the replica moved."""
+        """Change the role if its deadline has passed; return whether it did."""
         if self.role is Role.LEADER:
-            return leading.give_up_if_alone(self)
+            return leading.resign_if_quorum_lost(self)
         if self.deadline_ms is None or self.deadline_ms > self.now_ms:
             return False
         match self.role:
@@ -296,18 +190,18 @@ class Raft:
             case Role.FOLLOWER:
                 self.become_unattached(self.epoch)
             case Role.RESIGNED:
-                # The epoch that this replica led is over for it.
+                # Its own epoch is over.
                 self.become_unattached(self.epoch + 1)
         return True
 
-    def _ready(self) -> Ready:
+    def _effects(self) -> Effects:
         state = QuorumState(self.epoch, self.leader_id, self.voted)
         changed = state != self._written
         self._written = state
         sync = self._sync_due and not self._syncing
         if sync:
             self._syncing, self._cut_syncing, self._cut_owed = True, self._cut_owed, False
-        return Ready(
+        return Effects(
             state if changed else None,
             self.truncate_to,
             tuple(self.appends),
@@ -320,11 +214,11 @@ class Raft:
             self.proposed,
         )
 
-    # Moves.
+    # Transitions.
 
     def _move(self, role: Role, epoch: int, leader_id: int | None) -> None:
         check_move(self.role, self.epoch, role, epoch)
-        book, self.book = self.book, None
+        leader, self.leader_state = self.leader_state, None
         if epoch > self.epoch:
             self.voted = None
         self.role, self.epoch, self.leader_id = role, epoch, leader_id
@@ -334,25 +228,12 @@ class Raft:
         self.unconfirmed.clear()
         self.download = None
         self.has_fetched = False
-        if book is not None:
-            leading.turn_away(self, book)
+        if leader is not None:
+            leading.fail_waiting(self, leader)
         self.arm()
 
-    def arm(self) -> None:
-        """Set the role's deadline."""
-        settings = self.settings
-        if self.role is Role.LEADER or (self.role is Role.UNATTACHED and not self.may_stand):
-            self.deadline_ms = None
-        elif self.role is Role.FOLLOWER:
-            self.deadline_ms = self.now_ms + settings.fetch_timeout_ms
-        elif self.is_voter and len(self.voters.latest) == 1:
-            self.deadline_ms = self.now_ms
-        else:
-            spread_ms = self.choose(settings.election_timeout_ms)
-            self.deadline_ms = self.now_ms + settings.election_timeout_ms + spread_ms
-
     def become_unattached(self, epoch: int) -> None:
-        """There is no leader that this replica knows of."""
+        """Wait for a leader, which is unknown."""
         self._move(Role.UNATTACHED, epoch, None)
 
     def become_follower(self, epoch: int, leader_id: int) -> None:
@@ -360,7 +241,7 @@ class Raft:
         self._move(Role.FOLLOWER, epoch, leader_id)
 
     def become_prospective(self) -> None:
-        """Ask whether an election would be won."""
+        """Begin the pre-vote: ask whether an election would succeed."""
         self._move(Role.PROSPECTIVE, self.epoch, self.leader_id)
         elections.count(self)
 
@@ -373,29 +254,29 @@ class Raft:
         granting = [self.local.id, *(id for id, granted in sorted(self.votes.items()) if granted)]
         self._move(Role.LEADER, self.epoch, self.local.id)
         self.failures = 0
-        self.book = Book(self.epoch, self.index.end_offset, self.now_ms)
-        leading.open_epoch(self, self.book, granting)
+        self.leader_state = LeaderState(self.epoch, self.index.end_offset, self.now_ms)
+        leading.open_epoch(self, self.leader_state, granting)
 
     def stand_down(self) -> None:
-        """Nobody would have this replica as a leader now: follow on, or wait for another."""
+        """End a lost pre-vote: follow the known leader, or wait for one."""
         if self.leader_id is not None:
             self.become_follower(self.epoch, self.leader_id)
         else:
             self.become_unattached(self.epoch)
 
     def resign(self) -> None:
-        """Stop leading; the voters are told, the one with the longest log first."""
-        book = self.book
-        assert book is not None
-        elections.tell_end(self, book)
+        """Stop leading. EndQuorumEpoch names the voter with the longest log first."""
+        leader = self.leader_state
+        assert leader is not None
+        elections.announce_end(self, leader)
         unconfirmed = dict(self.unconfirmed)
         self._move(Role.RESIGNED, self.epoch, self.local.id)
         self.unconfirmed = unconfirmed
 
     def observe(self, epoch: int, leader_id: int | None) -> bool:
-        """Another replica's view of who leads; whether it moved this one."""
+        """Adopt a higher epoch, or its leader, from a message; return whether the role changed."""
         if leader_id == self.local.id:
-            # What this replica is, it knows better itself.
+            # This replica knows its own role.
             leader_id = None
         if epoch > self.epoch:
             if leader_id is None:
@@ -411,33 +292,16 @@ class Raft:
         self.become_follower(epoch, leader_id)
         return True
 
-    # Requests under way.
-
-    def can_send(self, to: int) -> bool:
-        return to not in self.in_flight and to not in self.retry_ms
-
-    def send(self, to: int, body: Request, *, wait_ms: int = 0) -> None:
-        """Send a request that may take the peer `wait_ms` to answer."""
-        self._correlation += 1
-        deadline_ms = self.now_ms + self.settings.request_timeout_ms + wait_ms
-        self.in_flight[to] = InFlight(self._correlation, body, deadline_ms)
-        self.messages.append(Message(self.local.id, to, self._correlation, body))
-
-    def reply(self, to: int, correlation: Any, body: Response) -> None:
-        self.messages.append(Message(self.local.id, to, correlation, body))
-
-    def back_off(self, to: int) -> None:
-        """Leave the peer alone for a moment."""
-        self.retry_ms[to] = self.now_ms + self.settings.retry_backoff_ms
-
     def _give_up(self, to: int) -> None:
         del self.in_flight[to]
         self.back_off(to)
 
-    def _gone(self, id: int) -> None:
-        """Do not wait for a leader that is gone. Who stands is left to chance, so that two do not
-        get in each other's way. Nor for the vote of a voter that is gone: two who did get in each
-        other's way know at once that nobody won."""
+    def _peer_down(self, id: int) -> None:
+        """Stop waiting for a leader or a voter whose process has ended.
+
+        A random delay keeps two followers from splitting the vote. A candidate counts a voter that
+        is down as refused, so a split vote ends at once.
+        """
         if self.role is Role.CANDIDATE and id in self.voters.latest.ids:
             self.votes.setdefault(id, False)
             elections.count(self)
@@ -448,53 +312,25 @@ class Raft:
             self.become_unattached(self.epoch)
             return
         self.has_fetched = False
-        soon_ms = self.now_ms + self.choose(_GONE_SPREAD * self.settings.retry_backoff_ms)
+        soon_ms = self.now_ms + self.choose(_PEER_DOWN_SPREAD * self.settings.retry_backoff_ms)
         self.deadline_ms = min(self.deadline_ms or soon_ms, soon_ms)
-
-    # The log.
-
-    def append(self, data: Buffer, epoch: int, base_offset: int, next_offset: int) -> None:
-        """A batch goes to the log's end."""
-        self.index.appended(epoch, base_offset, next_offset)
-        self.appends.append(data)
-
-    def truncate(self, offset: int) -> None:
-        """Cut the log's end off."""
-        assert offset >= self.high_watermark, (
-            f"cutting at {offset} would take committed records below {self.high_watermark}"
-        )
-        self.index.truncate(offset)
-        self.voters.truncate(offset)
-        self.truncate_to = offset
-        self.synced_offset = min(self.synced_offset, offset)
-        # No fetch leaves before that is durable: what is appended behind the cut may go to another
-        # file, and a crash that undid the cut alone would put the two together.
-        self._cut_owed = True
-
-    def commit(self, offset: int) -> bool:
-        """All below `offset` is committed; whether that was news."""
-        offset = min(offset, self.index.end_offset)
-        if offset <= self.high_watermark:
-            return False
-        self.high_watermark = offset
-        return True
 
     def _synced(self, end_offset: int) -> None:
         self._syncing = self._cut_syncing = False
         if not self._cut_owed:
             self.synced_offset = max(self.synced_offset, min(end_offset, self.index.end_offset))
-        if self.book is not None:
-            leading.advance(self, self.book)
+        if self.leader_state is not None:
+            leading.advance(self, self.leader_state)
 
     def _snapshot_taken(self, snapshot_id: OffsetAndEpoch) -> None:
-        """The log before the snapshot stays until `Trim`, for followers that are behind."""
+        """Note a snapshot. The log before it stays until `Trim`, for followers that lag."""
         index, before = self.index, self.index.snapshot
         assert (before or index.base).offset < snapshot_id.offset <= self.high_watermark
         assert index.epoch_at(snapshot_id.offset) == snapshot_id.epoch, snapshot_id
         index.snapshots.append(snapshot_id)
 
     def _trim(self, base: OffsetAndEpoch) -> None:
-        """Begin the log at a snapshot; an installed one may have replaced it meanwhile."""
+        """Begin the log at a snapshot, unless an installed one has replaced it meanwhile."""
         index = self.index
         if base in index.snapshots and base.offset > index.start_offset:
             index.trim(base)
@@ -508,9 +344,9 @@ _REQUESTS: dict[type, Callable[[Raft, Message, Any], None]] = {
     EndQuorumEpochRequest: elections.on_end,
     FetchRequest: leading.on_fetch,
     FetchSnapshotRequest: leading.on_fetch_snapshot,
-    AddRaftVoterRequest: membership.on_change,
-    RemoveRaftVoterRequest: membership.on_change,
-    UpdateRaftVoterRequest: membership.on_change,
+    AddRaftVoterRequest: leading.on_change,
+    RemoveRaftVoterRequest: leading.on_change,
+    UpdateRaftVoterRequest: leading.on_change,
 }
 _RESPONSES: dict[type, Callable[[Raft, int, Any, Any], None]] = {
     VoteResponse: elections.on_vote_response,

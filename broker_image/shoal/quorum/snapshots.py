@@ -1,7 +1,8 @@
-"""A snapshot of the state machine as a file: batches between a header and a footer (KIP-630).
+"""The file of a snapshot of the metadata: batches between a header and a footer (KIP-630).
 
-`<end offset>-<epoch>.checkpoint` beside the log: control records (header, kraft.version, voters),
-the state's own batches, a control record as footer. Without its footer it is no snapshot.
+`<end offset>-<epoch>.checkpoint` is in the directory of the log. It has control records (header,
+kraft.version, voters), the batches of the state, and a control record as footer. A file without
+its footer is incomplete.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def file_name(snapshot_id: OffsetAndEpoch) -> str:
 
 
 def id_of(name: str) -> OffsetAndEpoch | None:
-    """The snapshot that a file of that name holds; None for other files."""
+    """Return the id of the snapshot in a file of that name; None for other files."""
     stem = name.removesuffix(SUFFIX)
     offset, dash, epoch = stem.partition("-")
     if stem == name or not dash or not offset.isdigit() or not epoch.isdigit():
@@ -38,7 +39,7 @@ def build(
     *,
     last_timestamp_ms: int,
 ) -> bytearray:
-    """The whole file; `batches` are the state's, at offsets of no meaning."""
+    """Return the whole file. The offsets in `batches`, the state, are replaced."""
     head = build_control_batch(
         [
             (ControlType.SNAPSHOT_HEADER, {"last_contained_log_timestamp": last_timestamp_ms}),
@@ -65,9 +66,9 @@ def build(
 
 
 def read(data: Buffer) -> tuple[VoterSet | None, list[memoryview]]:
-    """The voters in a snapshot, if it has any, and the state's batches.
+    """Return the voters in a snapshot, if it has any, and the batches of the state.
 
-    Raises `CorruptBatch` for a file that is not whole and sound.
+    Raises `CorruptBatch` for a file that is incomplete or corrupt.
     """
     voters, batches, complete, end = None, [], False, 0
     for at, header in headers(data):

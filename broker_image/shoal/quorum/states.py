@@ -1,8 +1,8 @@
 """The roles of a replica of the metadata log, and the legal moves between them.
 
-Theory. Time is cut into epochs, numbered upwards. An epoch has at most one leader, since a voter
-gives its one vote of an epoch to one candidate, writes that down before it answers, and a leader
-needs the votes of a majority. Whoever hears of a higher epoch leaves what it was in the lower one.
+Theory. Time is divided into numbered epochs. An epoch has at most one leader: a leader needs the
+votes of a majority, and a voter makes its one vote of an epoch durable before it answers. A replica
+that learns of a higher epoch leaves its role in the lower one.
 
                      election timeout              majority grants          majority votes
     UNATTACHED ────────────────────────> PROSPECTIVE ───────────> CANDIDATE ────────────> LEADER
@@ -12,15 +12,15 @@ needs the votes of a majority. Whoever hears of a higher epoch leaves what it wa
      │   └──────── higher epoch ──────┘  fetch timeout                                       │
      └───────────────────────────── RESIGNED <───────────────────────────────────────────────┘
 
-*Prospective* is pre-vote (KIP-996): before a replica raises the epoch, which unseats a leader, it
-asks whether it would win. Voters that have fetched from a leader say no, so a replica that was cut
-off, or was removed and does not know, disturbs nobody.
+*Prospective* is pre-vote (KIP-996). A higher epoch deposes the leader, so a replica first asks
+whether it would win. Voters that have fetched from a leader refuse. A replica that was partitioned,
+or was removed and has not learned it, therefore disturbs no leader.
 
-*Resigned* is a leader that has stopped leading without a successor. It must not lead its epoch
-again, since it no longer knows what it has said in it.
+*Resigned* is a leader that has stopped leading and has no successor yet. It must not lead its epoch
+again, because it no longer knows which messages it has sent in it.
 
-What are no roles: *voter* and *observer* is membership, read off the voter set; *voted* is a fact
-about an epoch, kept beside the role. `current_state` puts them together as Kafka's metric names it.
+*Voter* and *observer* are not roles: the voter set decides about membership. *Voted* belongs to an
+epoch and is kept beside the role. `current_state` combines them as Kafka's metric does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from enum import Enum
 
 
 class Role(Enum):
-    """What a replica is in its epoch."""
+    """The role of a replica in its epoch."""
 
     UNATTACHED = "unattached"
     PROSPECTIVE = "prospective"
@@ -41,7 +41,7 @@ class Role(Enum):
 
 
 class Step(Enum):
-    """How the epoch goes along with a move."""
+    """How the epoch changes with a move."""
 
     SAME = "same"
     NEXT = "next"
@@ -56,7 +56,7 @@ class Step(Enum):
         return after > before if self is Step.HIGHER else after >= before
 
 
-#: Every legal move, with what it does to the epoch. What is not here is a bug.
+#: All legal moves, with the change of the epoch. Any other move is a bug.
 MOVES: Mapping[tuple[Role, Role], Step] = {
     (Role.UNATTACHED, Role.UNATTACHED): Step.HIGHER,
     (Role.UNATTACHED, Role.PROSPECTIVE): Step.SAME,
@@ -72,7 +72,7 @@ MOVES: Mapping[tuple[Role, Role], Step] = {
     (Role.LEADER, Role.UNATTACHED): Step.HIGHER,
     (Role.LEADER, Role.FOLLOWER): Step.HIGHER,
     (Role.FOLLOWER, Role.PROSPECTIVE): Step.SAME,
-    # In the same epoch only by an observer that has lost its leader and looks for another.
+    # In the same epoch, this is an observer that has lost its leader and looks for another.
     (Role.FOLLOWER, Role.UNATTACHED): Step.NOT_LOWER,
     (Role.FOLLOWER, Role.FOLLOWER): Step.HIGHER,
     (Role.RESIGNED, Role.UNATTACHED): Step.HIGHER,
@@ -89,7 +89,7 @@ def check_move(before: Role, epoch_before: int, after: Role, epoch_after: int) -
 
 
 def current_state(role: Role, *, voter: bool, voted: bool) -> str:
-    """The role as Kafka's `current-state` metric and `kafka-metadata-quorum` name it."""
+    """Return the role as Kafka's `current-state` metric names it."""
     if not voter and role in (Role.UNATTACHED, Role.FOLLOWER):
         return "observer"
     if role is Role.UNATTACHED and voted:

@@ -1,12 +1,12 @@
-"""The replica's disk: does what a `Ready` says to a log, its snapshots and the quorum-state.
+"""The disk of a replica: carries out `Effects` on the log, its snapshots and the quorum-state.
 
-Opened, it has what `Raft` begins with: `state`, `index` and `voters`, all durable. The log and the
-index stand for the same thing, which is checked after every `Ready`.
+An open store has the durable state that `Raft` begins with: `state`, `index` and `voters`. It
+asserts after all `Effects` that the index and the log agree.
 
-All files are in the log's directory, as Kafka has them. The log begins at the oldest snapshot, or
-at 0. `expired` names the snapshot at which it may begin by `metadata.max.retention.bytes` and
-`.ms`: as in Kafka, snapshots go one by one from the oldest, and the newest always stays. So a
-follower that is behind fetches from the log, and needs no snapshot.
+All files are in the directory of the log, as in Kafka. The log begins at the oldest snapshot, or at
+0. `expired` returns the snapshot at which it may begin, by `metadata.max.retention.bytes` and
+`.ms`. As in Kafka, the oldest snapshots are deleted first, and the newest always stays. A follower
+that lags can therefore fetch from the log instead of a snapshot.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from shoal.log.storage import Storage
 from shoal.log.syncs import Sync
 from shoal.quorum import snapshots
 from shoal.quorum.control_records import read_control_batch
+from shoal.quorum.events import Effects, SnapshotChunk
 from shoal.quorum.log_index import LogIndex, OffsetAndEpoch
 from shoal.quorum.messages import FetchResponse, FetchSnapshotResponse, Message, Slice
 from shoal.quorum.quorum_state import FILE_NAME, QuorumState
-from shoal.quorum.ready import Ready, SnapshotChunk
 from shoal.quorum.voters import VoterHistory, VoterSet
 from shoal.record.batch import Buffer, CorruptBatch, headers
 from shoal.record.control import ControlType
@@ -37,7 +37,7 @@ class QuorumStore:
     """Owns the log, the snapshots and the quorum-state of one replica."""
 
     def __init__(self, storage: Storage, log: Log, configured: VoterSet) -> None:
-        """`configured` are the voters of a log that has none yet. Raises `OSError`, `CorruptLog`
+        """`configured` is the voter set of a log that has none yet. Raises `OSError`, `CorruptLog`
         and `CorruptState`."""
         self._storage = storage
         self.log = log
@@ -84,36 +84,39 @@ class QuorumStore:
                             self.voters.appended(record.offset, voters)
             offset = found.next_offset
 
-    # Carrying out.
+    # Effects.
 
-    def apply(self, ready: Ready, *, now_ms: int) -> None:
-        """Steps 1 and 2 of a `Ready`, but for `install`. Raises `OSError`, `AppendRefused`: then
-        the replica must not go on, since it believes what has not happened."""
+    def apply(self, effects: Effects, *, now_ms: int) -> None:
+        """Carry out steps 1 and 2 of `effects`, except `install`.
+
+        Raises `OSError` and `AppendRefused`. The replica must not continue after that, because its
+        state is ahead of the disk.
+        """
         log = self.log
-        if ready.state is not None:
-            self._storage.replace_file(self._state_path, ready.state.encode(), sync=True)
-        if ready.truncate_to is not None:
-            log.truncate(ready.truncate_to)
-        for data in ready.appends:
+        if effects.state is not None:
+            self._storage.replace_file(self._state_path, effects.state.encode(), sync=True)
+        if effects.truncate_to is not None:
+            log.truncate(effects.truncate_to)
+        for data in effects.appends:
             log.append_as_follower(data, now_ms=now_ms)
-        if ready.chunk is not None:
-            self._write_chunk(ready.chunk)
-        if ready.trim_to is not None:
-            log.advance_log_start(ready.trim_to.offset)
-            for gone in log.tick_retention(now_ms, high_watermark=ready.high_watermark):
+        if effects.chunk is not None:
+            self._write_chunk(effects.chunk)
+        if effects.trim_to is not None:
+            log.advance_log_start(effects.trim_to.offset)
+            for gone in log.tick_retention(now_ms, high_watermark=effects.high_watermark):
                 gone.remove()
-            self._remove_snapshots_before(ready.trim_to)
+            self._remove_snapshots_before(effects.trim_to)
         self.check()
 
     def check(self) -> None:
-        """Assert that the index tells the truth about the log."""
+        """Assert that the index and the log agree."""
         log, index = self.log, self.index
-        told = (index.start_offset, index.end_offset, index.last_epoch)
+        ours = (index.start_offset, index.end_offset, index.last_epoch)
         epoch = log.latest_epoch if log.log_end_offset > index.start_offset else index.base.epoch
-        assert told == (log.log_start_offset, log.log_end_offset, epoch), (told, epoch)
+        assert ours == (log.log_start_offset, log.log_end_offset, epoch), (ours, epoch)
 
     def filled(self, message: Message) -> Message:
-        """The message with the bytes that its body names, read now."""
+        """Return the message with the bytes that its `Slice` refers to."""
         body = message.body
         if isinstance(body, FetchResponse) and isinstance(body.records, Slice):
             part = body.records
@@ -130,11 +133,11 @@ class QuorumStore:
         return message
 
     def begin_sync(self) -> Sync | None:
-        """The disk work behind `Ready.sync`; None when all is durable. Raises `OSError`."""
+        """Return the disk work of `Effects.sync`, or None if all is durable. Raises `OSError`."""
         return self.log.begin_sync()
 
     def finish_sync(self, sync: Sync | None, error: OSError | None = None) -> int:
-        """The sync has run: the offset for `Synced`."""
+        """End a sync that has run; return the offset for `Synced`."""
         if sync is not None:
             self.log.finish_sync(sync, error)
         return self.log.recovery_point
@@ -149,14 +152,14 @@ class QuorumStore:
         *,
         last_timestamp_ms: int,
     ) -> None:
-        """Write the state's batches as a snapshot, durably; then it is `SnapshotTaken`."""
+        """Write the batches of the state as a durable snapshot. `SnapshotTaken` reports it."""
         data = snapshots.build(snapshot_id, voters, batches, last_timestamp_ms=last_timestamp_ms)
         self._storage.replace_file(self._path(snapshot_id), data, sync=True)
 
     def read_snapshot(
         self, snapshot_id: OffsetAndEpoch
     ) -> tuple[VoterSet | None, list[memoryview]]:
-        """Its voters and the state's batches. Raises `CorruptLog`."""
+        """Return its voters and the batches of the state. Raises `CorruptLog`."""
         path = self._path(snapshot_id)
         try:
             return snapshots.read(self._storage.read_file(path))
@@ -164,7 +167,7 @@ class QuorumStore:
             raise CorruptLog(f"{path} cannot be read: {error}") from None
 
     def install(self, snapshot_id: OffsetAndEpoch) -> VoterSet | None:
-        """Put a fetched snapshot in the place of the whole log; its voters. Raises `CorruptLog`."""
+        """Replace the log by a fetched snapshot; return its voters. Raises `CorruptLog`."""
         storage, path = self._storage, self._path(snapshot_id)
         file = storage.open(path + snapshots.PART)
         file.sync()
@@ -177,10 +180,10 @@ class QuorumStore:
         return voters
 
     def expired(self, now_ms: int, *, bytes_max: int, age_max_ms: int) -> OffsetAndEpoch | None:
-        """The snapshot at which the log should begin by these limits, each negative for none: the
-        one behind the last that is over a limit. None when all may stay.
+        """Return the snapshot at which the log should begin, or None if nothing has expired.
 
-        A snapshot is `age_max_ms` old that long after its file was written.
+        It is the one after the last snapshot that exceeds a limit. A negative limit does not
+        apply. The age of a snapshot counts from the time at which its file was written.
         """
         kept = self.index.snapshots
         if len(kept) < 2:
@@ -206,7 +209,7 @@ class QuorumStore:
             file.close()
 
     def _bytes_before(self, snapshot_id: OffsetAndEpoch) -> int:
-        """Bytes of the segments that go when the log begins at that snapshot."""
+        """Return the bytes of the segments before that snapshot."""
         segments = self.log.segments
         return sum(
             segment.size
@@ -221,7 +224,7 @@ class QuorumStore:
         file.close()
 
     def _snapshots(self) -> list[OffsetAndEpoch]:
-        """The snapshots in the directory, by offset."""
+        """Return the snapshots in the directory, by offset."""
         found = map(snapshots.id_of, self._storage.names(self.log.directory))
         return sorted(snapshot_id for snapshot_id in found if snapshot_id is not None)
 
@@ -235,7 +238,7 @@ class QuorumStore:
 
 
 def _begin(log: Log) -> int:
-    """The first offset from which the log has records and their epochs.
+    """Return the first offset from which the log has records and their epochs.
 
     A power loss may bring back the start offset from before a snapshot replaced the log. The epochs
     then begin later than the log.
@@ -244,7 +247,7 @@ def _begin(log: Log) -> int:
 
 
 def _leads_through(log: Log, snapshot: OffsetAndEpoch) -> bool:
-    """Whether the log goes on behind what the snapshot holds; if not, the snapshot replaces it."""
+    """Whether the log continues after the snapshot. If not, the snapshot replaces the log."""
     if not log.log_start_offset <= snapshot.offset <= log.log_end_offset:
         return False
     at_start = snapshot.offset == log.log_start_offset

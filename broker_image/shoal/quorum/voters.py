@@ -1,12 +1,11 @@
-"""Who votes: the voter set as data, and its history in the log (KIP-853).
+"""The voter set, and its history in the log (KIP-853).
 
-A replica is known by its id and its directory's id, so that a node which comes back with an empty
-disk is not taken for the voter it was. A set that was configured, and not written by a leader yet,
-knows no directory ids: such a voter is recognized by its id alone.
+A replica is identified by its node id and its directory id. A node that restarts with an empty disk
+is therefore not the voter that it was. A configured set that no leader has written yet has no
+directory ids: its voters are identified by their node ids alone.
 
-Sets change by one voter at a time, so any two sets that follow one another have overlapping
-majorities. A set is in force as soon as its record is in the log, committed or not, and is taken
-back when the record is cut off.
+A change adds or removes one voter, so the majorities of successive sets overlap. A set is in force
+as soon as its record is in the log, committed or not. Truncating the record reverts the set.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
 
-#: The protocol level that this code speaks: voter sets in the log.
+#: The supported level of kraft.version: voter sets in the log.
 KRAFT_VERSION = 1
 NO_UUID = UUID(int=0)
 
 
 class ReplicaKey(NamedTuple):
-    """A replica: its node id, and its directory's id where that is known."""
+    """A replica: its node id, and its directory id if that is known."""
 
     id: int
     directory_id: UUID | None = None
 
 
 class Endpoint(NamedTuple):
-    """Where a voter listens, by listener name."""
+    """The address of a voter's listener."""
 
     name: str
     host: str
@@ -45,7 +44,7 @@ class Voter(NamedTuple):
     max_kraft_version: int = KRAFT_VERSION
 
     def is_of(self, key: ReplicaKey) -> bool:
-        """Whether `key` is this voter, as far as the set can tell."""
+        """Whether `key` is this voter. Without a directory id in the set, the node id decides."""
         mine = self.key
         return mine.id == key.id and (
             mine.directory_id is None or mine.directory_id == key.directory_id
@@ -88,7 +87,7 @@ class VoterSet:
         return voter is not None and voter.is_of(key)
 
     def others(self, key: ReplicaKey) -> list[Voter]:
-        """The voters that are not `key`."""
+        """Return the voters other than `key`."""
         return [voter for voter in self if not voter.is_of(key)]
 
     def added(self, voter: Voter) -> VoterSet:
@@ -98,11 +97,11 @@ class VoterSet:
         return VoterSet.of(voter for voter in self if not voter.is_of(key))
 
     def updated(self, voter: Voter) -> VoterSet:
-        """With the voter of that id in another form."""
+        """Return the set with `voter` in place of the voter with its id."""
         return VoterSet.of([*(v for v in self if v.key.id != voter.key.id), voter])
 
     def committed_offset(self, offsets: Mapping[int, int]) -> int:
-        """The largest offset that a majority has reached; -1 stands for a voter without one.
+        """Return the largest offset that a majority has reached; a missing voter counts as -1.
 
         id  offset
          1  ████████ 8
@@ -113,7 +112,7 @@ class VoterSet:
         return reached[self.majority - 1] if reached else -1
 
     def fields(self) -> dict[str, Any]:
-        """The set as a VotersRecord."""
+        """Return the fields of a VotersRecord."""
         return {
             "voters": [
                 {
@@ -131,7 +130,7 @@ class VoterSet:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> VoterSet:
-        """The set of a VotersRecord."""
+        """Return the set of a VotersRecord."""
         return cls.of(
             Voter(
                 ReplicaKey(v["voter_id"], _known(v["voter_directory_id"])),
@@ -148,9 +147,9 @@ def _known(directory_id: UUID | None) -> UUID | None:
 
 
 class VoterHistory:
-    """The voter sets of a log by the offset of their records, over a set to begin with.
+    """The voter sets of a log, by the offsets of their records.
 
-    The base is that of a snapshot, or at first the configured one, which has no offset.
+    The first set comes from a snapshot, or from the configs; the latter has no offset.
     """
 
     def __init__(self, base: VoterSet, base_offset: int = -1) -> None:
@@ -163,21 +162,21 @@ class VoterHistory:
 
     @property
     def latest_offset(self) -> int:
-        """Where its record stands; -1 when it is the configured one."""
+        """The offset of its record; -1 for the configured set."""
         return self._sets[-1][0]
 
     def at(self, offset: int) -> VoterSet:
-        """The set in force for who has read all below `offset`."""
+        """Return the set in force for a reader of all records below `offset`."""
         return next((s for at, s in reversed(self._sets) if at < offset), self._sets[0][1])
 
     def since(self, offset: int) -> list[VoterSet]:
-        """The set of `at`, and those behind it."""
+        """Return the set of `at`, and all later ones."""
         later = [voters for at, voters in self._sets if at >= offset]
         return [self.at(offset), *later]
 
     @property
     def logged(self) -> list[VoterSet]:
-        """The sets that stand in the log, or in its snapshot."""
+        """The sets that are in the log or in its snapshot."""
         return [voters for at, voters in self._sets if at >= 0]
 
     def appended(self, offset: int, voters: VoterSet) -> None:
@@ -185,15 +184,15 @@ class VoterHistory:
         self._sets.append((offset, voters))
 
     def truncate(self, offset: int) -> None:
-        """The records from `offset` on were cut off."""
+        """Remove the sets whose records are at `offset` or later."""
         while len(self._sets) > 1 and self._sets[-1][0] >= offset:
             self._sets.pop()
 
     def trim(self, offset: int) -> None:
-        """Sets that were replaced before `offset` are not asked for any more."""
+        """Remove the sets that were replaced before `offset`."""
         while len(self._sets) > 1 and self._sets[1][0] < offset:
             del self._sets[0]
 
     def restart(self, offset: int, voters: VoterSet) -> None:
-        """A snapshot up to `offset` has taken the log's place."""
+        """Replace the history by the set of a snapshot that ends at `offset`."""
         self._sets = [(offset - 1, voters)]

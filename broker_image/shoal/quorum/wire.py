@@ -1,10 +1,10 @@
-"""The quorum's messages on the wire: Kafka's layouts around the one `__cluster_metadata-0`.
+"""The messages of the quorum in Kafka's wire format, for the partition `__cluster_metadata-0`.
 
-Pure translation between `messages` and the fields of Vote (52), BeginQuorumEpoch (53),
-EndQuorumEpoch (54), Fetch (1), FetchSnapshot (59), AddRaftVoter (80), RemoveRaftVoter (81) and
-UpdateRaftVoter (82). Requests go out with the sender's cluster id, responses with where the leader
-listens, so that who asks the wrong node need not search (KIP-853). What comes in is a kio entity of
-any version; what is missing in an old one stands at "unknown".
+Translates between `messages` and the fields of Vote (52), BeginQuorumEpoch (53), EndQuorumEpoch
+(54), Fetch (1), FetchSnapshot (59), AddRaftVoter (80), RemoveRaftVoter (81) and UpdateRaftVoter
+(82). Requests carry the cluster id of the sender. Responses carry the endpoint of the leader, so
+that a client of the wrong node need not search for it (KIP-853). Received messages are kio entities
+of any version; fields that an old version lacks are unknown.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TOPIC = "__cluster_metadata"
 #: The topic id that every Kafka cluster gives its metadata topic.
 TOPIC_ID = UUID(int=1)
 NOBODY = -1
-#: Sources of requests that no replica sends: a reply finds its way by its correlation alone.
+#: The source of a request that no replica sends. The correlation alone identifies its response.
 CLIENT = -1
 
 Fields = dict[str, Any]
@@ -57,13 +57,13 @@ API_KEYS: Mapping[type, ApiKey] = {
 }
 
 
-# Requests that leave.
+# Requests that are sent.
 
 
 def request_fields(
     body: Request, *, cluster_id: str, endpoints: Iterable[Endpoint], max_bytes: int
 ) -> Fields:
-    """The fields of a request. `endpoints` are the sender's own; `max_bytes` bounds a fetch."""
+    """Return the fields of a request. `endpoints` are the sender's; `max_bytes` limits a fetch."""
     fields = _REQUEST_FIELDS[type(body)](body)
     fields["cluster_id"] = cluster_id
     if isinstance(body, BeginQuorumEpochRequest | EndQuorumEpochRequest):
@@ -192,22 +192,22 @@ _REQUEST_FIELDS: Mapping[type, Callable[[Any], Fields]] = {
 }
 
 
-# Requests that arrive.
+# Requests that are received.
 
 
 def is_metadata(topic: Any) -> bool:
-    """Whether a topic of a Fetch is the quorum's."""
+    """Whether a topic of a Fetch is the metadata log."""
     return getattr(topic, "topic_id", None) == TOPIC_ID or getattr(topic, "topic", "") == TOPIC
 
 
 def read_request(api_key: int, entity: Any) -> tuple[int, Request]:
-    """(who sends it, the request) of an entity. Raises `WireError` unless it is about the one
-    partition there is."""
+    """Return (source, request) of an entity. Raises `WireError` for any other partition than
+    `__cluster_metadata-0`."""
     return _READ[api_key](entity)
 
 
 def leader_endpoint(entity: Any) -> Endpoint | None:
-    """Where the leader that sends a BeginQuorumEpoch or EndQuorumEpoch listens."""
+    """Return the endpoint of the leader that sends a BeginQuorumEpoch or EndQuorumEpoch."""
     found = getattr(entity, "leader_endpoints", ())
     return Endpoint(found[0].name, found[0].host, found[0].port) if found else None
 
@@ -318,11 +318,11 @@ _READ: Mapping[int, Callable[[Any], tuple[int, Request]]] = {
 }
 
 
-# Responses that leave.
+# Responses that are sent.
 
 
 def response_fields(body: Response, leader: Endpoint | None) -> Fields:
-    """The fields of a response; `leader` is where the node that it names as leader listens."""
+    """Return the fields of a response. `leader` is the endpoint of the leader that it names."""
     leader_id = NOBODY if body.leader_id is None else body.leader_id
     if isinstance(body, RaftVoterResponse):
         current: Fields = {"leader_id": leader_id, "leader_epoch": body.leader_epoch}
@@ -376,15 +376,15 @@ def _fetched(body: FetchResponse) -> Fields:
     return fields
 
 
-# Responses that arrive.
+# Responses that are received.
 
 
 def read_response(
     request: Request, entity: Any
 ) -> tuple[Response | None, ErrorCode, dict[int, tuple[str, int]]]:
-    """(response, error, addresses of nodes) of an entity that answers `request`.
+    """Return (response, error, addresses of nodes) of an entity that answers `request`.
 
-    A response that is refused as a whole is None, and the error tells why.
+    The response is None if the request was refused as a whole; then the error is the reason.
     """
     error = ErrorCode(int(getattr(entity, "error_code", 0)))
     nodes = {n.node_id: (n.host, n.port) for n in getattr(entity, "node_endpoints", ())}

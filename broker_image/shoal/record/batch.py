@@ -22,22 +22,22 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
+from shoal.record.layout import COMPRESSION_MASK as COMPRESSION_MASK
+from shoal.record.layout import CONTROL_BIT as CONTROL_BIT
+from shoal.record.layout import CRC_FROM as CRC_FROM
+from shoal.record.layout import DELETE_HORIZON_BIT as DELETE_HORIZON_BIT
+from shoal.record.layout import FORMAT, OFFSETS
+from shoal.record.layout import HEADER_SIZE as HEADER_SIZE
+from shoal.record.layout import LOG_APPEND_TIME_BIT as LOG_APPEND_TIME_BIT
+from shoal.record.layout import MAGIC as MAGIC
+from shoal.record.layout import OVERHEAD as OVERHEAD
+from shoal.record.layout import TRANSACTIONAL_BIT as TRANSACTIONAL_BIT
+
 Buffer = bytes | bytearray | memoryview
 
-HEADER = struct.Struct(">qiibIhiqqqhii")
-HEADER_SIZE = HEADER.size
-#: The bytes in front of what batch_length counts.
-OVERHEAD = 12
-#: Where the CRC's own range begins.
-CRC_FROM = 21
-MAGIC = 2
-MAGIC_AT = 16
-
-COMPRESSION_MASK = 0x07
-LOG_APPEND_TIME_BIT = 0x08
-TRANSACTIONAL_BIT = 0x10
-CONTROL_BIT = 0x20
-DELETE_HORIZON_BIT = 0x40
+HEADER = struct.Struct(FORMAT)
+MAGIC_AT = OFFSETS["magic"]
+RECORD_COUNT_AT = OFFSETS["record_count"]
 
 NO_TIMESTAMP = -1
 NO_PRODUCER_ID = -1
@@ -51,7 +51,12 @@ _EPOCH = struct.Struct(">i")
 _CRC = struct.Struct(">I")
 _ATTRIBUTES = struct.Struct(">h")
 _MAX_TIMESTAMP = struct.Struct(">q")
-_EPOCH_AT, _CRC_AT, _ATTRIBUTES_AT, _MAX_TIMESTAMP_AT = 12, 17, 21, 35
+_LENGTH_AT = OFFSETS["batch_length"]
+_EPOCH_AT = OFFSETS["leader_epoch"]
+_CRC_AT = OFFSETS["crc"]
+_ATTRIBUTES_AT = OFFSETS["attributes"]
+_ATTRIBUTES_LOW_AT = _ATTRIBUTES_AT + 1
+_MAX_TIMESTAMP_AT = OFFSETS["max_timestamp"]
 
 
 class CorruptBatch(Exception):
@@ -131,7 +136,7 @@ class BatchHeader(NamedTuple):
 
 def low_attributes(data: Buffer) -> int:
     """The byte with all known attributes of the batch at the start of `data`; 0 where it is cut."""
-    return data[_ATTRIBUTES_AT + 1] if len(data) > _ATTRIBUTES_AT + 1 else 0
+    return data[_ATTRIBUTES_LOW_AT] if len(data) > _ATTRIBUTES_LOW_AT else 0
 
 
 def advance_sequence(sequence: int, by: int) -> int:
@@ -181,7 +186,7 @@ def check_crc(buf: Buffer, at: int, header: BatchHeader) -> bool:
 
 def prefix(buf: Buffer, at: int, base_offset: int, leader_epoch: int) -> bytes:
     """The first 16 bytes of the batch as they stand in the log: what the CRC leaves out."""
-    length = buf[at + 8 : at + OVERHEAD]
+    length = buf[at + _LENGTH_AT : at + OVERHEAD]
     return base_offset.to_bytes(8, "big") + bytes(length) + _EPOCH.pack(leader_epoch)
 
 

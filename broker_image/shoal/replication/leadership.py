@@ -1,18 +1,17 @@
-"""What the leader of a replicated partition knows of its followers: who is in sync, and how far.
+"""The followers of a partition's leader: their offsets, the ISR and the high watermark.
 
-A follower tells by where it fetches: all below its fetch offset is in its log. From that come the
-high watermark, the least log end of the in-sync replicas, and the changes of the ISR that the
-leader asks the controller for (AlterPartition, KIP-497). Until the controller has answered, both
-the replicas in sync before and those to be added hold the high watermark back (the maximal ISR),
-so that it is right whichever of the two is in force.
+A follower's fetch offset acknowledges all records below it. The high watermark is the smallest log
+end offset of the ISR. The leader asks the controller for changes of the ISR (AlterPartition,
+KIP-497). Until the controller has answered, the maximal ISR holds the high watermark back: the
+current members and those to be added. So it is correct whether or not the change is accepted.
 
-A follower leaves the ISR when it has not been at the log's end for `replica.lag.time.max.ms`, and
-joins when it has reached the high watermark and the epoch's first offset, if its broker may: one
-that is fenced, shuts down, or has another incarnation than the one that fetched, may not (KIP-841,
-KIP-903). While fewer replicas than `min.insync.replicas` are in sync the high watermark stays
-(KIP-966): so who left last has all that is committed.
+A follower leaves the ISR when it has not reached the log end offset for `replica.lag.time.max.ms`.
+It joins when it has reached the high watermark and the start offset of the leader epoch. Its broker
+must be eligible: not fenced, not in controlled shutdown, and the same incarnation that fetched
+(KIP-841, KIP-903). While the ISR is smaller than `min.insync.replicas`, the high watermark does not
+advance (KIP-966), so the last member to leave has all committed records.
 
-No I/O and no clock; `Partition` owns one of these while it leads with other replicas.
+This module has no I/O and no clock. `Partition` owns a `Leadership` while it leads with followers.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from shoal.protocol.errors import ErrorCode
 if TYPE_CHECKING:
     from shoal.replication.partition import Partition
 
-#: A broker that may not be in sync has this epoch.
+#: The epoch of a broker that may not join an ISR.
 NOT_ELIGIBLE = -1
-#: The leader has not heard of the follower in its epoch.
+#: The follower has not fetched in the leader's epoch.
 UNKNOWN_OFFSET = -1
-#: replica.lag.time.max.ms of Kafka.
+#: Kafka's default of replica.lag.time.max.ms.
 LAG_TIME_MAX_MS = 30_000
 
-#: Refusals of AlterPartition after which the leader waits for the image: what it knows is old.
+#: Errors of AlterPartition after which the leader waits for a newer image.
 _STALE = {
     ErrorCode.fenced_leader_epoch,
     ErrorCode.invalid_update_version,
@@ -40,7 +39,7 @@ _STALE = {
     ErrorCode.unknown_topic_id,
     ErrorCode.new_leader_elected,
 }
-#: Refusals that say that the ISR was not changed.
+#: Errors that guarantee that the ISR was not changed.
 _REFUSED = {
     ErrorCode.ineligible_replica,
     ErrorCode.invalid_request,
@@ -49,7 +48,7 @@ _REFUSED = {
 
 
 class AlterPartition(NamedTuple):
-    """An ISR that the leader asks the controller for, (broker id, broker epoch) of each member."""
+    """A new ISR that the leader proposes: (broker id, broker epoch) of each member."""
 
     topic_id: UUID
     partition_index: int
@@ -65,7 +64,7 @@ class AlterPartition(NamedTuple):
 
 
 class Follower:
-    """One follower, as its fetches tell of it."""
+    """The state of one follower, from its fetches."""
 
     __slots__ = (
         "broker_epoch",
@@ -79,9 +78,9 @@ class Follower:
     def __init__(self, caught_up_ms: int) -> None:
         self.log_end_offset = UNKNOWN_OFFSET
         self.log_start_offset = UNKNOWN_OFFSET
-        #: When it was last known to have all that the leader had.
+        #: When it last had all of the leader's records, in milliseconds.
         self.caught_up_ms = caught_up_ms
-        #: The last fetch, and the leader's log end at that time.
+        #: Time of the last fetch, and the leader's log end offset at that time.
         self.fetched_ms = 0
         self.leader_end_offset = 0
         self.broker_epoch = NOT_ELIGIBLE
@@ -95,8 +94,8 @@ class Follower:
         broker_epoch: int,
         now_ms: int,
     ) -> None:
-        """It has fetched from `offset`. Who is now where the leader was at its last fetch has been
-        at the log's end then."""
+        """Note a fetch from `offset`. A follower that has reached the leader's end offset of its
+        previous fetch was caught up at that time."""
         if offset >= leader_end_offset:
             self.caught_up_ms = max(self.caught_up_ms, now_ms)
         elif offset >= self.leader_end_offset:
@@ -113,13 +112,13 @@ class Follower:
 
 
 class Leadership:
-    """The followers of one partition in one leader epoch, and the ISR that is asked for."""
+    """The followers of one partition in one leader epoch, and the proposed ISR."""
 
     __slots__ = (
-        "_asked_again_ms",
         "_now_ms",
+        "_outcome_unknown",
         "_partition",
-        "_unanswered",
+        "_retry_at_ms",
         "followers",
         "proposed",
         "start_offset",
@@ -127,37 +126,37 @@ class Leadership:
 
     def __init__(self, partition: Partition, now_ms: int) -> None:
         self._partition = partition
-        #: Where this epoch begins: below it, what is committed is not known for sure before the
-        #: high watermark has come so far.
+        #: The start offset of this epoch. The committed end below it is not known until the high
+        #: watermark reaches it.
         self.start_offset = partition.log.log_end_offset
         self.followers: dict[int, Follower] = {}
-        #: What the controller has not answered yet.
+        #: The ISR that the controller has not answered yet.
         self.proposed: AlterPartition | None = None
-        self._unanswered = False
-        self._asked_again_ms = 0
+        self._outcome_unknown = False
+        self._retry_at_ms = 0
         self._now_ms = now_ms
-        self.registered(now_ms)
+        self.apply_registration(now_ms)
 
-    def registered(self, now_ms: int) -> None:
-        """The partition's replicas or its ISR have changed: what was asked for is void."""
+    def apply_registration(self, now_ms: int) -> None:
+        """Apply changed replicas or a changed ISR. They void the proposed ISR."""
         partition = self._partition
         self._now_ms = max(self._now_ms, now_ms)
-        self.proposed, self._unanswered = None, False
+        self.proposed, self._outcome_unknown = None, False
         for replica in list(self.followers):
             if replica not in partition.replicas:
                 del self.followers[replica]
         for replica in partition.replicas:
             if replica != partition.node_id and replica not in self.followers:
-                # A member counts as caught up now, or it would leave before its first fetch.
+                # A member counts as caught up now. Otherwise it would leave before its first fetch.
                 since_ms = now_ms if replica in partition.isr else -(1 << 62)
                 self.followers[replica] = Follower(since_ms)
 
-    # What followers tell.
+    # Fetches of followers.
 
-    def fetched(
+    def update_follower(
         self, replica_id: int, broker_epoch: int, offset: int, log_start_offset: int, now_ms: int
     ) -> None:
-        """A follower fetches from `offset`, which lies within the log."""
+        """Note a follower's fetch from `offset`, which lies within the log."""
         self._now_ms = max(self._now_ms, now_ms)
         follower = self.followers.get(replica_id)
         if follower is None or broker_epoch < follower.broker_epoch:
@@ -172,9 +171,9 @@ class Leadership:
         if replica_id not in self._partition.isr:
             self._expand(replica_id, follower)
 
-    def fetched_again(self, replica_id: int, broker_epoch: int, now_ms: int) -> bool:
-        """`fetched` from the log's end by who was there at its last fetch, and is in sync. False
-        where that has to be looked at anew."""
+    def refresh_follower(self, replica_id: int, broker_epoch: int, now_ms: int) -> bool:
+        """Note another fetch of an in-sync follower at the log end offset. Return False if
+        `update_follower` has to be called instead."""
         follower = self.followers.get(replica_id)
         if follower is None or follower.broker_epoch != broker_epoch:
             return False
@@ -186,8 +185,8 @@ class Leadership:
         return True
 
     def high_watermark(self, own_end_offset: int) -> int:
-        """The least log end of the maximal ISR and of those about to join it; never less than it
-        was. `own_end_offset` is the leader's own, of what it may acknowledge."""
+        """Return the smallest end offset of the maximal ISR and of the followers about to join it,
+        at least the current high watermark. `own_end_offset` is the leader's own."""
         partition = self._partition
         least, lag_ms = own_end_offset, partition.lag_time_max_ms
         if len(partition.isr) < partition.effective_min_isr:
@@ -200,7 +199,7 @@ class Leadership:
                 replica in partition.isr
                 or replica in joining
                 or (
-                    # Or the high watermark would run away from who is about to join.
+                    # Otherwise the high watermark would move away from a joining follower.
                     follower.is_caught_up(partition.log.log_end_offset, self._now_ms, lag_ms)
                     and self._may_join(replica, follower)
                 )
@@ -211,15 +210,15 @@ class Leadership:
     # The ISR.
 
     def tick(self, now_ms: int) -> None:
-        """Drop from the ISR who lags, and ask anew for what was refused for the time being."""
+        """Propose to remove lagging followers. Retry a proposal that failed temporarily."""
         partition = self._partition
         self._now_ms = max(self._now_ms, now_ms)
-        if now_ms < self._asked_again_ms:
+        if now_ms < self._retry_at_ms:
             return
         if self.proposed is not None:
-            if self._unanswered:
-                self._unanswered = False
-                partition.alter_requested(partition, self.proposed)
+            if self._outcome_unknown:
+                self._outcome_unknown = False
+                partition.alter_isr(partition, self.proposed)
             return
         end, lag_ms = partition.log.log_end_offset, partition.lag_time_max_ms
         lagging = {
@@ -239,7 +238,7 @@ class Leadership:
         partition = self._partition
         if (
             self.proposed is None
-            and self._now_ms >= self._asked_again_ms
+            and self._now_ms >= self._retry_at_ms
             and follower.log_end_offset >= max(partition.high_watermark, self.start_offset)
             and self._may_join(replica_id, follower)
         ):
@@ -259,7 +258,7 @@ class Leadership:
             partition.partition_epoch,
             tuple((member, self._epoch_of(member)) for member in isr),
         )
-        partition.alter_requested(partition, self.proposed)
+        partition.alter_isr(partition, self.proposed)
 
     def _epoch_of(self, member: int) -> int:
         follower = self.followers.get(member)
@@ -267,14 +266,16 @@ class Leadership:
             return self._partition.broker_epoch_of(member)
         return follower.broker_epoch
 
-    def refused(self, asked: AlterPartition, code: ErrorCode, now_ms: int, retry_ms: int) -> None:
-        """The controller refused, or was not reached. Only what is refused for sure leaves the
-        maximal ISR; anything else may have been taken, and is asked again until that is known."""
-        if self.proposed is not asked or code in _STALE:
-            return  # A newer image voids what was asked for, or is on its way.
+    def fail_isr_change(
+        self, change: AlterPartition, code: ErrorCode, now_ms: int, retry_ms: int
+    ) -> None:
+        """Handle a refusal, or an unreachable controller. Only a definite refusal shrinks the
+        maximal ISR. Any other change may have been accepted; it is retried until that is known."""
+        if self.proposed is not change or code in _STALE:
+            return  # A newer image has voided the proposal, or will.
         self._now_ms = max(self._now_ms, now_ms)
-        self._asked_again_ms = now_ms + retry_ms
+        self._retry_at_ms = now_ms + retry_ms
         if code in _REFUSED:
             self.proposed = None
         else:
-            self._unanswered = True
+            self._outcome_unknown = True

@@ -1,14 +1,14 @@
-"""One partition on this broker: its log, who leads it, and how far its records are committed.
+"""One partition on this broker: its log, its leader, and its high watermark.
 
-The high watermark is the offset below which records are committed: consumers read below it, and
-produce requests with acks=all wait for it. With one replica it follows the log's end; where an
-acknowledged write must be on disk (`group_commit`) it follows the synced offset. With more replicas
-it is the least log end of the in-sync ones, which the leader learns from fetches (`leadership`) and
-a follower from the answers to its own (`follower`). It never goes back while the partition is open.
+Records below the high watermark are committed: consumers read below it, and produce requests with
+acks=all wait for it. With one replica it follows the log end offset, or the synced offset if an
+acknowledged write must be on disk (`group_commit`). With more replicas it is the smallest log end
+offset of the ISR. The leader learns those offsets from fetches (`leadership`), and a follower gets
+the high watermark in its fetch responses (`replica_fetcher`). It never decreases while the
+partition is open.
 
-A partition knows no clock and no socket: who waits is told by `on_advance`, called with the
-partition whenever its high watermark, log start or leader has moved, and by `on_append`, called
-when a leader with followers has appended.
+A partition has no clock and no socket. It calls `on_advance` when its high watermark, log start
+offset or leader has changed, and `on_append` when a leader with followers has appended.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from uuid import UUID
 
 from shoal.log.errors import AppendRefused, LogOffline, OffsetOutOfRange
 from shoal.log.log import Appended, Log, Origin, Read
-from shoal.log.validation import Examined
+from shoal.log.validation import ValidatedBatch
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import Buffer, CorruptBatch
 from shoal.record.compression import Compression
@@ -33,21 +33,21 @@ from shoal.replication.leadership import (
 )
 
 NO_LEADER = -1
-#: `Fetch`'s and `ListOffsets`' word for a request that knows no leader epoch (KIP-320).
+#: The leader epoch of a Fetch or ListOffsets request that names none (KIP-320).
 NO_EPOCH = -1
-#: Appends whose sizes are kept apart until they are committed; past that they are lumped together.
+#: Uncommitted appends whose sizes are kept separately; later ones are added to the last.
 UNCOMMITTED_MAX = 1_000
 
 
 class Divergence(NamedTuple):
-    """Where a fetcher's log and this one part (KIP-595): the epoch, and its end offset here."""
+    """Where a follower's log diverges from this one (KIP-595): an epoch and its end offset here."""
 
     epoch: int
     end_offset: int
 
 
 class ReplicaFetch(NamedTuple):
-    """What a follower asks of one partition."""
+    """The fetch position of a follower in one partition."""
 
     fetch_offset: int
     last_fetched_epoch: int
@@ -55,18 +55,18 @@ class ReplicaFetch(NamedTuple):
     log_start_offset: int
 
 
-class Follows(Protocol):
-    """Who fetches for a follower, and what it is told."""
+class PartitionFetcher(Protocol):
+    """Fetches for a follower (`replica_fetcher.ReplicaFetcher`)."""
 
     def synced(self, partition: Partition, offset: int) -> None:
-        """The log is on disk below `offset`."""
+        """Note that the log is on disk below `offset`."""
 
-    def stir(self, partition: Partition) -> None:
-        """The replica's log may have moved by itself."""
+    def notify_changed(self, partition: Partition) -> None:
+        """Note that the log may have changed without a fetch."""
 
 
 class ReplicaFetched(NamedTuple):
-    """What its leader answers: records from the offset on, or where the logs part, or an error."""
+    """The leader's result: records from the fetch offset on, a divergence, or an error."""
 
     error_code: ErrorCode
     high_watermark: int = -1
@@ -76,7 +76,7 @@ class ReplicaFetched(NamedTuple):
 
 
 class Registration(Protocol):
-    """A partition as the controller has it (`metadata.image.PartitionImage`)."""
+    """A partition in the metadata image (`metadata.image.PartitionImage`)."""
 
     @property
     def leader(self) -> int: ...
@@ -95,12 +95,12 @@ class Partition:
 
     __slots__ = (
         "_uncommitted",
-        "alter_requested",
+        "alter_isr",
         "broker_epoch_of",
         "bytes_appended",
         "bytes_committed",
+        "fetcher",
         "flush_messages",
-        "follows",
         "group_commit",
         "high_watermark",
         "index",
@@ -116,8 +116,8 @@ class Partition:
         "on_advance",
         "on_append",
         "partition_epoch",
+        "quiet_fetches",
         "replicas",
-        "stirs",
         "sync_requested",
         "topic",
         "topic_id",
@@ -138,12 +138,20 @@ class Partition:
         partition_epoch: int = 0,
         high_watermark: int = 0,
         now_ms: int = 0,
+        sync_requested: Callable[[Partition], None] | None = None,
+        alter_isr: Callable[[Partition, AlterPartition], None] | None = None,
+        broker_epoch_of: Callable[[int], int] | None = None,
     ) -> None:
-        """`high_watermark` is the last one known of a replicated partition."""
+        """`high_watermark` is the last known one of a replicated partition.
+
+        `sync_requested` asks the disk to sync the log soon. `alter_isr` asks the controller for
+        another ISR; `complete_isr_change` or `fail_isr_change` takes the result.
+        `broker_epoch_of` returns the epoch of a broker that may be in sync, or `NOT_ELIGIBLE`.
+        """
         self.topic = topic
         self.topic_id = topic_id
         self.index = index
-        #: What this partition is waited for by.
+        #: Key of the requests that wait for this partition.
         self.key = (topic_id, index)
         self.log = log
         self.node_id = node_id
@@ -155,36 +163,33 @@ class Partition:
         self.min_isr = 1
         self.lag_time_max_ms = LAG_TIME_MAX_MS
         self.group_commit = False
-        #: Records not yet on disk that ask for a sync (flush.messages).
+        #: Unsynced records that trigger a sync (flush.messages).
         self.flush_messages = 1 << 63
         self.high_watermark = log.log_end_offset
-        #: Bytes appended so far: a difference tells a fetch how much more there is. Those of a
-        #: replicated partition count here once they are committed.
+        #: Committed bytes since the partition was opened. A waiting fetch takes the difference as
+        #: the bytes that have become available.
         self.bytes_committed = 0
         self.bytes_appended = 0
-        #: (offset behind, bytes) of a replicated partition's appends that are not committed.
+        #: (end offset, bytes) of the uncommitted appends of a replicated partition.
         self._uncommitted: deque[tuple[int, int]] = deque()
-        #: Called with the partition when its high watermark or log start offset has moved.
+        #: Called with the partition when its high watermark or log start offset has changed.
         self.on_advance: list[Callable[[Partition], None]] = []
-        #: Called with the partition when there is more for its followers.
+        #: Called with the partition when its followers can fetch more.
         self.on_append: list[Callable[[Partition], None]] = []
-        #: Asks the disk to sync this log soon; set by whoever owns the disk.
-        self.sync_requested: Callable[[Partition], None] = _no_disk
-        #: Asks the controller for another ISR; `altered` or `alter_refused` answers.
-        self.alter_requested: Callable[[Partition, AlterPartition], None] = _no_controller
-        #: The epoch of a broker that may be in sync, or `NOT_ELIGIBLE`.
-        self.broker_epoch_of: Callable[[int], int] = _nobody
-        #: What is known of followers while this replica leads and has any.
+        self.sync_requested = sync_requested or _no_disk
+        self.alter_isr = alter_isr or _no_controller
+        self.broker_epoch_of = broker_epoch_of or _no_broker
+        #: The state of the followers, while this replica leads and has any.
         self.leadership: Leadership | None = None
-        #: By follower, called once at the next change of what its fetches would look at.
-        self.stirs: dict[int, Callable[[], None]] = {}
-        #: What fetches for this replica while it follows.
-        self.follows: Follows | None = None
+        #: By follower: called once at the next change that its fetches must see.
+        self.quiet_fetches: dict[int, Callable[[], None]] = {}
+        #: Fetches for this replica while it follows.
+        self.fetcher: PartitionFetcher | None = None
         if len(replicas) > 1:
             known = min(high_watermark, log.log_end_offset)
             self.high_watermark = max(known, log.log_start_offset)
             if self.is_leader:
-                self._lead(now_ms)
+                self._become_leader(now_ms)
 
     @property
     def is_leader(self) -> bool:
@@ -192,48 +197,50 @@ class Partition:
 
     @property
     def effective_min_isr(self) -> int:
-        """min.insync.replicas, as far as there are replicas."""
+        """min.insync.replicas, limited to the number of replicas."""
         return min(self.min_isr, len(self.replicas))
 
-    def lost(self, leader_epoch: int) -> bool:
-        """Whether this replica has not led on since that epoch: what it appended then may be gone,
-        and its offsets may be others' records."""
+    def lost_leadership_since(self, leader_epoch: int) -> bool:
+        """Whether this replica has not led without interruption since that epoch.
+
+        If so, its appends of that epoch may be lost, and others' records may have their offsets.
+        """
         return self.leader_epoch != leader_epoch or not self.is_leader
 
     @property
     def is_behind(self) -> bool:
-        """Whether a new leader does not know yet how far its records are committed (KIP-207)."""
+        """Whether a new leader does not yet know the committed end of its log (KIP-207)."""
         return self.leadership is not None and self.high_watermark < self.leadership.start_offset
 
     @property
     def last_stable_offset(self) -> int:
-        """The offset below which every transaction is decided; at most the high watermark."""
+        """The offset below which all transactions have ended; at most the high watermark."""
         return self.log.last_stable_offset(self.high_watermark)
 
     def epoch_error(self, current_leader_epoch: int) -> ErrorCode | None:
-        """Why a request that names the leader epoch it knows is refused (KIP-320), or None."""
+        """Return the error for a request with that leader epoch (KIP-320), or None."""
         error = self.known_epoch_error(current_leader_epoch)
         if error is None and not self.is_leader:
             return ErrorCode.not_leader_or_follower
         return error
 
     def known_epoch_error(self, current_leader_epoch: int) -> ErrorCode | None:
-        """`epoch_error` of a replica that need not lead."""
+        """`epoch_error` for a replica that may also be a follower."""
         if current_leader_epoch in (NO_EPOCH, self.leader_epoch):
             return None
         if current_leader_epoch < self.leader_epoch:
             return ErrorCode.fenced_leader_epoch
         return ErrorCode.unknown_leader_epoch
 
-    # Who leads.
+    # Leadership
 
     def register(self, registered: Registration, now_ms: int) -> None:
-        """Follow the controller: lead, or follow who leads now. A registration that is not
-        newer than the one in force changes nothing."""
+        """Become leader or follower as the controller has decided. A registration that is not
+        newer than the current one changes nothing."""
         if registered.partition_epoch <= self.partition_epoch:
-            # Also told again what is in force: an ISR that is asked for stays asked for.
+            # The current registration may come again. A proposed ISR stays proposed.
             return
-        self._stir()
+        self._wake_quiet_fetches()
         changed = registered.leader_epoch != self.leader_epoch
         self.leader_id = registered.leader
         self.leader_epoch = registered.leader_epoch
@@ -243,21 +250,21 @@ class Partition:
         if not self.is_leader:
             self.leadership = None
         elif changed or (self.leadership is None) != (len(self.replicas) == 1):
-            self._lead(now_ms)
+            self._become_leader(now_ms)
         elif self.leadership is not None:
-            self.leadership.registered(now_ms)
-            self._follow_replicas()
+            self.leadership.apply_registration(now_ms)
+            self._advance_high_watermark()
 
-    def _lead(self, now_ms: int) -> None:
-        """Begin to lead in a new epoch."""
+    def _become_leader(self, now_ms: int) -> None:
+        """Start to lead in a new epoch."""
         self.leadership = None
         if len(self.replicas) > 1:
             self.leadership = Leadership(self, now_ms)
             try:
                 self.log.begin_epoch(self.leader_epoch)
             except AppendRefused:
-                pass  # Followers are refused until the epoch is noted.
-        self._follow_replicas()
+                pass  # The next fetch of a follower tries again, and fails until then.
+        self._advance_high_watermark()
         self.sync_tail()
 
     def sync_tail(self) -> None:
@@ -270,47 +277,47 @@ class Partition:
         if unsynced and self.group_commit and self.is_leader:
             self.sync_requested(self)
 
-    def altered(self, isr: tuple[int, ...], partition_epoch: int) -> None:
-        """The controller has taken the ISR that was asked for."""
+    def complete_isr_change(self, isr: tuple[int, ...], partition_epoch: int) -> None:
+        """The controller accepted the proposed ISR."""
         if self.leadership is None or partition_epoch <= self.partition_epoch:
             return
-        self._stir()
+        self._wake_quiet_fetches()
         self.isr, self.partition_epoch = isr, partition_epoch
-        self.leadership.registered(0)
-        self._follow_replicas()
+        self.leadership.apply_registration(0)
+        self._advance_high_watermark()
 
-    def alter_refused(
-        self, asked: AlterPartition, code: ErrorCode, now_ms: int, retry_ms: int
+    def fail_isr_change(
+        self, change: AlterPartition, code: ErrorCode, now_ms: int, retry_ms: int
     ) -> None:
-        """The controller did not take the ISR that was asked for, or nobody knows."""
+        """The controller refused the proposed ISR, or did not answer."""
         if self.leadership is not None:
-            self.leadership.refused(asked, code, now_ms, retry_ms)
-            self._follow_replicas()
+            self.leadership.fail_isr_change(change, code, now_ms, retry_ms)
+            self._advance_high_watermark()
 
     def tick(self, now_ms: int) -> None:
-        """Look for followers that lag; called every so often on leaders."""
+        """Check for followers that lag. Called periodically on leaders."""
         if self.leadership is not None:
             self.leadership.tick(now_ms)
-            self._follow_replicas()
+            self._advance_high_watermark()
 
     # Appending
 
     def append(
         self,
-        data: Buffer | Examined,
+        data: Buffer | ValidatedBatch,
         *,
         now_ms: int,
         origin: Origin = Origin.CLIENT,
     ) -> Appended:
-        """Append whole batches as leader. Raises `AppendRefused`; then nothing was appended.
+        """Append whole batches as leader, without changing `data`.
 
-        `data` is left as it is.
+        Raises `AppendRefused`; then nothing was appended.
         """
         appended = self.log.append(
             data, now_ms=now_ms, leader_epoch=self.leader_epoch, origin=origin
         )
         if not appended.duplicate:
-            self._grown(appended.size)
+            self._appended(appended.size)
         return appended
 
     def append_records(
@@ -321,8 +328,8 @@ class Partition:
         producer: tuple[int, int] | None = None,
         codec: Compression = Compression.NONE,
     ) -> Appended:
-        """Append records of an internal topic as one batch of the broker's own, or as part of the
-        open transaction of `producer` (id, epoch)."""
+        """Append (key, value) records of an internal topic as one batch, inside the open
+        transaction of `producer` (id, epoch) if there is one."""
         if producer is not None or codec:
             producer_id, producer_epoch = producer or (-1, -1)
             batch = build_batch(
@@ -334,23 +341,23 @@ class Partition:
             )
             return self.append(batch, now_ms=now_ms, origin=Origin.COORDINATOR)
         appended = self.log.append_records(records, now_ms=now_ms, leader_epoch=self.leader_epoch)
-        self._grown(appended.size)
+        self._appended(appended.size)
         return appended
 
-    def _grown(self, size: int) -> None:
+    def _appended(self, size: int) -> None:
         if self.leadership is not None:
-            self._grown_for_followers(size)
+            self._appended_for_followers(size)
             return
         self.bytes_committed += size
         if self.group_commit:
             self.sync_requested(self)
         else:
-            self._advance(self.log.log_end_offset)
+            self._set_high_watermark(self.log.log_end_offset)
             if self.log.unsynced_messages >= self.flush_messages:
                 self.sync_requested(self)
 
-    def _grown_for_followers(self, size: int) -> None:
-        self._stir()
+    def _appended_for_followers(self, size: int) -> None:
+        self._wake_quiet_fetches()
         self.bytes_appended += size
         self._note_uncommitted(size)
         for call in self.on_append:
@@ -358,7 +365,7 @@ class Partition:
         if self.group_commit or self.log.unsynced_messages >= self.flush_messages:
             self.sync_requested(self)
         if len(self.isr) == 1:
-            self._follow_replicas()
+            self._advance_high_watermark()
 
     def _note_uncommitted(self, size: int) -> None:
         uncommitted = self._uncommitted
@@ -366,8 +373,8 @@ class Partition:
             size += uncommitted.pop()[1]
         uncommitted.append((self.log.log_end_offset, size))
 
-    def _follow_replicas(self) -> None:
-        """Move a leader's high watermark as far as its in-sync replicas are."""
+    def _advance_high_watermark(self) -> None:
+        """Advance a leader's high watermark to the smallest end offset of its ISR."""
         if self.leadership is None:
             end = self.log.recovery_point if self.group_commit else self.log.log_end_offset
             if end > self.high_watermark:
@@ -379,26 +386,26 @@ class Partition:
             self._commit(least)
 
     def _commit(self, offset: int) -> None:
-        """A replicated partition's records below `offset` are committed."""
+        """Commit the records of a replicated partition below `offset`."""
         uncommitted = self._uncommitted
         while uncommitted and uncommitted[0][0] <= offset:
             self.bytes_committed += uncommitted.popleft()[1]
-        self._advance(offset)
+        self._set_high_watermark(offset)
 
     def synced(self, offset: int) -> None:
-        """Records below `offset` are on disk."""
-        if self.follows is not None:
-            self.follows.synced(self, offset)
+        """Note that the records below `offset` are on disk."""
+        if self.fetcher is not None:
+            self.fetcher.synced(self, offset)
         if not self.group_commit or not self.is_leader:
             return
         if self.leadership is not None:
-            self._follow_replicas()
+            self._advance_high_watermark()
         elif offset > self.high_watermark:
-            self._advance(offset)
+            self._set_high_watermark(offset)
 
     # Followers
 
-    def fetched_by(
+    def fetch_for_follower(
         self,
         replica_id: int,
         broker_epoch: int,
@@ -408,13 +415,13 @@ class Partition:
         min_one: bool,
         now_ms: int,
     ) -> ReplicaFetched:
-        """Answer a follower, and take note of how far it is."""
+        """Return the result of a follower's fetch, and note its fetch offset."""
         code = self.epoch_error(fetch.current_leader_epoch)
         if code is not None:
             return ReplicaFetched(code)
         leadership, log = self.leadership, self.log
         if leadership is None or replica_id not in leadership.followers:
-            # The image that makes it a replica has not come here yet.
+            # The image that makes it a replica has not arrived yet.
             return ReplicaFetched(ErrorCode.unknown_topic_or_partition)
         try:
             if log.latest_epoch < self.leader_epoch:
@@ -433,21 +440,21 @@ class Partition:
             return ReplicaFetched(ErrorCode.offset_out_of_range)
         except (AppendRefused, OSError, LogOffline, CorruptBatch):
             return ReplicaFetched(ErrorCode.kafka_storage_error)
-        leadership.fetched(
+        leadership.update_follower(
             replica_id, broker_epoch, fetch.fetch_offset, fetch.log_start_offset, now_ms
         )
-        self._follow_replicas()
+        self._advance_high_watermark()
         return ReplicaFetched(ErrorCode.none, self.high_watermark, log.log_start_offset, None, data)
 
     def position(self) -> ReplicaFetch:
-        """Where a follower goes on."""
+        """Return the next fetch position of this follower."""
         log = self.log
         return ReplicaFetch(
             log.log_end_offset, log.latest_epoch, self.leader_epoch, log.log_start_offset
         )
 
     def append_fetched(self, answer: ReplicaFetched, now_ms: int) -> None:
-        """Append what the leader sent, and take over its high watermark and log start.
+        """Append the leader's records, and adopt its high watermark and log start offset.
 
         Raises `AppendRefused`, `OSError`; batches before the refused one stay.
         """
@@ -466,10 +473,10 @@ class Partition:
             self._commit(offset)
         if log.log_start_offset < answer.log_start_offset <= self.high_watermark:
             log.advance_log_start(answer.log_start_offset, "leader")
-            self.moved()
+            self.notify_changed()
 
     def truncation_offset(self, divergence: Divergence) -> int:
-        """Where a follower cuts its log that parts from its leader's as told (KIP-101)."""
+        """Return the offset to which a follower truncates a diverging log (KIP-101)."""
         log = self.log
         epoch, end_offset = log.end_offset_for_epoch(divergence.epoch)
         if epoch < 0:
@@ -479,22 +486,22 @@ class Partition:
         return min(end_offset, divergence.end_offset, log.log_end_offset)
 
     def truncate(self, offset: int) -> None:
-        """Cut a follower's log. Raises `OSError`."""
+        """Truncate a follower's log. Raises `OSError`."""
         self.log.truncate(offset)
         self._uncommitted.clear()
-        # Only an unclean election takes what was committed.
+        # Only an unclean election removes committed records.
         self.high_watermark = min(self.high_watermark, self.log.log_end_offset)
 
     def start_at(self, offset: int) -> None:
-        """Drop a follower's log, which ends before its leader's begins. Raises `OSError`."""
+        """Replace a follower's log that ends before the leader's log starts. Raises `OSError`."""
         self.log.truncate_fully_and_start_at(offset)
         self._uncommitted.clear()
         self.high_watermark = offset
-        self.moved()
+        self.notify_changed()
 
     # Reading
 
-    def acknowledged(self, offset: int) -> bool:
+    def is_committed(self, offset: int) -> bool:
         """Whether all records below `offset` may be acknowledged as committed."""
         return self.high_watermark >= offset
 
@@ -505,7 +512,7 @@ class Partition:
         return self.log.read(offset, max_bytes, max_offset=limit, min_one=min_one)
 
     def divergence(self, *, fetch_offset: int, last_fetched_epoch: int) -> Divergence | None:
-        """Where the log of a fetcher that stands at that offset and epoch parts from this one.
+        """Return where the log of a follower at that position diverges from this one, or None.
 
         Raises `OffsetOutOfRange` when the epoch is newer or older than all in this log.
         """
@@ -517,40 +524,40 @@ class Partition:
         return None
 
     def delete_records(self, offset: int) -> int:
-        """Move the log start to `offset`; gives the new one. Raises `OffsetOutOfRange` for an
-        offset past the high watermark."""
+        """Advance the log start offset to `offset`, and return it. Raises `OffsetOutOfRange` for
+        an offset above the high watermark."""
         if not 0 <= offset <= self.high_watermark:
             raise OffsetOutOfRange(offset, self.log.log_start_offset, self.high_watermark)
         self.log.advance_log_start(offset, "delete-records")
-        self.moved()
+        self.notify_changed()
         return self.log.log_start_offset
 
-    def _stir(self) -> None:
-        while self.stirs:
-            self.stirs.popitem()[1]()
+    def _wake_quiet_fetches(self) -> None:
+        while self.quiet_fetches:
+            self.quiet_fetches.popitem()[1]()
 
-    def moved(self) -> None:
-        """Tell those who wait that an offset of this partition has changed."""
-        self._stir()
-        if self.follows is not None:
-            self.follows.stir(self)
+    def notify_changed(self) -> None:
+        """Wake the requests that wait for a change of this partition."""
+        self._wake_quiet_fetches()
+        if self.fetcher is not None:
+            self.fetcher.notify_changed(self)
         self._notify_advance()
 
-    def _advance(self, offset: int) -> None:
+    def _set_high_watermark(self, offset: int) -> None:
         self.high_watermark = offset
         self._notify_advance()
 
     def _notify_advance(self) -> None:
-        # A copy: a callback may remove itself, as one does whose leader has lost the partition.
+        # Iterate over a copy, because a callback may remove itself.
         for call in tuple(self.on_advance):
             call(self)
 
 
-def _no_controller(partition: Partition, asked: AlterPartition) -> None:
+def _no_controller(partition: Partition, change: AlterPartition) -> None:
     raise AssertionError(f"{partition.topic}-{partition.index} has no controller to ask")
 
 
-def _nobody(broker_id: int) -> int:
+def _no_broker(broker_id: int) -> int:
     return NOT_ELIGIBLE
 
 

@@ -1,91 +1,74 @@
-"""The broker: what it is composed of, and in which order its parts start and stop.
+"""The composition of a broker, and the order in which its parts start and stop.
 
-Start: take the addresses, lock the data directory, load the metadata, open the logs, load the
-coordinators, serve. Stop: the other way round; the last act marks the stop as a clean one.
-Everything but the disk's worker runs on one event loop, and no call of a core awaits.
+The constructor makes all parts. `start` binds the addresses, locks the data directory, reads the
+metadata, opens the logs, starts the coordinators, and serves. `stop` does the reverse, and marks
+the stop as a clean one at the end. Only the workers of the disk run outside the event loop, and no
+call of a core awaits.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from shoal.log.directory import LogDirectory
-from shoal.log.storage import DiskStorage
 from shoal.log.uuids import uuid_text
 from shoal.metadata import controller
-from shoal.metadata.delta import MetadataDelta
-from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage, Scope
+from shoal.metadata.image import MetadataImage, Scope
 from shoal.metadata.names import INTERNAL_TOPICS
-from shoal.metadata.topics import NewTopic, create_topics, internal_topic
-from shoal.protocol.api import ApiKey
-from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.quorum.voters import Endpoint as QuorumEndpoint
-from shoal.quorum.voters import ReplicaKey, Voter, VoterSet
-from shoal.server import ineffective_configs as idle_settings
+from shoal.server import ineffective_configs
 from shoal.server.cluster.controller import Controller
 from shoal.server.cluster.controller_channel import ControllerChannel
 from shoal.server.cluster.lifecycle import CannotJoin, Lifecycle
-from shoal.server.cluster.metadata_log import Metadata, random_id
+from shoal.server.cluster.metadata_log import Metadata
+from shoal.server.cluster.metadata_snapshots import MetadataSnapshots
 from shoal.server.cluster.producer_ids import ProducerIds
 from shoal.server.cluster.quorum import Quorum
-from shoal.server.cluster.served_apis import Served
-from shoal.server.cluster.unreachable_leaders import Suspects
+from shoal.server.cluster.registration import Registration
+from shoal.server.cluster.served_apis import ApiTables, ServedApis
+from shoal.server.cluster.topic_creation import TopicCreation
+from shoal.server.cluster.unreachable_leaders import UnreachableLeaders
+from shoal.server.cluster.voter_checks import VoterChecks
 from shoal.server.cluster.voter_update import VoterUpdate
+from shoal.server.cluster_config import Listeners
 from shoal.server.config import BrokerConfig
 from shoal.server.coordinators.groups import GroupService
-from shoal.server.coordinators.service import CoordinatorService, InternalTopic
+from shoal.server.coordinators.service import CoordinatorService
 from shoal.server.coordinators.transactions import TransactionService
-from shoal.server.handlers import HANDLERS
 from shoal.server.metadata_cache import MetadataCache
 from shoal.server.metrics import broker as broker_metrics
 from shoal.server.metrics import coordinator as coordinator_metrics
 from shoal.server.metrics.registry import Metrics
-from shoal.server.network.api import Api, Listeners
-from shoal.server.network.connection_limits import Admission
+from shoal.server.network.api import Api
+from shoal.server.network.connection_limits import ConnectionLimits
 from shoal.server.network.dispatch import Dispatcher
+from shoal.server.network.encoding import ErrorResponses
+from shoal.server.network.envelopes import EnvelopeHandler
 from shoal.server.network.fetch_sessions import FetchSessions
 from shoal.server.network.health import HealthListener
 from shoal.server.network.links import SetupTimeouts
 from shoal.server.network.listener import Listener, ListenError
 from shoal.server.network.peers import Peers as BrokerPeers
 from shoal.server.network.purgatory import Purgatory
-from shoal.server.network.request_limits import RequestRoom
+from shoal.server.network.request_limits import RequestLimits
+from shoal.server.network.response_limits import ResponseLimits
 from shoal.server.node import Node
-from shoal.server.quota.client_quotas import Quotas
-from shoal.server.replication.batch_validator import Examiner
-from shoal.server.replication.log_maintenance import Background
+from shoal.server.quota.client_quotas import ClientQuotas
+from shoal.server.replication.batch_validator import BatchValidator
+from shoal.server.replication.isr_changes import IsrChanges
+from shoal.server.replication.log_maintenance import LogMaintenance
 from shoal.server.replication.partitions import Partitions
 from shoal.server.replication.quotas import FOLLOWER, LEADER, ReplicationQuota
-from shoal.server.replication.replicas import Replicas
+from shoal.server.replication.replica_fetch import ReplicaFetches
+from shoal.server.replication.replica_fetchers import ReplicaFetcherManager
+from shoal.server.replication.replica_manager import ReplicaManager
 from shoal.server.share.service import ShareService
-
-if TYPE_CHECKING:
-    from shoal.client.settings import Address
-    from shoal.server.cluster.quorum_peers import Peers
-
-#: How long this broker waits for its image to have what the controller has made.
-IMAGE_TIMEOUT_S = 5.0
-#: Between two looks whether a snapshot of the metadata is due.
-SNAPSHOT_CHECK_MS = 1_000
-#: In `meta.properties`: the voters of the setting that the quorum once had.
-FIRST_VOTERS = "shoal.first.voters"
-#: After which a client's fetch session may give way to another's
-#: (min.incremental.fetch.session.eviction.ms in Kafka, which has no setting for it either).
-FETCH_SESSION_EVICTION_MS = 120_000
-
-
-#: Bytes of answers that may wait in memory for clients to take them, over all connections, and what
-#: one answer may have in any case: a client's default for one partition.
-ANSWERS_HELD_MAX = 128 << 20
-ANSWER_ROOM_MIN = 1 << 20
+from shoal.server.system import System
 
 
 class Features(NamedTuple):
-    """What ApiVersions tells of features: the levels supported, and those in force."""
+    """The features in ApiVersions: the supported levels, and the finalized ones."""
 
     supported: dict[str, tuple[int, int]]
     finalized: dict[str, int]
@@ -93,10 +76,17 @@ class Features(NamedTuple):
 
 
 class Broker:
-    """Owns every part; handlers reach them through it."""
+    """Owns all parts of a node. Handlers get it as their context."""
 
-    def __init__(self, config: BrokerConfig, loop: asyncio.AbstractEventLoop) -> None:
-        self.node = node = Node(config, loop)
+    def __init__(
+        self,
+        config: BrokerConfig,
+        loop: asyncio.AbstractEventLoop,
+        apis: ApiTables,
+        system: System | None = None,
+    ) -> None:
+        """Raises `InvalidConfig`."""
+        self.node = node = Node(config, loop, system)
         self.config = config
         self.cluster = node.cluster
         self.loop = loop
@@ -105,69 +95,170 @@ class Broker:
         self.clock = node.clock
         self.timers = node.timers
         self.disk = node.disk
+        self.table: Mapping[int, Api] = apis.rows
         self.metadata_cache = MetadataCache(Scope(self.node_id, config.given))
         self.purgatory = Purgatory(loop, self.timers)
         self.metrics = Metrics()
-        self.examiner = Examiner(loop)
+        self.listeners: list[Listener] = []
+        self.directory = LogDirectory(node.system.storage, config.data_dir)
+        self.setup_timeouts = SetupTimeouts.from_config(config)
+        errors = ErrorResponses(node.log, apis.rows, self.metrics)
+        self.envelopes = EnvelopeHandler(
+            self, apis.rows, errors, is_active_controller=lambda: self.metadata.is_active
+        )
+        self._make_cluster(apis)
+        self.quotas = ClientQuotas(node, self.metadata_cache, self.metrics)
+        self._make_network(errors)
+        self.batch_validator = BatchValidator(node)
         self.fetch_sessions = FetchSessions(
             config["max.incremental.fetch.session.cache.slots"],
-            FETCH_SESSION_EVICTION_MS,
-            lambda: node.random.randrange(1, 1 << 31),
+            random_id=lambda: node.random.randrange(1, 1 << 31),
         )
-        self.quotas = Quotas(self)
-        self.throttles = {side: ReplicationQuota(self, side) for side in (LEADER, FOLLOWER)}
-        self.admission = Admission(self)
-        self.room = RequestRoom(
-            loop, config["queued.max.requests"], config["queued.max.request.bytes"]
+        self.throttles = {
+            side: ReplicationQuota(node, self.metadata_cache, self.metrics, side)
+            for side in (LEADER, FOLLOWER)
+        }
+        self.peers = BrokerPeers(node, self.metadata_cache, self.setup_timeouts)
+        self._make_replication()
+        #: A controller that is no broker has none of them.
+        self.coordinators: list[CoordinatorService[Any]] = []
+        if self.cluster.is_broker:
+            self._make_coordinators()
+        self.lifecycle.on_session_lost.append(self.replicas.wake_cut_off)
+        has_health = config.metrics_listener is not None
+        self.health = HealthListener(node, self.metrics, self) if has_health else None
+        self._ready = self._opened = False
+        self._register_metrics()
+
+    def _register_metrics(self) -> None:
+        sources = broker_metrics.Sources(
+            self.partitions,
+            self.purgatory,
+            lambda: self.share.waiting_fetches if self.cluster.is_broker else 0,
+            self.fetch_sessions,
+            self.request_limits,
+            self.disk,
+            self.log_maintenance,
+            self.listeners,
         )
-        self.table: Mapping[int, Api] = HANDLERS
-        self.served = Served(self)
-        self.dispatch = Dispatcher(self, self.table, self.served.now)
-        self.listeners: list[Listener] = []
-        self.health: HealthListener | None = None
-        self.directory = LogDirectory(DiskStorage(), config.data_dir)
-        self.partitions = Partitions(
-            self.node_id,
-            self.directory,
+        broker_metrics.register(self.metrics, sources)
+
+    def _make_network(self, errors: ErrorResponses) -> None:
+        """Construct the parts of `server.network`."""
+        self.connection_limits = ConnectionLimits(self.node, self.metadata_cache)
+        self.request_limits = RequestLimits(self.node)
+        self.response_limits = ResponseLimits(self.listeners)
+        self.dispatch = Dispatcher(
+            context=self,
+            served=self.served.now,
+            cache=self.metadata_cache,
+            metrics=self.metrics,
+            quotas=self.quotas,
             purgatory=self.purgatory,
-            disk=self.disk,
-            clock=self.clock,
+            controller=self.channel,
+            errors=errors,
+            monotonic_ns=self.node.system.monotonic_ns,
+        )
+
+    def _make_cluster(self, apis: ApiTables) -> None:
+        """Construct the parts of `server.cluster`."""
+        node, cache, directory = self.node, self.metadata_cache, self.directory
+        self.registration = Registration(node, directory, self.listeners)
+        self.quorum = Quorum(node, directory, self.registration, self.setup_timeouts)
+        self.metadata = Metadata(node, self.quorum, cache)
+        self._snapshots = MetadataSnapshots(node, self.quorum, self.metadata)
+        self.channel = ControllerChannel(
+            node,
+            self.quorum,
+            self.metadata,
+            apis=apis.rows,
+            handle=self.envelopes.handle,
+            timeouts=self.setup_timeouts,
+        )
+        self.controller = Controller(node, cache, self.quorum, self.metadata)
+        self.lifecycle = Lifecycle(
+            node, cache, directory, self.registration, self.quorum, self.channel
+        )
+        self.producer_ids = ProducerIds(node, self.metadata, self.channel, self.lifecycle)
+        self.topic_creation = TopicCreation(node, cache, self.metadata, self.channel)
+        self.served = ServedApis(node, self.registration, self.quorum, apis)
+        self.unreachable_leaders = UnreachableLeaders(node, cache)
+        self._voter_checks = VoterChecks(node, directory, self.registration, self.quorum)
+        self._voter_update = VoterUpdate(
+            node, directory, self.registration, self.quorum, self.channel
+        )
+
+    def _make_replication(self) -> None:
+        """Construct the parts of `server.replication`."""
+        node, cache = self.node, self.metadata_cache
+        isr_changes = IsrChanges(node, cache, self.channel)
+        self.partitions = Partitions(
+            node, self.directory, purgatory=self.purgatory, isr_controller=isr_changes
         )
         self.partitions.on_removed.append(lambda p: self.metrics.forget_topic(p.topic))
-        self.setup_timeouts = SetupTimeouts(
-            config["socket.connection.setup.timeout.ms"],
-            config["socket.connection.setup.timeout.max.ms"],
+        self.log_maintenance = LogMaintenance(node, cache, self.partitions, self.directory)
+        fetchers = ReplicaFetcherManager(
+            node,
+            cache,
+            self.partitions,
+            peers=self.peers,
+            throttle=self.throttles[FOLLOWER],
+            leaders=self.unreachable_leaders,
+            maintenance=self.log_maintenance,
         )
-        self.peers = BrokerPeers(self)
-        self.suspects = Suspects(self)
-        self.replicas = Replicas(self)
-        self.partitions.alter = self.replicas.alter
-        self.partitions.broker_epoch_of = self.replicas.broker_epoch_of
-        self.partitions.on_registered.append(self.replicas.registered)
-        self.partitions.on_removed.append(self.replicas.removed)
-        self.producer_ids = ProducerIds(self)
-        self.coordinators: list[CoordinatorService[Any]] = []
-        self.background = Background(self)
-        self.channel = ControllerChannel(self)
-        self.controller = Controller(self)
-        self.lifecycle = Lifecycle(self)
-        #: Why this node cannot go on, once it cannot.
-        self.failed: asyncio.Future[str] = loop.create_future()
-        self._ready = self._opened = False
-        self._unserved: set[tuple[int, Address]] = set()
-        broker_metrics.register(self)
+        self.replicas = ReplicaManager(
+            node,
+            self.partitions,
+            isr_changes,
+            fetchers=fetchers,
+            purgatory=self.purgatory,
+            session=self.lifecycle,
+        )
+        self.replica_fetches = ReplicaFetches(
+            node,
+            self.partitions,
+            self.replicas,
+            sessions=self.fetch_sessions,
+            purgatory=self.purgatory,
+            throttle=self.throttles[LEADER],
+        )
 
-    # Parts that the data directory has to be open for; `start` makes them.
-    quorum: Quorum
-    _voters_checked = False
-    metadata: Metadata
-    groups: GroupService
-    transactions: TransactionService
-    share: ShareService
+    def _make_coordinators(self) -> None:
+        """Construct the parts of `server.coordinators` and `server.share`."""
+        shared = (
+            self.node,
+            self.metadata_cache,
+            self.partitions,
+            self.replicas,
+            self.topic_creation.create_internal_topic,
+            self.metrics,
+        )
+        self.groups = GroupService(*shared)
+        self.transactions = TransactionService(
+            *shared,
+            groups=self.groups,
+            producer_ids=self.producer_ids,
+            peers=self.peers,
+            purgatory=self.purgatory,
+        )
+        self.share = ShareService(
+            *shared,
+            groups=self.groups,
+            peers=self.peers,
+            purgatory=self.purgatory,
+            quotas=self.quotas,
+            response_limits=self.response_limits,
+            create_topics=self.topic_creation.create_topics,
+            listeners=self.listeners,
+        )
+        self.coordinators += [self.groups, self.transactions, self.share.state_coordinator]
+        for coordinator in self.coordinators:
+            coordinator_metrics.register(self.metrics, coordinator)
+        self.lifecycle.before_handover.append(self.share.drain)
 
     @property
     def image(self) -> MetadataImage:
-        """The metadata as of now."""
+        """The committed metadata."""
         return self.metadata_cache.image
 
     @property
@@ -175,9 +266,21 @@ class Broker:
         return self.directory.cluster_id
 
     @property
+    def failed(self) -> asyncio.Future[str]:
+        """Why this node cannot go on, once it cannot."""
+        return self.node.failed
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the logs are open."""
+        return self._opened
+
+    @property
     def controller_id(self) -> int:
-        """Which broker clients are told to ask as the controller: the active one if it is a
-        broker, else this one, which passes on what it is asked."""
+        """The broker that clients should send requests for the controller to.
+
+        The active controller if it is a broker, else this broker, which forwards them.
+        """
         leader_id = self.quorum.leader_id
         if leader_id is not None and leader_id in self.image.running:
             return leader_id
@@ -185,15 +288,14 @@ class Broker:
 
     async def start(self) -> None:
         """Serve. Raises `ListenError`, `DirectoryInUse`, `CorruptLog`, `ApiError`, `OSError`,
-        `CannotJoin`; then `stop` gives back what was taken."""
+        `CannotJoin`; then `stop` releases what was taken."""
         self._bind()
-        self._check_address()
+        self._voter_checks.check_address()
         self._open_directory()
         self.directory.started()
         self._open_quorum()
         self.channel.start()
-        self.timers.every(SNAPSHOT_CHECK_MS, self._save_metadata)
-        self.timers.every(SNAPSHOT_CHECK_MS, self._clean_metadata)
+        self._snapshots.start()
         self.controller.start()
         self.quorum.start()
         if not self.cluster.is_broker:
@@ -202,51 +304,54 @@ class Broker:
         alone = not self.cluster.clustered and self.quorum.alone
         if alone:
             if self.cluster.has_controller_listener:
-                self.quorum.on_step.append(VoterUpdate(self).look)
-            self.metadata.register(self.registration(), clean=self.directory.clean)
+                self._voter_update.start()
+            self.metadata.register(self.registration.broker(), clean=self.directory.clean)
         else:
             self.served.begin(early=True)
             for listener in self.listeners:
                 await listener.accept()
-            self.metadata.on_unreadable = self.fail
+            self.metadata.on_unreadable.append(self.node.fail)
             await self.lifecycle.join()
-            self.quorum.on_step.append(VoterUpdate(self).look)
-            self._check_auto_join()
+            self._voter_update.start()
+            self._voter_checks.check_auto_join()
         self.partitions.load(self.image)
-        self.quotas.changed()
-        self._throttle()
+        self.quotas.start()
+        for throttle in self.throttles.values():
+            throttle.start()
         self._opened = True
-        self.metadata_cache.subscribe(self._metadata_changed)
-        self.suspects.changed(self.image)
-        self.groups = GroupService(self)
-        self.coordinators.append(self.groups)
-        self.transactions = TransactionService(self)
-        self.coordinators.append(self.transactions)
-        self.share = ShareService(self)
-        self.coordinators.append(self.share.states)
+        self.metadata_cache.subscribe(self.partitions.apply)
+        ineffective_configs.log_alterations(
+            self.node, self.metadata_cache, is_active_controller=lambda: self.metadata.is_active
+        )
+        self.unreachable_leaders.start()
         for coordinator in self.coordinators:
-            coordinator_metrics.register(self, coordinator)
-            coordinator.metadata_changed(self.image, None)
-        self.background.start()
+            self.metadata_cache.subscribe(coordinator.metadata_changed)
+            coordinator.start()
+        self.share.start()
+        self.log_maintenance.start()
         self.replicas.start()
-        metrics_listener = self.config.metrics_listener
-        if metrics_listener is not None:
-            self.health = HealthListener(self)
-            await self.health.listen(metrics_listener.host, metrics_listener.port)
+        await self._listen_for_health()
         if alone:
             for listener in self.listeners:
                 await listener.accept()
         else:
             self.served.begin(early=False)
             await self.lifecycle.enter()
-        self._ready = True
+        self._set_ready()
 
     def _bind(self) -> None:
-        """Take the addresses. Raises `ListenError`."""
+        """Bind the addresses. Raises `ListenError`."""
         for endpoint in self.config.listeners:
             if endpoint.name not in self.cluster.kinds:
                 continue
-            listener = Listener(self, self.dispatch, endpoint.name)
+            listener = Listener(
+                self.node,
+                endpoint.name,
+                self.dispatch,
+                self.connection_limits,
+                self.request_limits,
+                self.listeners,
+            )
             try:
                 listener.bind(endpoint.host, endpoint.port)
             except ListenError as error:
@@ -259,45 +364,70 @@ class Broker:
                 ) from None
             self.listeners.append(listener)
 
-    def _open_quorum(self) -> None:
-        """Open the metadata log, and see that it fits the settings. Raises what `start` raises."""
-        self.quorum = Quorum(
-            self.directory,
-            self.disk,
-            self.clock,
-            configured=self._first_voters(),
-            settings=self.cluster.settings,
-            make_peers=self._peers,
+    def _open_directory(self) -> None:
+        """Open the data directory, or format it. Raises `DirectoryInUse`, `CannotJoin`."""
+        cluster_id, known = self.cluster.cluster_id, self.directory.identity()
+        self._voter_checks.check_listener(formed=known is not None)
+        if cluster_id is None and known is None and self.cluster.clustered:
+            raise CannotJoin(
+                "A node of a cluster needs the cluster's id for its new data directory: give all"
+                f" nodes the same one, for instance --cluster-id {self._new_id()}."
+            )
+        self.directory.open(
+            cluster_id=cluster_id or self._new_id(),
+            node_id=self.node_id,
+            directory_id=self.node.random_id(),
+            its_cluster=cluster_id is not None,
         )
-        self.metadata = Metadata(self.quorum, self.clock, self.metadata_cache)
-        self._check_voters()
-        self.quorum.on_step.append(self._check_voters)
-        self._check_listener(formed=self.quorum.raft.voters.latest_offset >= 0)
-        self.served.look()
-        self.quorum.on_step.append(self.served.look)
+
+    def _new_id(self) -> str:
+        return uuid_text(self.node.random_id())
+
+    def _open_quorum(self) -> None:
+        """Open the metadata log, and check that it fits the configs. Raises what `start` raises."""
+        self.quorum.open()
+        self.metadata.open()
+        self._voter_checks.start()
+        self._voter_checks.check_listener(formed=self.quorum.raft.voters.latest_offset >= 0)
+        self.served.start()
+
+    async def _start_controller(self) -> None:
+        """Serve as a controller without the broker role."""
+        self._opened = True
+        for listener in self.listeners:
+            await listener.accept()
+        self._voter_update.start()
+        await self._listen_for_health()
+        self._set_ready()
+
+    async def _listen_for_health(self) -> None:
+        where = self.config.metrics_listener
+        if self.health is not None and where is not None:
+            await self.health.listen(where.host, where.port)
+
+    def _set_ready(self) -> None:
+        self._ready = True
+        self._voter_checks.started()
 
     async def stop(self) -> None:
         """Close the connections, sync and close the logs, and mark the stop as a clean one."""
         self._ready = False
         await self.lifecycle.leave()
-        if hasattr(self, "quorum"):
-            await self.quorum.resign()
+        await self.quorum.resign()
         for listener in self.listeners:
             await listener.close()
-        self.examiner.close()
+        self.batch_validator.close()
         if self.health is not None:
             self.health.close()
         self.timers.stop()
         self.replicas.stop()
         self.peers.close()
         self.channel.close()
-        if hasattr(self, "quorum"):
-            self.quorum.stop()
-        if hasattr(self, "metadata"):
-            self.metadata.stop()
+        self.quorum.stop()
+        self.metadata.stop()
         if self._opened:
             await self.disk.drained()
-            self.background.stop()
+            self.log_maintenance.stop()
             try:
                 self.directory.close()
             except OSError as error:
@@ -306,302 +436,22 @@ class Broker:
             self.directory.unlock()
         self.disk.close()
 
-    async def create_internal_topic(self, topic: InternalTopic) -> None:
-        """Make the topic of a coordinator. Raises `ApiError` when it cannot be made."""
-        (row,) = await self.create_topics([internal_topic(self.image, topic.name)])
-        if row["error_code"] not in (ErrorCode.none, ErrorCode.topic_already_exists):
-            self.log.error("an internal topic was not made", topic=topic.name, **row)
-            raise ApiError(ErrorCode.coordinator_not_available, row["error_message"])
-
-    def create_topics(self, topics: Sequence[NewTopic]) -> asyncio.Future[list[dict[str, Any]]]:
-        """Have topics made by the controller: CreateTopics' rows, once this broker's image has
-        what was made. The future fails with `ApiError`."""
-        if self.metadata.is_active:
-            return self.metadata.submit(
-                lambda image: create_topics(image, topics, new_id=random_id)
-            )
-        return asyncio.ensure_future(self._ask_for_topics(topics))
-
-    async def _ask_for_topics(self, topics: Sequence[NewTopic]) -> list[dict[str, Any]]:
-        fields = {
-            "topics": [
-                {
-                    "name": topic.name,
-                    "num_partitions": topic.partitions,
-                    "replication_factor": topic.replication_factor,
-                    "assignments": (),
-                    "configs": [{"name": n, "value": v} for n, v in topic.configs],
-                }
-                for topic in topics
-            ],
-            "timeout_ms": self.config["request.timeout.ms"],
-            "validate_only": False,
-        }
-        answer = await self.channel.request(ApiKey.CREATE_TOPICS, fields)
-        rows = [
-            {
-                "name": row.name,
-                "error_code": ErrorCode(row.error_code),
-                "error_message": row.error_message,
-            }
-            for row in answer.topics
-        ]
-        made = {row["name"] for row in rows if row["error_code"] is ErrorCode.none}
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(IMAGE_TIMEOUT_S):
-                await self.metadata_cache.until(lambda image: made <= image.topics.keys())
-        return rows
-
-    async def _start_controller(self) -> None:
-        """Serve as a controller that is no broker."""
-        self._opened = True
-        for listener in self.listeners:
-            await listener.accept()
-        self.quorum.on_step.append(VoterUpdate(self).look)
-        if self.config.metrics_listener is not None:
-            self.health = HealthListener(self)
-            await self.health.listen(
-                self.config.metrics_listener.host, self.config.metrics_listener.port
-            )
-        self._ready = True
-
-    def _save_metadata(self) -> None:
-        work = self.metadata.save_if_due(
-            bytes_max=self.config["metadata.log.max.record.bytes.between.snapshots"],
-            interval_ms=self.config["metadata.log.max.snapshot.interval.ms"],
-        )
-        if work is not None:
-            work.add_done_callback(self._metadata_saved)
-
-    def _clean_metadata(self) -> None:
-        self.quorum.clean(
-            bytes_max=self.config["metadata.max.retention.bytes"],
-            age_max_ms=self.config["metadata.max.retention.ms"],
-        )
-
-    def _metadata_saved(self, work: asyncio.Future[None]) -> None:
-        error = None if work.cancelled() else work.exception()
-        if error is not None:
-            self.log.error("the metadata snapshot was not written", error=str(error))
-
-    def fail(self, sentence: str) -> None:
-        """This node cannot be part of its cluster: the process ends with that sentence."""
-        if not self.failed.done():
-            self.failed.set_result(sentence)
-
-    def _check_voters(self) -> None:
-        """Fail when the setting names other voters than the quorum has, and never had them."""
-        voters, told = self.quorum.raft.voters, self.config["controller.quorum.voters"]
-        if self._voters_checked or voters.latest_offset < 0 or not told:
-            return
-        self._voters_checked = True
-        assert self.cluster.voters is not None
-        ids = self.cluster.voters.ids
-        formatted = (self.directory.identity() or {}).get(FIRST_VOTERS)
-        if any(known.ids == ids for known in voters.logged):
-            self.directory.note(FIRST_VOTERS, _listed(ids))
-            return
-        if formatted == _listed(ids):
-            return
-        self.fail(
-            f"controller.quorum.voters names the voters {_listed(ids)}, and the cluster's are"
-            f" {_listed(voters.latest.ids)}: give this node the setting that the others have."
-            " Voters of a running cluster are changed by kafka-metadata-quorum.sh add-controller"
-            " and remove-controller."
-        )
-
-    def peer_refused(self, id: int, error: ErrorCode) -> None:
-        """Another node of the quorum will not have this one."""
-        address = self.quorum.peers.address_of(id)
-        where = f"Node {id}" + (f" at {address[0]}:{address[1]}" if address else "")
-        if error is ErrorCode.inconsistent_cluster_id:
-            sentence = (
-                f"{where} is of another cluster than {self.cluster_id}: see"
-                " controller.quorum.voters, and give all nodes the same --cluster-id."
-            )
-        elif error is ErrorCode.inconsistent_voter_set:
-            sentence = (
-                f"{where} does not have node {self.node_id} among its voters: give all nodes the"
-                " same controller.quorum.voters (--quorum)."
-            )
-        else:
-            return
-        if self._ready:
-            self.log.warning("a node of the quorum refused this one", why=sentence)
-        else:
-            self.fail(sentence)
-
-    def _open_directory(self) -> None:
-        """Open the data directory, or format it. Raises `DirectoryInUse`, `CannotJoin`."""
-        cluster_id, known = self.cluster.cluster_id, self.directory.identity()
-        self._check_listener(formed=known is not None)
-        if cluster_id is None and known is None and self.cluster.clustered:
-            raise CannotJoin(
-                "A node of a cluster needs the cluster's id for its new data directory: give all"
-                f" nodes the same one, for instance --cluster-id {uuid_text(random_id())}."
-            )
-        self.directory.open(
-            cluster_id=cluster_id or uuid_text(random_id()),
-            node_id=self.node_id,
-            directory_id=random_id(),
-            its_cluster=cluster_id is not None,
-        )
-
-    def _check_address(self) -> None:
-        """A voter has to listen where the others look for it. Raises `CannotJoin`."""
-        listed = self.cluster.voters and self.cluster.voters.voters.get(self.node_id)
-        bound = [one.port for one in self.listeners if one.name == self.cluster.listener]
-        if listed and bound:
-            port, told = listed.endpoints[0].port, [e.port for e in self.quorum_endpoints()]
-            if port not in (*bound, *told):
-                raise CannotJoin(
-                    f"controller.quorum.voters has node {self.node_id} at port {port}, and this"
-                    f" node listens on {bound[0]}: node.id {self.node_id} is taken by another"
-                    " process, or --listener has to name that port."
-                )
-
-    def _check_listener(self, *, formed: bool) -> None:
-        """A voter of a new quorum has a listener for controllers; one whose quorum is `formed` may
-        share its clients', as the log has it there. Raises `CannotJoin`."""
-        listed = self.cluster.voters and self.cluster.voters.voters.get(self.node_id)
-        if formed or not listed or self.cluster.has_controller_listener:
-            return
-        where = listed.endpoints[0]
-        raise CannotJoin(
-            f"controller.quorum.voters has node {self.node_id} at {where.host}:{where.port}, where"
-            " its clients connect; a new quorum needs a port of its own. Name another port for"
-            f" each voter, for instance {self.node_id}@{where.host}:{where.port + 1}. If the"
-            " others' quorum still uses the clients' port, set"
-            f" controller.listener.names={self.cluster.inter_broker} until it has moved"
-            " (docs/cluster.md)."
-        )
-
-    def _check_auto_join(self) -> None:
-        """Log why a node that is to join the voters cannot."""
-        joins = self.config["controller.quorum.auto.join.enable"] and self.cluster.is_controller
-        votes = self.quorum.raft.voters.latest.holds(self.quorum.local)
-        if joins and not votes and not self.cluster.has_controller_listener:
-            self.log.warning(
-                "this node cannot join the voters: it has no listener for controllers",
-                remedy="name one by controller.listener.names (docs/cluster.md)",
-            )
-
-    def _first_voters(self) -> VoterSet | None:
-        """The voters of a quorum that has none yet."""
-        if self.cluster.voters is not None:
-            return self.cluster.voters
-        return VoterSet.of([Voter(ReplicaKey(self.node_id), self.quorum_endpoints())])
-
-    def quorum_endpoints(self) -> tuple[QuorumEndpoint, ...]:
-        """Where this node listens for the quorum."""
-        return tuple(
-            QuorumEndpoint(e.name, e.host, e.port)
-            for e in self.endpoints()
-            if e.name == self.cluster.listener
-        )
-
-    def _peers(self) -> Peers:
-        from shoal.server.cluster.quorum_peers import Peers
-
-        peers = Peers(
-            self.node_id,
-            self.cluster.settings,
-            cluster_id=self.directory.cluster_id,
-            endpoints=self.quorum_endpoints(),
-            timeouts=self.setup_timeouts,
-        )
-        peers.on_unserved = self._peer_unserved
-        peers.on_refused = lambda id, _, error: self.peer_refused(id, error)
-        for voter in self.cluster.voters or ():
-            address = voter.endpoints[0].host, voter.endpoints[0].port
-            peers.learn(voter.key.id, address)
-            peers.configured[voter.key.id] = address
-        return peers
-
-    def _peer_unserved(self, id: int, address: Address) -> None:
-        """Log once that the settings name an address that does not serve the quorum. An address
-        of the log's may be one that the voter has left."""
-        configured = self.quorum.peers.configured.get(id)
-        if address == configured and (id, address) not in self._unserved:
-            self._unserved.add((id, address))
-            self.log.warning(
-                "a node does not serve the quorum where it was asked",
-                node=id,
-                address=f"{address[0]}:{address[1]}",
-                remedy="controller.quorum.voters names ports for controllers, not for clients",
-            )
-
-    def endpoints(self) -> list[Endpoint]:
-        """Where this node is told to listen, by listener."""
-        advertised = self.config.advertised
-        endpoints = []
-        for listener in self.listeners:
-            told = advertised.get(listener.name)
-            host = told.host if told else listener.host
-            if host in ("", "0.0.0.0", "::"):
-                host = socket.getfqdn()
-            port = told.port if told and told.port else listener.port
-            endpoints.append(Endpoint(listener.name, host, port))
-        return endpoints
-
-    def registration(self) -> BrokerImage:
-        """How this broker is known to its cluster and told to its clients."""
-        shown = [e for e in self.endpoints() if Listeners.BROKER in self.cluster.kinds[e.name]]
-        return BrokerImage(
-            self.node_id,
-            self.lifecycle.incarnation_id,
-            -1,
-            tuple(shown),
-            controller.SUPPORTED_FEATURES,
-            self.config["broker.rack"],
-            fenced=False,
-            log_dirs=(self.directory.directory_id,),
-        )
-
-    def answer_room(self) -> int:
-        """Bytes that the records of one more answer may have. Answers wait in memory for slow
-        clients; when many do, each gets less at a time."""
-        held = sum(listener.bytes_held for listener in self.listeners)
-        return max(ANSWER_ROOM_MIN, ANSWERS_HELD_MAX - held)
-
     def features(self) -> Features:
-        """The features of this broker and of its cluster."""
+        """Return the features of this broker and of its cluster."""
         image = self.image
         return Features(dict(controller.SUPPORTED_FEATURES), dict(image.features), image.offset)
 
     def is_internal(self, topic: str) -> bool:
-        """Whether clients may not write to that topic or cut it."""
+        """Whether clients must not write to that topic or delete its records."""
         return topic in INTERNAL_TOPICS
 
     def unhealthy(self) -> str | None:
-        """Why Kubernetes should start this broker anew, or None."""
+        """Return why Kubernetes should restart this broker, or None."""
         offline = [f"{p.topic}-{p.index}" for p in self.partitions if p.log.offline]
         if offline:
             return f"the disk failed under {', '.join(sorted(offline)[:10])}"
         return None
 
     def not_ready(self) -> str | None:
-        """Why clients are not served, or None."""
+        """Return why clients are not served, or None."""
         return None if self._ready else "the broker is starting or stopping"
-
-    def _metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        self.partitions.apply(image, delta)
-        idle_settings.log_altered(self, delta)
-        if delta.brokers:
-            self.suspects.changed(image)
-        if delta.client_quotas:
-            self.quotas.changed()
-        if delta.configs or delta.broker_config_changed:
-            self._throttle()
-        if delta.broker_config_changed:
-            self.replicas.configured()
-        for coordinator in self.coordinators:
-            coordinator.metadata_changed(image, delta)
-
-    def _throttle(self) -> None:
-        for throttle in self.throttles.values():
-            throttle.changed(self.image)
-
-
-def _listed(ids: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(ids)))

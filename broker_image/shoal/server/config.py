@@ -1,8 +1,9 @@
-"""The broker's static configs: Kafka's property names, from flags, environment and a file.
+"""The static configs of a broker: Kafka's property names, from flags, environment and a file.
 
-The first that sets a name wins: flag, environment, file. A variable is `SHOAL_` and the name in
-capitals with `_` for `.` (`SHOAL_LOG_RETENTION_MS`). Everything is checked before anything is
-written: an unknown name or a bad value is a `ConfigError` that names it and where it stands.
+A flag takes precedence over the environment, and the environment over the file. A variable is
+`SHOAL_` and the name in capitals, with `_` for `.` (`SHOAL_LOG_RETENTION_MS`). All configs are
+checked before the broker writes anything. `InvalidConfig` names an unknown config or a bad value,
+and its source.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from shoal.metadata import broker_rules, configs
 from shoal.metadata.config_keys import ConfigError, UnknownConfig
 
 PREFIX = "SHOAL_"
-#: Kubernetes gives containers such variables for every Service of the namespace, so for one named
-#: "shoal" too: SHOAL_PORT, SHOAL_SERVICE_HOST, SHOAL_PORT_9092_TCP_ADDR. They are no settings.
+#: Kubernetes sets such variables for each Service of the namespace. A Service named "shoal" leads
+#: to SHOAL_PORT, SHOAL_SERVICE_HOST and SHOAL_PORT_9092_TCP_ADDR, which are not configs.
 _SERVICE_LINK = re.compile(
     r".*SERVICE_(HOST|PORT(_\w+)?)|(.*_)?PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?"
 )
-#: Variables of the command line's own flags.
+#: Variables of the flags of the command line.
 FLAG_VARIABLES = (
     "SHOAL_BOOTSTRAP",
     "SHOAL_BOOTSTRAP_SERVERS",
@@ -46,12 +47,12 @@ class Endpoint(NamedTuple):
 
 
 class InvalidConfig(Exception):
-    """A sentence that names the setting, the place it stands, and what is wrong with it."""
+    """A sentence that names the config, its source and the problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """Every broker config by name, typed; `given` holds the texts of those that were set."""
+    """All broker configs by name, typed. `given` has the texts of those that were set."""
 
     given: Mapping[str, str]
     values: Mapping[str, Any]
@@ -66,7 +67,7 @@ class BrokerConfig:
 
     @property
     def data_dir(self) -> str:
-        """The one directory of all logs."""
+        """The directory of all logs."""
         directories: tuple[str, ...] = self.values["log.dirs"] or self.values["log.dir"]
         return directories[0]
 
@@ -76,7 +77,7 @@ class BrokerConfig:
 
     @property
     def advertised(self) -> dict[str, Endpoint]:
-        """What clients are told, by listener name, where that differs from the listener."""
+        """The advertised addresses that differ from the listener, by listener name."""
         texts = self.values["advertised.listeners"] or ()
         return {e.name: e for e in (endpoint("advertised.listeners", text) for text in texts)}
 
@@ -92,7 +93,7 @@ def resolve(
     file_text: str | None = None,
     file_name: str = "",
 ) -> BrokerConfig:
-    """The configs in force. Raises `InvalidConfig`."""
+    """Return the effective configs. Raises `InvalidConfig`."""
     sources = [
         ("a flag", dict(flags)),
         ("the environment", from_environment(environment)),
@@ -109,7 +110,7 @@ def resolve(
 
 
 def check(name: str, text: str, where: str) -> None:
-    """Raise `InvalidConfig` unless there is such a broker config and it takes that value."""
+    """Raise `InvalidConfig` for an unknown broker config or an invalid value."""
     try:
         configs.parse(configs.BROKER, {name: text})
     except UnknownConfig:
@@ -121,7 +122,7 @@ def check(name: str, text: str, where: str) -> None:
 
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Settings among the variables, by property name. Raises `InvalidConfig` for an unknown one."""
+    """Return the configs among the variables. Raises `InvalidConfig` for an unknown one."""
     names = {
         PREFIX + re.sub(r"[.\-]", "_", name.removeprefix("shoal.")).upper(): name
         for name in configs.BROKER
@@ -143,7 +144,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def properties(text: str) -> Iterator[tuple[str, str]]:
-    """Names and values of a Java properties file."""
+    """Yield the names and values of a Java properties file."""
     whole = re.sub(r"(?<!\\)((?:\\\\)*)\\\r?\n[ \t\f]*", r"\1", text)
     for line in whole.splitlines():
         line = line.lstrip(" \t\f")
@@ -157,8 +158,10 @@ def properties(text: str) -> Iterator[tuple[str, str]]:
 def _filled(
     lines: Iterator[tuple[str, str]], environment: Mapping[str, str], file_name: str
 ) -> Iterator[tuple[str, str]]:
-    """A file's values with each `${env:NAME}` replaced by that variable, as Kafka's
-    EnvVarConfigProvider does (KIP-887). Raises `InvalidConfig` for a variable that is not set."""
+    """Yield the configs of a file, with `${env:NAME}` replaced by that variable (KIP-887).
+
+    Raises `InvalidConfig` for a variable that is not set.
+    """
     for name, text in lines:
         absent = [v for v in _VARIABLE.findall(text) if v not in environment]
         if absent:
@@ -178,7 +181,7 @@ def _unescaped(text: str) -> str:
 
 
 def endpoint(setting: str, text: str) -> Endpoint:
-    """NAME://host:port, the name being PLAINTEXT where it is left out. Raises `InvalidConfig`."""
+    """Parse NAME://host:port; the default name is PLAINTEXT. Raises `InvalidConfig`."""
     match = _LISTENER.fullmatch(text.strip())
     if match is None or int(match[4]) > 65535:
         raise InvalidConfig(
@@ -189,12 +192,12 @@ def endpoint(setting: str, text: str) -> Endpoint:
 
 
 def bracketed(host: str) -> str:
-    """A host before a port: IPv6 in brackets."""
+    """Return a host for use before a port: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def address(host: str, port: int) -> str:
-    """host:port as a client takes it, where no host is all of them."""
+    """Return host:port for a client; an empty host means all addresses."""
     return f"{bracketed(host) or '0.0.0.0'}:{port}"
 
 
@@ -220,7 +223,7 @@ def _check_whole(config: BrokerConfig) -> None:
         if ":" in pair
     )
     if "listener.security.protocol.map" not in config.given:
-        # As in Kafka, the controllers' listeners are PLAINTEXT unless the map says otherwise.
+        # As in Kafka, listeners for controllers are PLAINTEXT by default.
         for name in config["controller.listener.names"] or ():
             protocols.setdefault(name.upper(), "PLAINTEXT")
     for name in names:

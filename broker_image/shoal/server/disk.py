@@ -1,9 +1,9 @@
-"""Syncing logs to disk, off the event loop, many appends with one fsync (group commit).
+"""Syncs logs in a worker thread; one fsync covers many appends (group commit).
 
-A partition that asks is marked. One worker thread syncs the marked ones; what is appended meanwhile
-is marked again and goes with the next round. So the number of rounds follows the disk's speed and
-not the number of producers. When a round has ended, its partitions learn their synced offset on the
-event loop, where all other state changes.
+A partition that requests a sync joins the next round. One worker thread syncs all partitions of a
+round. Later appends go to the round after it, so the number of rounds depends on the disk's speed
+and not on the number of producers. At the end of a round its partitions get their synced offset on
+the event loop, where all other state changes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from shoal.replication.partition import Partition
 
 T = TypeVar("T")
-#: After a sync that could not begin, as on a full disk; nothing is lost by that.
-_AGAIN_S = 1.0
+#: Delay after a sync that could not start, as on a full disk. Nothing is lost by that.
+_RETRY_S = 1.0
 
 
 class Disk:
@@ -31,17 +31,17 @@ class Disk:
         self._loop = loop
         self._log = log
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="disk")
-        # Unlinking a large file takes a while, and no sync shall wait for it.
+        # Unlinking a large file is slow, and no sync should wait for it.
         self._removals = ThreadPoolExecutor(1, thread_name_prefix="removal")
         self._due: dict[Partition, None] = {}
         self._round: asyncio.Future[Any] | None = None
         self.rounds_total = self.synced_total = 0
 
     def sync_soon(self, partition: Partition) -> None:
-        """Sync this partition's log in the next round, which starts when the running one ends."""
+        """Sync the partition's log in the next round, which starts when the current one ends."""
         self._due[partition] = None
         if self._round is None:
-            # After this turn of the loop, so that all its appends share the round.
+            # Start after this turn of the loop, so that all its appends share the round.
             self._round = self._loop.create_future()
             self._loop.call_soon(self._start)
 
@@ -50,12 +50,12 @@ class Disk:
         return self._loop.run_in_executor(self._executor, call)
 
     def remove(self, call: Callable[[], None]) -> None:
-        """Remove files in a worker of its own. Errors leave them to the next start."""
+        """Remove files in a separate worker. After an error the next start removes them."""
         work = self._loop.run_in_executor(self._removals, call)
         work.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def drained(self) -> None:
-        """Until nothing is left to sync."""
+        """Wait until nothing is left to sync."""
         while self._round is not None:
             await asyncio.wait([self._round])
 
@@ -65,24 +65,24 @@ class Disk:
 
     def _start(self) -> None:
         marked, self._due = list(self._due), {}
-        due = [(p, sync) for p in marked if (sync := self._begun(p)) is not None]
+        due = [(p, sync) for p in marked if (sync := self._begin(p)) is not None]
         syncs = [sync for _, sync in due]
         work = self._loop.run_in_executor(self._executor, _sync_all, syncs)
-        work.add_done_callback(lambda done: self._ended(due, done))
+        work.add_done_callback(lambda done: self._complete(due, done))
 
-    def _begun(self, partition: Partition) -> Sync | None:
+    def _begin(self, partition: Partition) -> Sync | None:
         try:
             sync = partition.log.begin_sync()
         except (OSError, LogOffline) as error:
-            self._failed(partition, error)
+            self._log_failure(partition, error)
             if not partition.log.offline:
-                self._loop.call_later(_AGAIN_S, self.sync_soon, partition)
+                self._loop.call_later(_RETRY_S, self.sync_soon, partition)
             return None
         if sync is None:
             partition.synced(partition.log.recovery_point)
         return sync
 
-    def _failed(self, partition: Partition, error: Exception) -> None:
+    def _log_failure(self, partition: Partition, error: Exception) -> None:
         then = "is offline until the broker starts again"
         if not partition.log.offline:
             then = "is synced a little later"
@@ -92,9 +92,9 @@ class Disk:
             partition=partition.index,
             error=str(error),
         )
-        partition.moved()
+        partition.notify_changed()
 
-    def _ended(
+    def _complete(
         self, due: list[tuple[Partition, Sync]], done: asyncio.Future[list[OSError | None]]
     ) -> None:
         self.rounds_total += 1
@@ -105,7 +105,7 @@ class Disk:
             if error is None:
                 partition.synced(partition.log.recovery_point)
             else:
-                self._failed(partition, error)
+                self._log_failure(partition, error)
         if self._due:
             self._round = self._loop.create_future()
             self._loop.call_soon(self._start)
@@ -114,7 +114,7 @@ class Disk:
 
 
 def _sync_all(syncs: list[Sync]) -> list[OSError | None]:
-    """Runs in the worker. One partition's error is no other's."""
+    """Run in the worker. An error of one partition does not affect the others."""
     errors: list[OSError | None] = []
     for sync in syncs:
         try:

@@ -1,19 +1,18 @@
-"""Settings that were given and have no effect: named at the start, and when they are altered.
+"""Configs that were set and have no effect: named at the start, and when they are altered.
 
-Such a config is accepted because it tunes machinery that this broker does not have
-(`docs/configs.md`). A user who sets one expects something, so the broker names it.
+The broker accepts such a config because it tunes a mechanism of Kafka's that the broker does not
+have (`docs/configs.md`). A user who sets one expects an effect, so the broker names it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from shoal.metadata.configs import BROKER, GROUP, TOPIC, Table, without_effect
-from shoal.metadata.image import ResourceType
-
-if TYPE_CHECKING:
-    from shoal.metadata.delta import MetadataDelta
-    from shoal.server.broker import Broker
+from shoal.metadata.delta import MetadataDelta
+from shoal.metadata.image import MetadataImage, ResourceType
+from shoal.server.metadata_cache import MetadataCache
+from shoal.server.node import Node
 
 _TABLES: dict[int, tuple[str, Table]] = {
     ResourceType.TOPIC: ("topic", TOPIC),
@@ -22,30 +21,38 @@ _TABLES: dict[int, tuple[str, Table]] = {
 }
 
 
-def of_broker(broker: Broker) -> list[str]:
-    """Names of the configs of this broker that were set, in its file, by flags or by an
-    alteration, and that have no effect."""
-    return without_effect(BROKER, {name for layer in broker.image.layers for name in layer})
+def of_broker(image: MetadataImage) -> list[str]:
+    """Return the names of this broker's configs that have no effect, whether its file, a flag or
+    an alteration sets them."""
+    return without_effect(BROKER, {name for layer in image.layers for name in layer})
 
 
 def sentence(names: list[str]) -> str:
-    """The line for the console."""
+    """Return the line for the console."""
     return f"Set without effect: {', '.join(names)}. docs/configs.md lists what has an effect."
 
 
-def log_altered(broker: Broker, delta: MetadataDelta) -> None:
-    """Log the configs without effect of each resource that was altered. The active controller
-    reports on topics and groups, and each broker on its own configs."""
-    for kind, name in delta.configs:
-        if kind not in _TABLES:
-            continue
-        if kind == ResourceType.BROKER:
-            concerns_us = name in (str(broker.node_id), "")
-        else:
-            concerns_us = broker.metadata.is_active
-        type_name, table = _TABLES[kind]
-        found = without_effect(table, broker.image.configs.get((kind, name), ()))
-        if concerns_us and found:
-            broker.log.warning(
-                "settings without effect", type=type_name, name=name or "all", settings=found
-            )
+def log_alterations(
+    node: Node, cache: MetadataCache, *, is_active_controller: Callable[[], bool]
+) -> None:
+    """From now on, log configs without effect when a resource is altered.
+
+    The active controller reports on topics and groups. Each broker reports on its own configs.
+    """
+
+    def image_changed(image: MetadataImage, delta: MetadataDelta) -> None:
+        for kind, name in delta.configs:
+            if kind not in _TABLES:
+                continue
+            if kind == ResourceType.BROKER:
+                is_reported = name in (str(node.id), "")
+            else:
+                is_reported = is_active_controller()
+            type_name, table = _TABLES[kind]
+            found = without_effect(table, image.configs.get((kind, name), ()))
+            if is_reported and found:
+                node.log.warning(
+                    "settings without effect", type=type_name, name=name or "all", settings=found
+                )
+
+    cache.subscribe(image_changed)

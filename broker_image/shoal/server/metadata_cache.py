@@ -1,7 +1,7 @@
-"""The metadata image that this node serves, and who follows its changes.
+"""The committed metadata image of this node, and its subscribers.
 
 `cluster.metadata_log` publishes each committed image here. All other parts of the server read the
-image from the cache, and none of them needs to know the quorum.
+image from the cache and do not depend on the quorum.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""What every part of a node may use: its identity, its settings, its clock and its event loop."""
+"""What every part of a node may use: its identity, its configs, its clock and its event loop."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import random
+from random import Random
 from typing import Any
+from uuid import UUID
 
-from shoal.server import logs
-from shoal.server.cluster.config import ClusterConfig, cluster_config
+from shoal.log.uuids import uuid_text
+from shoal.server.cluster_config import ClusterConfig, cluster_config
 from shoal.server.config import BrokerConfig
 from shoal.server.disk import Disk
+from shoal.server.system import System
 from shoal.server.timers import Clock, Timers
 
 
@@ -20,13 +21,34 @@ class Node:
     A part takes the node as its first argument, and after it the other parts that it uses.
     """
 
-    def __init__(self, config: BrokerConfig, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, config: BrokerConfig, loop: asyncio.AbstractEventLoop, system: System | None = None
+    ) -> None:
+        """Raises `InvalidConfig`."""
         self.id = config.node_id
         self.config = config
         self.cluster: ClusterConfig = cluster_config(config)
         self.loop = loop
-        self.log: Any = logs.get(broker=self.id)
-        self.clock = Clock()
+        self.system = System() if system is None else system
+        self.log: Any = self.system.logger(broker=self.id)
+        self.clock = Clock(self.system.wall_ns, self.system.monotonic_ns)
         self.timers = Timers(loop, self.clock)
-        self.random = random.Random(os.urandom(16))
+        self.random = Random(self.system.random_bytes(16))
         self.disk = Disk(loop, self.log)
+        #: Why this node cannot go on, as a sentence with its remedy; not done while it can.
+        self.failed: asyncio.Future[str] = loop.create_future()
+
+    def fail(self, sentence: str) -> None:
+        """End the process with that sentence."""
+        if not self.failed.done():
+            self.failed.set_result(sentence)
+
+    def random_id(self) -> UUID:
+        """Return a new id whose text does not start with a dash.
+
+        Kafka excludes the dash too, because command line tools take it for an option.
+        """
+        while True:
+            found = self.system.uuid()
+            if not uuid_text(found).startswith("-"):
+                return found

@@ -1,4 +1,4 @@
-"""A broker as a process: event loop, signals, garbage collector, and what it tells its user."""
+"""The process of a broker: event loop, signals, garbage collector, messages on the console."""
 
 from __future__ import annotations
 
@@ -19,22 +19,25 @@ from shoal import __version__
 from shoal.log.errors import CorruptLog, DirectoryInUse
 from shoal.protocol.errors import ApiError
 from shoal.record import walker
-from shoal.server import ineffective_configs as idle_settings
+from shoal.server import ineffective_configs
 from shoal.server.broker import Broker
 from shoal.server.cluster.lifecycle import CannotJoin
+from shoal.server.cluster.served_apis import ApiTables
+from shoal.server.cluster_config import Listeners
 from shoal.server.config import BrokerConfig, InvalidConfig, address
-from shoal.server.network.api import Listeners
+from shoal.server.handlers import EARLY, HANDLERS, TABLES
 from shoal.server.network.listener import ListenError
+from shoal.server.system import System
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-#: Buffers up to this size come from the heap; glibc takes no larger value.
+#: Buffers up to this size come from the heap. This is the largest value that glibc accepts.
 MMAP_THRESHOLD_BYTES = 32 << 20
-#: Free memory at the heap's end beyond this is given back.
+#: Free memory at the end of the heap above this size is returned to the kernel.
 TRIM_THRESHOLD_BYTES = 64 << 20
 
 
 class CannotStart(Exception):
-    """Why there is no broker, as a sentence with its remedy."""
+    """Why the broker does not start, or has ended, as a sentence with the remedy."""
 
 
 def run(config: BrokerConfig, *, started: float, say: Callable[[str], None]) -> None:
@@ -44,20 +47,42 @@ def run(config: BrokerConfig, *, started: float, say: Callable[[str], None]) -> 
     """
     _raise_file_limit()
     _keep_freed_memory()
+
+    def ready() -> str:
+        tune_collector()
+        return f"Ready after {time.perf_counter() - started:.2f} s."
+
     with contextlib.closing(uvloop.new_event_loop()) as loop:
         asyncio.set_event_loop(loop)
-        loop.run_until_complete(_serve(config, started, say))
+        loop.run_until_complete(serve(lambda: compose(config, loop), ready=ready, say=say))
 
 
-async def _serve(config: BrokerConfig, started: float, say: Callable[[str], None]) -> None:
+def compose(
+    config: BrokerConfig, loop: asyncio.AbstractEventLoop, system: System | None = None
+) -> Broker:
+    """Make a broker that serves all APIs. Its default `system` is this machine.
+
+    Raises `InvalidConfig`.
+    """
+    return Broker(config, loop, ApiTables(HANDLERS, TABLES, EARLY), system)
+
+
+async def serve(
+    make: Callable[[], Broker], *, ready: Callable[[], str], say: Callable[[str], None]
+) -> None:
+    """Start the broker that `make` returns, and stop it at SIGTERM or SIGINT.
+
+    Calls `ready` once it serves, for a sentence about the start. Raises `CannotStart`.
+    """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        broker = Broker(config, loop)
+        broker = make()
     except InvalidConfig as error:
         raise CannotStart(str(error)) from None
+    config = broker.config
     try:
         await _started(broker, stop)
     except (ListenError, DirectoryInUse, CorruptLog, ApiError, CannotJoin) as error:
@@ -70,7 +95,7 @@ async def _serve(config: BrokerConfig, started: float, say: Callable[[str], None
             f"Cannot use the data directory {config.data_dir}: {error.strerror} ({where})."
             " Choose another by --data-dir, or give this user the right to write there."
         ) from None
-    _tune_collector()
+    took = ready()
     for listener in broker.listeners:
         where = address(listener.host, listener.port)
         if broker.cluster.is_broker and broker.cluster.kinds[listener.name] is Listeners.CONTROLLER:
@@ -81,13 +106,13 @@ async def _serve(config: BrokerConfig, started: float, say: Callable[[str], None
     if broker.health is not None:
         where = address(broker.health.host, broker.health.port)
         say(f"Metrics are at http://{where}/metrics.")
-    idle = idle_settings.of_broker(broker)
-    if idle:
-        broker.log.warning("settings without effect", type="broker", settings=idle)
-        say(idle_settings.sentence(idle))
+    ineffective = ineffective_configs.of_broker(broker.image)
+    if ineffective:
+        broker.log.warning("settings without effect", type="broker", settings=ineffective)
+        say(ineffective_configs.sentence(ineffective))
     if walker.native is None:
         say("Records are validated in Python, which is slower: there is no compiled module.")
-    say(f"Ready after {time.perf_counter() - started:.2f} s. Ctrl-C or SIGTERM stops it.")
+    say(f"{took} Ctrl-C or SIGTERM stops it.")
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((stopping, broker.failed), return_when=asyncio.FIRST_COMPLETED)
     await broker.stop()
@@ -98,8 +123,10 @@ async def _serve(config: BrokerConfig, started: float, say: Callable[[str], None
 
 
 async def _started(broker: Broker, stop: asyncio.Event) -> None:
-    """Start it, unless its cluster will not have it, or it is told to stop before. Raises what
-    `Broker.start` raises."""
+    """Start the broker. Raises what `Broker.start` raises.
+
+    Raises `CannotJoin` if the cluster refuses the node, or if a signal stops it before it serves.
+    """
     starting = asyncio.ensure_future(broker.start())
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait((starting, stopping, broker.failed), return_when=asyncio.FIRST_COMPLETED)
@@ -115,29 +142,31 @@ async def _started(broker: Broker, stop: asyncio.Event) -> None:
 
 
 def _raise_file_limit() -> None:
-    """Every partition holds a file open and every client a socket; the soft limit is often 1024."""
+    """Raise the limit of open files. Each partition and each client needs one; 1024 is usual."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep the buffers of large requests and answers for the next ones.
+    """Configure glibc to reuse the buffers of large requests and responses.
 
-    By default it gives a freed megabyte back to the kernel, and the next one costs 256 page faults
-    and as many cleared pages: consuming 1 KB records 0.8 s of system time a GB instead of 0.2, at
-    half the rate.
+    By default glibc returns a freed megabyte to the kernel, and the next one costs 256 page faults.
+    A consumer of 1 KB records then takes 0.8 s of system time per GB instead of 0.2 s, at half the
+    rate.
     """
-    with contextlib.suppress(OSError, AttributeError):  # another C library has no such knobs
+    with contextlib.suppress(OSError, AttributeError):  # other C libraries lack these options
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
         mallopt(_M_TRIM_THRESHOLD, TRIM_THRESHOLD_BYTES)
 
 
-def _tune_collector() -> None:
-    """What start-up made lives as long as the process: the collector need not look at it again. And
-    hardly anything is in cycles, so it looks seldom: at CPython's threshold of 700 it ran every
-    tenth request."""
+def tune_collector() -> None:
+    """Exclude the objects of the start from garbage collection, and collect seldom.
+
+    Those objects live as long as the process, and few later objects are in cycles. With CPython's
+    threshold of 700 the collector ran on every tenth request.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)

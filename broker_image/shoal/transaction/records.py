@@ -1,7 +1,8 @@
-"""The records of `__transaction_state`, in Kafka's format, so that Kafka's own tools print them.
+"""The records of `__transaction_state`, in Kafka's format, which Kafka's tools print.
 
 Key: int16 0 and the transactional id. Value: int16 version, then the fields of that version
-(TransactionLogKey.json, TransactionLogValue.json of Kafka 4.3); version 1 is written, and 0 read.
+(TransactionLogKey.json, TransactionLogValue.json of Kafka 4.3); version 1 is written, and versions
+0 and 1 are read.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ def _key(transactional_id: str) -> bytes:
 
 
 def tombstone(transactional_id: str) -> Record:
-    """The record that forgets a transactional id."""
+    """The tombstone of a transactional id."""
     return Record(_key(transactional_id), None)
 
 
 def record(transactional_id: str, transaction: Transaction) -> Record:
-    """The whole of a transactional id as it is now."""
+    """The record of the whole state of a transactional id."""
     topics: dict[str, list[int]] = {}
     for topic, index in transaction.partitions:
         topics.setdefault(topic, []).append(index)
@@ -81,10 +82,10 @@ def record(transactional_id: str, transaction: Transaction) -> Record:
 
 
 def decode(stored: Record) -> tuple[str, Transaction | None] | None:
-    """A transactional id and its value, None for one that is forgotten; None for a record of a
-    type, version or state that is not known.
+    """Return a transactional id and its value, which is None for a tombstone. Returns None for a
+    record of an unknown type, version or state.
 
-    Raises `WireError` for bytes that do not fit their layout.
+    Raises `WireError` for bytes that do not fit the layout.
     """
     try:
         if _INT16.unpack_from(stored.key)[0] != _TRANSACTION_LOG:
@@ -95,7 +96,7 @@ def decode(stored: Record) -> tuple[str, Transaction | None] | None:
             return transactional_id, None
         version = _INT16.unpack_from(stored.value)[0]
     except struct.error as error:
-        raise WireError(f"a transaction record that is cut short: {error}") from None
+        raise WireError(f"a transaction record is cut short: {error}") from None
     if version not in versions(_VALUE.versions):
         return None
     value, _ = compiler.reader(_VALUE.at(version))(memoryview(stored.value), _INT16.size)

@@ -1,15 +1,15 @@
 """The transaction coordinator's state machine: one partition of `__transaction_state` (KIP-98).
 
-Who may write under a transactional id is the producer id and epoch that InitProducerId gave out
-last; everyone else is fenced. A decision is replayed at once, so requests meet the state as it was
-decided, while their answers wait for the commit. A decided transaction asks for its markers by a
-`WriteMarkers` effect, again and again until `complete` is told that they are written; a shard that
-is loaded from its log does so for every transaction that it finds decided.
+Only the producer id and epoch of the last InitProducerId may write under a transactional id; all
+others are fenced. A decision is replayed at once, so later requests see it, and their replies wait
+for the commit. A decided transaction repeats its `WriteMarkers` effect until `complete` reports
+that the markers are written. A shard that is loaded does the same for every decided transaction.
 
-Hard state is the transactions by id. Soft state is the deadlines, and of each id the epoch before
-the last bump, by which a repeated InitProducerId is known (KIP-360).
+Hard state is the transactions by id. Soft state is the deadlines, and for each id the epoch before
+the last bump, which identifies a repeated InitProducerId (KIP-360).
 
-Called by `server.transactions` through the runtime. Decisions that refuse raise `ApiError`.
+Called by `server.coordinators.transactions` through the runtime. Decisions raise `ApiError` to
+refuse a request.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from shoal.transaction.transactions import (
     Transaction,
 )
 
-#: After which markers that are not known to be written are asked for again.
+#: The time after which unconfirmed markers are requested again.
 MARKERS_RETRY_MS = 1_000
-#: Tombstones that one step of expiry writes at the most, and the pause before the next step.
+#: The most tombstones that one step of expiry writes, and the pause before the next step.
 EXPIRY_RECORDS_MAX = 1_000
 EXPIRY_PAUSE_MS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionSettings:
-    """Kafka's broker properties of these names, in ms."""
+    """Kafka's broker configs of these names, in ms."""
 
     transaction_max_timeout_ms: int = 900_000
     transactional_id_expiration_ms: int = 604_800_000
@@ -50,7 +50,7 @@ class TransactionSettings:
 
 
 class Writer(NamedTuple):
-    """Who a request says that it is."""
+    """The producer that a request names."""
 
     transactional_id: str
     producer_id: int
@@ -58,7 +58,7 @@ class Writer(NamedTuple):
 
 
 class WriteMarkers(NamedTuple):
-    """The effect of a decided transaction: its end is to be written to its partitions."""
+    """The effect of a decided transaction: write its markers to its partitions."""
 
     transactional_id: str
     producer_id: int
@@ -77,7 +77,7 @@ class TransactionShard:
         new_producer_id: Callable[[], int],
     ) -> None:
         self.settings = settings
-        #: Gives an id that was never given before; raises `ApiError` while there is none.
+        #: Returns a new producer id. Raises `ApiError` while there is none.
         self._new_producer_id = new_producer_id
         self._transactions: dict[str, Transaction] = {}
         self._deadlines = Deadlines()
@@ -93,7 +93,7 @@ class TransactionShard:
     def hard_state(self) -> Any:
         return self._transactions
 
-    # Decisions: who may write.
+    # Decisions about the producer.
 
     def init_producer_id(
         self,
@@ -103,9 +103,10 @@ class TransactionShard:
         now_ms: int,
         token: Token,
     ) -> Result:
-        """Give the id to whoever asks, and fence who had it; with `expected`, only to that one.
+        """Assign the transactional id to the producer, and fence the one before it. With
+        `expected`, only that producer may have it.
 
-        An open transaction is aborted first, and the producer told to ask again.
+        An open transaction is aborted first, and the producer has to retry.
         """
         if not transactional_id:
             raise ApiError(ErrorCode.invalid_request, "The transactional id is empty.")
@@ -134,7 +135,7 @@ class TransactionShard:
     def _next_epoch(
         self, transactional_id: str, found: Transaction, expected: ProducerIdAndEpoch | None
     ) -> tuple[int, int]:
-        """The producer id and epoch that InitProducerId gives out."""
+        """The producer id and epoch of the InitProducerId response."""
         epoch, last = found.producer_epoch, self._last_epochs.get(transactional_id, -1)
         if found.is_epoch_exhausted and (expected is None or expected.producer_epoch == epoch):
             self._last_epochs[transactional_id] = -1 if expected is None else epoch
@@ -149,7 +150,7 @@ class TransactionShard:
             raise ApiError(ErrorCode.producer_fenced)
         return found.producer_id, epoch + 1
 
-    # Decisions: the open transaction.
+    # Decisions about the open transaction.
 
     def add_partitions(
         self,
@@ -159,7 +160,7 @@ class TransactionShard:
         now_ms: int,
         token: Token,
     ) -> Result:
-        """AddPartitionsToTxn, and what Produce and TxnOffsetCommit imply since version 2."""
+        """AddPartitionsToTxn. Produce and TxnOffsetCommit imply it with transaction version 2."""
         found = self._written_by(writer)
         if found.producer_epoch != writer.producer_epoch:
             raise ApiError(ErrorCode.producer_fenced)
@@ -174,7 +175,8 @@ class TransactionShard:
     def verify_partitions(
         self, writer: Writer, partitions: Collection[TopicPartition], token: Token
     ) -> Result:
-        """Whether they are in the writer's open transaction: the error of each (KIP-890)."""
+        """Check that partitions are in the writer's open transaction. The reply has the error of
+        each (KIP-890)."""
         found = self._written_by(writer)
         if found.producer_epoch != writer.producer_epoch:
             raise ApiError(ErrorCode.producer_fenced)
@@ -189,7 +191,7 @@ class TransactionShard:
     def end(
         self, writer: Writer, *, committed: bool, version: int, now_ms: int, token: Token
     ) -> Result:
-        """EndTxn. The answer tells what the producer may go on writing as."""
+        """EndTxn. The reply has the producer id and epoch of the next transaction."""
         found = self._transactions.get(writer.transactional_id)
         if found is None:
             raise ApiError(ErrorCode.invalid_producer_id_mapping)
@@ -210,7 +212,7 @@ class TransactionShard:
             if repeated or version < TV_2:
                 reply = _producer(ErrorCode.none, found.producer_id, found.producer_epoch)
                 return Result((), (Reply(token, reply),))
-        # An abort without a transaction bumps the epoch: what was sent before is fenced by it.
+        # An abort without a transaction bumps the epoch, which fences earlier requests.
         bumps = version >= TV_2 and not committed and not repeated and state.is_at_rest
         if state is not State.ONGOING and not bumps:
             raise ApiError(
@@ -227,7 +229,7 @@ class TransactionShard:
         return self._decided(writer.transactional_id, moved, Reply(token, reply))
 
     def complete(self, markers: WriteMarkers, now_ms: int) -> Result:
-        """The markers are written. Of no effect for a transaction that is owed none."""
+        """Complete a transaction whose markers are written. Ignored unless they are owed."""
         found = self._transactions.get(markers.transactional_id)
         if found is None or not self.owes(markers):
             return Result()
@@ -265,17 +267,17 @@ class TransactionShard:
         )
 
     def _aborted(self, transactional_id: str, found: Transaction, now_ms: int) -> Transaction:
-        """Ended by the coordinator itself, and its producer fenced by the bump."""
+        """Abort a transaction that has timed out, and fence its producer by an epoch bump."""
         return self._prepared(transactional_id, found, committed=False, version=TV_2, now_ms=now_ms)
 
     def _decided(self, transactional_id: str, moved: Transaction, *replies: Reply) -> Result:
         effect = _markers(transactional_id, moved)
         return Result((record(transactional_id, moved),), replies, (effect,))
 
-    # What tools ask.
+    # Admin requests.
 
     def describe(self, transactional_id: str) -> Mapping[str, Any]:
-        """One row of a DescribeTransactions response."""
+        """One transaction of a DescribeTransactions response."""
         found = self._transactions.get(transactional_id)
         if found is None:
             return {
@@ -305,8 +307,8 @@ class TransactionShard:
         pattern: re.Pattern[str] | None,
         now_ms: int,
     ) -> list[Mapping[str, Any]]:
-        """Rows of a ListTransactions response; an empty filter lets all pass, and so does a
-        duration below 0."""
+        """The transactions of a ListTransactions response. An empty filter, or a duration below 0,
+        matches all."""
         return [
             {
                 "transactional_id": transactional_id,
@@ -368,13 +370,13 @@ class TransactionShard:
             return Result(effects=(_markers(transactional_id, found),))
         try:
             moved = self._aborted(transactional_id, found, now_ms)
-        except ApiError:  # No producer id to go on with: it is tried again.
+        except ApiError:  # There is no producer id for the next transaction: try again later.
             self._deadlines.set(key, now_ms + MARKERS_RETRY_MS)
             return Result()
         return self._decided(transactional_id, moved)
 
     def _expire(self, now_ms: int) -> Result:
-        """Forget ids that were long unused, a bounded number a step."""
+        """Expire unused transactional ids, a bounded number a step."""
         settings = self.settings
         if not self._to_expire:
             self._to_expire = [
@@ -397,7 +399,7 @@ class TransactionShard:
 
 
 def _may_continue(found: Transaction, expected: ProducerIdAndEpoch) -> bool:
-    """Whether the producer that names itself may be the one that had the id last (KIP-360)."""
+    """Whether `expected` may be the producer that had the id last (KIP-360)."""
     return (
         found.producer_epoch == NO_PRODUCER_EPOCH
         or expected.producer_id == found.producer_id
@@ -409,8 +411,8 @@ def _may_continue(found: Transaction, expected: ProducerIdAndEpoch) -> bool:
 
 
 def _is_repeated(found: Transaction, writer: Writer) -> bool:
-    """Whether an EndTxn names the epoch before the bump, or the id before the one that took over:
-    its answer was lost, and it was sent again (KIP-890)."""
+    """Whether an EndTxn names the epoch before the bump, or the producer id before the rollover.
+    Its response was lost, and it was sent again (KIP-890)."""
     if found.producer_id == writer.producer_id:
         return found.producer_epoch == writer.producer_epoch + 1
     return (

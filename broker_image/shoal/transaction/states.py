@@ -5,14 +5,14 @@
       └──► PrepareAbort ◄┘ ◄────────────────────────────┘
                  └──────► CompleteAbort
 
-A transaction is decided once its Prepare record is committed: from then on nothing but writing its
-markers can happen to it, whoever asks. Complete says that all of them are written. From Empty and
-the Complete states a transaction begins, a producer is initialized anew, or, with transaction
-version 2, an abort bumps the epoch though nothing was written. Numbers and names are Kafka's.
+A transaction is decided once its Prepare record is committed: it can then only have its markers
+written. Complete means that all markers are written. In Empty and the Complete states, a
+transaction can begin and a producer can be initialized. With transaction version 2, an abort also
+bumps the epoch there, without any write. Numbers and names are Kafka's.
 
-PrepareEpochFence and Dead are states of Kafka's coordinator between a decision and its write. Here
-a decision is replayed at once, so that no transaction is ever found in them; they are known to
-filters and to whoever reads a log that Kafka wrote.
+PrepareEpochFence and Dead are states of Kafka's coordinator between a decision and its write. Shoal
+replays a decision at once, so no transaction is in them. Filters accept them, and logs that Kafka
+wrote may have them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from enum import Enum
 
 
 class State(Enum):
-    """The number in the record, and the name that tools are told."""
+    """The number in the record, and the name in responses."""
 
     EMPTY = (0, "Empty")
     ONGOING = (1, "Ongoing")
@@ -42,18 +42,18 @@ class State(Enum):
 
     @property
     def is_prepared(self) -> bool:
-        """Decided, and its markers are being written."""
+        """Whether the transaction is decided and its markers are being written."""
         return self in (State.PREPARE_COMMIT, State.PREPARE_ABORT)
 
     @property
     def is_at_rest(self) -> bool:
-        """No transaction is open: the id may be initialized anew, or expire."""
+        """Whether no transaction is open, so that the id may be initialized or expire."""
         return self in (State.EMPTY, State.COMPLETE_COMMIT, State.COMPLETE_ABORT)
 
 
 BY_NUMBER = {state.number: state for state in State}
 
-#: To which states each state may move; staying is among the moves where a record is written for it.
+#: The legal moves of each state. A state moves to itself where a record is written for that.
 MOVES: dict[State, tuple[State, ...]] = {
     State.EMPTY: (State.EMPTY, State.ONGOING, State.PREPARE_ABORT, State.DEAD),
     State.ONGOING: (

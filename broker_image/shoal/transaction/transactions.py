@@ -1,7 +1,7 @@
-"""A transactional id as a value: who may write under it, and how its open transaction stands.
+"""The state of a transactional id as a value: its producer and its open transaction.
 
-Each function gives the value after one move; none decides whether the move is allowed to whoever
-asks (`shard` does). Source: KIP-98, KIP-360, KIP-890.
+Each method returns the value after one move. `shard` decides whether a producer may make the move.
+Source: KIP-98, KIP-360, KIP-890.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from shoal.transaction.states import MOVES, State
 
 NO_PRODUCER_ID = -1
 NO_PRODUCER_EPOCH = -1
-#: The last epoch that a producer is given: one is left, so that it can still be fenced.
+#: The last epoch of a producer. One more is left to fence it.
 LAST_EPOCH = 2**15 - 2
 
-#: The levels of the feature transaction.version that matter: with 2, every end bumps the epoch.
+#: Levels of the feature transaction.version. With 2, every end of a transaction bumps the epoch.
 TV_0 = 0
 TV_2 = 2
 
@@ -24,7 +24,8 @@ TopicPartition = tuple[str, int]
 
 
 class Transaction(NamedTuple):
-    """What `__transaction_state` keeps of one transactional id. `partitions` is an ordered set."""
+    """The state of one transactional id in `__transaction_state`. `partitions` is an ordered
+    set."""
 
     producer_id: int
     producer_epoch: int
@@ -33,15 +34,11 @@ class Transaction(NamedTuple):
     partitions: Mapping[TopicPartition, None] = {}
     start_timestamp_ms: int = -1
     update_timestamp_ms: int = -1
-    #: The producer id before the last move: another one after an id ran out of epochs.
+    #: The producer id before the last move, which differs after a rollover.
     previous_producer_id: int = NO_PRODUCER_ID
-    #: The id that takes over once the markers of the old one's last transaction are written.
+    #: The producer id after the rollover, once the markers of the last transaction are written.
     next_producer_id: int = NO_PRODUCER_ID
     client_transaction_version: int = TV_0
-
-    @property
-    def bumps_epoch(self) -> bool:
-        return self.client_transaction_version >= TV_2
 
     @property
     def is_epoch_exhausted(self) -> bool:
@@ -60,7 +57,7 @@ class Transaction(NamedTuple):
     def initialized(
         self, producer_id: int, producer_epoch: int, timeout_ms: int, now_ms: int
     ) -> Transaction:
-        """A producer may write as `producer_id` with that epoch, and nothing is open."""
+        """Initialize a producer: no transaction is open."""
         return self._moved(
             State.EMPTY,
             now_ms,
@@ -74,7 +71,7 @@ class Transaction(NamedTuple):
     def with_partitions(
         self, added: Iterable[TopicPartition], version: int, now_ms: int
     ) -> Transaction:
-        """Open, and `added` are among the partitions that it writes to."""
+        """Add partitions to the open transaction, or open one with them."""
         begins = self.state is not State.ONGOING
         return self._moved(
             State.ONGOING,
@@ -87,8 +84,8 @@ class Transaction(NamedTuple):
     def prepared(
         self, *, committed: bool, version: int, next_producer_id: int, now_ms: int
     ) -> Transaction:
-        """Decided. With version 2 the epoch is bumped: nothing that was sent under the old one can
-        come into the next transaction."""
+        """Decide the transaction. With version 2 the epoch is bumped, so that no late request of
+        the old epoch can join the next transaction."""
         return self._moved(
             State.PREPARE_COMMIT if committed else State.PREPARE_ABORT,
             now_ms,
@@ -99,7 +96,7 @@ class Transaction(NamedTuple):
         )
 
     def completed(self, now_ms: int) -> Transaction:
-        """All markers are written; an id that has run out of epochs gives way to the next."""
+        """Complete the transaction: all markers are written. A rollover takes effect."""
         committed = self.state is State.PREPARE_COMMIT
         changed: dict[str, Any] = {}
         if self.next_producer_id != NO_PRODUCER_ID:

@@ -306,8 +306,8 @@ def _container(
     if others and not seat:
         # It votes, and the others hand over by the controller, which it may be: it goes last.
         told = [str(seats.port(spec["metrics"]["port"], other)) for other in others]
-        goes_last = ["python3", "-m", "shoal.server.host.pre_stop", *told]
-        container["lifecycle"] = {"preStop": {"exec": {"command": goes_last}}}
+        pre_stop = ["python3", "-m", "shoal.server.host.pre_stop", *told]
+        container["lifecycle"] = {"preStop": {"exec": {"command": pre_stop}}}
     return container
 
 

@@ -1,8 +1,8 @@
-"""What server-side assignors take and give: plain data, the same for consumer and share groups.
+"""The input and output of server-side assignors, for consumer groups and share groups.
 
-An assignor is a pure function `assign(spec) -> {member id: Assignment}`. It sees the members with
-what they are subscribed to and what they were last assigned, and the partitions that may be
-assigned; it answers for every member, and the same spec always gives the same answer.
+An assignor is a pure function `assign(spec) -> {member id: Assignment}`. The spec has the members
+with their subscriptions and last targets, and the assignable partitions. The result has every
+member, and the same spec always gives the same result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EMPTY: Assignment = {}
 
 @dataclass(frozen=True, slots=True)
 class MemberSpec:
-    """One member: the ids of its subscribed topics that exist, and its last target assignment."""
+    """A member: the ids of its subscribed topics that exist, and its last target assignment."""
 
     topics: frozenset[UUID]
     assigned: Assignment
@@ -30,7 +30,7 @@ class MemberSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """The members by id, and the assignable partitions of every topic any of them names."""
+    """The members by id, and the assignable partitions of every topic that a member names."""
 
     members: Mapping[str, MemberSpec]
     partitions: Mapping[UUID, Sequence[int]]
@@ -42,7 +42,7 @@ class GroupSpec:
 
 
 def flat(assignment: Assignment) -> list[TopicIdPartition]:
-    """Its partitions in order of topic id and index."""
+    """The partitions of an assignment, in order of topic id and index."""
     return [(t, p) for t in sorted(assignment) for p in sorted(assignment[t])]
 
 
@@ -60,7 +60,7 @@ def on_wire(assignment: Mapping[UUID, Collection[int]]) -> list[dict[str, object
 
 
 def from_wire(topics: Iterable[Mapping[str, object]]) -> Assignment:
-    """What `on_wire` wrote into a record."""
+    """Read the `TopicPartitions` array of a record."""
     found: dict[UUID, frozenset[int]] = {}
     for topic in topics:
         partitions = frozenset(topic["partitions"])  # type: ignore[call-overload]

@@ -1,13 +1,14 @@
 """A group of the classic protocol: its state, and the table of legal moves.
 
-Members join; when all have, or their time is up, one of them is told all subscriptions and deals
-out the partitions; it hands the assignment in with its SyncGroup, and everybody's SyncGroup is
-answered from it. The broker never looks inside, but for the topic names (KIP-496).
+Members join. When all have joined, or the rebalance timeout has passed, the response to one of
+them, the leader, has all subscriptions. The leader assigns the partitions, and sends the assignment
+with its SyncGroup. All SyncGroup responses are made from it. The broker reads only the topic names
+(KIP-496).
 
-`committed` is hard state: what the group's last GroupMetadata record says, written when a
-generation becomes stable, when the group becomes empty, and when a static member comes back.
-Everything else is soft: a rebalance that is under way does not survive its coordinator, and its
-members find that out by UNKNOWN_MEMBER_ID or ILLEGAL_GENERATION and join again.
+`committed` is hard state: the value of the group's last GroupMetadata record. It is written when a
+generation becomes stable, when the group becomes empty, and when a static member rejoins. All other
+state is soft. A rebalance is lost with its coordinator. Its members then get UNKNOWN_MEMBER_ID or
+ILLEGAL_GENERATION, and join again.
 
 Decisions are in `classic_membership` and `rebalance`. Sources: KIP-62 (rebalance timeout), KIP-345
 (static members), KIP-394 (member id required), KIP-814 (static leaders skip the assignment).
@@ -34,13 +35,13 @@ CONSUMER_PROTOCOL = "consumer"
 class State(StrEnum):
     """Kafka's names, as DescribeGroups and ListGroups give them."""
 
-    #: No members. Stays while it has offsets, or has only ever had offsets.
+    #: The group has no members. It remains while it has offsets.
     EMPTY = "Empty"
-    #: Joins are parked until all members have joined or the rebalance timeout is over.
+    #: Joins are parked until all members have joined or the rebalance timeout has passed.
     PREPARING_REBALANCE = "PreparingRebalance"
-    #: Joins are answered; syncs are parked until the leader has handed in the assignment.
+    #: Joins are answered. Syncs are parked until the leader has sent the assignment.
     COMPLETING_REBALANCE = "CompletingRebalance"
-    #: Every member may have its assignment.
+    #: Every member can get its assignment.
     STABLE = "Stable"
 
 
@@ -53,7 +54,7 @@ MOVES: Mapping[State, tuple[State, ...]] = {
 
 
 class MemberMetadata(NamedTuple):
-    """A member as a GroupMetadata record has it: with the metadata of the selected protocol."""
+    """A member of a GroupMetadata record, with the metadata of the selected protocol."""
 
     member_id: str
     group_instance_id: str | None
@@ -107,7 +108,7 @@ class GroupMetadata(NamedTuple):
                 m.get("group_instance_id"),
                 m["client_id"],
                 m["client_host"],
-                # Version 0 knew no rebalance timeout: a member then has its session's time.
+                # Version 0 has no rebalance timeout: the session timeout takes its place.
                 m["session_timeout"]
                 if m.get("rebalance_timeout", -1) < 0
                 else m["rebalance_timeout"],
@@ -139,13 +140,13 @@ class Member:
     session_timeout_ms: int
     protocols: dict[str, bytes]
     assignment: bytes = b""
-    #: Has not got through its first rebalance yet.
+    #: The member has not completed its first rebalance.
     is_new: bool = False
     join_token: Token = None
     sync_token: Token = None
 
     def matches(self, protocols: Mapping[str, bytes]) -> bool:
-        """Whether these are the member's protocols, in the same order."""
+        """Whether the member has the same protocols, in the same order."""
         return list(protocols.items()) == list(self.protocols.items())
 
     def metadata(self, protocol_name: str | None) -> bytes:
@@ -154,8 +155,8 @@ class Member:
 
 @dataclass(slots=True, eq=False)
 class ClassicGroup:
-    """The live group. Members keep the order in which they came, so elections are the same
-    in every run."""
+    """The live group. Members keep the order in which they joined, so that elections are
+    deterministic."""
 
     group_id: str
     type: ClassVar[GroupType] = GroupType.CLASSIC
@@ -168,20 +169,20 @@ class ClassicGroup:
     leader: str | None = None
     members: dict[str, Member] = field(default_factory=dict)
     static_members: dict[str, str] = field(default_factory=dict)
-    #: Ids given out by MEMBER_ID_REQUIRED whose owners have not joined with them yet.
+    #: Ids that MEMBER_ID_REQUIRED assigned and with which no member has joined yet.
     pending_joins: dict[str, None] = field(default_factory=dict)
-    #: Members that have their JoinGroup answer and have not sent SyncGroup since.
+    #: Members with a JoinGroup response that have not sent SyncGroup since.
     pending_syncs: dict[str, None] = field(default_factory=dict)
-    #: A member came while the group waited for its first rebalance.
+    #: A member joined while the first rebalance was delayed.
     member_added: bool = False
-    #: How much longer the first rebalance may be put off.
+    #: How much longer the first rebalance may be delayed.
     initial_delay_left_ms: int = 0
     subscribed_topics: frozenset[str] | None = None
     committed: GroupMetadata | None = None
     _awaiting_join: int = 0
     _supporters: Counter[str] = field(default_factory=Counter)
 
-    # What the registry asks of every group.
+    # The interface of every group.
 
     @property
     def state_name(self) -> str:
@@ -224,12 +225,12 @@ class ClassicGroup:
                 f"Group {self.group_id} has members, so only they may commit.",
             )
         if not transactional and self.state is State.COMPLETING_REBALANCE:
-            # The member knows the new generation: it will find its way without rejoining.
+            # The member has the new generation, and needs not rejoin.
             raise ApiError(ErrorCode.rebalance_in_progress)
         return None
 
     def offsets_committed(self, member_id: str, now_ms: int, deadlines: Deadlines) -> None:
-        """A commit counts as a heartbeat where a heartbeat would be answered."""
+        """A commit extends the session, as a heartbeat does."""
         member = self.members.get(member_id)
         if member is not None and self.state is not State.COMPLETING_REBALANCE:
             self.extend_session(member, now_ms, deadlines)
@@ -241,7 +242,7 @@ class ClassicGroup:
         return ("classic", "session", self.group_id, member_id)
 
     def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:
-        """Anybody may read a classic group's offsets."""
+        """Allow every client to read the offsets of a classic group."""
 
     def check_offset_delete(self) -> None:
         if self.state is not State.EMPTY and self.protocol_type != CONSUMER_PROTOCOL:
@@ -261,7 +262,7 @@ class ClassicGroup:
         return topic in self.subscribed_topics
 
     def offset_expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
-        """KIP-211: since the group became empty, or since the commit where nobody can tell."""
+        """KIP-211: when the group became empty, or the time of the commit if that is unknown."""
         if self.protocol_type is None:
             return commit_timestamp_ms
         if self.state is State.EMPTY:
@@ -313,7 +314,7 @@ class ClassicGroup:
         self.pending_joins.pop(member.member_id, None)
 
     def remove(self, member_id: str) -> Member | None:
-        """Take a member out; the next in line leads if it was the leader."""
+        """Remove a member. If it was the leader, the next member becomes the leader."""
         self.pending_joins.pop(member_id, None)
         self.pending_syncs.pop(member_id, None)
         member = self.members.pop(member_id, None)
@@ -342,9 +343,9 @@ class ClassicGroup:
         member.session_timeout_ms = session_timeout_ms
 
     def replace_static(self, old_member_id: str, new_member_id: str) -> list[Reply]:
-        """The owner of an instance id has come back: it takes over under a new member id.
+        """Replace the member id of a static member that rejoins.
 
-        Gives the answers that fence whoever still waits under the old one.
+        Returns the replies that fence requests parked under the old member id.
         """
         fenced = []
         old = self.members[old_member_id]
@@ -385,7 +386,8 @@ class ClassicGroup:
         )
 
     def park_join(self, member: Member, token: Token) -> Token:
-        """The member waits for the rebalance. Gives the token of an earlier wait, if any."""
+        """Park the member's join until the rebalance. Returns the token of a parked join, if
+        any."""
         earlier = member.join_token
         if earlier is None:
             self._awaiting_join += 1
@@ -393,7 +395,7 @@ class ClassicGroup:
         return earlier
 
     def take_join(self, member: Member) -> Token:
-        """The parked token, which waits no more; None when none was parked."""
+        """Remove and return the parked token of a member; None without one."""
         token = member.join_token
         if token is not None:
             self._awaiting_join -= 1
@@ -403,7 +405,7 @@ class ClassicGroup:
     # Protocols.
 
     def supports(self, protocol_type: str, protocols: Mapping[str, bytes]) -> bool:
-        """Whether a member with these protocols fits in: one of them must suit every member."""
+        """Whether all members support one of these protocols."""
         if self.state is State.EMPTY:
             return bool(protocol_type) and bool(protocols)
         everybody = len(self.members)
@@ -412,8 +414,8 @@ class ClassicGroup:
         )
 
     def select_protocol(self) -> str:
-        """Every member votes for the one it likes best of those that suit all; ties go to the
-        protocol that was voted for first."""
+        """Select the protocol with the most votes. Each member votes for its first protocol that
+        all members support. The first protocol with a vote wins a tie."""
         everybody = len(self.members)
         votes: Counter[str] = Counter()
         for member in self.members.values():
@@ -421,7 +423,7 @@ class ClassicGroup:
         return max(votes, key=lambda name: votes[name])
 
     def compute_subscribed_topics(self) -> frozenset[str] | None:
-        """The topics that the members subscribe to; None where that cannot be told."""
+        """The topics that the members subscribe to; None if a subscription cannot be read."""
         if self.protocol_type != CONSUMER_PROTOCOL:
             return None
         if not self.members:
@@ -441,7 +443,7 @@ class ClassicGroup:
     def snapshot(
         self, now_ms: int, assignments: Mapping[str, bytes] | None = None
     ) -> GroupMetadata:
-        """The group as a record; `assignments` by member id replace those that members have."""
+        """The group's record. `assignments` by member id replace those of the members."""
         members = tuple(
             MemberMetadata(
                 m.member_id,
@@ -465,7 +467,7 @@ class ClassicGroup:
         )
 
     def adopt(self, data: GroupMetadata) -> None:
-        """A record of this live group has been replayed: take the step that it stands for."""
+        """Apply a replayed record that this live group has written."""
         self.committed = data
         if self.state is State.COMPLETING_REBALANCE:
             assert data.generation_id == self.generation_id
@@ -477,7 +479,7 @@ class ClassicGroup:
                 self.members[m.member_id].assignment = m.assignment
 
     def restore(self, data: GroupMetadata) -> None:
-        """Become what the record says, whatever was there before."""
+        """Load the state of a record, in place of all state."""
         self.committed = data
         self.state = State.STABLE if data.members else State.EMPTY
         self.previous_state = self.state
@@ -497,13 +499,13 @@ class ClassicGroup:
 
 
 def refused_join(member_id: str, error: ErrorCode) -> Mapping[str, Any]:
-    """The JoinGroup response of an error."""
+    """A JoinGroup response with an error."""
     return {"error_code": error, "member_id": member_id, "generation_id": -1}
 
 
 def read_subscribed_topics(metadata: bytes) -> list[str]:
-    """The topics of a ConsumerProtocolSubscription. Version 0 starts all versions of it, so that
-    no newer one needs to be known. Raises `ValueError` or `struct.error` for other bytes."""
+    """The topics of a ConsumerProtocolSubscription of any version: each version starts with the
+    fields of version 0. Raises `ValueError` or `struct.error` for other bytes."""
     (count,) = struct.unpack_from(">i", metadata, 2)
     if count > len(metadata):
         raise ValueError(f"{count} topics in {len(metadata)} bytes")

@@ -1,7 +1,7 @@
-"""What classic groups decide: join, sync, heartbeat, leave, and what happens when time is up.
+"""Decisions of classic groups: join, sync, heartbeat, leave, and deadlines.
 
-Who joins or leaves begins a rebalance, or moves the one that is under way: that is `rebalance`.
-A session, a soft timer, is there for each member and for each id given out by MEMBER_ID_REQUIRED.
+A member that joins or leaves starts a rebalance or advances the current one (`rebalance`). Each
+member has a session, and so has each id that MEMBER_ID_REQUIRED assigned.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class ClassicGroups:
             if isinstance(group, ClassicGroup):
                 self._arm_sessions(group, now_ms)
                 if len(group.members) > self._settings.group_max_size:
-                    # Its limit was lowered: members commit, rejoin, and the last ones stay out.
+                    # The limit was lowered: members commit and rejoin, and the last ones are
+                    # refused.
                     self._rebalances.prepare(group, now_ms, Draft())
 
     def _arm_sessions(self, group: ClassicGroup, now_ms: int) -> None:
@@ -89,17 +90,17 @@ class ClassicGroups:
             group.extend_session(member, now_ms, self._deadlines)
 
     def metadata_changed(self, deleted: Sequence[tuple[str, UUID]], now_ms: int) -> Result:
-        return Result()  # Clients of the classic protocol watch the metadata themselves.
+        return Result()  # Clients of the classic protocol watch the metadata.
 
     def _bridge_to(self, group: Group | None) -> ClassicBridge | None:
-        """Who serves classic members of that group, if it is a KIP-848 one."""
+        """The bridge that serves classic members of that group, if it is a consumer group."""
         is_consumer = group is not None and group.type is GroupType.CONSUMER
         return self._context.bridge if is_consumer else None
 
     # JoinGroup.
 
     def join(self, request: JoinRequest, now_ms: int, token: Token) -> Result:
-        """The answer is parked until the rebalance is over, unless there is nothing to wait for."""
+        """JoinGroup. The reply is parked until the rebalance completes, unless none is needed."""
         longest_ms = self._settings.group_max_session_timeout_ms
         if not (
             self._settings.group_min_session_timeout_ms <= request.session_timeout_ms <= longest_ms
@@ -122,7 +123,7 @@ class ClassicGroups:
             return _refuse_join(token, "", ErrorCode.inconsistent_group_protocol)
         if found is not None:
             draft.records += found.tombstones()
-        # The id is taken for good: the other types are refused from now on, after a restart too.
+        # The group id has this type from now on, also after a restart.
         draft.records.append(group.snapshot(now_ms).record(group.group_id))
         self._context.groups.add(group)
         self._join(group, request, now_ms, token, draft)
@@ -153,8 +154,8 @@ class ClassicGroups:
             self._add(group, request.new_member_id, request, now_ms, token, draft)
 
     def _has_room(self, group: ClassicGroup, member_id: str) -> bool:
-        """While members rejoin, those who have rejoined count, not those who may yet: so a group
-        above a limit that was lowered sheds its slowest members."""
+        """Whether the group has its maximum size. During a rebalance only members that have
+        rejoined count, so that a group above a lowered limit loses its slowest members."""
         limit = self._settings.group_max_size
         member = group.members.get(member_id)
         if group.state is State.EMPTY:
@@ -167,7 +168,7 @@ class ClassicGroups:
     def _join_known(
         self, group: ClassicGroup, request: JoinRequest, now_ms: int, token: Token, draft: Draft
     ) -> None:
-        """A join under an id that the broker gave out."""
+        """A join with a member id that the broker assigned."""
         member_id = request.member_id
         if member_id in group.pending_joins and request.group_instance_id is None:
             self._add(group, member_id, request, now_ms, token, draft)
@@ -180,12 +181,12 @@ class ClassicGroups:
         member = group.members[member_id]
         same = member.matches(request.protocols)
         if group.state is State.COMPLETING_REBALANCE and same:
-            # It may have missed its answer.
+            # The response may have been lost.
             draft.reply(token, joined(group, member))
         elif group.state is State.STABLE and same and group.leader != member_id:
             draft.reply(token, joined(group, member, with_members=False))
         else:
-            # A leader that rejoins asks for a new assignment, for it may see new partitions.
+            # A leader that rejoins requests a new assignment: there may be new partitions.
             self._update(group, member, request, token, draft)
             self._rebalances.join_came(group, now_ms, draft)
 
@@ -223,14 +224,14 @@ class ClassicGroups:
         )
         earlier = group.park_join(member, token)
         if earlier is not None:
-            # The client has asked again, mostly over a new connection.
+            # The client has sent its join again, mostly over a new connection.
             error = ErrorCode.rebalance_in_progress
             draft.reply(earlier, refused_join(member.member_id, error))
 
     def _join_again(
         self, group: ClassicGroup, request: JoinRequest, now_ms: int, token: Token, draft: Draft
     ) -> None:
-        """A static member has restarted: it takes its old place, if possible with no rebalance."""
+        """Replace a static member that has restarted, without a rebalance if possible."""
         assert request.group_instance_id is not None
         old_id = group.static_members[request.group_instance_id]
         old_leader = group.leader
@@ -246,7 +247,7 @@ class ClassicGroups:
             if skips:
                 response["skip_assignment"] = group.leader == member.member_id
             else:
-                # A leader of before KIP-814 must not think that it leads: it would assign.
+                # A client without KIP-814 must not become the leader: it would assign partitions.
                 response["leader"] = old_leader
             draft.records.append(group.snapshot(now_ms).record(group.group_id))
             draft.reply(token, response)
@@ -258,7 +259,7 @@ class ClassicGroups:
     # SyncGroup.
 
     def sync(self, request: SyncRequest, now_ms: int, token: Token) -> Result:
-        """The leader's hands the assignment in; all are answered once it is written."""
+        """SyncGroup. The leader's has the assignment. All are answered once it is written."""
         group = self._context.groups.get(request.group_id)
         bridge = self._bridge_to(group)
         if bridge is not None:
@@ -288,7 +289,7 @@ class ClassicGroups:
     # Heartbeat and LeaveGroup.
 
     def heartbeat(self, request: HeartbeatRequest, now_ms: int, token: Token) -> Result:
-        """Raises `ApiError` for a member that is not, or no longer, of this generation."""
+        """Heartbeat. Raises `ApiError` for a member that is not of this generation."""
         group = self._context.groups.get(request.group_id)
         bridge = self._bridge_to(group)
         if bridge is not None:
@@ -304,7 +305,7 @@ class ClassicGroups:
         return Result((), (Reply(token, code(error)),))
 
     def leave(self, request: LeaveRequest, now_ms: int, token: Token) -> Result:
-        """Members leave by themselves, or an admin removes static ones."""
+        """LeaveGroup, sent by a member, or by an admin client for static members."""
         group = self._context.groups.get(request.group_id)
         bridge = self._bridge_to(group)
         if bridge is not None:
@@ -350,7 +351,7 @@ class ClassicGroups:
         return draft.result()
 
     def _session_due(self, group: ClassicGroup, member_id: str, now_ms: int, draft: Draft) -> None:
-        """Members that wait for a rebalance cannot heartbeat; their session begins after it."""
+        """Members with a parked join cannot heartbeat. Their sessions begin after the rebalance."""
         member = group.members.get(member_id)
         if member is None:
             group.pending_joins.pop(member_id, None)
@@ -358,10 +359,10 @@ class ClassicGroups:
         elif member.is_new or (member.join_token is None and member.sync_token is None):
             self._rebalances.remove_and_rebalance(group, (member_id,), now_ms, draft)
 
-    # What other kinds and the admin requests ask for.
+    # Calls of other kinds and of admin requests.
 
     def describe(self, group: ClassicGroup) -> Mapping[str, Any]:
-        """One group of a DescribeGroups response; metadata is told of a stable group alone."""
+        """One group of a DescribeGroups response. Only a stable group has metadata."""
         stable = group.state is State.STABLE
         members = [
             {
@@ -386,10 +387,11 @@ class ClassicGroups:
     def take_over(
         self, group_id: str, data: GroupMetadata, now_ms: int, *, rebalance: bool
     ) -> Sequence[Record]:
-        """Make a KIP-848 group a classic one again (its own tombstones go before this record).
+        """Create the classic group that replaces a consumer group, after the tombstones of that
+        group.
 
-        `rebalance` asks the members to rejoin with their next heartbeat, when the membership has
-        changed on the way.
+        With `rebalance` the members have to rejoin at their next heartbeat, because the membership
+        has changed.
         """
         for m in data.members:
             key: Key = ("classic", "session", group_id, m.member_id)
@@ -399,7 +401,8 @@ class ClassicGroups:
         return (data.record(group_id),)
 
     def give_up(self, group: ClassicGroup, draft: Draft) -> Sequence[Record]:
-        """End a classic group that becomes a KIP-848 one: whoever is parked joins again."""
+        """Remove a classic group that becomes a consumer group. Parked members have to join
+        again."""
         for member in group.members.values():
             self._deadlines.cancel(group.session_key(member.member_id))
             token = group.take_join(member)
@@ -440,7 +443,7 @@ def _check_sync(group: ClassicGroup, request: SyncRequest) -> ErrorCode:
 
 
 def _leaving(group: ClassicGroup, leaver: Leaver) -> tuple[str, ErrorCode]:
-    """The member that is meant, and why it cannot leave."""
+    """The member that is to leave, and the error if it cannot."""
     if not leaver.member_id:
         owner = group.static_members.get(leaver.group_instance_id or "", "")
         return owner, ErrorCode.none if owner else ErrorCode.unknown_member_id

@@ -1,4 +1,4 @@
-"""What members of classic groups ask: JoinGroup, SyncGroup, Heartbeat and LeaveGroup."""
+"""The requests of members of classic groups: JoinGroup, SyncGroup, Heartbeat and LeaveGroup."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class JoinRequest(NamedTuple):
-    """JoinGroup v0-9. `new_member_id` is the id a new member gets, made up by the caller."""
+    """JoinGroup v0-9. `new_member_id` is the id for a new member, which the caller creates."""
 
     group_id: str
     member_id: str
@@ -24,12 +24,12 @@ class JoinRequest(NamedTuple):
 
     @property
     def member_id_required(self) -> bool:
-        """KIP-394: a dynamic member is made known to itself before it counts."""
+        """Whether a dynamic member has to join again with its new member id (KIP-394)."""
         return self.api_version >= 4 and self.group_instance_id is None
 
 
 class SyncRequest(NamedTuple):
-    """SyncGroup v0-5. `assignments` by member id; only the leader's are looked at."""
+    """SyncGroup v0-5. `assignments` are by member id; only the leader sends them."""
 
     group_id: str
     generation_id: int
@@ -48,7 +48,7 @@ class HeartbeatRequest(NamedTuple):
 
 
 class Leaver(NamedTuple):
-    """A member that leaves; an admin names static ones by instance id alone."""
+    """A member that leaves. An admin client names a static member by its instance id only."""
 
     member_id: str
     group_instance_id: str | None = None

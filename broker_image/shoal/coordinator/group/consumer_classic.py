@@ -1,11 +1,11 @@
-"""Members of the classic protocol in consumer groups, and groups on the way between protocols.
+"""Members of the classic protocol in consumer groups, and the migration between the protocols.
 
 When a member of the consumer protocol joins a classic group of consumers, the group becomes a
-consumer group with all its members, and those that still speak the classic protocol are served
-from it: what they sync is what the broker has assigned, and a heartbeat tells them to rejoin when
+consumer group with all its members. Members of the classic protocol are then served from it: their
+SyncGroup response has the broker's assignment, and a heartbeat returns REBALANCE_IN_PROGRESS when
 that has changed. When the last member of the consumer protocol leaves, the group becomes a classic
-one again. `group.consumer.migration.policy` allows either, both or none. Source: KIP-848, "Upgrade
-and downgrade".
+group again. `group.consumer.migration.policy` allows either, both or none. Source: KIP-848,
+"Upgrade and downgrade".
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from shoal.coordinator.group.classic_requests import (
     LeaveRequest,
     SyncRequest,
 )
-from shoal.coordinator.group.consumer import ConsumerGroups, owner_of_instance
 from shoal.coordinator.group.consumer_group import ClassicProtocols, ConsumerGroup, Member
+from shoal.coordinator.group.consumer_membership import ConsumerGroups, owner_of_instance
 from shoal.coordinator.group.groups import Draft, Group, code
-from shoal.coordinator.group.reconciliation import Current, MemberState
+from shoal.coordinator.group.reconciliation import CurrentAssignment, MemberState
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 
 
@@ -49,7 +49,7 @@ class ClassicMembers:
         return self._context.settings.group_consumer_migration_policy.lower()
 
     def upgrade(self, group: Group, draft: Draft, now_ms: int) -> ConsumerGroup:
-        """The consumer group that a classic one becomes, with its records in the draft.
+        """Return the consumer group that replaces a classic group. Its records are in the draft.
 
         Raises GROUP_ID_NOT_FOUND for a group that cannot become one.
         """
@@ -113,7 +113,7 @@ class ClassicMembers:
                 subscribed_topic_names=subscription.topics,
                 rebalance_timeout_ms=old.rebalance_timeout_ms,
                 classic=ClassicProtocols(old.session_timeout_ms, tuple(old.protocols.items())),
-                current=Current(epoch, epoch, MemberState.STABLE, owned),
+                current=CurrentAssignment(epoch, epoch, MemberState.STABLE, owned),
             )
             upgraded.add(member, assigned)
         upgraded.metadata_hash = catalog.hash_of(upgraded.subscribed_topic_names())
@@ -122,8 +122,8 @@ class ClassicMembers:
     def downgrade(
         self, group: ConsumerGroup, leaving: Sequence[str], draft: Draft, now_ms: int
     ) -> bool:
-        """Make a classic group of those who stay, if all of them are classic members and they are
-        allowed to. Its records are in the draft then."""
+        """Replace the group by a classic group of the remaining members, if all of them use the
+        classic protocol and the policy allows it. Its records are in the draft then."""
         staying = [m for m in group.members.values() if m.member_id not in leaving]
         if (
             not staying
@@ -165,7 +165,7 @@ class ClassicMembers:
     # Requests of classic members.
 
     def join(self, request: JoinRequest, now_ms: int, token: Token) -> Result:
-        """JoinGroup to a consumer group: answered at once, since nobody waits for anybody."""
+        """JoinGroup to a consumer group. It is answered at once: members do not wait for others."""
         group = self._group(request.group_id)
         self._check_join(group, request)
         if not request.member_id and request.member_id_required:
@@ -176,7 +176,7 @@ class ClassicMembers:
         owner = group.static_member(request.group_instance_id)
         if owner is not None and owner.classic is None and not request.member_id:
             if self.downgrade(group, [owner.member_id], draft, now_ms):
-                # The last member of the consumer protocol has come back as a classic one.
+                # The last member of the consumer protocol has rejoined with the classic one.
                 error = ErrorCode.rebalance_in_progress
                 draft.reply(token, refused_join("", error))
                 return draft.result()
@@ -188,12 +188,12 @@ class ClassicMembers:
             known = self._consumers.take_over(group, owner, member_id, draft)
         else:
             known = Member(member_id)
-        member, owned = self._told(known, request)
+        member, owned = self._updated(known, request)
         member = self._consumers.advance(group, known, member, owned, draft, now_ms)
-        self._deadlines.cancel(self._consumers.key("join", group, member))
+        self._deadlines.cancel(self._consumers.key("join", group, member.member_id))
         self._consumers.deadline_session(group, member, now_ms)
         sync_ms = now_ms + request.rebalance_timeout_ms
-        self._deadlines.set(self._consumers.key("sync", group, member), sync_ms)
+        self._deadlines.set(self._consumers.key("sync", group, member.member_id), sync_ms)
         draft.reply(
             token,
             {
@@ -210,7 +210,7 @@ class ClassicMembers:
         return draft.result()
 
     def sync(self, request: SyncRequest, now_ms: int, token: Token) -> Result:
-        """SyncGroup: what the member owns is its assignment."""
+        """SyncGroup. The assignment is what the member owns."""
         group = self._group(request.group_id)
         member = self._member(group, request.member_id, request.group_instance_id)
         _check_generation(member, request.generation_id)
@@ -225,7 +225,7 @@ class ClassicMembers:
         if behind and member.current.state is not MemberState.UNREVOKED_PARTITIONS:
             self._await_join(group, member, now_ms)
             return Result((), (Reply(token, code(ErrorCode.rebalance_in_progress)),))
-        self._deadlines.cancel(self._consumers.key("sync", group, member))
+        self._deadlines.cancel(self._consumers.key("sync", group, member.member_id))
         self._consumers.deadline_session(group, member, now_ms)
         assert member.classic is not None
         assigned = {t: frozenset(p) for t, p in member.current.assigned.items()}
@@ -241,7 +241,7 @@ class ClassicMembers:
         return Result((), (Reply(token, response),))
 
     def heartbeat(self, request: HeartbeatRequest, now_ms: int, token: Token) -> Result:
-        """Heartbeat: the member is alive, and is told to rejoin when there is a step to take."""
+        """Heartbeat. It returns REBALANCE_IN_PROGRESS when the member has a step to take."""
         group = self._group(request.group_id)
         member = self._member(group, request.member_id, request.group_instance_id)
         _check_generation(member, request.generation_id)
@@ -261,7 +261,7 @@ class ClassicMembers:
         return Result((), (Reply(token, code(error)),))
 
     def leave(self, request: LeaveRequest, now_ms: int, token: Token) -> Result:
-        """LeaveGroup, of members of either protocol: an admin names whom it wants."""
+        """LeaveGroup. An admin client may name members of either protocol."""
         group = self._group(request.group_id)
         gone: list[str] = []
         answers = []
@@ -286,7 +286,7 @@ class ClassicMembers:
             self._consumers.fence(group, gone, draft, now_ms)
         return draft.result()
 
-    # What they have in common.
+    # Common steps.
 
     def _group(self, group_id: str) -> ConsumerGroup:
         return self._context.groups.find_of(group_id, ConsumerGroup)
@@ -328,10 +328,11 @@ class ClassicMembers:
             )
         known = request.member_id in group.members
         if not known and group.static_member(request.group_instance_id) is None:
-            self._consumers.check_room(group)
+            self._consumers.check_size(group)
 
-    def _told(self, known: Member, request: JoinRequest) -> tuple[Member, Any]:
-        """The member as its JoinGroup tells, and what it says that it owns."""
+    def _updated(self, known: Member, request: JoinRequest) -> tuple[Member, Any]:
+        """The member updated by its JoinGroup, and the partitions that the request lists as
+        owned."""
         try:
             metadata = next(iter(request.protocols.values()))
             subscription = consumer_protocol.read_subscription(metadata)
@@ -356,14 +357,14 @@ class ClassicMembers:
         return member, grouped(owned)
 
     def _await_join(self, group: ConsumerGroup, member: Member, now_ms: int) -> None:
-        """The member was told to rejoin: it has its rebalance timeout to do so."""
-        key = self._consumers.key("join", group, member)
+        """Set the deadline for a member that has to rejoin: its rebalance timeout."""
+        key = self._consumers.key("join", group, member.member_id)
         if key not in self._deadlines:
             self._deadlines.set(key, now_ms + member.rebalance_timeout_ms)
 
     @staticmethod
     def _waits_for_others(group: ConsumerGroup, member: Member) -> bool:
-        """Whether a partition of its target is still another member's."""
+        """Whether another member still owns a partition of the member's target."""
         return any(
             not group.is_free((topic, partition), member)
             for topic, partitions in group.target.get(member.member_id, EMPTY).items()
@@ -378,7 +379,7 @@ def _protocol(member: Member) -> str:
 
 
 def _supports(group: ConsumerGroup, protocol_type: str, protocols: Mapping[str, bytes]) -> bool:
-    """Whether one of the protocols suits all classic members of the group."""
+    """Whether all classic members of the group support one of the protocols."""
     if protocol_type != CONSUMER_PROTOCOL or not protocols:
         return False
     theirs = [dict(m.classic.protocols) for m in group.members.values() if m.classic is not None]

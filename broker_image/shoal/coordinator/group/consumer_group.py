@@ -1,9 +1,8 @@
 """A group of the consumer protocol (KIP-848): its hard state, and what follows from it.
 
-The group epoch rises with every change of members, subscriptions or subscribed topics. The
-assignment epoch is the group epoch that the target assignment was computed for; each member then
-moves to it on its own (`reconciliation`). So three epochs chase one another, and the group's state
-is only a name for where they stand. Decisions are in `consumer`; `replay_*` alone change a group.
+Each member moves to the target assignment independently (`reconciliation`), and has an epoch of its
+own. The state of the group follows from the group epoch, the assignment epoch and the member
+epochs. Decisions are in `consumer_membership`.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ from shoal.coordinator.group.assignment import (
     EMPTY,
     Assignment,
     TopicIdPartition,
-    from_wire,
-    on_wire,
 )
 from shoal.coordinator.group.groups import CommitCheck, GroupType
+from shoal.coordinator.group.modern_group import ModernGroup, ModernMember, RecordTypes, Value
 from shoal.coordinator.group.reconciliation import (
     NONE,
-    Current,
+    CurrentAssignment,
     MemberState,
     Owned,
     owned_from_wire,
@@ -37,9 +35,7 @@ from shoal.coordinator.group.records import RecordType, record, tombstone
 from shoal.coordinator.group.topics import Catalog
 from shoal.protocol.errors import ApiError, ErrorCode
 
-#: The epoch of a group that has just come to be, as in Kafka.
-FIRST_EPOCH = 1
-#: The epoch of a static member that has left and is expected back (KIP-848).
+#: The epoch of a static member that has left and may rejoin (KIP-848).
 LEFT_STATIC_MEMBER_EPOCH = -2
 
 
@@ -53,14 +49,14 @@ class State(StrEnum):
 
 
 class ClassicProtocols(NamedTuple):
-    """What a member that still speaks the classic protocol joined with."""
+    """The session timeout and the protocols of a member that uses the classic protocol."""
 
     session_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
 
 
 class Regex(NamedTuple):
-    """A regular expression of the group, with the topics that it was found to match."""
+    """The topics that a regular expression of the group matches."""
 
     topics: frozenset[str]
     version: int
@@ -68,22 +64,17 @@ class Regex(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """What a member told of itself, and what it owns (`current`)."""
+class Member(ModernMember):
+    """What a member reports of itself, and what it owns (`current`)."""
 
-    member_id: str
     instance_id: str | None = None
-    rack_id: str | None = None
-    client_id: str = ""
-    client_host: str = ""
-    subscribed_topic_names: frozenset[str] = frozenset()
     #: Empty for none, as on the wire.
     subscribed_topic_regex: str = ""
     rebalance_timeout_ms: int = -1
     server_assignor: str | None = None
     #: None for a member of the consumer protocol.
     classic: ClassicProtocols | None = None
-    current: Current = field(default_factory=Current)
+    current: CurrentAssignment = field(default_factory=CurrentAssignment)
 
     @property
     def has_left(self) -> bool:
@@ -91,27 +82,27 @@ class Member:
 
 
 @dataclass(slots=True, eq=False)
-class ConsumerGroup:
-    """Hard state and its indexes; the last two fields are soft."""
+class ConsumerGroup(ModernGroup[Member]):
+    """Hard state and its indexes; the last field is soft."""
 
-    group_id: str
     type: ClassVar[GroupType] = GroupType.CONSUMER
-    epoch: int = FIRST_EPOCH
-    metadata_hash: int = 0
-    assignment_epoch: int = 0
-    assignment_timestamp_ms: int = 0
-    members: dict[str, Member] = field(default_factory=dict)
-    target: dict[str, Assignment] = field(default_factory=dict)
+    record_types: ClassVar[RecordTypes] = RecordTypes(
+        RecordType.CONSUMER_GROUP_METADATA,
+        RecordType.CONSUMER_GROUP_MEMBER_METADATA,
+        RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA,
+        RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER,
+        RecordType.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT,
+    )
+
     regexes: dict[str, Regex] = field(default_factory=dict)
     #: Instance id -> member id.
     static_members: dict[str, str] = field(default_factory=dict)
-    #: Who owns a partition, assigned or yet to be revoked.
+    #: The member that owns a partition, assigned or pending revocation.
     owners: dict[TopicIdPartition, str] = field(default_factory=dict)
-    #: The hash was compared with the metadata since that changed last.
-    is_fresh: bool = False
+    #: When the regular expressions were evaluated last.
     regexes_checked_ms: int = 0
 
-    # What the registry asks of every group.
+    # The interface of every group.
 
     @property
     def state(self) -> State:
@@ -127,14 +118,6 @@ class ConsumerGroup:
     @property
     def state_name(self) -> str:
         return self.state.value
-
-    @property
-    def protocol_type(self) -> str:
-        return "consumer"
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.members
 
     @property
     def expires(self) -> bool:
@@ -170,7 +153,7 @@ class ConsumerGroup:
         return _epoch_check(member, epoch)
 
     def offsets_committed(self, member_id: str, now_ms: int, deadlines: Deadlines) -> None:
-        """Heartbeats alone extend a session (KIP-848)."""
+        """Do nothing: only heartbeats extend a session (KIP-848)."""
 
     def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:
         if member_id is None and member_epoch < 0:
@@ -184,11 +167,7 @@ class ConsumerGroup:
             )
 
     def check_offset_delete(self) -> None:
-        """Offsets of topics that nobody subscribes to may be deleted."""
-
-    def check_delete(self) -> None:
-        if self.members:
-            raise ApiError(ErrorCode.non_empty_group, f"Group {self.group_id} has members.")
+        """Allow deletion: the offsets of subscribed topics are checked one by one."""
 
     def subscribes_to(self, topic: str) -> bool:
         return topic in self.subscribed_topic_names()
@@ -196,47 +175,20 @@ class ConsumerGroup:
     def offset_expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
         return commit_timestamp_ms
 
-    def tombstones(self) -> Sequence[Record]:
-        gone: list[Record] = []
-        for kind in _OF_MEMBER[:2]:
-            gone += (self.tombstone(kind, m) for m in sorted(self.members))
-        gone.append(self.tombstone(RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA))
-        gone += (self.tombstone(_OF_MEMBER[2], m) for m in sorted(self.members))
-        gone += (regex_tombstone(self.group_id, regex) for regex in sorted(self.regexes))
-        gone.append(self.tombstone(RecordType.CONSUMER_GROUP_METADATA))
-        return gone
+    def _own_tombstones(self) -> Sequence[Record]:
+        return [regex_tombstone(self.group_id, regex) for regex in sorted(self.regexes)]
 
-    def hard_state(self) -> Any:
-        return (
-            self.epoch,
-            self.metadata_hash,
-            self.assignment_epoch,
-            self.assignment_timestamp_ms,
-            self.members,
-            {m: a for m, a in self.target.items() if a},
-            self.regexes,
-            self.static_members,
-            self.owners,
-        )
+    def _own_hard_state(self) -> tuple[Any, ...]:
+        return self.regexes, self.static_members, self.owners
 
     # Members and subscriptions.
-
-    def member(self, member_id: str) -> Member:
-        """Raises UNKNOWN_MEMBER_ID."""
-        member = self.members.get(member_id)
-        if member is None:
-            raise ApiError(
-                ErrorCode.unknown_member_id,
-                f"Member {member_id} is not a member of group {self.group_id}.",
-            )
-        return member
 
     def static_member(self, instance_id: str | None) -> Member | None:
         member_id = None if instance_id is None else self.static_members.get(instance_id)
         return None if member_id is None else self.members.get(member_id)
 
     def with_member(self, member: Member) -> dict[str, Member]:
-        """The members as they will be, without the one whose instance id `member` takes over."""
+        """The members with `member`, without the one whose instance id it takes over."""
         members = {**self.members, member.member_id: member}
         if member.instance_id is not None:
             replaced = self.static_members.get(member.instance_id)
@@ -249,21 +201,21 @@ class ConsumerGroup:
         members: Mapping[str, Member] | None = None,
         regexes: Mapping[str, Regex] | None = None,
     ) -> frozenset[str]:
-        """The topics that any of the members reads, whether or not they exist."""
+        """The topics that the members subscribe to, whether or not they exist."""
         found: set[str] = set()
         for member in (self.members if members is None else members).values():
             found |= subscription(member, self.regexes if regexes is None else regexes)
         return frozenset(found)
 
     def target_of(self, member: Member) -> Assignment:
-        """The target of a member; a static one inherits that of the member it replaces."""
+        """The target of a member. A static member inherits that of the member that it replaces."""
         owner = member.member_id
         if member.instance_id is not None:
             owner = self.static_members.get(member.instance_id, owner)
         return self.target.get(owner, EMPTY)
 
     def is_free(self, partition: TopicIdPartition, member: Member) -> bool:
-        """Whether nobody but `member`, or the member that it replaces, owns a partition."""
+        """Whether no member but `member`, or the one that it replaces, owns a partition."""
         owner = self.owners.get(partition)
         if owner is None or owner == member.member_id:
             return True
@@ -271,12 +223,12 @@ class ConsumerGroup:
         return instance_id is not None and self.static_members.get(instance_id) == owner
 
     def assignor_name(self, members: Iterable[Member], default: str) -> str:
-        """What most members ask for, by name where several are asked for alike."""
+        """The assignor that most members name; of several, the first in alphabetical order."""
         votes = Counter(m.server_assignor for m in members if m.server_assignor is not None)
         return min(votes, key=lambda name: (-votes[name], name), default=default)
 
     def add(self, member: Member, target: Assignment) -> None:
-        """Fill a group that is only about to be: its records are yet to be replayed."""
+        """Add a member to a new group whose records are not replayed yet."""
         self.members[member.member_id] = member
         self.target[member.member_id] = target
         if member.instance_id is not None:
@@ -286,7 +238,7 @@ class ConsumerGroup:
     # Records.
 
     def all_records(self) -> list[Record]:
-        """The group as records, in the order in which Kafka writes those of a new one."""
+        """All records of the group, in the order in which Kafka writes those of a new one."""
         members = self.members.values()
         return [
             *(self.member_record(m) for m in members),
@@ -296,14 +248,9 @@ class ConsumerGroup:
             *(self.current_record(m) for m in members),
         ]
 
-    def epoch_record(self, epoch: int, metadata_hash: int) -> Record:
-        value = {"epoch": epoch, "metadata_hash": metadata_hash}
-        key = {"group_id": self.group_id}
-        return record(RecordType.CONSUMER_GROUP_METADATA, key, value)
-
-    def member_record(self, member: Member) -> Record:
+    def _member_value(self, member: Member) -> dict[str, Any]:
         classic = member.classic
-        value = {
+        return {
             "instance_id": member.instance_id,
             "rack_id": member.rack_id,
             "client_id": member.client_id,
@@ -321,30 +268,16 @@ class ConsumerGroup:
                 ],
             },
         }
-        kind = RecordType.CONSUMER_GROUP_MEMBER_METADATA
-        return record(kind, self._member_key(member.member_id), value)
 
-    def target_record(self, member_id: str, assignment: Assignment) -> Record:
-        kind = RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER
-        value = {"topic_partitions": on_wire(assignment)}
-        return record(kind, self._member_key(member_id), value)
-
-    def target_metadata_record(self, epoch: int, timestamp_ms: int) -> Record:
-        kind = RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_METADATA
-        value = {"assignment_epoch": epoch, "assignment_timestamp": timestamp_ms}
-        return record(kind, {"group_id": self.group_id}, value)
-
-    def current_record(self, member: Member) -> Record:
+    def _current_value(self, member: Member) -> dict[str, Any]:
         current = member.current
-        value = {
+        return {
             "member_epoch": current.member_epoch,
             "previous_member_epoch": current.previous_member_epoch,
             "state": current.state,
             "assigned_partitions": owned_on_wire(current.assigned),
             "partitions_pending_revocation": owned_on_wire(current.pending_revocation),
         }
-        kind = RecordType.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT
-        return record(kind, self._member_key(member.member_id), value)
 
     def regex_record(self, regex: str, found: Regex) -> Record:
         return record(
@@ -357,20 +290,9 @@ class ConsumerGroup:
             },
         )
 
-    def member_tombstones(self, member_id: str) -> list[Record]:
-        return [self.tombstone(kind, member_id) for kind in _OF_MEMBER]
-
-    def tombstone(self, kind: RecordType, member_id: str | None = None) -> Record:
-        if member_id is None:
-            return tombstone(kind, group_id=self.group_id)
-        return tombstone(kind, group_id=self.group_id, member_id=member_id)
-
-    def _member_key(self, member_id: str) -> Mapping[str, str]:
-        return {"group_id": self.group_id, "member_id": member_id}
-
     # Replay.
 
-    def replay_member(self, member_id: str, value: Mapping[str, Any] | None) -> None:
+    def replay_member(self, member_id: str, value: Value) -> None:
         old = self.members.get(member_id)
         if value is None:
             self._own(old, None)
@@ -389,20 +311,20 @@ class ConsumerGroup:
             rebalance_timeout_ms=value["rebalance_timeout_ms"],
             server_assignor=value["server_assignor"],
             classic=_classic(value["classic_member_metadata"]),
-            current=Current() if old is None else old.current,
+            current=CurrentAssignment() if old is None else old.current,
         )
         self.members[member_id] = member
         if member.instance_id is not None:
             self.static_members[member.instance_id] = member_id
 
-    def replay_current(self, member_id: str, value: Mapping[str, Any] | None) -> None:
+    def replay_current(self, member_id: str, value: Value) -> None:
         old = self.members.get(member_id)
         if old is None:
-            return  # Its member record follows; or it is a tombstone for one that is gone.
-        current = Current()
+            return  # Its member record follows, or the member was removed.
+        current = CurrentAssignment()
         if value is not None:
             epoch = value["member_epoch"]
-            current = Current(
+            current = CurrentAssignment(
                 epoch,
                 value["previous_member_epoch"],
                 MemberState(value["state"]),
@@ -412,12 +334,6 @@ class ConsumerGroup:
         member = replace(old, current=current)
         self._own(old, member)
         self.members[member_id] = member
-
-    def replay_target(self, member_id: str, value: Mapping[str, Any] | None) -> None:
-        if value is None:
-            self.target.pop(member_id, None)
-        else:
-            self.target[member_id] = from_wire(value["topic_partitions"])
 
     def _own(self, old: Member | None, new: Member | None) -> None:
         for member_id, owned in _owned(old):
@@ -432,17 +348,8 @@ class ConsumerGroup:
 
     # Describing.
 
-    def describe(self, catalog: Catalog, default_assignor: str) -> Mapping[str, Any]:
-        """A group of the ConsumerGroupDescribe response."""
-        return {
-            "error_code": ErrorCode.none,
-            "group_id": self.group_id,
-            "group_state": self.state_name,
-            "group_epoch": self.epoch,
-            "assignment_epoch": self.assignment_epoch,
-            "assignor_name": self.assignor_name(self.members.values(), default_assignor),
-            "members": [self._describe_member(m, catalog) for m in self.members.values()],
-        }
+    def _described_assignor(self, default: str) -> str:
+        return self.assignor_name(self.members.values(), default)
 
     def _describe_member(self, member: Member, catalog: Catalog) -> Mapping[str, Any]:
         current = member.current
@@ -466,16 +373,8 @@ class ConsumerGroup:
         }
 
 
-#: The records of one member, in the order in which Kafka takes them back.
-_OF_MEMBER = (
-    RecordType.CONSUMER_GROUP_CURRENT_MEMBER_ASSIGNMENT,
-    RecordType.CONSUMER_GROUP_TARGET_ASSIGNMENT_MEMBER,
-    RecordType.CONSUMER_GROUP_MEMBER_METADATA,
-)
-
-
 def subscription(member: Member, regexes: Mapping[str, Regex]) -> frozenset[str]:
-    """The topics that a member names or matches."""
+    """The topics that a member names, or that its regular expression matches."""
     found = regexes.get(member.subscribed_topic_regex)
     if found is None:
         return member.subscribed_topic_names
@@ -511,7 +410,8 @@ def _stale(member: Member, message: str) -> ApiError:
 
 
 def _epoch_check(member: Member, epoch: int) -> CommitCheck:
-    """An old epoch may still commit what the member has owned since then (KIP-1251)."""
+    """The check of a commit with an old epoch: the member must own the partition since then
+    (KIP-1251)."""
     refusal = _stale(member, "").code
 
     def check(_topic: str, topic_id: UUID | None, partition: int) -> ErrorCode:

@@ -1,4 +1,4 @@
-"""ConsumerGroupHeartbeat v0-1: what it tells of a member, and when it makes no sense (KIP-848)."""
+"""The ConsumerGroupHeartbeat request v0-1, and its validation (KIP-848)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from typing import NamedTuple
 from shoal.coordinator.group import patterns
 from shoal.coordinator.group.assignment import Assignment
 from shoal.coordinator.group.consumer_group import LEFT_STATIC_MEMBER_EPOCH, Member
+from shoal.coordinator.group.modern_membership import LEAVE_EPOCH
 from shoal.protocol.errors import ApiError, ErrorCode
-
-LEAVE_EPOCH = -1
 
 
 class HeartbeatRequest(NamedTuple):
-    """ConsumerGroupHeartbeat. None means: as in the last heartbeat."""
+    """ConsumerGroupHeartbeat. None means no change since the last heartbeat."""
 
     group_id: str
     member_id: str
@@ -33,7 +32,7 @@ class HeartbeatRequest(NamedTuple):
 
     @property
     def is_full(self) -> bool:
-        """It tells everything, as after an error: the answer then always has the assignment."""
+        """Whether all fields are set, as after an error. The response then has the assignment."""
         return (
             self.rebalance_timeout_ms != -1
             and (self.subscribed_topic_names is not None or self.subscribed_topic_regex is not None)
@@ -41,8 +40,8 @@ class HeartbeatRequest(NamedTuple):
         )
 
 
-def told(member: Member, request: HeartbeatRequest) -> Member:
-    """The member with what the request tells of it."""
+def updated(member: Member, request: HeartbeatRequest) -> Member:
+    """The member with the fields that the request sets."""
     names, regex = request.subscribed_topic_names, request.subscribed_topic_regex
     return replace(
         member,
@@ -60,12 +59,12 @@ def told(member: Member, request: HeartbeatRequest) -> Member:
     )
 
 
-def _or(told: str | None, known: str | None) -> str | None:
-    return known if told is None else told
+def _or(given: str | None, known: str | None) -> str | None:
+    return known if given is None else given
 
 
 def check(request: HeartbeatRequest, assignors: Sequence[str]) -> None:
-    """Raises INVALID_REQUEST or UNSUPPORTED_ASSIGNOR for a request that makes no sense."""
+    """Raises INVALID_REQUEST or UNSUPPORTED_ASSIGNOR for an invalid request."""
     epoch = request.member_epoch
     needs_id = request.api_version >= 1 or epoch > 0 or epoch == LEAVE_EPOCH
     for name, value in (

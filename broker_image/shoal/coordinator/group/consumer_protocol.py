@@ -1,8 +1,8 @@
-"""The messages that consumers of the classic protocol wrap into JoinGroup and SyncGroup.
+"""The messages that consumers of the classic protocol embed in JoinGroup and SyncGroup.
 
-The broker reads them where it assigns partitions to classic members itself, which it does while a
-group moves between the protocols (KIP-848, "Upgrade and downgrade"). Sources: Kafka's
-`ConsumerProtocolSubscription` and `ConsumerProtocolAssignment`.
+The broker reads and writes them when it assigns partitions to classic members of a consumer group
+(KIP-848, "Upgrade and downgrade"). Sources: Kafka's `ConsumerProtocolSubscription` and
+`ConsumerProtocolAssignment`.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class Subscription(NamedTuple):
 
 
 class CustomAssignment(WireError):
-    """An assignment with user data: the members' own assignor would lose what it keeps there."""
+    """An assignment has user data of a custom assignor, which an upgrade would lose."""
 
 
 def read_subscription(data: bytes) -> Subscription:
-    """Raises `WireError` for bytes that are none. Versions to come begin like the newest known."""
+    """Read a subscription. Raises `WireError`. Later versions are read like the last known one."""
     value = _read(_SUBSCRIPTION, data)
     owned = value.get("owned_partitions") or ()
     return Subscription(
@@ -67,7 +67,7 @@ def read_subscription(data: bytes) -> Subscription:
 
 
 def read_assignment(data: bytes, catalog: Catalog) -> Assignment:
-    """What a classic member was assigned, of topics that exist. Raises `WireError`."""
+    """The assignment of a classic member, without topics that do not exist. Raises `WireError`."""
     if not data:
         return {}
     value = _read(_ASSIGNMENT, data)
@@ -78,7 +78,7 @@ def read_assignment(data: bytes, catalog: Catalog) -> Assignment:
 
 
 def write_assignment(assignment: Assignment, subscription: bytes, catalog: Catalog) -> bytes:
-    """An assignment for a member that subscribed with these bytes, in their version."""
+    """The bytes of an assignment, in the version of the member's `subscription`."""
     version = _version(subscription)
     named = [
         {"topic": name, "partitions": sorted(assignment[topic])}
@@ -92,7 +92,7 @@ def write_assignment(assignment: Assignment, subscription: bytes, catalog: Catal
 
 
 def by_id(partitions: Iterable[tuple[str, int]], catalog: Catalog) -> list[TopicIdPartition]:
-    """Partitions by topic name as partitions by topic id, where the topic exists."""
+    """Convert partitions by topic name to partitions by topic id, if the topic exists."""
     return [(t, partition) for name, partition in partitions for t in catalog.ids_of((name,))]
 
 

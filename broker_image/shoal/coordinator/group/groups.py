@@ -1,7 +1,7 @@
-"""The one namespace of group ids, and what every kind of group owes the rest of a shard.
+"""The registry of groups by id, and the interfaces of groups and of the kinds of a shard.
 
-The first use of an id fixes its type; a request of another kind then finds no group of its type.
-A shard's kinds (offsets, classic, consumer, share) share one `Context`.
+The first use of a group id fixes its type. Requests of another type then get GROUP_ID_NOT_FOUND.
+The kinds of a shard (offsets, classic, consumer, share) share one `Context`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from shoal.coordinator.group.settings import GroupSettings
 from shoal.protocol.errors import ApiError, ErrorCode
 
 Replay = Callable[[dict[str, Any], dict[str, Any] | None, Replayed], None]
-#: Judges one partition of an offset commit: (topic name, topic id, partition) -> error.
+#: Checks one partition of an offset commit: (topic name, topic id, partition) -> error.
 CommitCheck = Callable[[str, UUID | None, int], ErrorCode]
 
 
 class GroupType(StrEnum):
-    """The protocol that a group's members speak; Kafka's names."""
+    """The type of a group, by Kafka's names."""
 
     CLASSIC = "classic"
     CONSUMER = "consumer"
@@ -32,13 +32,13 @@ class GroupType(StrEnum):
 
 
 class Group(Protocol):
-    """What the registry, the offsets and the admin requests ask of a group of any type."""
+    """A group of any type, as the registry, the offsets and the admin requests use it."""
 
     group_id: str
 
     @property
     def type(self) -> GroupType:
-        """Which protocol its members speak; the same for all groups of a class."""
+        """The type; the same for all groups of a class."""
 
     @property
     def state_name(self) -> str:
@@ -54,7 +54,7 @@ class Group(Protocol):
 
     @property
     def expires(self) -> bool:
-        """Whether the empty group goes when its last offset has expired."""
+        """Whether the empty group is deleted when its last offset has expired."""
 
     def check_offset_commit(
         self,
@@ -65,13 +65,13 @@ class Group(Protocol):
         transactional: bool,
         api_version: int,
     ) -> CommitCheck | None:
-        """Raise `ApiError` unless that member may commit; perhaps give a check per partition."""
+        """Raise `ApiError` unless the member may commit. May return a check for each partition."""
 
     def offsets_committed(self, member_id: str, now_ms: int, deadlines: Deadlines) -> None:
-        """A member has committed: it is alive."""
+        """A member has committed offsets, which may extend its session."""
 
     def check_offset_fetch(self, member_id: str | None, member_epoch: int) -> None:
-        """Raise `ApiError` unless that member may read offsets."""
+        """Raise `ApiError` unless the member may read offsets."""
 
     def check_offset_delete(self) -> None:
         """Raise `ApiError` unless offsets may be deleted."""
@@ -80,16 +80,16 @@ class Group(Protocol):
         """Raise `ApiError` unless the group may be deleted."""
 
     def subscribes_to(self, topic: str) -> bool:
-        """Whether a member reads that topic, so that its offsets must stay."""
+        """Whether a member subscribes to the topic, so that its offsets must not be deleted."""
 
     def offset_expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
-        """From when the retention of an offset counts; None while it does not."""
+        """When the retention of an offset starts; None while the group is in use."""
 
     def tombstones(self) -> Sequence[Record]:
-        """What deletes the group."""
+        """The tombstones that delete the group."""
 
     def hard_state(self) -> Any:
-        """What a rebuilt group must equal; None when nothing of it is persisted."""
+        """The persisted state, which a rebuilt group must equal; None if there is none."""
 
 
 G = TypeVar("G", bound=Group)
@@ -121,7 +121,7 @@ class Groups:
         """The group if it is of that class. Raises GROUP_ID_NOT_FOUND."""
         group = self.find(group_id)
         if not isinstance(group, kind):
-            # A class with slots has the default of a field in its dataclass description alone.
+            # In a class with slots, only the dataclass description has the default of a field.
             described = getattr(kind, "__dataclass_fields__", {}).get("type")
             wanted = "such" if described is None else described.default
             raise ApiError(
@@ -138,7 +138,7 @@ class Groups:
 
 @dataclass(slots=True)
 class Draft:
-    """A decision while it is being made."""
+    """The records, replies and effects of a decision that is being made."""
 
     records: list[Record] = field(default_factory=list)
     replies: list[Reply] = field(default_factory=list)
@@ -157,7 +157,7 @@ class Draft:
 
 
 class ClassicBridge(Protocol):
-    """How a KIP-848 group serves members that still speak the classic protocol.
+    """Serves members of the classic protocol in consumer groups.
 
     Each method takes the same request as its namesake of `classic_membership.ClassicGroups`.
     """
@@ -173,7 +173,7 @@ class ClassicBridge(Protocol):
 
 @dataclass(slots=True)
 class Context:
-    """What the kinds of one shard share."""
+    """The state that the kinds of one shard share."""
 
     settings: GroupSettings
     groups: Groups = field(default_factory=Groups)
@@ -187,7 +187,7 @@ class Context:
 class Kind(Protocol):
     """One part of a shard: the groups of one type, or the offsets.
 
-    `name` starts the keys of its deadlines. `replays` tells which records move its hard state.
+    `name` starts the keys of its deadlines. `replays` has the replay of each of its record types.
     """
 
     @property
@@ -197,15 +197,15 @@ class Kind(Protocol):
     def replays(self) -> Mapping[RecordType, Replay]: ...
 
     def loaded(self, now_ms: int) -> None:
-        """The log has been replayed: arm the timers of what was found."""
+        """Set the deadlines of the loaded state. The log has been replayed."""
 
     def due(self, key: Key, now_ms: int) -> Result:
-        """A deadline of this kind has passed."""
+        """Serve a deadline of this kind that has passed."""
 
     def metadata_changed(self, deleted: Sequence[tuple[str, UUID]], now_ms: int) -> Result:
-        """The image in the context is new; `deleted` topics (name, id) are gone."""
+        """The context has a new image. `deleted` has the deleted topics, as (name, id)."""
 
 
 def code(error: ErrorCode) -> Mapping[str, Any]:
-    """A response that carries nothing but an error."""
+    """A response that has only an error."""
     return {"error_code": error}

@@ -1,12 +1,12 @@
 """Committed offsets: commit, fetch, delete, expire.
 
-Hard state is what OffsetCommit records say. An offset that was committed inside a transaction
-waits beside the others until the transaction's marker is replayed, and then counts if it was
-written later than what is there: a plain commit may have overtaken it, and compaction keeps no
-order between the two.
+Hard state is the OffsetCommit records. An offset that was committed in a transaction is pending
+until the transaction's marker is replayed. It then takes effect if its record has a higher offset
+than the committed one: a plain commit may have overtaken it, and compaction keeps no order between
+the two.
 
-An offset belongs to the topic it was committed for: when a topic of that name was made anew, the
-offset of the old one (by topic id) counts as none (KIP-848).
+An offset belongs to the topic, by id, for which it was committed. If the topic was deleted and
+created again, the old offset is ignored (KIP-848).
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from shoal.coordinator.group.groups import Context, Group
 from shoal.coordinator.group.records import RecordType, record, tombstone
 from shoal.protocol.errors import ApiError, ErrorCode
 
-#: Tombstones that one look at expired offsets writes at the most, about, and how long it then lets
-#: others have their turn.
+#: About the most tombstones that one step of expiry writes, and the pause before the next step.
 EXPIRY_RECORDS_MAX = 1_000
 EXPIRY_PAUSE_MS = 10
 _EXPIRY: Key = ("offsets", "expiry")
 
 
 class Offset(NamedTuple):
-    """A committed offset. `record_offset` is where its record stands in the log."""
+    """A committed offset. `record_offset` is the offset of its record in the log."""
 
     offset: int
     leader_epoch: int
@@ -62,7 +61,7 @@ class TopicCommit(NamedTuple):
 
 
 class CommitRequest(NamedTuple):
-    """OffsetCommit, and with a `producer` TxnOffsetCommit."""
+    """OffsetCommit, or TxnOffsetCommit with a `producer`."""
 
     group_id: str
     member_id: str
@@ -96,9 +95,9 @@ class Offsets:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._committed: dict[str, ByTopic] = {}
-        #: producer id -> offsets by group, for transactions that are still open.
+        #: Pending offsets of open transactions: producer id -> group -> offsets.
         self._pending: dict[int, dict[str, ByTopic]] = {}
-        #: group -> the producers with an open transaction on its offsets.
+        #: Group -> the producers with pending offsets in it.
         self._open: dict[str, dict[int, None]] = {}
         self._to_expire: list[str] = []
         #: Offsets committed, expired and deleted since the shard was loaded, for metrics.
@@ -117,7 +116,7 @@ class Offsets:
     # Decisions.
 
     def commit(self, request: CommitRequest, now_ms: int, token: Token) -> Result:
-        """OffsetCommit v2-10, TxnOffsetCommit. Raises `ApiError` for a refused group or member."""
+        """OffsetCommit v2-10 and TxnOffsetCommit. Raises `ApiError` to refuse the request."""
         group = self._group_of(request)
         check = None
         if group is not None:
@@ -152,7 +151,7 @@ class Offsets:
         return Result(records, (Reply(token, {"topics": topics}),), producer=request.producer)
 
     def _group_of(self, request: CommitRequest) -> Group | None:
-        """The group that commits; None for one that comes to be by committing ("simple")."""
+        """The group that commits; None for a new group without members ("simple")."""
         group = self._context.groups.get(request.group_id)
         if group is None and request.generation_id_or_member_epoch >= 0:
             if request.api_version >= 9 and not request.transactional:
@@ -171,10 +170,10 @@ class Offsets:
         member_epoch: int,
         require_stable: bool,
     ) -> Mapping[str, Any]:
-        """One group of an OffsetFetch; without `topics`, all that it has committed.
+        """One group of an OffsetFetch; without `topics`, all of its offsets.
 
-        With `require_stable` (KIP-447) an offset under an open transaction is UNSTABLE. Raises
-        `ApiError` for a refused member. A group that does not exist has committed nothing.
+        With `require_stable` an offset that is pending in a transaction is UNSTABLE (KIP-447).
+        Raises `ApiError` for a refused member. A group that does not exist has no offsets.
         """
         group = self._context.groups.get(group_id)
         if group is not None:
@@ -200,7 +199,7 @@ class Offsets:
     def delete(
         self, group_id: str, topics: Sequence[tuple[str, Sequence[int]]], token: Token
     ) -> Result:
-        """OffsetDelete (KIP-496). Raises `ApiError` when the group is refused."""
+        """OffsetDelete (KIP-496). Raises `ApiError` if the group refuses it."""
         group = self._context.groups.find(group_id)
         group.check_offset_delete()
         records = []
@@ -222,7 +221,7 @@ class Offsets:
         return Result(records, (Reply(token, response),))
 
     def tombstones(self, group_id: str) -> list[Record]:
-        """What deletes all offsets of a group, pending ones too."""
+        """The tombstones of all offsets of a group, pending ones included."""
         keys = {
             (name, p): None
             for offsets in self._everywhere(group_id)
@@ -255,9 +254,9 @@ class Offsets:
         self._context.deadlines.set(_EXPIRY, at_ms)
 
     def due(self, key: Key, now_ms: int) -> Result:
-        """Forget offsets past their retention, and groups that then have nothing left.
+        """Delete offsets past their retention, and empty groups without offsets.
 
-        At most about `EXPIRY_RECORDS_MAX` tombstones a step, so that a step stays short.
+        A step writes about `EXPIRY_RECORDS_MAX` tombstones at most, so that it stays short.
         """
         if not self._to_expire:
             self._to_expire = sorted(g.group_id for g in self._context.groups)
@@ -271,7 +270,7 @@ class Offsets:
         return Result(records)
 
     def _expired(self, group_id: str, now_ms: int) -> list[Record]:
-        """Tombstones of one group's expired offsets, and of the group once it has none."""
+        """Tombstones of a group's expired offsets, and of the group if no offset is left."""
         group = self._context.groups.get(group_id)
         if group is None:
             return []
@@ -296,7 +295,7 @@ class Offsets:
         return records
 
     def metadata_changed(self, deleted: Sequence[tuple[str, UUID]], now_ms: int) -> Result:
-        """Offsets of deleted topics go with them."""
+        """Delete the offsets of deleted topics."""
         gone = dict(deleted)
         records: list[Record] = []
         for group_id in sorted(self._committed.keys() | self._open.keys() if gone else ()):
@@ -340,7 +339,7 @@ class Offsets:
         target.setdefault(group_id, {}).setdefault(topic, {})[partition] = offset
 
     def replay_end_transaction(self, producer_id: int, committed: bool) -> None:
-        """A transaction's marker: its offsets count from now on, or are forgotten."""
+        """Commit or drop the pending offsets of a transaction, by its marker."""
         pending = self._pending.pop(producer_id, {})
         for group_id, topics in pending.items():
             self._close(group_id, producer_id)
@@ -354,7 +353,7 @@ class Offsets:
                         by_topic.setdefault(topic, {})[partition] = offset
 
     def _close(self, group_id: str, producer_id: int) -> None:
-        """The producer's transaction has, or will have, nothing to do with the group."""
+        """Remove the producer from those with pending offsets in the group."""
         opened = self._open[group_id]
         del opened[producer_id]
         if not opened:
@@ -372,7 +371,7 @@ def _offset_record(
         "expire_timestamp": expire_ms,
         "topic_id": topic.topic_id,
     }
-    # Version 1 is the only one that has an expiry of its own; clients before KIP-211 ask for it.
+    # Only version 1 has an expiry of its own, for clients before KIP-211.
     version = None if expire_ms < 0 else 1
     key = {"group": group_id, "topic": topic.name, "partition": p.partition}
     return record(RecordType.OFFSET_COMMIT, key, value, version)
@@ -383,7 +382,7 @@ def _offset_tombstone(group_id: str, topic: str, partition: int) -> Record:
 
 
 def _remove(offsets: dict[str, ByTopic], group_id: str, topic: str, partition: int) -> None:
-    """Take one offset out, and the levels above it once they are empty."""
+    """Remove one offset, and the levels above it if they are empty."""
     topics = offsets.get(group_id, {})
     partitions = topics.get(topic, {})
     partitions.pop(partition, None)
@@ -406,7 +405,7 @@ def _fetched(partition: int, offset: Offset | None, topic_id: UUID | None) -> Ma
 
 
 def _of_another_topic(offset: Offset, topic_id: UUID | None) -> bool:
-    """Whether both ids are known and differ: the topic of that name was made anew."""
+    """Whether both ids are known and differ: the topic was created again."""
     known = topic_id is not None and offset.topic_id is not None
     return known and topic_id != offset.topic_id
 

@@ -1,8 +1,7 @@
-"""Regular expressions that consumers subscribe by (KIP-848), in RE2's syntax as in Kafka.
+"""Regular expressions in subscriptions of consumers (KIP-848), in RE2's syntax as in Kafka.
 
-RE2 matches in time linear in the topic's name, whatever the expression: a client cannot stall the
-broker by one that makes a backtracking engine run for ages. The library is imported when the first
-expression comes.
+RE2 matches in time linear in the length of the topic name. So a client cannot stall the broker by
+an expression that is slow in a backtracking engine. The library is imported on first use.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from typing import Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
 
-#: Longest expression accepted, in characters; RE2 itself bounds the memory of what it compiles to.
+#: The longest accepted expression, in characters. RE2 bounds the memory of its compiled form.
 REGEX_SIZE_MAX = 4_096
 
 
 def check(regex: str) -> None:
-    """Raises INVALID_REGULAR_EXPRESSION, saying why."""
+    """Raises INVALID_REGULAR_EXPRESSION with the reason."""
     _compiled(regex)
 
 
 def matching(regex: str, names: Iterable[str]) -> frozenset[str]:
-    """Those of the names that match as a whole."""
+    """The names that match the whole expression."""
     pattern = _compiled(regex)
     return frozenset(name for name in names if pattern.fullmatch(name) is not None)
 

@@ -1,11 +1,11 @@
 """One rebalance of a classic group: joins are collected, then syncs, and the group is stable.
 
-PreparingRebalance collects the members (their JoinGroups are parked), then CompletingRebalance
-collects the SyncGroups, and the leader's one carries the assignment. A group that was empty waits
-`group.initial.rebalance.delay.ms` first, and longer while members keep coming.
+PreparingRebalance collects the JoinGroup requests, which are parked. CompletingRebalance collects
+the SyncGroup requests; the leader's has the assignment. A group that was empty waits for
+`group.initial.rebalance.delay.ms` first, and longer while members join.
 
-It has two timers, both soft: one for the joins and one for the syncs. The requests that begin it
-and move it are decided in `classic_membership`.
+A rebalance has one deadline for the joins and one for the syncs, both soft state. The requests that
+start and advance it are decided in `classic_membership`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from shoal.protocol.errors import ErrorCode
 
 
 class Rebalances:
-    """Those of the classic groups of one shard."""
+    """The rebalances of the classic groups of one shard."""
 
     def __init__(self, context: Context) -> None:
         self._settings = context.settings
         self._deadlines = context.deadlines
-        #: Those that have become stable since the shard was loaded, for metrics.
+        #: Rebalances completed since the shard was loaded, for metrics.
         self.completed = 0
 
     def join_came(self, group: ClassicGroup, now_ms: int, draft: Draft) -> None:
-        """A member has joined, or joined again: a rebalance begins, or that was the last join."""
+        """Start a rebalance after a join, or end the joins if it was the last one."""
         if group.can_rebalance:
             self.prepare(group, now_ms, draft)
         else:
@@ -54,13 +54,13 @@ class Rebalances:
             self._deadlines.set(_join_key(group), now_ms + group.rebalance_timeout_ms)
 
     def complete_if_all_joined(self, group: ClassicGroup, now_ms: int, draft: Draft) -> None:
-        """End the joins if there is nobody to wait for."""
+        """End the joins if all members have joined."""
         waits_for_more = group.previous_state is State.EMPTY
         if group.state is State.PREPARING_REBALANCE and group.all_joined and not waits_for_more:
             self._complete_join(group, now_ms, draft)
 
     def joins_due(self, group: ClassicGroup, now_ms: int, draft: Draft) -> None:
-        """The joins' time is up; a first rebalance waits on while members keep coming."""
+        """The deadline of the joins. A first rebalance is extended while members join."""
         if group.state is not State.PREPARING_REBALANCE:
             return
         first = group.previous_state is State.EMPTY
@@ -74,7 +74,7 @@ class Rebalances:
             self._complete_join(group, now_ms, draft)
 
     def _complete_join(self, group: ClassicGroup, now_ms: int, draft: Draft) -> None:
-        """Start a generation with those who have joined, and answer them."""
+        """Start a generation with the members that have joined, and answer them."""
         self._deadlines.cancel(_join_key(group))
         for member in list(group.members.values()):
             if member.join_token is None and member.group_instance_id is None:
@@ -85,8 +85,8 @@ class Rebalances:
             draft.records.append(group.snapshot(now_ms).record(group.group_id))
             return
         if not _elect_joined_leader(group):
-            # Only static members are left, and none is here: they keep their places for one
-            # more rebalance timeout, or until their sessions end.
+            # Only static members remain, and none has joined. They keep their places for one
+            # more rebalance timeout, or until their sessions expire.
             self._deadlines.set(_join_key(group), now_ms + group.rebalance_timeout_ms)
             return
         group.generation_id += 1
@@ -110,7 +110,7 @@ class Rebalances:
     def remove_and_rebalance(
         self, group: ClassicGroup, member_ids: Sequence[str], now_ms: int, draft: Draft
     ) -> None:
-        """These members are gone: let those who wait for them go on."""
+        """Advance the rebalance after members have been removed."""
         removed = [self._remove(group, member_id) for member_id in member_ids]
         for member in removed:
             if member is not None and member.join_token is not None:
@@ -118,7 +118,7 @@ class Rebalances:
             if member is not None and member.sync_token is not None:
                 draft.reply(member.sync_token, code(ErrorCode.unknown_member_id))
         if group.state is State.PREPARING_REBALANCE:
-            # A first rebalance that has lost all its members need not wait for others.
+            # A first rebalance without members needs not wait for others.
             if group.all_joined and not (group.members and group.previous_state is State.EMPTY):
                 self._complete_join(group, now_ms, draft)
         elif any(removed) and group.can_rebalance:
@@ -127,7 +127,7 @@ class Rebalances:
     def assign(
         self, group: ClassicGroup, assignments: Mapping[str, bytes], now_ms: int, draft: Draft
     ) -> None:
-        """The assignment is in. Its record makes the group stable when it is replayed."""
+        """Write the leader's assignment. The replay of its record makes the group stable."""
         draft.records.append(group.snapshot(now_ms, assignments).record(group.group_id))
         self.completed += 1
         for member in group.members.values():
@@ -135,7 +135,7 @@ class Rebalances:
                 assignment = assignments.get(member.member_id, b"")
                 draft.reply(member.sync_token, synced(group, assignment))
                 member.sync_token = None
-                # Sessions are not watched while a member waits for the leader.
+                # Sessions do not expire while a member waits for the leader.
                 group.extend_session(member, now_ms, self._deadlines)
 
     def _answer_syncs(
@@ -148,18 +148,18 @@ class Rebalances:
                 group.extend_session(member, now_ms, self._deadlines)
 
     def syncs_due(self, group: ClassicGroup, now_ms: int, draft: Draft) -> None:
-        """The syncs' time is up: who has sent none is out."""
+        """The deadline of the syncs. Members that have sent none are removed."""
         if group.state in (State.COMPLETING_REBALANCE, State.STABLE):
             self.remove_and_rebalance(group, list(group.pending_syncs), now_ms, draft)
 
     def sync_came(self, group: ClassicGroup, member: Member) -> None:
-        """One sync less to wait for."""
+        """Stop waiting for the sync of a member."""
         group.pending_syncs.pop(member.member_id, None)
         if not group.pending_syncs:
             self._deadlines.cancel(_sync_key(group))
 
     def cancel(self, group: ClassicGroup) -> None:
-        """The group ends: nothing is waited for."""
+        """Cancel the deadlines of a group that is removed."""
         self._deadlines.cancel(_join_key(group))
         self._deadlines.cancel(_sync_key(group))
 
@@ -173,7 +173,8 @@ def _sync_key(group: ClassicGroup) -> Key:
 
 
 def _elect_joined_leader(group: ClassicGroup) -> bool:
-    """Keep the leader if it has joined, else let the first lead who has; False if nobody has."""
+    """Keep the leader if it has joined, else elect the first member that has. Returns False if no
+    member has joined."""
     leader = group.members.get(group.leader or "")
     if leader is not None and leader.join_token is not None:
         return True
@@ -185,7 +186,7 @@ def _elect_joined_leader(group: ClassicGroup) -> bool:
 
 
 def joined(group: ClassicGroup, member: Member, with_members: bool = True) -> Mapping[str, Any]:
-    """The JoinGroup response of success; the leader is told everybody's metadata."""
+    """A successful JoinGroup response. The leader's has the metadata of all members."""
     members = []
     if with_members and group.leader == member.member_id:
         members = [
@@ -209,7 +210,7 @@ def joined(group: ClassicGroup, member: Member, with_members: bool = True) -> Ma
 
 
 def synced(group: ClassicGroup, assignment: bytes) -> Mapping[str, Any]:
-    """The SyncGroup response of success."""
+    """A successful SyncGroup response."""
     return {
         "error_code": ErrorCode.none,
         "protocol_type": group.protocol_type,

@@ -1,17 +1,17 @@
 """Reconciliation of one consumer-group member with its target assignment (KIP-848).
 
-A member owns what it is assigned and what it still has to revoke; no partition has two owners. Per
-member there are three states:
+A member owns the partitions that it is assigned and those that it has to revoke. No partition has
+two owners. A member is in one of three states:
 
-* STABLE: it owns its target, at the epoch of that target;
-* UNREVOKED_PARTITIONS: it has been told to give partitions up. It stays in its epoch until a
-  heartbeat tells that it owns none of them, and is fenced when its rebalance timeout passes;
-* UNRELEASED_PARTITIONS: it is at the epoch of its target, but other members have not yet released
-  all of the partitions that it is to get.
+* STABLE: it owns its target, at the epoch of the target;
+* UNREVOKED_PARTITIONS: it has to revoke partitions. It stays in its epoch until a heartbeat shows
+  that it owns none of them, and is fenced when its rebalance timeout passes;
+* UNRELEASED_PARTITIONS: it is at the epoch of its target, but other members have not released all
+  partitions of the target.
 
-So a member first gives up, then advances its epoch, then receives. Every partition carries the
-member epoch at which it was assigned: an offset commit with an epoch from before that is a zombie's
-(KIP-1251). `reconcile` is pure and called for each heartbeat of a member that is behind.
+So a member first revokes partitions, then advances its epoch, then is assigned partitions. Each
+partition has the member epoch at which it was assigned: an offset commit with an earlier epoch is
+fenced (KIP-1251). `reconcile` is pure, and is called for each heartbeat of a member.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NONE: Owned = {}
 
 
 class MemberState(IntEnum):
-    """The numbers are those of the records. Every state may follow every other."""
+    """The states, with the numbers in records. Any state may follow any other."""
 
     STABLE = 0
     UNREVOKED_PARTITIONS = 1
@@ -38,8 +38,8 @@ class MemberState(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Current:
-    """What a member owns, and at which epoch."""
+class CurrentAssignment:
+    """The partitions that a member owns, and its epoch."""
 
     member_epoch: int = 0
     previous_member_epoch: int = 0
@@ -53,23 +53,25 @@ class Current:
         )
 
     def assignment_epoch(self, topic: UUID, partition: int) -> int | None:
-        """The epoch at which that partition was assigned; None when it is not owned."""
+        """The epoch at which a partition was assigned; None if the member does not own it."""
         epoch = self.assigned.get(topic, {}).get(partition)
         return self.pending_revocation.get(topic, {}).get(partition) if epoch is None else epoch
 
     def reconciled_to(self, epoch: int) -> bool:
         return self.state is MemberState.STABLE and self.member_epoch == epoch
 
-    def _at(self, epoch: int, state: MemberState, assigned: Owned, pending: Owned) -> Current:
-        return Current(epoch, self.member_epoch, state, assigned, pending)
+    def _at(
+        self, epoch: int, state: MemberState, assigned: Owned, pending: Owned
+    ) -> CurrentAssignment:
+        return CurrentAssignment(epoch, self.member_epoch, state, assigned, pending)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """What a member is to own once the group has settled.
+class TargetAssignment:
+    """The partitions that a member is to own.
 
-    `subscribed` are the ids of the topics it names: a partition of any other topic is revoked even
-    before a target without it has been computed.
+    `subscribed` has the ids of its subscribed topics. A partition of any other topic is revoked
+    before a target without it is computed.
     """
 
     epoch: int
@@ -78,17 +80,17 @@ class Target:
 
 
 def reconcile(
-    current: Current,
-    target: Target,
+    current: CurrentAssignment,
+    target: TargetAssignment,
     *,
     free: Callable[[UUID, int], bool],
     owned: Assignment | None,
     subscription_changed: bool = False,
-) -> Current:
-    """The member's next step towards `target`; `current` itself when there is none to take.
+) -> CurrentAssignment:
+    """Return the member's next step towards `target`; `current` itself if there is none.
 
-    `free` tells whether no other member owns a partition. `owned` is what the member says it owns
-    in this heartbeat, None when it says nothing.
+    `free` returns whether no other member owns a partition. `owned` has the partitions that the
+    heartbeat lists as owned, or None.
     """
     if current.state is MemberState.STABLE:
         if current.member_epoch != target.epoch:
@@ -101,11 +103,11 @@ def reconcile(
 
 
 def _next(
-    current: Current,
-    target: Target,
+    current: CurrentAssignment,
+    target: TargetAssignment,
     free: Callable[[UUID, int], bool],
     owned: Assignment | None,
-) -> Current:
+) -> CurrentAssignment:
     kept: dict[UUID, dict[int, int]] = {}
     revoked: dict[UUID, dict[int, int]] = {}
     for topic, partitions in current.assigned.items():
@@ -114,7 +116,7 @@ def _next(
             side = kept if partition in wanted else revoked
             side.setdefault(topic, {})[partition] = epoch
     if revoked and _owns_any(owned, revoked):
-        # The member stays in its epoch until it has given those up.
+        # The member stays in its epoch until it has revoked them.
         state = MemberState.UNREVOKED_PARTITIONS
         return current._at(current.member_epoch, state, kept, revoked)
     state = MemberState.STABLE
@@ -124,13 +126,15 @@ def _next(
         else:
             state = MemberState.UNRELEASED_PARTITIONS
     found = current._at(target.epoch, state, kept, NONE)
-    # Nothing but the previous epoch would change: that is no step.
+    # A change of only the previous epoch is no step.
     same = replace(found, previous_member_epoch=current.previous_member_epoch) == current
     return current if same else found
 
 
-def _unsubscribed(current: Current, target: Target, owned: Assignment | None) -> Current:
-    """Take away what the member no longer subscribes to, before the next target is known."""
+def _unsubscribed(
+    current: CurrentAssignment, target: TargetAssignment, owned: Assignment | None
+) -> CurrentAssignment:
+    """Revoke partitions of topics without subscription, before the next target is computed."""
     kept = {t: p for t, p in current.assigned.items() if t in target.subscribed}
     if len(kept) == len(current.assigned):
         return current
@@ -144,11 +148,11 @@ def _unsubscribed(current: Current, target: Target, owned: Assignment | None) ->
     return current._at(epoch, current.state, kept, current.pending_revocation)
 
 
-def _wanted(target: Target, topic: UUID) -> frozenset[int]:
+def _wanted(target: TargetAssignment, topic: UUID) -> frozenset[int]:
     return target.assignment.get(topic, frozenset()) if topic in target.subscribed else frozenset()
 
 
-def _missing(target: Target, kept: Owned) -> list[TopicIdPartition]:
+def _missing(target: TargetAssignment, kept: Owned) -> list[TopicIdPartition]:
     return [
         (topic, partition)
         for topic in sorted(target.assignment)
@@ -164,7 +168,8 @@ def _owns_any(owned: Assignment | None, revoked: Owned) -> bool:
 
 
 def is_subset(owned: Assignment | None, assigned: Owned) -> bool:
-    """Whether a member owns nothing but what it was assigned: only then may it be behind."""
+    """Whether a member owns only partitions that it is assigned. Only then may its epoch be
+    behind."""
     return owned is not None and all(
         p in assigned.get(t, ()) for t, partitions in owned.items() for p in partitions
     )
@@ -183,7 +188,7 @@ def owned_on_wire(owned: Owned) -> list[dict[str, Any]]:
 
 
 def owned_from_wire(topics: list[dict[str, Any]], member_epoch: int) -> Owned:
-    """What `owned_on_wire` wrote. Records of older brokers know no epochs: the member's counts."""
+    """Read what `owned_on_wire` wrote. Older records have no epochs: the member epoch is used."""
     found: dict[UUID, dict[int, int]] = {}
     for topic in topics:
         partitions = topic["partitions"]

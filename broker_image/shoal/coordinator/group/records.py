@@ -1,9 +1,9 @@
-"""The records of `__consumer_offsets`, in Kafka's format, so that Kafka's own tools print them.
+"""The records of `__consumer_offsets`, in Kafka's format, which Kafka's tools print.
 
-A record's key is an int16 that tells the record's type, then the key's fields; its value is an
-int16 version, then the value's fields of that version (Kafka's `coordinator-key` schemas). A null
-value is a tombstone. Types that this table lacks belong to newer brokers or to streams groups, and
-are passed over on replay.
+A record's key is an int16 with the type of the record, then the fields of the key. Its value is an
+int16 version, then the fields of that version (Kafka's `coordinator-key` schemas). A null value is
+a tombstone. Types that are not in this table belong to newer brokers or to streams groups. Replay
+ignores them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _INT16 = struct.Struct(">h")
 
 
 class RecordType(IntEnum):
-    """The int16 that a key starts with."""
+    """The type of a record: the int16 at the start of its key."""
 
     LEGACY_OFFSET_COMMIT = 0
     OFFSET_COMMIT = 1
@@ -46,7 +46,7 @@ class RecordType(IntEnum):
 
 
 class Decoded(NamedTuple):
-    """A record as fields. `value` is None for a tombstone."""
+    """The fields of a record. `value` is None for a tombstone."""
 
     type: RecordType
     key: dict[str, Any]
@@ -254,7 +254,7 @@ LAYOUTS: Mapping[RecordType, Layout] = {
 
 @cache
 def _writers(kind: RecordType, version: int) -> tuple[bytes, Writer, bytes, Writer]:
-    """What a key and a value of that version start with, and the writers of the rest."""
+    """The first bytes of a key and of a value of that version, and the writers of the rest."""
     layout = LAYOUTS[kind]
     return (
         _INT16.pack(kind),
@@ -266,14 +266,14 @@ def _writers(kind: RecordType, version: int) -> tuple[bytes, Writer, bytes, Writ
 
 @cache
 def _key_reader(number: int) -> tuple[RecordType, Reader] | None:
-    """The reader of keys of that type; None for a type that is not known."""
+    """The reader of keys of that type; None for an unknown type."""
     layout = LAYOUTS.get(number)  # type: ignore[call-overload]
     return None if layout is None else (RecordType(number), compiler.reader(layout.key.at(0)))
 
 
 @cache
 def _value_reader(kind: RecordType, version: int) -> Reader | None:
-    """The reader of values of that version; None for a version that is not known."""
+    """The reader of values of that version; None for an unknown version."""
     message = LAYOUTS[kind].value
     known = version in versions(message.versions)
     return compiler.reader(message.at(version)) if known else None
@@ -285,7 +285,7 @@ def record(
     value: Mapping[str, Any] | None,
     version: int | None = None,
 ) -> Record:
-    """Encode one record; without a `value` it is the tombstone of that key."""
+    """Encode a record; without a `value` a tombstone."""
     if version is None:
         version = LAYOUTS[kind].version
     key_head, write_key, value_head, write_value = _writers(kind, version)
@@ -299,14 +299,14 @@ def record(
 
 
 def tombstone(kind: RecordType, **key: Any) -> Record:
-    """The record that takes back what was written under that key."""
+    """Encode the tombstone of a key."""
     return record(kind, key, None)
 
 
 def decode(stored: Record) -> Decoded | None:
-    """The record's fields; None for a type or a version that this broker does not know.
+    """Return the fields of a record; None for an unknown type or version.
 
-    Raises `WireError` for bytes that do not fit their layout.
+    Raises `WireError` for bytes that do not fit the layout.
     """
     if len(stored.key) < 2:
         raise WireError(f"a record key of {len(stored.key)} bytes")

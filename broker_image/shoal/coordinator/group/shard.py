@@ -1,9 +1,8 @@
 """The group coordinator's state machine: all groups of one partition of `__consumer_offsets`.
 
-A shard is made of kinds that share one context: the offsets, the classic groups, the KIP-848
-consumer groups and the members of share groups. Each kind replays its own record types, has its
-own deadlines and makes its own decisions; the shard deals out and keeps the namespace of group
-ids. Called by the runtime, which owes it what `contract` says.
+A shard has four kinds, which share one context: the offsets, the classic groups, the consumer
+groups and the share groups. Each kind replays its own record types, has its own deadlines and makes
+its own decisions. The shard dispatches to them. The runtime calls it as `contract` describes.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from uuid import UUID
 from shoal.coordinator.contract import Record, Replayed, Reply, Result, Token
 from shoal.coordinator.group.classic import ClassicGroup
 from shoal.coordinator.group.classic_membership import ClassicGroups
-from shoal.coordinator.group.consumer import ConsumerGroups
 from shoal.coordinator.group.consumer_classic import ClassicMembers
+from shoal.coordinator.group.consumer_membership import ConsumerGroups
 from shoal.coordinator.group.groups import Context, Draft, Kind, Replay
 from shoal.coordinator.group.offsets import Offsets
 from shoal.coordinator.group.records import RecordType, decode
@@ -26,7 +25,7 @@ from shoal.protocol.errors import ApiError, ErrorCode
 
 
 class GroupShard:
-    """Groups and offsets of one partition. `kinds` by name, in the order in which they load."""
+    """The groups and offsets of one partition. `kinds` are by name, in the order of loading."""
 
     def __init__(self, settings: GroupSettings, image: Any = None) -> None:
         self.context = Context(settings, image=image)
@@ -42,7 +41,7 @@ class GroupShard:
             self.plug(kind)
 
     def plug(self, kind: Kind) -> None:
-        """Add a kind. Record types belong to one kind each."""
+        """Add a kind. A record type belongs to one kind."""
         assert not self._replays.keys() & kind.replays.keys()
         self.kinds[kind.name] = kind
         self._replays.update(kind.replays)
@@ -69,15 +68,15 @@ class GroupShard:
             kind.loaded(now_ms)
 
     def tick(self, now_ms: int) -> Result:
-        """Serve the one deadline that is due first. What it decides is to be replayed before the
-        next one is served, so the runtime calls again while `next_deadline_ms` has passed."""
+        """Serve the earliest deadline that is due. Its records must be replayed before the next
+        one is served, so the runtime repeats the call while `next_deadline_ms` has passed."""
         key = self.context.deadlines.due(now_ms)
         return Result() if key is None else self.kinds[key[0]].due(key, now_ms)
 
     def metadata_changed(
         self, image: Any, deleted: Sequence[tuple[str, UUID]], now_ms: int
     ) -> Result:
-        """The cluster's metadata is now `image`; `deleted` topics (name, id) are gone."""
+        """Apply new metadata, `image`. `deleted` has the deleted topics, as (name, id)."""
         self.context.image = image
         draft = Draft()
         for kind in self.kinds.values():
@@ -89,7 +88,7 @@ class GroupShard:
     def list_groups(
         self, states: Sequence[str] = (), types: Sequence[str] = ()
     ) -> list[Mapping[str, Any]]:
-        """The groups in these states and of these types, told apart without regard to case."""
+        """The groups in these states and of these types, which are compared without case."""
         wanted_states = {s.lower() for s in states}
         wanted_types = {t.lower() for t in types}
         return [
@@ -105,7 +104,7 @@ class GroupShard:
         ]
 
     def describe_classic(self, group_id: str) -> Mapping[str, Any]:
-        """One group of a DescribeGroups response. One that is not there counts as Dead."""
+        """One group of a DescribeGroups response. A group that does not exist is Dead."""
         try:
             return self.classic.describe(self.context.groups.find_of(group_id, ClassicGroup))
         except ApiError as refused:
@@ -125,7 +124,7 @@ class GroupShard:
         return Result(records, (Reply(token, response),))
 
     def hard_state(self) -> Any:
-        """What a shard that is rebuilt from the same records must equal."""
+        """The persisted state, which a shard that is rebuilt from the same records must equal."""
         groups = {g.group_id: (g.type, g.hard_state()) for g in self.context.groups}
         return {
             "groups": {k: v for k, v in groups.items() if v[1] is not None},

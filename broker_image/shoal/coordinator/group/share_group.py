@@ -1,10 +1,9 @@
-"""A share group's membership (KIP-932): its hard state, and what follows from it.
+"""The membership of a share group (KIP-932): its hard state, and what follows from it.
 
-Members come and go without a barrier: a target assignment becomes a member's own with its next
-heartbeat, whatever the others hold, since the locks of the share partitions keep records apart.
-A partition can be assigned once its share-group state is initialized; which partitions are on the
-way there, have arrived, or are being deleted is the group's bookkeeping (`Initialization`).
-Decisions are in `share_membership`; `replay_*` alone change a group.
+Members need no reconciliation: a member gets its target with its next heartbeat, since acquisition
+locks keep members of one partition apart. A partition can be assigned once its share-group state is
+initialized. `Initialization` has the partitions whose state is being initialized, is initialized or
+is being deleted. Decisions are in `share_membership`.
 """
 
 from __future__ import annotations
@@ -20,24 +19,21 @@ from shoal.coordinator.contract import Record
 from shoal.coordinator.deadlines import Deadlines
 from shoal.coordinator.group.assignment import EMPTY, Assignment, from_wire, on_wire
 from shoal.coordinator.group.groups import CommitCheck, GroupType
-from shoal.coordinator.group.records import RecordType, record, tombstone
+from shoal.coordinator.group.modern_group import ModernGroup, ModernMember, RecordTypes, Value
+from shoal.coordinator.group.records import RecordType, record
 from shoal.coordinator.group.topics import Catalog
 from shoal.protocol.errors import ApiError, ErrorCode
 
-#: The epoch of a group that has just come to be, as in Kafka.
-FIRST_EPOCH = 1
-
 
 class State(StrEnum):
-    """Kafka's names, as ShareGroupDescribe and ListGroups give them. A group that has been
-    deleted is Dead: it is not there any more."""
+    """Kafka's names, as ShareGroupDescribe and ListGroups give them. A deleted group is Dead."""
 
     EMPTY = "Empty"
     STABLE = "Stable"
 
 
 class NamedPartitions(NamedTuple):
-    """Partitions of a topic that may have been deleted since: it keeps its name."""
+    """Partitions of a topic, with its name: the topic may have been deleted since."""
 
     name: str
     partitions: frozenset[int]
@@ -45,10 +41,10 @@ class NamedPartitions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Initialization:
-    """Where the share-group state of the group's partitions stands, by topic id.
+    """The progress of the share-group state of the group's partitions, by topic id.
 
-    A partition goes from nowhere to initializing to initialized; a topic then to deleting, and
-    from there to nowhere.
+    A partition is first initializing and then initialized. A topic is then deleting, until it is
+    removed.
     """
 
     initializing: Mapping[UUID, NamedPartitions] = field(default_factory=dict)
@@ -67,7 +63,7 @@ class Initialization:
         )
 
     def completed(self, partitions: Assignment, catalog: Catalog) -> Initialization:
-        """Those partitions are initialized, whether or not that was known to be under way."""
+        """Mark partitions as initialized, whether or not they were initializing."""
         named = {}
         for topic in sorted(partitions):
             known = self.initializing.get(topic)
@@ -82,7 +78,7 @@ class Initialization:
         return replace(self, initializing=_minus(self.initializing, partitions))
 
     def deleted(self, topics: Iterable[UUID]) -> Initialization:
-        """Mark topics whose state is to be deleted."""
+        """Mark topics as deleting."""
         gone = set(topics)
         names = {
             t: known.name
@@ -94,7 +90,7 @@ class Initialization:
         return replace(without, deleting={**self.deleting, **names})
 
     def forgotten(self, topics: Iterable[UUID]) -> Initialization:
-        """Without any trace of these topics."""
+        """Remove topics."""
         gone = set(topics)
         return Initialization(
             {t: known for t, known in self.initializing.items() if t not in gone},
@@ -104,28 +100,23 @@ class Initialization:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """What a member told of itself, its epochs, and its assignment."""
+class Member(ModernMember):
+    """What a member reports of itself, its epochs, and its assignment."""
 
-    member_id: str
-    rack_id: str | None = None
-    client_id: str = ""
-    client_host: str = ""
-    subscribed_topic_names: frozenset[str] = frozenset()
     member_epoch: int = 0
     previous_member_epoch: int = 0
     assigned: Assignment = field(default_factory=dict)
 
 
 class Change(NamedTuple):
-    """A member that a decision adds (no `before`), alters, or takes out (no `after`)."""
+    """A member that a decision adds (no `before`), changes, or removes (no `after`)."""
 
     before: Member | None = None
     after: Member | None = None
 
     @property
     def resubscribes(self) -> bool:
-        """Whether a member comes, goes, or reads other topics than before."""
+        """Whether a member is added or removed, or its subscription changes."""
         if self.before is None or self.after is None:
             return self.before is not self.after
         return self.before.subscribed_topic_names != self.after.subscribed_topic_names
@@ -135,24 +126,25 @@ NO_CHANGE = Change()
 
 
 @dataclass(slots=True, eq=False)
-class ShareGroup:
-    """Hard state. What a coordinator may forget is in `share_membership.Soft`."""
+class ShareGroup(ModernGroup[Member]):
+    """Hard state. The soft state is `share_membership.SoftState`."""
 
-    group_id: str
     type: ClassVar[GroupType] = GroupType.SHARE
-    epoch: int = FIRST_EPOCH
-    metadata_hash: int = 0
-    assignment_epoch: int = 0
-    assignment_timestamp_ms: int = 0
-    members: dict[str, Member] = field(default_factory=dict)
-    target: dict[str, Assignment] = field(default_factory=dict)
+    record_types: ClassVar[RecordTypes] = RecordTypes(
+        RecordType.SHARE_GROUP_METADATA,
+        RecordType.SHARE_GROUP_MEMBER_METADATA,
+        RecordType.SHARE_GROUP_TARGET_ASSIGNMENT_METADATA,
+        RecordType.SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER,
+        RecordType.SHARE_GROUP_CURRENT_MEMBER_ASSIGNMENT,
+    )
+
     initialization: Initialization = field(default_factory=Initialization)
-    #: How many members read a topic, by its name.
+    #: The number of subscribed members, by topic name.
     readers: Counter[str] = field(default_factory=Counter)
-    #: Rises when a member, its subscription or a target assignment changes.
+    #: Incremented when a member, its subscription or a target assignment changes.
     revision: int = 0
 
-    # What the registry asks of every group.
+    # The interface of every group.
 
     @property
     def state(self) -> State:
@@ -161,14 +153,6 @@ class ShareGroup:
     @property
     def state_name(self) -> str:
         return self.state.value
-
-    @property
-    def protocol_type(self) -> str:
-        return "share"
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.members
 
     @property
     def expires(self) -> bool:
@@ -199,51 +183,22 @@ class ShareGroup:
             ErrorCode.group_id_not_found, f"Group {self.group_id} is not a consumer group."
         )
 
-    def check_delete(self) -> None:
-        if self.members:
-            raise ApiError(ErrorCode.non_empty_group, f"Group {self.group_id} has members.")
-
     def subscribes_to(self, topic: str) -> bool:
         return topic in self.readers
 
     def offset_expiry_base_ms(self, commit_timestamp_ms: int) -> int | None:
         return None
 
-    def tombstones(self) -> Sequence[Record]:
-        gone: list[Record] = []
-        for kind in _OF_MEMBER[:2]:
-            gone += (self.tombstone(kind, m) for m in sorted(self.members))
-        gone.append(self.tombstone(RecordType.SHARE_GROUP_TARGET_ASSIGNMENT_METADATA))
-        gone += (self.tombstone(_OF_MEMBER[2], m) for m in sorted(self.members))
-        gone.append(self.tombstone(RecordType.SHARE_GROUP_STATE_PARTITION_METADATA))
-        gone.append(self.tombstone(RecordType.SHARE_GROUP_METADATA))
-        return gone
+    def _own_tombstones(self) -> Sequence[Record]:
+        return [self.tombstone(RecordType.SHARE_GROUP_STATE_PARTITION_METADATA)]
 
-    def hard_state(self) -> Any:
-        return (
-            self.epoch,
-            self.metadata_hash,
-            self.assignment_epoch,
-            self.assignment_timestamp_ms,
-            self.members,
-            {m: a for m, a in self.target.items() if a},
-            self.initialization,
-        )
+    def _own_hard_state(self) -> tuple[Any, ...]:
+        return (self.initialization,)
 
     # Members and subscriptions.
 
-    def member(self, member_id: str) -> Member:
-        """Raises UNKNOWN_MEMBER_ID."""
-        member = self.members.get(member_id)
-        if member is None:
-            raise ApiError(
-                ErrorCode.unknown_member_id,
-                f"Member {member_id} is not a member of group {self.group_id}.",
-            )
-        return member
-
     def subscribed(self, change: Change = NO_CHANGE) -> frozenset[str]:
-        """The topics that members read once `change` has happened, whether or not they exist."""
+        """The topics that members subscribe to after `change`, whether or not they exist."""
         names = set(self.readers)
         if change.before is not None:
             old = change.before.subscribed_topic_names
@@ -255,8 +210,7 @@ class ShareGroup:
     def epoch_of(self, member: Member) -> int:
         """The epoch that a member has reached.
 
-        No record is written for a member that a new target assignment leaves as it is: it goes
-        along with the group.
+        A member whose target stays the same has the new assignment epoch without a record.
         """
         if member.member_epoch and member.assigned == self.target.get(member.member_id, EMPTY):
             return max(member.member_epoch, self.assignment_epoch)
@@ -264,40 +218,22 @@ class ShareGroup:
 
     # Records.
 
-    def epoch_record(self, epoch: int, metadata_hash: int) -> Record:
-        value = {"epoch": epoch, "metadata_hash": metadata_hash}
-        return record(RecordType.SHARE_GROUP_METADATA, {"group_id": self.group_id}, value)
-
-    def member_record(self, member: Member) -> Record:
-        value = {
+    def _member_value(self, member: Member) -> dict[str, Any]:
+        return {
             "rack_id": member.rack_id,
             "client_id": member.client_id,
             "client_host": member.client_host,
             "subscribed_topic_names": sorted(member.subscribed_topic_names),
         }
-        kind = RecordType.SHARE_GROUP_MEMBER_METADATA
-        return record(kind, self._member_key(member.member_id), value)
 
-    def target_record(self, member_id: str, assignment: Assignment) -> Record:
-        kind = RecordType.SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER
-        value = {"topic_partitions": on_wire(assignment)}
-        return record(kind, self._member_key(member_id), value)
-
-    def target_metadata_record(self, epoch: int, timestamp_ms: int) -> Record:
-        kind = RecordType.SHARE_GROUP_TARGET_ASSIGNMENT_METADATA
-        value = {"assignment_epoch": epoch, "assignment_timestamp": timestamp_ms}
-        return record(kind, {"group_id": self.group_id}, value)
-
-    def current_record(self, member: Member) -> Record:
-        value = {
+    def _current_value(self, member: Member) -> dict[str, Any]:
+        return {
             "member_epoch": member.member_epoch,
             "previous_member_epoch": member.previous_member_epoch,
-            # A share member has but this one state (STABLE).
+            # Share members have only one state, STABLE.
             "state": 0,
             "assigned_partitions": on_wire(member.assigned),
         }
-        kind = RecordType.SHARE_GROUP_CURRENT_MEMBER_ASSIGNMENT
-        return record(kind, self._member_key(member.member_id), value)
 
     def initialization_record(self, initialization: Initialization) -> Record:
         value = {
@@ -311,20 +247,9 @@ class ShareGroup:
         kind = RecordType.SHARE_GROUP_STATE_PARTITION_METADATA
         return record(kind, {"group_id": self.group_id}, value)
 
-    def member_tombstones(self, member_id: str) -> list[Record]:
-        return [self.tombstone(kind, member_id) for kind in _OF_MEMBER]
-
-    def tombstone(self, kind: RecordType, member_id: str | None = None) -> Record:
-        if member_id is None:
-            return tombstone(kind, group_id=self.group_id)
-        return tombstone(kind, group_id=self.group_id, member_id=member_id)
-
-    def _member_key(self, member_id: str) -> Mapping[str, str]:
-        return {"group_id": self.group_id, "member_id": member_id}
-
     # Replay.
 
-    def replay_member(self, member_id: str, value: Mapping[str, Any] | None) -> None:
+    def replay_member(self, member_id: str, value: Value) -> None:
         before = self.members.get(member_id)
         if value is None:
             self.members.pop(member_id, None)
@@ -350,7 +275,7 @@ class ShareGroup:
             if not self.readers[name]:
                 del self.readers[name]
 
-    def replay_current(self, member_id: str, value: Mapping[str, Any] | None) -> None:
+    def replay_current(self, member_id: str, value: Value) -> None:
         member = self.members.get(member_id)
         if member is None:
             return
@@ -369,12 +294,10 @@ class ShareGroup:
             assigned=current[2],
         )
 
-    def replay_target(self, member_id: str, value: Mapping[str, Any] | None) -> None:
-        before = self.target.pop(member_id, EMPTY)
-        after = EMPTY if value is None else from_wire(value["topic_partitions"])
-        if value is not None:
-            self.target[member_id] = after
-        self.revision += before != after
+    def replay_target(self, member_id: str, value: Value) -> None:
+        before = self.target.get(member_id, EMPTY)
+        ModernGroup.replay_target(self, member_id, value)
+        self.revision += before != self.target.get(member_id, EMPTY)
 
     def replay_initialization(self, value: Mapping[str, Any] | None) -> None:
         if value is None:
@@ -388,36 +311,17 @@ class ShareGroup:
 
     # Describing.
 
-    def describe(self, catalog: Catalog, assignor_name: str) -> Mapping[str, Any]:
-        """A group of the ShareGroupDescribe response."""
+    def _describe_member(self, member: Member, catalog: Catalog) -> Mapping[str, Any]:
         return {
-            "error_code": ErrorCode.none,
-            "group_id": self.group_id,
-            "group_state": self.state_name,
-            "group_epoch": self.epoch,
-            "assignment_epoch": self.assignment_epoch,
-            "assignor_name": assignor_name,
-            "members": [
-                {
-                    "member_id": member.member_id,
-                    "rack_id": member.rack_id,
-                    "member_epoch": self.epoch_of(member),
-                    "client_id": member.client_id,
-                    "client_host": member.client_host,
-                    "subscribed_topic_names": sorted(member.subscribed_topic_names),
-                    "assignment": {"topic_partitions": catalog.described(member.assigned)},
-                }
-                for member in self.members.values()
-            ],
+            "member_id": member.member_id,
+            "rack_id": member.rack_id,
+            "member_epoch": self.epoch_of(member),
+            "client_id": member.client_id,
+            "client_host": member.client_host,
+            "subscribed_topic_names": sorted(member.subscribed_topic_names),
+            "assignment": {"topic_partitions": catalog.described(member.assigned)},
         }
 
-
-#: The records of one member, in the order in which Kafka takes them back.
-_OF_MEMBER = (
-    RecordType.SHARE_GROUP_CURRENT_MEMBER_ASSIGNMENT,
-    RecordType.SHARE_GROUP_TARGET_ASSIGNMENT_MEMBER,
-    RecordType.SHARE_GROUP_MEMBER_METADATA,
-)
 
 _Named = Mapping[UUID, NamedPartitions]
 

@@ -1,18 +1,17 @@
-"""ShareGroupHeartbeat v1: what it tells of a member, and when it makes no sense (KIP-932)."""
+"""The ShareGroupHeartbeat request v1, and its validation (KIP-932)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import NamedTuple
 
+from shoal.coordinator.group.modern_membership import LEAVE_EPOCH
 from shoal.coordinator.group.share_group import Member
 from shoal.protocol.errors import ApiError, ErrorCode
 
-LEAVE_EPOCH = -1
-
 
 class HeartbeatRequest(NamedTuple):
-    """ShareGroupHeartbeat. None means: as in the last heartbeat."""
+    """ShareGroupHeartbeat. None means no change since the last heartbeat."""
 
     group_id: str
     member_id: str
@@ -21,12 +20,12 @@ class HeartbeatRequest(NamedTuple):
     subscribed_topic_names: frozenset[str] | None = None
     client_id: str = ""
     client_host: str = ""
-    #: The connection that the request came over; empty if its loss tells nothing.
+    #: The connection of the request; empty if its loss has no meaning.
     connection_id: str = ""
 
 
-def told(member: Member, request: HeartbeatRequest) -> Member:
-    """The member with what the request tells of it."""
+def updated(member: Member, request: HeartbeatRequest) -> Member:
+    """The member with the fields that the request sets."""
     names = request.subscribed_topic_names
     return replace(
         member,
@@ -38,7 +37,7 @@ def told(member: Member, request: HeartbeatRequest) -> Member:
 
 
 def check(request: HeartbeatRequest) -> None:
-    """Raises INVALID_REQUEST for a request that makes no sense."""
+    """Raises INVALID_REQUEST for an invalid request."""
     for name, value in (
         ("MemberId", request.member_id),
         ("GroupId", request.group_id),

@@ -1,8 +1,8 @@
-"""The share-group state of a group's partitions: how its beginning and end are asked for (KIP-932).
+"""Initializing and deleting the share-group state of a group's partitions (KIP-932).
 
-A partition can be assigned once its state is there. `Initialization`, which is in the group's
-records, says how far each is; this decides the next step, which is the share coordinator's work.
-Whoever does that work says when it is done, or has failed.
+A partition can be assigned once its state is initialized. `Initialization`, in the group's records,
+has the progress. This module decides the next step, which the share coordinator performs. The
+performer then reports success or failure.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from shoal.coordinator.group.topics import Catalog
 
 
 class InitializeShareState(NamedTuple):
-    """Effect: initialize the share-group state of these partitions at that state epoch, from the
-    start offset policy, and then say so (`initialized`, `not_initialized`)."""
+    """Effect: initialize the share-group state of these partitions at that state epoch, by the
+    start offset policy. Then call `initialized` or `not_initialized`."""
 
     group_id: str
     state_epoch: int
@@ -33,11 +33,11 @@ class InitializeShareState(NamedTuple):
 
 
 class Initializations:
-    """Those of the groups of one shard."""
+    """The initializations of the share groups of one shard."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        #: When the initialization of a topic was last asked for, by group.
+        #: When the initialization of a topic was last requested, by group.
         self._asked_ms: defaultdict[str, dict[UUID, int]] = defaultdict(dict)
 
     @property
@@ -45,7 +45,7 @@ class Initializations:
         return Catalog(self._context.image)
 
     def forget(self, group_id: str) -> None:
-        """The group is gone."""
+        """Drop the soft state of a group that was deleted."""
         self._asked_ms.pop(group_id, None)
 
     def ask(
@@ -58,9 +58,9 @@ class Initializations:
         *,
         look: bool,
     ) -> Initialization:
-        """Ask for the state of the partitions of topics `names` that have none.
+        """Request the initialization of partitions of topics `names` that have no state.
 
-        Does nothing for partitions that it has asked for within the retry interval.
+        Ignores partitions that were requested within the retry interval.
         """
         known = group.initialization
         if not look and not known.initializing:
@@ -88,7 +88,7 @@ class Initializations:
         return started
 
     def failed(self, group: ShareGroup, partitions: Assignment) -> Initialization:
-        """It went wrong for these, and may be asked for again at once."""
+        """The initialization of these partitions has failed. It may be requested again at once."""
         for topic in partitions:
             self._asked_ms[group.group_id].pop(topic, None)
         return group.initialization.failed(partitions)
@@ -97,8 +97,8 @@ class Initializations:
         """Mark these partitions of an empty group as initializing, before the caller sets their
         start offsets (AlterShareGroupOffsets). Replies with the `state_epoch` to use.
 
-        A group that does not exist is created if `partitions` names a topic, as in Kafka; a topic
-        may have no partition there. Raises GROUP_ID_NOT_FOUND for a group of another type, and
+        A group that does not exist is created if `partitions` has a topic, as in Kafka, even one
+        without partitions. Raises GROUP_ID_NOT_FOUND for a group of another type, and
         NON_EMPTY_GROUP.
         """
         groups = self._context.groups
@@ -115,8 +115,8 @@ class Initializations:
         return Result(records, (Reply(token, {"state_epoch": group.epoch}),))
 
     def start_deletion(self, group_id: str, topics: Sequence[UUID] | None, token: Token) -> Result:
-        """Before share-group state is deleted, of some topics or (None) of all: it is noted which.
-        Replies with the `partitions` that have state, and ends with `deleted` or the group's end.
+        """Mark some topics, or all (None), as deleting, before their share-group state is deleted.
+        Replies with the `partitions` that have state. `deleted` or the group's deletion ends it.
 
         Raises GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP.
         """
@@ -130,14 +130,14 @@ class Initializations:
         partitions: dict[UUID, frozenset[int]] = {}
         for topic in sorted(wanted):
             found = frozenset().union(*(s[topic].partitions for s in sides if topic in s))
-            # One that was being deleted already is deleted whole.
+            # A topic that is already deleting is deleted with all its partitions.
             partitions[topic] = found or frozenset(self.catalog.partitions_of(topic))
         record = group.initialization_record(known.deleted(wanted))
         replies = (Reply(token, {"partitions": partitions}),)
         return Result((record,) if wanted else (), replies)
 
     def deleted(self, group_id: str, topics: Sequence[UUID]) -> Result:
-        """The state of these topics is gone."""
+        """The state of these topics was deleted."""
         group = self._context.groups.get(group_id)
         if not isinstance(group, ShareGroup):
             return Result()

@@ -1,8 +1,7 @@
-"""What server-side groups see of the cluster's metadata: topics, their ids and partition counts.
+"""The topics of the cluster's metadata: their names, ids and partition counts.
 
-A group remembers a hash of the topics it is subscribed to; a heartbeat that finds another one in
-the present metadata bumps the group's epoch (KIP-1101). The hash is this broker's own: it is never
-compared with one that another implementation computed.
+A group keeps a hash of its subscribed topics. A heartbeat bumps the group epoch if the hash of the
+current metadata differs (KIP-1101). The hash is never compared with that of another implementation.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ class Catalog:
 
     @property
     def version(self) -> int:
-        """Rises with every change of the metadata."""
+        """The version of the metadata, which increases with every change."""
         return self._image.offset
 
     def ids_of(self, names: Iterable[str]) -> frozenset[UUID]:
-        """The ids of those of the topics that exist."""
+        """The ids of the topics, without those that do not exist."""
         topics = self._image.topics
         return frozenset(topics[name].topic_id for name in names if name in topics)
 
@@ -48,7 +47,8 @@ class Catalog:
         return sorted(self._image.topics)
 
     def hash_of(self, names: Iterable[str]) -> int:
-        """A signed 64-bit hash over id, name and partition count of those that exist; else 0."""
+        """A signed 64-bit hash of the id, name and partition count of the topics that exist; 0 if
+        none exists."""
         found = [self._image.topics[n] for n in sorted(names) if n in self._image.topics]
         digest = blake2b(digest_size=8)
         for topic in found:
@@ -57,7 +57,7 @@ class Catalog:
         return int.from_bytes(digest.digest(), "big", signed=True) if found else 0
 
     def described(self, assignment: Mapping[UUID, Collection[int]]) -> list[dict[str, object]]:
-        """The `TopicPartitions` of describe responses, of the topics that exist."""
+        """The `TopicPartitions` of a describe response, for the topics that exist."""
         named = ((topic, self.name_of(topic)) for topic in sorted(assignment))
         return [
             {"topic_id": topic, "topic_name": name, "partitions": sorted(assignment[topic])}

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from shoal.coordinator.share.batches import Batches
-from shoal.coordinator.share.fate import Cause
+from shoal.coordinator.share.delivery_failure import Cause
 from shoal.coordinator.share.locks import Lock
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition, StateBatch
@@ -74,8 +74,8 @@ def acquire(
     _take_in(share, wanted, batches, settings, first_wanted, changes)
     number = share.locks.next_number()
     records: list[tuple[int, int, int]] = []
-    held, offset, reach = 0, first_wanted, batches.lasts[-1]
-    while held < wanted.max_records:
+    acquired, offset, reach = 0, first_wanted, batches.lasts[-1]
+    while acquired < wanted.max_records:
         run = share.available_from(offset)
         if run is None or run[0] > reach:
             break
@@ -86,9 +86,9 @@ def acquire(
             offset = last + 1
             continue
         split = count >= settings.splitting_count
-        if split and held:
+        if split and acquired:
             break
-        last = _end_of_take(first, last, wanted, held, batches)
+        last = _end_of_take(first, last, wanted, acquired, batches)
         if split:
             last = min(last, first + _piece_size(piece or last - first + 1, count, settings) - 1)
         corrupt = batches.first_corrupt(first, last) if count else None
@@ -102,24 +102,24 @@ def acquire(
         for low, high in _ranges(first, last, wanted, batches):
             share.lock(low, high, number)
             records.append((low, high, count + 1))
-        held += last - first + 1
+        acquired += last - first + 1
         offset = last + 1
         if split:
             break
-    if held:
+    if acquired:
         deadline_ms = now_ms + settings.lock_duration_ms
         lock = Lock(
             wanted.member_id,
             deadline_ms,
             first=records[0][0],
             last=records[-1][1],
-            held=held,
+            records=acquired,
             since_ms=now_ms,
         )
         share.locks.open(number, lock)
     if changes:
         share.advance()
-    return Acquired(records, held, number if held else 0, changes)
+    return Acquired(records, acquired, number if acquired else 0, changes)
 
 
 def _pass_by(share: SharePartition, batches: Batches, changes: list[StateBatch]) -> None:
@@ -165,9 +165,9 @@ def _available(share: SharePartition, offset: int) -> int:
     return total
 
 
-def _end_of_take(first: int, last: int, wanted: Wanted, held: int, batches: Batches) -> int:
+def _end_of_take(first: int, last: int, wanted: Wanted, acquired: int, batches: Batches) -> int:
     """Where a fetch stops within available offsets `[first, last]`."""
-    cut = first + wanted.max_records - held - 1
+    cut = first + wanted.max_records - acquired - 1
     if last <= cut:
         return last
     return cut if wanted.strict else min(last, batches.end_of_take(cut))

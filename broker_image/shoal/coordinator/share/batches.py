@@ -13,20 +13,18 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import crc32c
-
 from shoal.coordinator.share import compiled
+from shoal.record.batch import (
+    CONTROL_BIT,
+    HEADER,
+    HEADER_SIZE,
+    OVERHEAD,
+    TRANSACTIONAL_BIT,
+    BatchHeader,
+    check_crc,
+)
 
 _HEADER = struct.Struct(">qi4xb4xhi16xq")
-_HEADER_SIZE = 61
-#: `batch_length` counts from behind itself.
-_LENGTH_AT_END = 12
-#: The CRC covers everything behind itself.
-_CRC_AT = 17
-_CRC_FROM = 21
-_TRANSACTIONAL = 0x10
-_CONTROL = 0x20
-
 
 #: A batch of at most this many offsets is acquired whole even where that passes the group's limit,
 #: as in Kafka. It is the largest value of share.partition.max.record.locks, and librdkafka's
@@ -116,8 +114,8 @@ class Batches:
             if self.bases[at] > last:
                 break
             begin = self.ends[at - 1] if at else 0
-            crc = int.from_bytes(self.data[begin + _CRC_AT : begin + _CRC_FROM], "big")
-            if crc32c.crc32c(self.data[begin + _CRC_FROM : self.ends[at]]) != crc:
+            header = BatchHeader._make(HEADER.unpack_from(self.data, begin))
+            if not check_crc(self.data, begin, header):
                 return self.bases[at], self.lasts[at]
         return None
 
@@ -135,18 +133,18 @@ def scan(
     unpack, size, at, expected = _HEADER.unpack_from, len(data), 0, first_wanted
     if compiled.native is not None and not aborted:
         at, expected = compiled.native.scan(data, expected, bases, lasts, ends)
-    while at + _HEADER_SIZE <= size:
+    while at + HEADER_SIZE <= size:
         base, length, magic, attributes, delta, producer_id = unpack(data, at)
-        end = at + _LENGTH_AT_END + length
+        end = at + OVERHEAD + length
         last = base + delta
-        if end > size or magic != 2 or delta < 0 or length < _HEADER_SIZE - _LENGTH_AT_END:
+        if end > size or magic != 2 or delta < 0 or length < HEADER_SIZE - OVERHEAD:
             break
         at = end
         if base > expected:
             _pass_by(passed_by, expected, base - 1)
-        if attributes & _CONTROL or (
+        if attributes & CONTROL_BIT or (
             aborted
-            and attributes & _TRANSACTIONAL
+            and attributes & TRANSACTIONAL_BIT
             and any(
                 t.producer_id == producer_id and t.first_offset <= base <= t.last_offset
                 for t in aborted

@@ -8,12 +8,12 @@ outcome.
 * `KeyQueues`: a type that holds the queues of keys (`key_queues.KeyQueues`).
 * `rewrite`: many ranges of a window in one pass (`Runs.rewrite`), by one of three rules.
 * `thinned`, `gathered`: batches without the records that other members have (`Batches.thinned`),
-  of one read or of all that are kept (`Recent.gathered`).
+  of one read or of all that are kept (`ReadCache.gathered`).
 * `acquired`: ranges as they go out (`selection.encoded`).
 * `ranges`, `spans`, `joined`, `rises`, `packed`, `accepts`, `scan`: loops of `selection`,
   `batches`, `state_batches`, `records` and `bulk`.
 
-`PURE_PYTHON=1` in the environment leaves them out. `told` is for people.
+`PURE_PYTHON=1` in the environment leaves them out. `description` is for the log.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if os.environ.get("PURE_PYTHON") or not hasattr(native, "acquired"):
 LOCK, ACCEPT_ALL, LAY_OVER = range(3)
 
 
-def told() -> str:
+def description() -> str:
     """Which of the two runs."""
     return (
         "in Python (make compiled, with a C compiler, makes them faster)"

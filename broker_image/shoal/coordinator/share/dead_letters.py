@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from shoal.coordinator.share.fate import Cause, Doomed
+from shoal.coordinator.share.delivery_failure import Cause, DeadLetterRange
 from shoal.record.records import NewRecord, Record
 
 PREFIX = "__dlq.errors."
@@ -31,11 +31,13 @@ def cause_of(delivery_count: int, limit: int) -> Cause:
     return Cause.LIMIT if delivery_count >= limit else Cause.REJECTED
 
 
-def part(doomed: Iterable[Doomed], offsets_max: int) -> tuple[list[Doomed], list[Doomed]]:
+def split_after(
+    ranges: Iterable[DeadLetterRange], offsets_max: int
+) -> tuple[list[DeadLetterRange], list[DeadLetterRange]]:
     """The first so many offsets of some, and the others."""
-    taken: list[Doomed] = []
-    left: list[Doomed] = []
-    for one in doomed:
+    taken: list[DeadLetterRange] = []
+    left: list[DeadLetterRange] = []
+    for one in ranges:
         last = min(one.last, one.first + offsets_max - 1)
         if last >= one.first:
             taken.append(one._replace(last=last))
@@ -45,11 +47,13 @@ def part(doomed: Iterable[Doomed], offsets_max: int) -> tuple[list[Doomed], list
     return taken, left
 
 
-def split(doomed: Iterable[Doomed], end: int) -> tuple[list[Doomed], list[Doomed]]:
+def split_at(
+    ranges: Iterable[DeadLetterRange], end: int
+) -> tuple[list[DeadLetterRange], list[DeadLetterRange]]:
     """Some offsets below `end`, and those from there on."""
-    below: list[Doomed] = []
-    above: list[Doomed] = []
-    for one in doomed:
+    below: list[DeadLetterRange] = []
+    above: list[DeadLetterRange] = []
+    for one in ranges:
         if one.first < end:
             below.append(one._replace(last=min(one.last, end - 1)))
         if one.last >= end:
@@ -57,11 +61,11 @@ def split(doomed: Iterable[Doomed], end: int) -> tuple[list[Doomed], list[Doomed
     return below, above
 
 
-def readable(doomed: Iterable[Doomed]) -> list[int]:
+def readable(ranges: Iterable[DeadLetterRange]) -> list[int]:
     """The offsets, in order, whose records may be read for their letters."""
     return sorted(
         offset
-        for one in doomed
+        for one in ranges
         if one.cause is not Cause.CORRUPT
         for offset in range(one.first, one.last + 1)
     )
@@ -73,11 +77,11 @@ def size_bytes(record: Record) -> int:
     return size + sum(len(name) + len(value or b"") for name, value in record.headers)
 
 
-def letters(
-    source: Source, doomed: Iterable[Doomed], found: Mapping[int, Record], *, now_ms: int
+def dead_letter_records(
+    source: Source, ranges: Iterable[DeadLetterRange], found: Mapping[int, Record], *, now_ms: int
 ) -> Iterator[NewRecord]:
     """The letters of some offsets. What is not `found` gets one that has headers alone."""
-    for one in doomed:
+    for one in ranges:
         for offset in range(one.first, one.last + 1):
             headers = _headers(source, one, offset, now_ms)
             record = found.get(offset)
@@ -88,19 +92,19 @@ def letters(
 
 
 def _headers(
-    source: Source, doomed: Doomed, offset: int, now_ms: int
+    source: Source, dead_letter: DeadLetterRange, offset: int, now_ms: int
 ) -> list[tuple[str, bytes | None]]:
     told = {
         "topic": source.topic,
         "partition": source.partition,
         "offset": offset,
         "group": source.group_id,
-        "delivery.count": doomed.delivery_count,
-        "message": doomed.cause.value,
+        "delivery.count": dead_letter.delivery_count,
+        "message": dead_letter.cause.value,
         "timestamp": now_ms,
     }
-    if doomed.member_id:
-        told["member"] = doomed.member_id
-    if doomed.client_id:
-        told["client.id"] = doomed.client_id
+    if dead_letter.member_id:
+        told["member"] = dead_letter.member_id
+    if dead_letter.client_id:
+        told["client.id"] = dead_letter.client_id
     return [(PREFIX + name, str(value).encode()) for name, value in told.items()]

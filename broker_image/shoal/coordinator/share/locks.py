@@ -16,10 +16,12 @@ _LEFTOVERS_MIN = 64
 
 
 class Lock:
-    """One acquisition lock: `held` records of `member_id` within `[first, last]`, which it has had
-    since `since_ms`, renewals included; 0 where nobody wants to know."""
+    """One acquisition lock: `member_id` has `records` records in `[first, last]` since `since_ms`.
 
-    __slots__ = ("deadline_ms", "first", "held", "last", "member_id", "since_ms")
+    Renewals do not change `since_ms`. It is 0 where no caller needs it.
+    """
+
+    __slots__ = ("deadline_ms", "first", "last", "member_id", "records", "since_ms")
 
     def __init__(
         self,
@@ -28,14 +30,14 @@ class Lock:
         *,
         first: int,
         last: int,
-        held: int,
+        records: int,
         since_ms: int = 0,
     ) -> None:
         self.member_id = member_id
         self.deadline_ms = deadline_ms
         self.first = first
         self.last = last
-        self.held = held
+        self.records = records
         self.since_ms = since_ms
 
     def is_held(self, member_id: str, now_ms: int) -> bool:
@@ -70,9 +72,9 @@ class Locks:
     def give_back(self, number: int, records: int) -> None:
         """`records` of a lock are no longer held; without any left the lock is gone."""
         lock = self.live[number]
-        lock.held -= records
-        assert lock.held >= 0, f"lock {number} gave back more than it held"
-        if lock.held == 0:
+        lock.records -= records
+        assert lock.records >= 0, f"lock {number} gave back more than it held"
+        if lock.records == 0:
             del self.live[number]
             if len(self._deadlines) > 2 * len(self.live) + _LEFTOVERS_MIN:
                 self._deadlines = [(x.deadline_ms, n) for n, x in self.live.items()]

@@ -2,20 +2,20 @@
 with key order, delay and priority. A policy beside the state machine, for groups that ask for it;
 the others have `acquisition`, and none of this.
 
-Records are looked at once, in the order of the log and a bounded number at a time (`looking`). From
-then on each record that is not complete is in one place:
+Records are scanned once, in the order of the log and a bounded number at a time
+(`record_scanner`). From then on each record that is not complete is in one place:
 
 * `_delayed`, until its time has come;
 * behind others of its key (`key_queues`), where its key is held;
-* ready (`ready`), a heap of what may be acquired: records without a key, and the first of each key
-  that is free. A fetch takes from its top and never searches past what is held, however much it is;
+* available (`available_queue`), a heap of what may be acquired: records without a key, and the
+  first of each key that is free. A fetch takes from its top and never searches past what is held;
 * held, while a member has it.
 
-A key is held while any of its records is acquired, and while its first record that is not complete
-is not available: it is in retry back-off, or delayed, or, where the group wants that, its dead
-letter is yet to be written, or is written and neither redriven nor skipped (HELD). So a release, a
-lock that ends and a member that dies hold the key, and what comes next of it is always the
-earliest. What is HELD and turns out to have no key, or to be gone from the log, is freed.
+A key is held while any of its records is acquired, and while its first incomplete record is not
+available: the record is in retry back-off or delayed. If the group asks for it, a record also holds
+its key while its dead letter is not yet written, or is neither redriven nor skipped (HOLDS_KEY). So
+the key stays held after a release, an expired lock or a dead member, and its earliest record always
+comes next. A HOLDS_KEY record without a key, or gone from the log, is freed.
 
 In the window all of these are AVAILABLE, WAITING or ACQUIRED as without this. Nothing is persisted
 beyond that: after a restart the log tells it anew, of what is not complete alone. The same goes for
@@ -31,19 +31,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from shoal.coordinator.share import compiled
+from shoal.coordinator.share.available_queue import OFFSET_BITS, OFFSET_MASK, AvailableQueue
 from shoal.coordinator.share.batches import Batches
 from shoal.coordinator.share.bulk import lock_new
-from shoal.coordinator.share.fate import Cause
+from shoal.coordinator.share.delivery_failure import Cause
+from shoal.coordinator.share.fetch_limit import FetchLimit
 from shoal.coordinator.share.key_queues import key_queues
 from shoal.coordinator.share.locks import Lock
-from shoal.coordinator.share.looking import Looking
-from shoal.coordinator.share.portion import Portion
-from shoal.coordinator.share.ready import OFFSET_BITS, OFFSET_MASK, Ready
-from shoal.coordinator.share.recent import Recent
+from shoal.coordinator.share.read_cache import ReadCache
 from shoal.coordinator.share.record_facts import Fact, HeaderReader
+from shoal.coordinator.share.record_scanner import RecordScanner
 from shoal.coordinator.share.settings import SelectionPolicy, ShareSettings
 from shoal.coordinator.share.share_partition import SharePartition, StateBatch
-from shoal.coordinator.share.states import ACQUIRED, ARCHIVING, AVAILABLE, HELD, is_terminal
+from shoal.coordinator.share.states import ACQUIRED, ARCHIVING, AVAILABLE, HOLDS_KEY, is_terminal
 
 #: First offset, last offset, delivery count.
 Range = tuple[int, int, int]
@@ -63,32 +63,32 @@ class Selection:
         "_delayed",
         "_delayed_heap",
         "_keyless",
-        "_looking",
-        "_ready",
+        "_queue",
+        "_scanner",
         "_share",
+        "fetch_limit",
         "keys",
         "policy",
-        "portion",
-        "recent",
+        "read_cache",
     )
 
     def __init__(self, share: SharePartition, policy: SelectionPolicy) -> None:
         self.policy = policy
         #: Bounds what one fetch gets, where keys collide.
-        self.portion = Portion()
+        self.fetch_limit = FetchLimit()
         #: What was read last to look at it.
-        self.recent = Recent()
+        self.read_cache = ReadCache()
         self._share = share
         wanted = policy.delay_max_ms or policy.priority_header
         headers = HeaderReader(policy.delay_max_ms, policy.priority_header) if wanted else None
-        self._looking = Looking(share, keys=policy.key_order, headers=headers)
+        self._scanner = RecordScanner(share, keys=policy.key_order, headers=headers)
         #: Members hold records whose keys are not known yet: nothing is acquired before this.
         self._blind_until = share.end_offset if share.locks.live else 0
         self.keys = key_queues()
-        self._ready = Ready(policy)
+        self._queue = AvailableQueue(policy)
         self._delayed: set[int] = set()
         self._delayed_heap: list[int] = []
-        #: HELD records that were found to have no key.
+        #: HOLDS_KEY records that were found to have no key.
         self._keyless: list[int] = []
 
     # Facts for the shell.
@@ -101,7 +101,7 @@ class Selection:
     @property
     def ready(self) -> int:
         """About how many records may be acquired."""
-        return len(self._ready)
+        return len(self._queue)
 
     @property
     def held_by_key(self) -> int:
@@ -117,18 +117,18 @@ class Selection:
 
     @property
     def behind_dead_letters(self) -> int:
-        """Records that wait for one with their key that is HELD, as far as they were looked at."""
+        """Scanned records that wait behind a HOLDS_KEY record of the same key."""
         return self.keys.waiting_behind(self._dead_letters())
 
     def _dead_letters(self) -> Iterator[int]:
-        """The offsets that are HELD."""
-        for first, last, _ in self._share.held_ranges():
+        """The offsets that are HOLDS_KEY."""
+        for first, last, _ in self._share.key_holder_ranges():
             yield from range(first, last + 1)
 
     @property
-    def held_to_the_full(self) -> bool:
+    def blocked_by_key_holders(self) -> bool:
         """Whether so many dead-lettered records hold their keys that nothing is delivered."""
-        return self._share.held >= self.policy.dead_letters_held_max
+        return self._share.key_holders >= self.policy.dead_letters_held_max
 
     def is_keyless(self, offset: int) -> bool:
         """Whether a record is known to have no key."""
@@ -148,10 +148,10 @@ class Selection:
         Records that were not looked at count, unless nothing further is looked at. Beyond
         `READY_CHECKED_MAX` ready records the number may be a little too high.
         """
-        ready = len(self._ready)
+        ready = len(self._queue)
         if ready <= READY_CHECKED_MAX:
             row_to_take = self._row_to_take
-            ready = sum(row_to_take(at) is not None for at in self._ready.offsets())
+            ready = sum(row_to_take(at) is not None for at in self._queue.offsets())
         return ready + (max(0, limit - self.cursor) if self.full() is None else 0)
 
     def not_due(self, times_ms: Sequence[int]) -> list[int]:
@@ -159,7 +159,7 @@ class Selection:
 
         These are delayed records, those in back-off, and those behind one of them with its key.
         """
-        waits = [(lock.deadline_ms, lock.held) for lock in self._share.waits.live.values()]
+        waits = [(lock.deadline_ms, lock.records) for lock in self._share.waits.live.values()]
         counts = [len(self._delayed) - due for due in self._delayed_due(times_ms)]
         held_back = len(self._delayed) + self._share.backing_off
         if self.policy.key_order and held_back <= HELD_BACK_FOLLOWED_MAX:
@@ -209,7 +209,7 @@ class Selection:
         """Records that count against `share.partition.max.record.locks`: acquired, in retry
         back-off, or waiting for their dead letter. What is held back does not."""
         share = self._share
-        count = share.backing_off + sum(lock.held for lock in share.locks.live.values())
+        count = share.backing_off + sum(lock.records for lock in share.locks.live.values())
         if ARCHIVING in share.runs.states:
             count += sum(last - first + 1 for first, last, _ in share.archiving())
         return count
@@ -219,11 +219,11 @@ class Selection:
         policy = self.policy
         if policy.delay_max_ms and len(self._delayed) >= policy.delayed_max:
             return "share.delay.max.records"
-        if self.keys.records + len(self._ready) >= policy.lookahead:
+        if self.keys.records + len(self._queue) >= policy.lookahead:
             return "share.ordering.key.lookahead"
         return None
 
-    def wants_look(self, records: int, limit: int) -> bool:
+    def needs_scan(self, records: int, limit: int) -> bool:
         """Whether a fetch of so many records has to know more of the log below `limit`."""
         if self.cursor >= limit:
             return False
@@ -231,43 +231,46 @@ class Selection:
             return True
         if self.policy.priority_header:
             records = max(records, self.policy.priority_lookahead)
-        return len(self._ready) < records and self.full() is None
+        return len(self._queue) < records and self.full() is None
 
     def may_choose(self) -> bool:
         """Whether something can be acquired, as far as is known."""
-        return bool(self._ready) and self.cursor >= self._blind_until
+        return bool(self._queue) and self.cursor >= self._blind_until
 
     # Looking at records.
 
     @property
     def cursor(self) -> int:
         """What lies below has been looked at."""
-        return self._looking.cursor
+        return self._scanner.cursor
 
     @property
     def headers(self) -> HeaderReader | None:
         """The reader of headers, for groups with delay or priority."""
-        return self._looking.headers
+        return self._scanner.headers
 
     @property
     def is_open(self) -> bool:
         """Whether a batch is half read: `look` goes on with it, and no read is needed."""
-        return self._looking.is_open
+        return self._scanner.is_open
 
-    def next_look(self) -> int:
+    def next_scan_offset(self) -> int:
         """The offset to read the log from."""
-        return self._looking.next_offset()
+        return self._scanner.next_offset()
 
-    def look(
+    def scan(
         self, now_ms: int, budget: int, settings: ShareSettings, batches: Batches | None
     ) -> tuple[int, list[StateBatch]]:
-        """Take in what the log holds from `next_look` on, up to about `budget` records: how many
-        those were, and what was passed by, to be persisted. `batches` is None while one is open."""
+        """Scan about `budget` records from `next_scan_offset` on.
+
+        Return their number and the state batches to persist of what was passed by. `batches` is
+        None while a batch is open.
+        """
         changes: list[StateBatch] = []
         if batches is None:
-            taken = self._looking.look_on(self, now_ms, budget, settings, changes)
+            taken = self._scanner.resume(self, now_ms, budget, settings, changes)
         else:
-            taken = self._looking.look_at(batches, self, now_ms, budget, settings, changes)
+            taken = self._scanner.scan(batches, self, now_ms, budget, settings, changes)
         for offset in self._keyless:
             changes += self._share.free(offset, offset)
         self._keyless.clear()
@@ -278,7 +281,7 @@ class Selection:
     def take_in_new(self, first: int, keys: array[int]) -> None:
         """Put records that were never delivered into their places, from `first` on, of which the
         keys are known and nothing else is to be."""
-        self.keys.put_new(first, keys, self._ready.entries)
+        self.keys.put_new(first, keys, self._queue.entries)
 
     def take_in(self, fact: Fact, now_ms: int) -> None:
         """Put a record, which the window holds, into its place."""
@@ -290,13 +293,13 @@ class Selection:
         # Most of what is looked at is new, and in the last row.
         state = runs.states[-1 if offset >= firsts[-1] else runs.row_of(offset)]
         if state != AVAILABLE:
-            if not key and state == HELD:
+            if not key and state == HOLDS_KEY:
                 self._keyless.append(offset)
             if not self._holds_key(state):
                 return
             due_ms = 0
         if priority:
-            self._ready.priority_of[offset] = priority
+            self._queue.priority_of[offset] = priority
         if due_ms:
             self._delayed.add(offset)
             heapq.heappush(self._delayed_heap, due_ms << OFFSET_BITS | offset)
@@ -306,11 +309,11 @@ class Selection:
         if not is_first:
             return
         if state == AVAILABLE and not due_ms:
-            self._ready.push(offset, now_ms)
+            self._queue.push(offset, now_ms)
 
     def _holds_key(self, state: int) -> bool:
         """Whether a record in `state`, which is not acquired, keeps its key from going on."""
-        if state in (ARCHIVING, HELD):
+        if state in (ARCHIVING, HOLDS_KEY):
             return self.policy.key_held_by_dead_letter
         return not is_terminal(state)
 
@@ -320,10 +323,10 @@ class Selection:
         """Members gave records back, or dead letters were written: what became of them."""
         self._changed(changes, now_ms)
         if self._share.start_offset >= self.cursor:
-            self.recent.clear()  # Nothing that was looked at is left.
+            self.read_cache.clear()  # Nothing that was looked at is left.
 
     def _changed(self, changes: Sequence[StateBatch], now_ms: int) -> None:
-        keys, ready, runs = self.keys, self._ready, self._share.runs
+        keys, ready, runs = self.keys, self._queue, self._share.runs
         if self._is_plain and keys.end_all(changes, self.cursor, ready.entries, runs):
             return
         touched: dict[int, None] = {}
@@ -352,7 +355,7 @@ class Selection:
 
     def _end(self, offsets: Iterable[int], touched: dict[int, None]) -> None:
         """Forget records that are complete."""
-        self._ready.end(offsets)
+        self._queue.end(offsets)
         if self._delayed:
             self._delayed.difference_update(offsets)
         self.keys.end(offsets, touched)
@@ -367,7 +370,7 @@ class Selection:
         """A record waits for nothing but its key."""
         key = self.keys.key_of(offset)
         if key is None:
-            self._ready.push(offset, now_ms)
+            self._queue.push(offset, now_ms)
         else:
             self._offer(key, now_ms)
 
@@ -386,12 +389,12 @@ class Selection:
         """What lay below the window's start is gone from the log."""
         start = self._share.start_offset
         self._delayed = {offset for offset in self._delayed if offset >= start}
-        self._ready.start_moved(start)
+        self._queue.start_moved(start)
         touched: dict[int, None] = {}
         self.keys.start_moved(start, touched)
         for key in touched:
             self._offer(key, now_ms)
-        self._looking.start_moved(start)
+        self._scanner.start_moved(start)
 
     def _offer(self, key: int, now_ms: int) -> None:
         """Make the first record of a key ready, if the key is free."""
@@ -399,7 +402,7 @@ class Selection:
         if first is not None and first not in self._delayed:
             runs = self._share.runs
             if runs.states[runs.row_of(first)] == AVAILABLE:
-                self._ready.push(first, now_ms)
+                self._queue.push(first, now_ms)
 
     # Acquiring.
 
@@ -413,7 +416,7 @@ class Selection:
         """
         chosen: list[int] = []
         changes: list[StateBatch] = []
-        runs, ready, share, keys = self._share.runs, self._ready, self._share, self.keys
+        runs, ready, share, keys = self._share.runs, self._queue, self._share, self.keys
         limit, splitting = settings.delivery_count_limit, settings.splitting_count
         ready.begin()
         if self._is_plain and self.policy.key_batch == 1 and ready.entries:
@@ -439,7 +442,7 @@ class Selection:
             if self.policy.key_batch > 1:
                 self._take_followers(offset, chosen, records, splitting)
         chosen.sort()
-        self.portion.delivered(len(chosen), keys.keys, keys.waiting)
+        self.fetch_limit.delivered(len(chosen), keys.keys, keys.waiting)
         return chosen, changes
 
     def _row_to_take(self, offset: int) -> int | None:
@@ -463,14 +466,14 @@ class Selection:
             ):
                 break
             self.keys.hold(offset)
-            self._ready.forget(offset)
+            self._queue.forget(offset)
             chosen.append(offset)
 
     def put_back(self, offsets: Iterable[int], now_ms: int) -> None:
         """What was chosen last is not acquired after all, and has waited all the same."""
         back = list(offsets)
         for offset in back:
-            self._ready.restore(offset)
+            self._queue.restore(offset)
         self.changed([(o, o, AVAILABLE, 0) for o in back], now_ms)
 
     def lock_new(self, chosen: list[int], number: int, read: Iterable[Batches]) -> list[Range]:
@@ -527,7 +530,7 @@ def open_lock(
     held: int,
 ) -> None:
     """Let the lock of acquired ranges, which have so many records, run."""
-    lock = Lock(member_id, deadline_ms, first=records[0][0], last=records[-1][1], held=held)
+    lock = Lock(member_id, deadline_ms, first=records[0][0], last=records[-1][1], records=held)
     share.locks.open(number, lock)
 
 

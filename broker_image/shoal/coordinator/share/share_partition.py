@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from shoal.coordinator.share import bulk
 from shoal.coordinator.share.backoff import UNTIL_FREED, Delay
-from shoal.coordinator.share.fate import Cause, Doomed, Fate
+from shoal.coordinator.share.delivery_failure import Cause, DeadLetterRange, FailurePolicy
 from shoal.coordinator.share.locks import Lock, Locks
 from shoal.coordinator.share.runs import COUNT_MAX, ONE_BY_ONE_MAX, Runs
 from shoal.coordinator.share.settings import ShareSettings
@@ -38,7 +38,7 @@ from shoal.coordinator.share.states import (
     ARCHIVED,
     ARCHIVING,
     AVAILABLE,
-    HELD,
+    HOLDS_KEY,
     SETTLES,
     WAITING,
     AcknowledgeType,
@@ -68,9 +68,9 @@ class SharePartition:
     __slots__ = (
         "_gaps",
         "complete",
+        "dead_letters",
         "delays",
-        "doomed",
-        "held",
+        "key_holders",
         "leader_epoch",
         "locks",
         "log_start_offset",
@@ -88,14 +88,14 @@ class SharePartition:
         #: Waits that began, until the caller has taken them to be persisted.
         self.delays: list[Delay] = []
         #: What became ARCHIVING, until the caller has taken it to write dead letters.
-        self.doomed: list[Doomed] = []
+        self.dead_letters: list[DeadLetterRange] = []
         self.log_start_offset = 0
         self.state_epoch = state_epoch
         self.leader_epoch = leader_epoch
         #: Offsets in the window whose delivery is complete (KIP-1226).
         self.complete = 0
-        #: Offsets that are HELD.
-        self.held = 0
+        #: Offsets that are HOLDS_KEY.
+        self.key_holders = 0
         #: Complete ones that were never delivered: no records for consumers.
         self._gaps = 0
 
@@ -165,7 +165,7 @@ class SharePartition:
     @property
     def backing_off(self) -> int:
         """Offsets that are WAITING."""
-        return sum(wait.held for wait in self.waits.live.values())
+        return sum(wait.records for wait in self.waits.live.values())
 
     def next_fetch_offset(self) -> int:
         """The first offset that may be acquired: one that came back, or the window's end."""
@@ -229,7 +229,7 @@ class SharePartition:
                 changes.append((low, high, becomes, count))
                 self._count_complete(at, +1)
                 if cause is not None:
-                    self.doomed.append(Doomed(low, high, count, cause, ""))
+                    self.dead_letters.append(DeadLetterRange(low, high, count, cause, ""))
         runs.join(row, past)
 
     def archived(self, first: int, last: int) -> list[StateBatch]:
@@ -237,8 +237,8 @@ class SharePartition:
         return self._archive_all(first, last, ARCHIVING)
 
     def free(self, first: int, last: int) -> list[StateBatch]:
-        """Those of some offsets that are HELD hold their keys no longer: the changes to persist."""
-        return self._archive_all(first, last, HELD) if self.held else []
+        """Archive the HOLDS_KEY offsets of a range, and return the changes to persist."""
+        return self._archive_all(first, last, HOLDS_KEY) if self.key_holders else []
 
     def _archive_all(self, first: int, last: int, state: int) -> list[StateBatch]:
         runs, changes = self.runs, []
@@ -248,8 +248,8 @@ class SharePartition:
         for at in rows:
             if runs.states[at] == state:
                 low, high = runs.firsts[at], runs.last(at)
-                if state == HELD:
-                    self.held -= high - low + 1
+                if state == HOLDS_KEY:
+                    self.key_holders -= high - low + 1
                 runs.states[at] = ARCHIVED
                 changes.append((low, high, ARCHIVED, runs.counts[at]))
                 self._count_complete(at, +1)
@@ -269,12 +269,12 @@ class SharePartition:
         runs.join(rows.start, rows.stop)
 
     def _hold(self, row: int) -> None:
-        self.runs.states[row] = HELD
-        self.held += self.runs.last(row) - self.runs.firsts[row] + 1
+        self.runs.states[row] = HOLDS_KEY
+        self.key_holders += self.runs.last(row) - self.runs.firsts[row] + 1
 
-    def held_ranges(self) -> list[tuple[int, int, int]]:
-        """What is HELD: first, last, delivery count."""
-        return list(self._in_state(HELD)) if self.held else []
+    def key_holder_ranges(self) -> list[tuple[int, int, int]]:
+        """What is HOLDS_KEY: first, last, delivery count."""
+        return list(self._in_state(HOLDS_KEY)) if self.key_holders else []
 
     def archiving(self) -> Iterator[tuple[int, int, int]]:
         """What waits for its dead letter: first, last, delivery count."""
@@ -292,7 +292,7 @@ class SharePartition:
         member_id: str,
         acknowledgements: Sequence[Acknowledgement],
         settings: ShareSettings,
-        fate: Fate | None = None,
+        on_failure: FailurePolicy | None = None,
     ) -> Outcome:
         """Settle or renew what a member holds: all of it, or nothing if anything is refused.
 
@@ -327,9 +327,13 @@ class SharePartition:
                 else:
                     row, past = self.runs.cut(low), self.runs.cut(high + 1)
                     state = int(SETTLES[kind])
-                    if kind == AcknowledgeType.REJECT and fate is not None and fate.dead_letters:
+                    if (
+                        kind == AcknowledgeType.REJECT
+                        and on_failure is not None
+                        and on_failure.dead_letters
+                    ):
                         state = ARCHIVING
-                    self._settle(row, past, state, limit, changes, fate, due_ms)
+                    self._settle(row, past, state, limit, changes, on_failure, due_ms)
                     self.runs.join(row, past)
         if renewed:
             self._renew(now_ms + settings.lock_duration_ms, member_id, renewed)
@@ -356,7 +360,7 @@ class SharePartition:
                 return None
             self.complete += last - first + 1
         firsts[row] = last + 1
-        lock.held -= last - first + 1
+        lock.records -= last - first + 1
         return (first, last, ACKNOWLEDGED, count)
 
     def _refusal(
@@ -395,8 +399,8 @@ class SharePartition:
     def _renew(self, deadline_ms: int, member_id: str, ranges: Sequence[tuple[int, int]]) -> None:
         """Put acquired offsets under a new lock of the same member (KIP-1222)."""
         runs, number = self.runs, self.locks.next_number()
-        held = sum(last - first + 1 for first, last in ranges)
-        lock = Lock(member_id, deadline_ms, first=ranges[0][0], last=ranges[-1][1], held=held)
+        records = sum(last - first + 1 for first, last in ranges)
+        lock = Lock(member_id, deadline_ms, first=ranges[0][0], last=ranges[-1][1], records=records)
         self.locks.open(number, lock)
         lock.since_ms = deadline_ms
         for first, last in ranges:
@@ -408,12 +412,12 @@ class SharePartition:
             runs.join(row, past)
 
     def expire(
-        self, now_ms: int, delivery_count_limit: int, fate: Fate | None = None
+        self, now_ms: int, delivery_count_limit: int, on_failure: FailurePolicy | None = None
     ) -> tuple[int, list[StateBatch]]:
         """End the locks that are due: how many records came free, and the changes to persist."""
         changes: list[StateBatch] = []
         for number in self.locks.due(now_ms):
-            self._unlock(number, delivery_count_limit, changes, fate)
+            self._unlock(number, delivery_count_limit, changes, on_failure)
         if changes:
             self.advance()
         return sum(last - first + 1 for first, last, _, _ in changes), changes
@@ -441,7 +445,7 @@ class SharePartition:
         delivery_count_limit: int,
         *,
         undelivered: bool = False,
-        fate: Fate | None = None,
+        on_failure: FailurePolicy | None = None,
     ) -> list[StateBatch]:
         """End all locks of a member whose share session ends; the changes to persist.
 
@@ -451,7 +455,9 @@ class SharePartition:
         (KAFKA-19972).
         """
         numbers = self.locks.of_member(member_id)
-        return self.end_locks(numbers, delivery_count_limit, undelivered=undelivered, fate=fate)
+        return self.end_locks(
+            numbers, delivery_count_limit, undelivered=undelivered, on_failure=on_failure
+        )
 
     def end_locks(
         self,
@@ -459,13 +465,15 @@ class SharePartition:
         delivery_count_limit: int,
         *,
         undelivered: bool = False,
-        fate: Fate | None = None,
+        on_failure: FailurePolicy | None = None,
     ) -> list[StateBatch]:
         """End those of some locks that still run; the changes to persist."""
         changes: list[StateBatch] = []
         for number in numbers:
             if number in self.locks.live:
-                self._unlock(number, delivery_count_limit, changes, fate, undelivered=undelivered)
+                self._unlock(
+                    number, delivery_count_limit, changes, on_failure, undelivered=undelivered
+                )
         if changes:
             self.advance()
         return changes
@@ -491,8 +499,8 @@ class SharePartition:
             if runs.locks[row]:
                 locks = self.locks if runs.states[row] == ACQUIRED else self.waits
                 locks.give_back(runs.locks[row], runs.last(row) - runs.firsts[row] + 1)
-            if runs.states[row] == HELD:
-                self.held -= runs.last(row) - runs.firsts[row] + 1
+            if runs.states[row] == HOLDS_KEY:
+                self.key_holders -= runs.last(row) - runs.firsts[row] + 1
             self._count_complete(row, -1)
         runs.drop_rows(rows)
         self.advance()
@@ -514,7 +522,7 @@ class SharePartition:
             state = runs.states[row]
             if state in (ACQUIRED, WAITING):
                 state = AVAILABLE
-            elif state == HELD:
+            elif state == HOLDS_KEY:
                 state = ARCHIVING
             yield runs.firsts[row], runs.last(row), state, runs.counts[row]
 
@@ -523,7 +531,7 @@ class SharePartition:
         number: int,
         limit: int,
         changes: list[StateBatch],
-        fate: Fate | None = None,
+        on_failure: FailurePolicy | None = None,
         *,
         undelivered: bool = False,
     ) -> None:
@@ -534,7 +542,7 @@ class SharePartition:
             if runs.locks[row] == number and runs.states[row] == ACQUIRED:
                 if undelivered:
                     runs.counts[row] -= 1
-                self._settle(row, row + 1, AVAILABLE, limit, changes, fate)
+                self._settle(row, row + 1, AVAILABLE, limit, changes, on_failure)
             row += 1
         runs.join(begin, row)
         assert number not in self.locks.live
@@ -546,7 +554,7 @@ class SharePartition:
         state: int,
         limit: int,
         changes: list[StateBatch],
-        fate: Fate | None = None,
+        on_failure: FailurePolicy | None = None,
         due_ms: int | None = None,
     ) -> None:
         """Move acquired rows on; what would come back at the limit is archived instead, by way of
@@ -555,7 +563,7 @@ class SharePartition:
         runs, give_back = self.runs, self.locks.give_back
         firsts, states, counts, locks = runs.firsts, runs.states, runs.counts, runs.locks
         assert may_move(ACQUIRED, state)
-        exhausted = ARCHIVING if fate is not None and fate.dead_letters else ARCHIVED
+        exhausted = ARCHIVING if on_failure is not None and on_failure.dead_letters else ARCHIVED
         for at in range(row, past):
             assert states[at] == ACQUIRED
             first, last, count = firsts[at], runs.last(at), counts[at]
@@ -563,7 +571,7 @@ class SharePartition:
             if becomes == ARCHIVING:
                 cause = Cause.LIMIT if state == AVAILABLE else Cause.REJECTED
                 member_id = self.locks.live[locks[at]].member_id
-                self.doomed.append(Doomed(first, last, count, cause, member_id))
+                self.dead_letters.append(DeadLetterRange(first, last, count, cause, member_id))
             give_back(locks[at], last - first + 1)
             states[at], locks[at] = becomes, 0
             if becomes != AVAILABLE:
@@ -571,7 +579,11 @@ class SharePartition:
                 if is_terminal(becomes):
                     self.complete += last - first + 1
             else:
-                wait_ms = fate.due_ms(count) if due_ms is None and fate is not None else due_ms
+                wait_ms = (
+                    on_failure.due_ms(count)
+                    if due_ms is None and on_failure is not None
+                    else due_ms
+                )
                 if wait_ms is not None:
                     self._wait(at, wait_ms)
                     self.delays.append((first, last, count, wait_ms))
@@ -582,7 +594,7 @@ class SharePartition:
         runs = self.runs
         first, last = runs.firsts[row], runs.last(row)
         number = self.waits.next_number()
-        self.waits.open(number, Lock("", due_ms, first=first, last=last, held=last - first + 1))
+        self.waits.open(number, Lock("", due_ms, first=first, last=last, records=last - first + 1))
         runs.states[row], runs.locks[row] = WAITING, number
 
     def _wait_on(self, first: int, last: int, count: int, due_ms: int) -> None:

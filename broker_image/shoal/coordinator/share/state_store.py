@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from shoal.coordinator.contract import Record, Replayed, Result
+from shoal.coordinator.contract import Record, Replayed, Reply, Result
 from shoal.coordinator.share import records
 from shoal.coordinator.share.backoff import UNTIL_FREED, Delay, still_due
 from shoal.coordinator.share.records import RecordType, ShareKey, Update
@@ -81,7 +81,7 @@ class ShareState:
         self.updates = 0
         self.snapshot_offset = 0
 
-    def held(self) -> list[Delay]:
+    def key_holders(self) -> list[Delay]:
         """What is held until it is freed, in offset order."""
         return sorted(
             (low, high, count, due_ms)
@@ -105,6 +105,35 @@ class Change(NamedTuple):
     refusal: Refusal | None = None
 
 
+class StateUpdate:
+    """A change of one share partition's state, with the window's offsets at that time.
+
+    `changes` are state batches; the later one counts where two overlap.
+    """
+
+    __slots__ = (
+        "changes",
+        "delays",
+        "delivery_complete_count",
+        "key",
+        "leader_epoch",
+        "start_offset",
+        "state_epoch",
+    )
+
+    def __init__(self, key: ShareKey, *, state_epoch: int, leader_epoch: int) -> None:
+        self.key = key
+        self.state_epoch = state_epoch
+        self.leader_epoch = leader_epoch
+        self.start_offset = self.delivery_complete_count = NONE
+        self.changes: list[StateBatch] = []
+        self.delays: list[Delay] = []
+
+
+#: The reply to an update that was accepted.
+_ACCEPTED: Mapping[str, Any] = {"refusal": None}
+
+
 class ShareStateShard:
     """The states of one partition. `partition_count` tells of a topic id how many partitions the
     topic has, None for a topic that is not there."""
@@ -120,7 +149,7 @@ class ShareStateShard:
         #: The last update made, by its bytes: replaying it right away needs no decoding.
         self._written = _NOTHING_WRITTEN
 
-    def standings(self) -> Iterator[tuple[ShareKey, int, int]]:
+    def progress(self) -> Iterator[tuple[ShareKey, int, int]]:
         """Every share partition that has begun: its key, start offset, and delivery complete
         count, -1 where that is not known."""
         for state in self._states.values():
@@ -207,6 +236,22 @@ class ShareStateShard:
                 delays=delays,
             )
         )
+
+    def decide_update(self, now_ms: int, token: StateUpdate) -> Result:
+        """Decide on an update that is the token of its own reply."""
+        change = self.write(
+            now_ms,
+            token.key,
+            state_epoch=token.state_epoch,
+            leader_epoch=token.leader_epoch,
+            start_offset=token.start_offset,
+            delivery_complete_count=token.delivery_complete_count,
+            batches=token.changes,
+            delays=token.delays,
+        )
+        if change.record is None:
+            return Result((), (Reply(token, {"refusal": change.refusal}),))
+        return Result((change.record,), (Reply(token, _ACCEPTED),))
 
     def summary(self, key: ShareKey) -> tuple[ShareState | None, Refusal | None]:
         """The state for an admin; neither state nor refusal where nothing was ever written."""

@@ -18,7 +18,7 @@ the window's start like any state that is not terminal.
 
 A record in retry back-off is WAITING instead of AVAILABLE until its time has come. That is a state
 of the window alone: it is persisted as AVAILABLE, and when the wait ends beside it (`backoff`).
-One whose dead letter is written and still holds its key is HELD, on its way from ARCHIVING to
+One whose dead letter is written and still holds its key is HOLDS_KEY, on its way from ARCHIVING to
 ARCHIVED: it is persisted as ARCHIVING, and beside it that it waits until it is freed.
 
 ACQUIRED is never persisted: a lock does not outlive the leader that gave it, so a record that was
@@ -29,7 +29,7 @@ from enum import IntEnum
 
 
 class RecordState(IntEnum):
-    """Numbers as in `ShareSnapshotValue.DeliveryState`; WAITING and HELD are never persisted."""
+    """Numbers of `ShareSnapshotValue.DeliveryState`. WAITING and HOLDS_KEY are never persisted."""
 
     AVAILABLE = 0
     ACQUIRED = 1
@@ -37,7 +37,7 @@ class RecordState(IntEnum):
     ARCHIVING = 3
     ARCHIVED = 4
     WAITING = 5
-    HELD = 6
+    HOLDS_KEY = 6
 
 
 class AcknowledgeType(IntEnum):
@@ -57,7 +57,7 @@ ACKNOWLEDGED = int(RecordState.ACKNOWLEDGED)
 ARCHIVING = int(RecordState.ARCHIVING)
 ARCHIVED = int(RecordState.ARCHIVED)
 WAITING = int(RecordState.WAITING)
-HELD = int(RecordState.HELD)
+HOLDS_KEY = int(RecordState.HOLDS_KEY)
 ACCEPT = int(AcknowledgeType.ACCEPT)
 
 MOVES: dict[RecordState, frozenset[RecordState]] = {
@@ -74,10 +74,10 @@ MOVES: dict[RecordState, frozenset[RecordState]] = {
         }
     ),
     RecordState.ACKNOWLEDGED: frozenset(),
-    RecordState.ARCHIVING: frozenset({RecordState.HELD, RecordState.ARCHIVED}),
+    RecordState.ARCHIVING: frozenset({RecordState.HOLDS_KEY, RecordState.ARCHIVED}),
     RecordState.ARCHIVED: frozenset(),
     RecordState.WAITING: frozenset({RecordState.AVAILABLE}),
-    RecordState.HELD: frozenset({RecordState.ARCHIVED}),
+    RecordState.HOLDS_KEY: frozenset({RecordState.ARCHIVED}),
 }
 
 #: What an acknowledgement makes of an acquired record. RENEW moves no state, only the lock.

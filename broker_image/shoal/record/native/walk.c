@@ -4,7 +4,7 @@
  * pointer before it was compared with the bytes that are left. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <stdint.h>
+#include "crc32c.h"
 
 /* As in `walker.Fault`. */
 enum fault {
@@ -232,7 +232,32 @@ static PyObject *walk_walk(PyObject *self, PyObject *args)
     return found;
 }
 
+/* crc32c(data) -> int, for tests: the checksum that other modules compute by the same source. */
+static PyObject *walk_crc32c(PyObject *self, PyObject *arg)
+{
+    Py_buffer view;
+    if (PyObject_GetBuffer(arg, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    uint32_t crc = crc32c(view.buf, view.len);
+    PyBuffer_Release(&view);
+    return PyLong_FromUnsignedLong(crc);
+}
+
+/* crc32c_by_table(data) -> int, for tests: the same without the processor's instruction. */
+static PyObject *walk_crc32c_by_table(PyObject *self, PyObject *arg)
+{
+    Py_buffer view;
+    if (PyObject_GetBuffer(arg, &view, PyBUF_SIMPLE) < 0)
+        return NULL;
+    crc32c_make_table();
+    uint32_t crc = crc32c_by_table(view.buf, view.len);
+    PyBuffer_Release(&view);
+    return PyLong_FromUnsignedLong(crc);
+}
+
 static PyMethodDef methods[] = {
+    {"crc32c", walk_crc32c, METH_O, NULL},
+    {"crc32c_by_table", walk_crc32c_by_table, METH_O, NULL},
     {"walk", walk_walk, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };

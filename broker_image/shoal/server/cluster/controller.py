@@ -1,43 +1,45 @@
-"""The active controller's soft state: which brokers are heard of, and what is done by the clock.
+"""The soft state of the active controller: the sessions of brokers, and periodic decisions.
 
-A broker that is not heard of for broker.session.timeout.ms is fenced. A new active controller knows
-no heartbeats yet and gives every broker a whole session. Nobody waits for a process that has ended:
-where a broker's connection breaks, or it is silent for longer than its heartbeats allow, the
-controller looks whether anything still listens at its address, and fences it at once if not.
-Everything else about brokers is in the image; decisions are `metadata.brokers`.
+The controller fences a broker that sends no heartbeat for broker.session.timeout.ms. A new active
+controller begins a whole session for each broker. A process that has ended is fenced earlier: when
+the connection of a broker closes, or its heartbeats are overdue, the controller probes its address
+and fences it if nothing listens there. The image has all other state of brokers, and
+`metadata.brokers` the decisions.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.metadata import brokers, controller, elections, internal_topics
 from shoal.metadata.controller import Decision
 from shoal.metadata.delta import MetadataDelta
 from shoal.metadata.image import BrokerImage, MetadataImage
 from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.cluster.metadata_log import Metadata
+from shoal.server.cluster.quorum import Quorum
+from shoal.server.metadata_cache import MetadataCache
+from shoal.server.network.api import Peer
+from shoal.server.node import Node
 
-if TYPE_CHECKING:
-    from shoal.server.broker import Broker
-    from shoal.server.network.api import Peer
-
-#: Between two looks at the sessions.
+#: The interval of the checks of sessions.
 _LOOK_MS = 100
-#: Between two looks whether internal topics could have more replicas; a broker's coming is one too.
+#: The interval of the checks whether internal topics can get more replicas. A change of the brokers
+#: leads to a check too.
 _GROW_MS = 10_000
-#: A look at an address that is not refused within this time tells nothing.
+#: The result of a probe that lasts longer is unknown.
 _PROBE_TIMEOUT_S = 1.0
-#: Who takes a connection and keeps it open for so long is there; a pause between two looks.
+#: A process that keeps a connection open for this time is alive; the pause between two probes.
 _SILENT_S, _PROBE_PAUSE_S = 0.2, 0.01
 
 
 async def is_gone(host: str, port: int) -> bool:
-    """Whether nothing listens there any more; False when that can't be told.
+    """Whether nothing listens at that address; False if that is unknown.
 
-    The sockets of a process that ends are closed one after the other, so its port may still take a
-    connection when others have broken. That one then ends at once, and the next is refused.
+    A process that ends closes its sockets one after the other. Its port may still accept a
+    connection after others have closed. That one closes at once, and the next one is refused.
     """
     try:
         async with asyncio.timeout(_PROBE_TIMEOUT_S):
@@ -51,7 +53,7 @@ async def is_gone(host: str, port: int) -> bool:
 
 
 async def _stays(host: str, port: int) -> bool:
-    """Whether a connection is taken and kept. Raises `OSError` where none is taken."""
+    """Whether a connection is accepted and stays open. Raises `OSError` if it is refused."""
     try:
         reader, writer = await asyncio.open_connection(host, port)
     except ConnectionResetError:
@@ -71,31 +73,35 @@ async def _stays(host: str, port: int) -> bool:
 class Controller:
     """Owns the sessions while this node is the active controller."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self, node: Node, cache: MetadataCache, quorum: Quorum, metadata: Metadata
+    ) -> None:
+        self._node = node
+        self._cache = cache
+        self._quorum = quorum
+        self._metadata = metadata
         self._heard_ms: dict[int, int] = {}
         #: The epoch that this node led last.
         self._epoch = -1
-        #: Brokers that are about to be fenced, and where in the metadata others were.
+        #: Brokers that are being fenced, and the metadata offsets at which others were.
         self._fencing: set[int] = set()
         self._fenced_at: dict[int, int] = {}
         self._probes: dict[int, asyncio.Task[None]] = {}
 
     def start(self) -> None:
-        broker = self._broker
-        broker.quorum.on_step.append(self._stepped)
-        broker.metadata_cache.subscribe(self._changed)
-        broker.timers.every(_LOOK_MS, self._look)
-        broker.timers.every(_GROW_MS, lambda: self._now_and_then(internal_topics.grow))
-        config = broker.config
+        self._quorum.on_step.append(self._stepped)
+        self._cache.subscribe(self._changed)
+        timers, config = self._node.timers, self._node.config
+        timers.every(_LOOK_MS, self._look)
+        timers.every(_GROW_MS, lambda: self._now_and_then(internal_topics.grow))
         if config["auto.leader.rebalance.enable"]:
             interval_ms = config["leader.imbalance.check.interval.seconds"] * 1000
-            broker.timers.every(interval_ms, lambda: self._now_and_then(elections.balance))
+            timers.every(interval_ms, lambda: self._now_and_then(elections.balance))
         interval_ms = config["unclean.leader.election.interval.ms"]
-        broker.timers.every(interval_ms, lambda: self._now_and_then(elections.elect_unclean))
+        timers.every(interval_ms, lambda: self._now_and_then(elections.elect_unclean))
 
     def _now_and_then(self, decide: Callable[[MetadataImage], Decision]) -> None:
-        metadata = self._broker.metadata
+        metadata = self._metadata
         if metadata.is_active and len(metadata.newest.brokers) > 1:
             self._submit(decide)
 
@@ -104,11 +110,11 @@ class Controller:
             self._now_and_then(internal_topics.grow)
 
     def _now_ms(self) -> int:
-        return int(self._broker.loop.time() * 1000)
+        return int(self._node.loop.time() * 1000)
 
     def _stepped(self) -> None:
-        """Has this node become the active controller?"""
-        metadata = self._broker.metadata
+        """Begin sessions if this node has become the active controller."""
+        metadata = self._metadata
         if not metadata.is_active or metadata.epoch == self._epoch:
             return
         self._epoch = metadata.epoch
@@ -116,8 +122,8 @@ class Controller:
         self._heard_ms = dict.fromkeys(metadata.newest.brokers, now_ms)
         self._fencing.clear()
         self._fenced_at.clear()
-        if not self._broker.quorum.alone:
-            self._broker.log.info("this node is the active controller", epoch=self._epoch)
+        if not self._quorum.alone:
+            self._node.log.info("this node is the active controller", epoch=self._epoch)
         for id, known in metadata.newest.brokers.items():
             if not known.fenced:
                 self._probe(id)
@@ -125,20 +131,20 @@ class Controller:
             self._submit(lambda image: Decision() if image.features else controller.bootstrap())
 
     def _submit(self, decide: Callable[[MetadataImage], Decision]) -> asyncio.Future[Any]:
-        """A decision that nobody waits for."""
-        done = self._broker.metadata.submit(decide)
+        """Submit a decision whose response nobody needs."""
+        done = self._metadata.submit(decide)
         done.add_done_callback(self._seen)
         return done
 
     def _seen(self, done: asyncio.Future[Any]) -> None:
         error = None if done.cancelled() else done.exception()
         if error is not None and not isinstance(error, ApiError):
-            self._broker.log.error("a decision of the controller failed", exc_info=error)
+            self._node.log.error("a decision of the controller failed", exc_info=error)
 
     # Brokers.
 
     def register(self, broker: BrokerImage, *, previous_epoch: int) -> asyncio.Future[Any]:
-        """Let a broker's process in, fenced; the future is its epoch."""
+        """Register a broker, fenced. The future is its epoch."""
         id = broker.broker_id
 
         def decide(image: MetadataImage) -> Decision:
@@ -146,14 +152,14 @@ class Controller:
             clean = present is not None and present.broker_epoch == previous_epoch
             return brokers.register(image, broker, clean=clean, alive=self._alive(id))
 
-        done = self._broker.metadata.submit(decide)
+        done = self._metadata.submit(decide)
         if not done.done():
             self._heard_ms[id] = self._now_ms()
         return done
 
     def _alive(self, id: int) -> bool:
-        timeout_ms = self._broker.config["broker.session.timeout.ms"]
-        present = self._broker.metadata.newest.brokers.get(id)
+        timeout_ms = self._node.config["broker.session.timeout.ms"]
+        present = self._metadata.newest.brokers.get(id)
         heard_ms = self._heard_ms.get(id)
         return (
             present is not None
@@ -163,12 +169,12 @@ class Controller:
         )
 
     def heartbeat(self, body: Any, peer: Peer) -> asyncio.Future[Any]:
-        """A broker's heartbeat: the future is its answer. Raises `ApiError`."""
-        metadata, id = self._broker.metadata, body.broker_id
+        """Handle the heartbeat of a broker. The future is the response. Raises `ApiError`."""
+        metadata, id = self._metadata, body.broker_id
         peer.on_close[self] = lambda: self._probe(id)
         known = brokers.checked(metadata.newest, id, body.broker_epoch)
         self._heard_ms[id] = self._now_ms()
-        # One that does not know yet that it was fenced would lead on what others lead by now.
+        # A broker that has not learned of its fencing would still act as leader.
         caught_up = id not in self._fencing and body.current_metadata_offset >= max(
             known.broker_epoch, self._fenced_at.get(id, -1)
         )
@@ -195,13 +201,13 @@ class Controller:
         return metadata.submit(decide, answer)
 
     def _look(self) -> None:
-        """Fence who was not heard of."""
-        metadata = self._broker.metadata
-        if not metadata.is_active or not self._broker.cluster.clustered:
+        """Fence brokers without heartbeats."""
+        metadata = self._metadata
+        if not metadata.is_active or not self._node.cluster.clustered:
             return
         now_ms = self._now_ms()
-        timeout_ms = self._broker.config["broker.session.timeout.ms"]
-        overdue_ms = 3 * self._broker.config["broker.heartbeat.interval.ms"] // 2
+        timeout_ms = self._node.config["broker.session.timeout.ms"]
+        overdue_ms = 3 * self._node.config["broker.heartbeat.interval.ms"] // 2
         for id, known in metadata.newest.brokers.items():
             if known.fenced:
                 continue
@@ -212,12 +218,12 @@ class Controller:
                 self._probe(id)
 
     def _probe(self, id: int) -> None:
-        """See whether a broker's process is gone."""
-        known = self._broker.metadata.newest.brokers.get(id)
-        if known is None or known.fenced or id in self._probes or id == self._broker.node_id:
+        """Check whether the process of a broker has ended."""
+        known = self._metadata.newest.brokers.get(id)
+        if known is None or known.fenced or id in self._probes or id == self._node.id:
             return
-        endpoint = known.endpoint(self._broker.cluster.inter_broker)
-        if endpoint is None or not self._broker.metadata.is_active:
+        endpoint = known.endpoint(self._node.cluster.inter_broker)
+        if endpoint is None or not self._metadata.is_active:
             return
         task = asyncio.ensure_future(self._reach(id, endpoint.host, endpoint.port))
         self._probes[id] = task
@@ -231,11 +237,11 @@ class Controller:
         if id in self._fencing:
             return
         self._fencing.add(id)
-        self._broker.log.warning("a broker is fenced", id=id, why=why)
+        self._node.log.warning("a broker is fenced", id=id, why=why)
         done = self._submit(lambda image: brokers.fence(image, id))
         done.add_done_callback(lambda done: self._fenced(id, done))
 
     def _fenced(self, id: int, done: asyncio.Future[Any]) -> None:
         self._fencing.discard(id)
         if not done.cancelled() and done.exception() is None:
-            self._fenced_at[id] = self._broker.metadata.image.offset
+            self._fenced_at[id] = self._metadata.image.offset

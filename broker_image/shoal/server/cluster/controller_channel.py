@@ -1,54 +1,95 @@
-"""Requests to the active controller, wherever it is: this node's own, and clients' that are passed
-on to it.
+"""Requests to the active controller: this node's own, and those forwarded for clients.
 
-A request travels in an Envelope (KIP-590), whose answer tells apart what the controller says from
-the node's not being the controller. It is tried until its time is up, since a controller that is
-gone is replaced soon. On the active controller itself nothing travels; what it decided and could
-not commit is asked of the next one.
+A request is sent in an Envelope (KIP-590). An error of the Envelope means that the node is not the
+controller; an error of the request is inside it. The channel retries until the timeout, because a
+failed controller is replaced soon. The active controller handles its own requests without a
+connection; if it cannot commit a decision, the request goes to the next controller.
 
-A controller that is gone may have committed what it did not answer. So that the second try of
-CreateTopics does not find its own topic and call it another's, the request carries an id.
+A failed controller may have committed a request that it did not answer. CreateTopics carries an id,
+so that a retry recognizes the topic that the first attempt created.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
 
+from shoal.client.errors import ClientError
+from shoal.client.settings import Address
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.server.network.api import Peer, Request
+from shoal.server.network.api import Api, Peer, Request
+from shoal.server.network.links import Link, SetupTimeouts
+from shoal.server.node import Node
 
-if TYPE_CHECKING:
-    from shoal.client.settings import Address
-    from shoal.server.broker import Broker
-    from shoal.server.network.links import Link
-
-#: Between two looks for a controller while there is none.
+#: The pause between two attempts.
 _RETRY_S = 0.05
+#: Handles a request as the active controller, given its frame, its client and its id; returns the
+#: body of the response. Raises `ApiError` with NOT_CONTROLLER when this node is not the controller.
+HandleLocally = Callable[[bytes, Peer, bytes], Awaitable[bytes]]
+
+
+class QuorumPort(Protocol):
+    """The metadata quorum (`cluster.quorum`)."""
+
+    on_step: list[Callable[[], None]]
+
+    @property
+    def alone(self) -> bool:
+        """Whether this node is the only voter."""
+
+    @property
+    def leader_id(self) -> int | None:
+        """The node that leads the quorum, if it is known."""
+
+    def address_of(self, id: int) -> Address | None:
+        """Return the address of a node of the quorum, if it is known."""
+
+
+class MetadataPort(Protocol):
+    """The metadata log (`cluster.metadata_log`)."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this node is the active controller."""
 
 
 class ControllerChannel:
     """Owns the connection to the active controller."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        node: Node,
+        quorum: QuorumPort,
+        metadata: MetadataPort,
+        *,
+        apis: Mapping[int, Api],
+        handle: HandleLocally,
+        timeouts: SetupTimeouts,
+    ) -> None:
+        """`handle` answers a request when this node is the active controller. `apis` has the
+        versions of the requests."""
+        self._node = node
+        self._quorum = quorum
+        self._metadata = metadata
+        self._apis = apis
+        self._handle = handle
+        self._timeouts = timeouts
         self._link: Link | None = None
         self._leader_id: int | None = None
-        #: Called when there is another controller.
+        #: Called when another node becomes the active controller.
         self.on_leader: list[Callable[[], None]] = []
-        self._self = Peer("", 0, "", "User:ANONYMOUS", f"broker-{broker.node_id}", {})
+        self._self = Peer("", 0, "", "User:ANONYMOUS", f"broker-{node.id}", {})
 
     def start(self) -> None:
-        self._broker.quorum.on_step.append(self._stepped)
+        self._quorum.on_step.append(self._stepped)
 
     def _stepped(self) -> None:
-        """Whoever waits for a controller of before, which may never answer, asks the new one."""
-        leader_id = self._broker.quorum.leader_id
+        """Close the connection to the previous controller, so that its requests are retried."""
+        leader_id = self._quorum.leader_id
         if leader_id is not None and leader_id != self._leader_id:
             self._leader_id = leader_id
             self.close()
@@ -58,17 +99,27 @@ class ControllerChannel:
     async def request(
         self, api_key: ApiKey, fields: Mapping[str, Any], *, timeout_ms: int | None = None
     ) -> Any:
-        """kio's entity of the controller's answer. Raises `ApiError` with REQUEST_TIMED_OUT when
-        no controller answers within `timeout_ms`, request.timeout.ms unless given."""
-        version = self._broker.table[api_key].versions[-1]
-        head = frames.request_head(api_key, version, 0, f"broker-{self._broker.node_id}")
+        """Return the controller's response as an entity of kio.
+
+        Raises `ApiError` with REQUEST_TIMED_OUT if no controller answers within `timeout_ms`, by
+        default request.timeout.ms.
+        """
+        version = self._apis[api_key].versions[-1]
+        head = frames.request_head(api_key, version, 0, f"broker-{self._node.id}")
         frame = head + codec.write_request(api_key, version, fields)
         data = await self._answer(bytes(frame), self._self, timeout_ms)
         return codec.read_response(api_key, version, data)
 
-    def passed_on(self, frame: bytes | bytearray, request: Request) -> asyncio.Future[Any]:
-        """The answer to a client's request, from the controller, within the request's own timeout
-        where it has one that is shorter than request.timeout.ms."""
+    @property
+    def is_local(self) -> bool:
+        """Whether this node is the active controller and no other node can become it."""
+        return self._metadata.is_active and self._quorum.alone
+
+    def forward(self, frame: bytes | bytearray, request: Request) -> asyncio.Future[list[bytes]]:
+        """Forward a client's request. The future is the encoded response body.
+
+        The timeout is the request's own, if that is shorter than request.timeout.ms.
+        """
         return asyncio.ensure_future(self._parts(bytes(frame), request))
 
     async def _parts(self, frame: bytes, request: Request) -> list[bytes]:
@@ -79,17 +130,15 @@ class ControllerChannel:
     async def _answer(
         self, frame: bytes, peer: Peer, timeout_ms: int | None, *, of_client: bool = False
     ) -> bytes:
-        """The body of the response to the request in `frame`.
+        """Return the body of the response to the request in `frame`.
 
-        A client's timeout of 0 or less asks to begin and not to wait, which clients that want an
-        answer send too: it is none. One that is up says nothing of the connection, which the
-        broker's own requests share.
+        A client's timeout of 0 or less is ignored: clients that need a response send it too. The
+        connection stays open after a client's timeout, because the broker's own requests use it.
         """
-        broker = self._broker
         key = frame[0] << 8 | frame[1]
-        request_id = uuid4().bytes if key == ApiKey.CREATE_TOPICS else b""
+        request_id = self._node.system.uuid().bytes if key == ApiKey.CREATE_TOPICS else b""
         if timeout_ms is None or of_client:
-            longest_ms = broker.config["request.timeout.ms"]
+            longest_ms = self._node.config["request.timeout.ms"]
             if timeout_ms is None or not 0 < timeout_ms < longest_ms:
                 timeout_ms, of_client = longest_ms, False
         try:
@@ -100,7 +149,7 @@ class ControllerChannel:
                         return found
                     await asyncio.sleep(_RETRY_S)
         except TimeoutError:
-            # A connection that lost its peer says nothing, and TCP tries ever more seldom.
+            # The peer may be unreachable. TCP retransmits less and less often, so connect again.
             if not of_client:
                 self.close()
             raise ApiError(
@@ -108,11 +157,10 @@ class ControllerChannel:
             ) from None
 
     async def _try(self, frame: bytes, peer: Peer, request_id: bytes) -> bytes | None:
-        """The answer, or None when the node asked is not the controller, or gone."""
-        broker = self._broker
+        """Return the response, or None if the node is not the controller or does not answer."""
         try:
-            if broker.metadata.is_active:
-                return await broker.dispatch.embedded(frame, peer, request_id)
+            if self._metadata.is_active:
+                return await self._handle(frame, peer, request_id)
             return await self._ask(frame, peer, request_id)
         except ApiError as error:
             if error.code is not ErrorCode.not_controller:
@@ -120,10 +168,8 @@ class ControllerChannel:
             return None
 
     async def _ask(self, frame: bytes, peer: Peer, request_id: bytes) -> bytes | None:
-        from shoal.client.errors import ClientError
-
-        leader_id = self._broker.quorum.leader_id
-        address = None if leader_id is None else self._broker.quorum.address_of(leader_id)
+        leader_id = self._quorum.leader_id
+        address = None if leader_id is None else self._quorum.address_of(leader_id)
         if address is None:
             return None
         fields = {
@@ -143,15 +189,13 @@ class ControllerChannel:
         return bytes(answer.response_data[len(head) :])
 
     def _to(self, address: Address) -> Link:
-        from shoal.server.network.links import Link
-
         if self._link is None or self._link.address != address:
             self.close()
             self._link = Link(
                 address,
-                client_id=f"broker-{self._broker.node_id}",
-                request_timeout_ms=self._broker.config["request.timeout.ms"],
-                timeouts=self._broker.setup_timeouts,
+                client_id=f"broker-{self._node.id}",
+                request_timeout_ms=self._node.config["request.timeout.ms"],
+                timeouts=self._timeouts,
             )
         return self._link
 
@@ -162,7 +206,7 @@ class ControllerChannel:
 
 
 def _packed(host: str) -> bytes:
-    """An address as the bytes that an Envelope has."""
+    """Return an address as the bytes of an Envelope."""
     try:
         return socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host)
     except OSError:

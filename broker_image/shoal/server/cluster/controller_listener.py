@@ -1,13 +1,13 @@
-"""A listener for controllers, for nodes whose settings name none.
+"""The listener for controllers of nodes whose configs name none.
 
-Kafka demands `controller.listener.names`. Two cases leave no doubt about it: the voters have this
-node at a port that no listener has, and several brokers of one host that form a cluster alone.
+Kafka requires `controller.listener.names`. Here it is derived in two cases: the voters have this
+node at a port that no listener has, or the brokers of one host form their own cluster.
 """
 
 from __future__ import annotations
 
 from shoal.metadata import configs
-from shoal.server.cluster.config import CONTROLLER, cluster_config
+from shoal.server.cluster_config import CONTROLLER, cluster_config
 from shoal.server.config import BrokerConfig, Endpoint, InvalidConfig, bracketed
 
 NAME = "CONTROLLER"
@@ -15,8 +15,10 @@ _LOOPBACK = "127.0.0.1"
 
 
 def with_controller_listener(config: BrokerConfig) -> BrokerConfig:
-    """The settings with `CONTROLLER` among the listeners, where that case is given; else as they
-    are. Raises `InvalidConfig`."""
+    """Return the configs, with a listener `CONTROLLER` if one can be derived.
+
+    Raises `InvalidConfig`.
+    """
     if config["controller.listener.names"] or CONTROLLER not in config["process.roles"]:
         return config
     if any(listener.name == NAME for listener in config.listeners):
@@ -41,7 +43,7 @@ def with_controller_listener(config: BrokerConfig) -> BrokerConfig:
 
 
 def _added(config: BrokerConfig, endpoint: Endpoint, host: str) -> BrokerConfig:
-    """With a listener at `endpoint`, which other nodes reach at `host`."""
+    """Return the configs with a listener at `endpoint`, which other nodes reach at `host`."""
     protocols = config["listener.security.protocol.map"]
     texts = {
         "controller.listener.names": NAME,
@@ -49,8 +51,8 @@ def _added(config: BrokerConfig, endpoint: Endpoint, host: str) -> BrokerConfig:
         "listener.security.protocol.map": f"{protocols},{NAME}:PLAINTEXT",
     }
     if host != endpoint.host:
-        told = (*config.advertised.values(), endpoint._replace(host=host))
-        texts["advertised.listeners"] = ",".join(_text(one) for one in told)
+        advertised = (*config.advertised.values(), endpoint._replace(host=host))
+        texts["advertised.listeners"] = ",".join(_text(one) for one in advertised)
     given = {**config.given, **texts}
     return BrokerConfig(given, configs.broker_values(configs.Layers({}, {}, given)))
 

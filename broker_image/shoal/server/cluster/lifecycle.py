@@ -1,48 +1,69 @@
-"""This broker's place in its cluster: registration, heartbeats, and the way out (KIP-631).
+"""The session of this broker with the controller: registration, heartbeats, shutdown (KIP-631).
 
-Join: wait for a controller, register (fenced), and wait until the image has the registration, which
-says that the metadata is as new as this start. Enter: once the logs are open, heartbeats tell that
-this broker is ready, and the controller lets it in. Leave: ask to hand over what it leads, for a
-bounded time, then go.
+Join: wait for a controller, register (fenced), and wait until the image has the registration. Then
+the metadata is as new as this start. Enter: once the logs are open, heartbeats ask the controller
+to unfence this broker. Leave: ask the controller to move the partitions that this broker leads, for
+a limited time, then stop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import Any
 
+from shoal.log.directory import LogDirectory
 from shoal.metadata import controller
+from shoal.metadata.delta import MetadataDelta
+from shoal.metadata.image import MetadataImage
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.cluster.controller import is_gone
-from shoal.server.cluster.metadata_log import random_id
+from shoal.server.cluster.controller_channel import ControllerChannel
+from shoal.server.cluster.quorum import Quorum
+from shoal.server.cluster.registration import Registration
+from shoal.server.metadata_cache import MetadataCache
+from shoal.server.node import Node
 
-if TYPE_CHECKING:
-    from shoal.server.broker import Broker
-
-#: How long a controlled shutdown may take before the broker just stops.
+#: Longest controlled shutdown.
 CONTROLLED_SHUTDOWN_S = 20.0
-#: How long a connection to the advertised address may take.
+#: Timeout of a connection to the advertised address.
 ADVERTISED_TIMEOUT_S = 5.0
-#: A name is tried for so long: a pod of Kubernetes starts before its name leads to it.
+#: How long a host name is tried: a pod of Kubernetes starts before its name resolves to it.
 NAME_TIMEOUT_S = 30.0
-#: A broker that stops gives up after so long without an answer of any controller.
+#: A controlled shutdown ends after this time without an answer of a controller.
 NO_CONTROLLER_S = 3.0
-#: Between two tries to register.
+#: The pause between two attempts to register.
 _RETRY_S = 0.1
 
 
 class CannotJoin(Exception):
-    """Why this node cannot be part of its cluster, as a sentence with its remedy."""
+    """Why this node cannot join its cluster, as a sentence with the remedy."""
 
 
 class Lifecycle:
     """Owns the broker's session with the controller."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self.incarnation_id = random_id()
+    def __init__(
+        self,
+        node: Node,
+        cache: MetadataCache,
+        directory: LogDirectory,
+        registration: Registration,
+        quorum: Quorum,
+        channel: ControllerChannel,
+    ) -> None:
+        self._node = node
+        self._cache = cache
+        self._directory = directory
+        self._registration = registration
+        self._quorum = quorum
+        self._channel = channel
+        #: Called after each heartbeat while the session `is_lost`.
+        self.on_session_lost: list[Callable[[], None]] = []
+        #: Awaited before this broker asks to hand over the partitions that it leads.
+        self.before_handover: list[Callable[[], Awaitable[None]]] = []
         self.broker_epoch = -1
         self._beat = asyncio.Event()
         self._moved = asyncio.Event()
@@ -51,21 +72,20 @@ class Lifecycle:
         self._may_stop = asyncio.Event()
         self._ready = False
         self._answered_at = 0.0
-        #: A controller has said that this broker is fenced, and the metadata that tells who leads
-        #: in its place has not come.
+        #: A controller has answered that this broker is fenced, and the metadata with the new
+        #: leaders has not arrived.
         self.is_put_out = False
-        #: Nobody is at the other brokers' ports, as far as this one has looked.
+        #: The last probes found no process at the addresses of the other brokers.
         self._alone = False
 
-    # The way in.
+    # Join.
 
     async def join(self) -> None:
         """Register, and catch up with the metadata. Raises `CannotJoin`."""
-        broker = self._broker
         await self._reach_itself()
-        broker.metadata_cache.subscribe(self._changed)
-        broker.channel.on_leader.append(self._beat.set)
-        limit_ms = broker.config["initial.broker.registration.timeout.ms"]
+        self._cache.subscribe(self._changed)
+        self._channel.on_leader.append(self._beat.set)
+        limit_ms = self._node.config["initial.broker.registration.timeout.ms"]
         try:
             async with asyncio.timeout(limit_ms / 1000):
                 self.broker_epoch = await self._register()
@@ -73,47 +93,46 @@ class Lifecycle:
                     self._moved.clear()
                     await self._moved.wait()
         except TimeoutError:
-            voters = ", ".join(map(str, broker.quorum.raft.voters.latest.ids))
+            voters = ", ".join(map(str, self._quorum.raft.voters.latest.ids))
             raise CannotJoin(
-                f"No controller has let broker {broker.node_id} in within {limit_ms} ms: see that"
+                f"No controller has let broker {self._node.id} in within {limit_ms} ms: see that"
                 f" a majority of the voters ({voters}) runs and can be reached, and that"
                 " controller.quorum.voters is the same on all nodes."
             ) from None
         self._heart = asyncio.ensure_future(self._heartbeats())
 
     async def _reach_itself(self) -> None:
-        """See that the address that other brokers are told leads here. Raises `CannotJoin`."""
-        broker = self._broker
-        name = broker.cluster.inter_broker
-        if name not in broker.config.advertised:
+        """Check that the advertised address leads to this node. Raises `CannotJoin`."""
+        name = self._node.cluster.inter_broker
+        if name not in self._node.config.advertised:
             return
-        (told,) = [e for e in broker.endpoints() if e.name == name]
+        (endpoint,) = [e for e in self._registration.endpoints() if e.name == name]
         try:
-            await reach(told.host, told.port)
+            await reach(endpoint.host, endpoint.port)
         except (OSError, TimeoutError) as error:
             reason = getattr(error, "strerror", None) or "it does not answer"
             raise CannotJoin(
-                f"advertised.listeners tells other brokers {told.host}:{told.port}, and this node"
-                f" is not reached there ({reason}): name an address that leads to this node."
+                f"advertised.listeners has {endpoint.host}:{endpoint.port} for other brokers, and"
+                f" this node is not reached there ({reason}): name an address that leads to this"
+                " node."
             ) from None
 
     def _registered(self) -> bool:
-        """Whether the image has this start's registration."""
-        found = self._broker.image.brokers.get(self._broker.node_id)
-        return found is not None and found.incarnation_id == self.incarnation_id
+        """Whether the image has the registration of this start."""
+        found = self._cache.image.brokers.get(self._node.id)
+        return found is not None and found.incarnation_id == self._registration.incarnation_id
 
-    def _changed(self, image: Any, delta: Any) -> None:
-        if self._broker.node_id in delta.brokers:
+    def _changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        if self._node.id in delta.brokers:
             self.is_put_out = False
             self._moved.set()
 
     async def _register(self) -> int:
-        broker = self._broker
-        image = broker.registration()
+        image = self._registration.broker()
         fields = {
-            "broker_id": broker.node_id,
-            "cluster_id": broker.cluster_id,
-            "incarnation_id": self.incarnation_id,
+            "broker_id": self._node.id,
+            "cluster_id": self._directory.cluster_id,
+            "incarnation_id": self._registration.incarnation_id,
             "listeners": [e._asdict() for e in image.endpoints],
             "features": [
                 {"name": name, "min_supported_version": low, "max_supported_version": high}
@@ -121,13 +140,13 @@ class Lifecycle:
             ],
             "rack": image.rack,
             "log_dirs": list(image.log_dirs),
-            "previous_broker_epoch": broker.directory.stopped_epoch,
+            "previous_broker_epoch": self._directory.stopped_epoch,
         }
-        loop = broker.loop
-        taken_at = loop.time() + 1.5 * broker.config["broker.session.timeout.ms"] / 1000
+        loop = self._node.loop
+        taken_at = loop.time() + 1.5 * self._node.config["broker.session.timeout.ms"] / 1000
         while True:
             try:
-                answer = await broker.channel.request(
+                answer = await self._channel.request(
                     ApiKey.BROKER_REGISTRATION, fields, timeout_ms=60_000
                 )
             except ApiError:
@@ -135,18 +154,19 @@ class Lifecycle:
                 continue
             match ErrorCode(answer.error_code):
                 case ErrorCode.none:
-                    broker.directory.broker_epoch = answer.broker_epoch
+                    self._directory.broker_epoch = answer.broker_epoch
                     return answer.broker_epoch
-                # Until its session is over, a process that died looks like one that lives.
+                # Until its session expires, a process that has ended looks alive.
                 case ErrorCode.duplicate_broker_registration if loop.time() > taken_at:
                     raise CannotJoin(
-                        f"node.id {broker.node_id} is taken: another process of that id, with"
+                        f"node.id {self._node.id} is taken: another process of that id, with"
                         " another data directory, is part of the cluster. Give this one an id of"
                         " its own (--node-id), or stop the other one first."
                     )
                 case ErrorCode.inconsistent_cluster_id:
                     raise CannotJoin(
-                        f"The controller is one of another cluster than {broker.cluster_id}: see"
+                        "The controller is one of another cluster than"
+                        f" {self._directory.cluster_id}: see"
                         " controller.quorum.voters, or give this node the other cluster's id by"
                         " --cluster-id and a data directory of its own."
                     )
@@ -158,7 +178,7 @@ class Lifecycle:
             await asyncio.sleep(_RETRY_S)
 
     async def enter(self) -> None:
-        """The logs are open: be let in."""
+        """Wait until the controller has unfenced this broker, whose logs are open."""
         self._ready = True
         self._beat.set()
         while self.fenced:
@@ -167,26 +187,27 @@ class Lifecycle:
 
     @property
     def fenced(self) -> bool:
-        found = self._broker.image.brokers.get(self._broker.node_id)
+        found = self._cache.image.brokers.get(self._node.id)
         return found is None or found.fenced
 
     @property
     def is_lost(self) -> bool:
-        """Whether no controller has answered for as long as this broker's session lasts, while
-        there may be other brokers. Then it may be fenced, and others may lead what it leads,
-        without its knowing."""
+        """Whether this broker may be fenced without its knowledge.
+
+        No controller has answered for the time of a session, and other brokers may be alive. They
+        may lead the partitions of this broker by now.
+        """
         overdue = self._heart is not None and not self._alone and self._is_overdue()
         return overdue or self.is_put_out
 
     def _is_overdue(self) -> bool:
-        session_s = self._broker.config["broker.session.timeout.ms"] / 1000
-        return self._broker.loop.time() > self._answered_at + session_s
+        session_s = self._node.config["broker.session.timeout.ms"] / 1000
+        return self._node.loop.time() > self._answered_at + session_s
 
     # Heartbeats.
 
     async def _heartbeats(self) -> None:
-        broker = self._broker
-        interval_s = broker.config["broker.heartbeat.interval.ms"] / 1000
+        interval_s = self._node.config["broker.heartbeat.interval.ms"] / 1000
         while True:
             answer = await self._heartbeat()
             delay_s = interval_s
@@ -194,7 +215,8 @@ class Lifecycle:
                 delay_s = min(delay_s, _RETRY_S)
             self._alone = answer is None and self._is_overdue() and await self._is_alone()
             if self.is_lost:
-                broker.replicas.wake_cut_off()
+                for call in self.on_session_lost:
+                    call()
             if answer is not None and self._stopping and answer.should_shut_down:
                 self._may_stop.set()
             elif self._stopping:
@@ -207,35 +229,33 @@ class Lifecycle:
                 pass
 
     async def _is_alone(self) -> bool:
-        """Whether the processes of all other brokers are gone, as their ports tell."""
-        broker = self._broker
+        """Whether the processes of all other brokers have ended, by probes of their ports."""
         others = [
             is_gone(end.host, end.port)
-            for id, known in broker.image.brokers.items()
-            if id != broker.node_id and (end := known.endpoint(broker.cluster.inter_broker))
+            for id, known in self._cache.image.brokers.items()
+            if id != self._node.id and (end := known.endpoint(self._node.cluster.inter_broker))
         ]
         return all(await asyncio.gather(*others))
 
     async def _heartbeat(self) -> Any:
-        """One heartbeat; None when it was refused, or nobody answered."""
-        broker = self._broker
+        """Send a heartbeat. Return the response, or None if it failed."""
         fields = {
-            "broker_id": broker.node_id,
+            "broker_id": self._node.id,
             "broker_epoch": self.broker_epoch,
-            "current_metadata_offset": broker.image.offset,
+            "current_metadata_offset": self._cache.image.offset,
             "want_fence": not self._ready,
             "want_shut_down": self._stopping,
         }
-        timeout_ms = broker.config["broker.session.timeout.ms"]
-        sent_at = broker.loop.time()
+        timeout_ms = self._node.config["broker.session.timeout.ms"]
+        sent_at = self._node.loop.time()
         try:
-            answer = await broker.channel.request(
+            answer = await self._channel.request(
                 ApiKey.BROKER_HEARTBEAT, fields, timeout_ms=timeout_ms
             )
         except ApiError:
             return None
         if answer.error_code == ErrorCode.none:
-            # The controller counts the session from when it was asked, which is not before this.
+            # The controller counts the session from the arrival of the request.
             self._answered_at = sent_at
             self.is_put_out = self._ready and answer.is_fenced and not self.fenced
             return answer
@@ -244,11 +264,11 @@ class Lifecycle:
             self._beat.set()
         return None
 
-    # The way out.
+    # Leave.
 
     async def _handed_over(self) -> bool:
-        """Wait for the controller's word; not for long while there is no controller."""
-        loop = self._broker.loop
+        """Wait until the controller permits the stop; return whether it did."""
+        loop = self._node.loop
         end = loop.time() + CONTROLLED_SHUTDOWN_S
         self._answered_at = loop.time()
         while not self._may_stop.is_set():
@@ -262,27 +282,27 @@ class Lifecycle:
         return True
 
     async def leave(self) -> None:
-        """Hand over, if this broker is part of a cluster; then no more heartbeats."""
+        """Hand over the partitions if other brokers run, then end the heartbeats."""
         if self._heart is None:
             return
-        broker = self._broker
-        others = any(id != broker.node_id for id in broker.image.running)
-        hands_over = self._ready and others and broker.config["controlled.shutdown.enable"]
+        others = any(id != self._node.id for id in self._cache.image.running)
+        hands_over = self._ready and others and self._node.config["controlled.shutdown.enable"]
         if hands_over:
-            await broker.share.drain()
+            for drain in self.before_handover:
+                await drain()
         self._stopping = True
         if hands_over:
             self._beat.set()
             if not await self._handed_over():
-                broker.log.warning("the broker stops without having handed over what it leads")
+                self._node.log.warning("the broker stops without having handed over what it leads")
         self._heart.cancel()
         self._heart = None
 
 
 async def reach(host: str, port: int) -> None:
-    """Connect, and hang up. Raises `OSError`, `TimeoutError`.
+    """Connect, and close the connection. Raises `OSError`, `TimeoutError`.
 
-    A name may not be known yet, or still be that of the pod before: it is tried for a while.
+    A host name is retried: it may not resolve yet, or still resolve to an earlier pod.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + (0.0 if _is_address(host) else NAME_TIMEOUT_S)
@@ -299,7 +319,7 @@ async def reach(host: str, port: int) -> None:
 
 
 def _is_address(host: str) -> bool:
-    """Whether this is an IP address, which means the same at any time."""
+    """Whether this is an IP address, which is not retried."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -1,13 +1,12 @@
-"""The cluster's metadata on this node: the image that it serves, and decisions on it.
+"""The metadata of the cluster on this node: the committed image, and decisions of the controller.
 
 The image follows the committed records of `__cluster_metadata-0`, which the quorum replicates. The
-node that leads the quorum is the active controller: a decision is taken on the newest image, its
-records are appended as one batch and replayed at once, so that the next decision sees them. The
-image that the broker serves follows when the batch is committed; then the delta is published and
-the answer leaves.
+leader of the quorum is the active controller. It decides on the newest image, appends the records
+of a decision as one batch, and replays them at once, so that the next decision sees them. Once the
+batch is committed, the broker's image follows, the delta is published, and the response is sent.
 
-A node that stops leading refuses what waits (NOT_CONTROLLER): a batch that it wrote may still be
-committed by the next leader, or be gone. A disk that fails stops the node's part in the quorum.
+A node that stops leading refuses what waits (NOT_CONTROLLER). The next leader may or may not commit
+a batch that it has written. A failed disk ends the node's part in the quorum.
 """
 
 from __future__ import annotations
@@ -16,11 +15,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import UUID, uuid4
+from typing import Any, NamedTuple
 
 from shoal.log.errors import CorruptLog
-from shoal.log.uuids import uuid_text
 from shoal.metadata import controller
 from shoal.metadata.controller import Decision
 from shoal.metadata.delta import Draft, MetadataDelta, apply, difference
@@ -28,30 +25,20 @@ from shoal.metadata.image import BrokerImage, MetadataImage
 from shoal.metadata.records import MetadataRecord, decode, encode
 from shoal.metadata.snapshot import records_of
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
-from shoal.quorum.ready import Propose
+from shoal.quorum.events import Propose
 from shoal.record.batch import CorruptBatch
 from shoal.record.records import build_batch
+from shoal.server.cluster.quorum import Quorum
+from shoal.server.metadata_cache import MetadataCache
+from shoal.server.node import Node
 
-if TYPE_CHECKING:
-    from shoal.server.cluster.quorum import Quorum
-    from shoal.server.metadata_cache import MetadataCache
-    from shoal.server.timers import Clock
-
-#: Records of a snapshot that go into one batch: 2 to 3 ms of work.
+#: Records in one batch of a snapshot: 2 to 3 ms of work.
 _SNAPSHOT_BATCH = 250
 Decide = Callable[[MetadataImage], Decision]
 
 
-def random_id() -> UUID:
-    """A new id; like Kafka's, its text never starts with a dash, which tools take for an option."""
-    while True:
-        found = uuid4()
-        if not uuid_text(found).startswith("-"):
-            return found
-
-
 class _Pending(NamedTuple):
-    """A batch behind the committed image: the image after it, what it changed, and who waits."""
+    """An uncommitted batch: the image after it, its delta, and the response that waits for it."""
 
     offset: int
     image: MetadataImage
@@ -63,25 +50,30 @@ class _Pending(NamedTuple):
 class Metadata:
     """The state machine on the quorum's log. Publishes committed images to `cache`."""
 
-    def __init__(self, quorum: Quorum, clock: Clock, cache: MetadataCache) -> None:
+    def __init__(self, node: Node, quorum: Quorum, cache: MetadataCache) -> None:
+        self._clock = node.clock
         self.quorum = quorum
-        self._clock = clock
         self._cache = cache
-        #: Below it the log's records are in the image.
+        #: The image has all records of the log below this offset.
         self.applied = 0
-        #: What lies behind the image, while this node leads in `_epoch`; None while it does not.
+        #: Uncommitted batches while this node leads in `_epoch`; None while it does not.
         self._pending: deque[_Pending] | None = None
         self._epoch = -1
-        #: Called with a sentence when the log has what this release does not read; raised if unset.
-        self.on_unreadable: Callable[[str], None] | None = None
-        #: Bytes of records that the newest snapshot does not have.
+        #: Called with a sentence when this release cannot read the log. While nobody has
+        #: subscribed, `CorruptLog` is raised.
+        self.on_unreadable: list[Callable[[str], None]] = []
+        #: Bytes of records that are not in the newest snapshot.
         self._unsaved_bytes = 0
-        self._saved_ms = clock.now_ms()
+        self._saved_ms = node.clock.now_ms()
         self._saving = False
         self._save_task: asyncio.Task[None] | None = None
         self._following = self._again = False
+
+    def open(self) -> None:
+        """Load the newest snapshot and follow the quorum, which is open. Raises `CorruptLog`."""
+        self._saved_ms = self._clock.now_ms()
         self._load_snapshot(first=True)
-        quorum.on_step.append(self._stepped)
+        self.quorum.on_step.append(self._stepped)
 
     @property
     def image(self) -> MetadataImage:
@@ -103,11 +95,11 @@ class Metadata:
 
     @property
     def newest(self) -> MetadataImage:
-        """The image after all records of the log, committed or not; the active controller's."""
+        """The image of the active controller, after all records of the log, committed or not."""
         return self._pending[-1].image if self._pending else self.image
 
     def register(self, broker: BrokerImage, *, clean: bool) -> None:
-        """Write what the starting broker of a quorum of one owes, durably. Raises `ApiError`."""
+        """Register the broker of a quorum of one at its start, durably. Raises `ApiError`."""
         quorum = self.quorum
         for decide in (
             lambda image: controller.Decision() if image.features else controller.bootstrap(),
@@ -120,12 +112,11 @@ class Metadata:
     def submit(
         self, decide: Decide, respond: Callable[[Any], Any] = lambda response: response
     ) -> asyncio.Future[Any]:
-        """Decide as the active controller and, once that is committed, answer with `respond` of
-        the decision's response.
+        """Decide as the active controller. The future is `respond` of the decision's response.
 
-        `respond` runs when the broker's image has the records. The future fails with `ApiError`
-        when the decision refuses, when its records cannot be written, and with NOT_CONTROLLER
-        when this node does not lead, or not until the records are committed.
+        `respond` runs when the image of the broker has the records. The future fails with
+        `ApiError` when the decision is refused or its records cannot be written. It fails with
+        NOT_CONTROLLER when this node does not lead, or stops before the records are committed.
         """
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
@@ -158,12 +149,12 @@ class Metadata:
         answer: asyncio.Future[Any],
         respond: Callable[[Any], Any],
     ) -> None:
-        """Append and replay. Raises `ApiError`."""
+        """Append and replay the records. Raises `ApiError`."""
         now_ms = self._clock.now_ms()
         records: Sequence[MetadataRecord] = decision.records
         offset = self.quorum.end_offset + len(records) - 1
         image, delta = apply(self.newest, records, offset=offset, epoch=self.quorum.epoch)
-        # What is committed at once, as by a voter that is alone, finds it there.
+        # Before the step: a sole voter commits within it.
         pending.append(_Pending(offset, image, delta, answer, lambda: respond(decision.response)))
         batch = build_batch([(now_ms, None, encode(record), ()) for record in records])
         self._unsaved_bytes += len(batch)
@@ -172,7 +163,7 @@ class Metadata:
     # Following the log.
 
     def _stepped(self) -> None:
-        """The quorum has taken a step. Whoever is told of a change may cause the next one."""
+        """Follow a step of the quorum. A subscriber of the image may cause the next step."""
         self._again = True
         if self._following:
             return
@@ -182,10 +173,11 @@ class Metadata:
                 self._again = False
                 self._follow()
         except CorruptLog as error:
-            if self.on_unreadable is None:
+            if not self.on_unreadable:
                 raise
             self.quorum.fault = str(error)
-            self.on_unreadable(str(error))
+            for call in self.on_unreadable:
+                call(str(error))
         finally:
             self._following = False
 
@@ -208,8 +200,10 @@ class Metadata:
             self._catch_up(quorum.high_watermark)
 
     def _load_snapshot(self, *, first: bool = False) -> None:
-        """Begin with the newest snapshot, where the log has no more what lies before it. The
-        `first` one has nobody to tell, and its delta would take long to compute."""
+        """Load the newest snapshot if it is ahead of the image.
+
+        The `first` one is not published: its delta would take long to compute.
+        """
         snapshot_id = self.quorum.snapshot_id
         if snapshot_id is None or snapshot_id.offset <= self.applied:
             return
@@ -235,8 +229,11 @@ class Metadata:
         )
 
     def save_if_due(self, *, bytes_max: int, interval_ms: int) -> asyncio.Future[None] | None:
-        """Write a snapshot when so many bytes of records have come since the last one, or any and
-        so much time has passed; None when it is not due."""
+        """Write a snapshot if it is due, else return None.
+
+        It is due after `bytes_max` bytes of records since the last one, or after `interval_ms`
+        if there are any records.
+        """
         now_ms = self._clock.now_ms()
         late = interval_ms and now_ms - self._saved_ms >= interval_ms
         if self._saving or not self._unsaved_bytes:
@@ -244,7 +241,7 @@ class Metadata:
         if self._unsaved_bytes < bytes_max and not late:
             return None
         self._saving = True
-        # What is proposed and not committed yet is not in this snapshot: it makes the next one due.
+        # Uncommitted records are not in this snapshot: they make the next one due.
         self._unsaved_bytes = int(self.applied < self.quorum.end_offset)
         self._saved_ms = now_ms
         self._save_task = asyncio.ensure_future(self._save(self.image, self.applied, now_ms))
@@ -252,26 +249,26 @@ class Metadata:
         return self._save_task
 
     async def _save(self, image: MetadataImage, end: int, now_ms: int) -> None:
-        """Write the state below offset `end`, a batch a turn of the loop: with a million partitions
-        it takes seconds."""
+        """Write the state below offset `end`, one batch per turn of the event loop. A million
+        partitions take seconds."""
         records = (encode(record) for record in records_of(image))
         batches = []
         while chunk := list(islice(records, _SNAPSHOT_BATCH)):
             batches.append(bytes(build_batch([(now_ms, None, value, ()) for value in chunk])))
             await asyncio.sleep(0)
-        if self.quorum.start_offset <= end:  # else a newer one has come from the leader
+        if self.quorum.start_offset <= end:  # else the leader has sent a newer one
             await self.quorum.take_snapshot(end, batches)
 
     def _saved(self, work: asyncio.Future[None]) -> None:
         self._saving = False
 
     def stop(self) -> None:
-        """A snapshot that is being written is given up."""
+        """Give up a snapshot that is being written."""
         if self._save_task is not None:
             self._save_task.cancel()
 
     def _catch_up(self, high_watermark: int) -> None:
-        """Apply what is committed and was read from the log."""
+        """Apply the committed records of the log."""
         if self.quorum.start_offset > self.applied:
             self._load_snapshot()
         if self.applied >= high_watermark:
@@ -290,7 +287,7 @@ class Metadata:
             self._cache.image = image
 
     def _lead(self) -> None:
-        """Begin as the active controller, with what the log has."""
+        """Become the active controller: replay the uncommitted records of the log."""
         self._epoch = self.quorum.epoch
         self._pending = deque()
         for records, offset, epoch in self._decoded(self.applied, self.quorum.end_offset):
@@ -298,7 +295,7 @@ class Metadata:
             self._pending.append(_Pending(offset, image, delta if records else None))
 
     def _decoded(self, start: int, end: int) -> Any:
-        """(records, last offset, epoch) of each batch. Raises `CorruptLog` for a newer format."""
+        """Yield (records, last offset, epoch) of each batch. Raises `CorruptLog`."""
         try:
             for batch in self.quorum.batches(start, end):
                 self._unsaved_bytes += batch.size
@@ -307,7 +304,7 @@ class Metadata:
             raise self._unreadable(error) from None
 
     def _commit(self, pending: deque[_Pending], high_watermark: int) -> None:
-        """Adopt, publish and answer what is below the high watermark."""
+        """Publish the batches below the high watermark, and complete their futures."""
         while pending and pending[0].offset < high_watermark:
             one = pending.popleft()
             self._cache.image = one.image
@@ -315,7 +312,7 @@ class Metadata:
             self._answer(one)
 
     def _answer(self, one: _Pending) -> None:
-        """Publish what was decided and give the answer, or why that failed."""
+        """Publish a decision, and complete its future with the response or an error."""
         answer = one.answer
         try:
             if one.delta is not None:

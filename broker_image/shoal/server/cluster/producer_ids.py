@@ -1,52 +1,58 @@
-"""Ids for producers, out of blocks that the controller gives to a broker (KIP-730).
+"""Producer ids, from blocks that the controller allocates to a broker (KIP-730).
 
-A block is taken from the metadata log when the last one is used up, so an id is never given twice,
-whatever the broker dies of; what is left of a block is lost with it.
+The controller writes each block to the metadata log, so no id is used twice. A broker that stops
+loses the rest of its block.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.metadata import controller
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
-
-if TYPE_CHECKING:
-    from shoal.server.broker import Broker
-    from shoal.server.network.api import Answer, Body
+from shoal.server.cluster.controller_channel import ControllerChannel
+from shoal.server.cluster.lifecycle import Lifecycle
+from shoal.server.cluster.metadata_log import Metadata
+from shoal.server.network.api import Answer, Body
+from shoal.server.node import Node
 
 
 class ProducerIds:
-    """Owns what is left of the block, and the requests that wait for the next one."""
+    """Owns the rest of the current block, and the requests that wait for the next one."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self, node: Node, metadata: Metadata, channel: ControllerChannel, lifecycle: Lifecycle
+    ) -> None:
+        self._node = node
+        self._metadata = metadata
+        self._channel = channel
+        self._lifecycle = lifecycle
         self._left: range = range(0)
         self._waiting: deque[asyncio.Future[Body]] = deque()
         self._asking = False
 
     def next(self) -> Answer:
-        """The response of InitProducerId with a new id and epoch 0."""
+        """Return the response of InitProducerId, with a new id and epoch 0."""
         if self._left:
             return self._take()
         return self._wait()
 
     def filled(self) -> asyncio.Future[Body] | None:
-        """None while there are ids to `take`; otherwise what to wait for before there are."""
+        """Return None if there are ids to `take`, else a future that waits for a block."""
         return None if self._left else self._wait()
 
     def take(self) -> int:
-        """A new id, for who cannot wait. Raises COORDINATOR_NOT_AVAILABLE when there is none."""
+        """Return a new id without waiting. Raises COORDINATOR_NOT_AVAILABLE if there is none."""
         if not self._left:
             self._ask()
             raise ApiError(ErrorCode.coordinator_not_available)
         return self._take()["producer_id"]
 
     def _wait(self) -> asyncio.Future[Body]:
-        waiter: asyncio.Future[Body] = self._broker.loop.create_future()
+        waiter: asyncio.Future[Body] = self._node.loop.create_future()
         self._waiting.append(waiter)
         self._ask()
         return waiter
@@ -56,25 +62,23 @@ class ProducerIds:
         return {"error_code": ErrorCode.none, "producer_id": producer_id, "producer_epoch": 0}
 
     def _ask(self) -> None:
-        """Ask for a block, unless one is on its way."""
+        """Request a block, unless a request is pending."""
         if self._asking:
             return
         self._asking = True
-        broker = self._broker
         block: asyncio.Future[range]
-        if broker.metadata.is_active:
-            block = broker.metadata.submit(
-                lambda image: controller.allocate_producer_ids(image, broker.node_id)
+        if self._metadata.is_active:
+            block = self._metadata.submit(
+                lambda image: controller.allocate_producer_ids(image, self._node.id)
             )
         else:
             block = asyncio.ensure_future(self._asked())
         block.add_done_callback(self._given)
 
     async def _asked(self) -> range:
-        """A block from the controller, which is another node."""
-        broker = self._broker
-        fields = {"broker_id": broker.node_id, "broker_epoch": broker.lifecycle.broker_epoch}
-        answer = await broker.channel.request(ApiKey.ALLOCATE_PRODUCER_IDS, fields)
+        """Request a block from the controller on another node."""
+        fields = {"broker_id": self._node.id, "broker_epoch": self._lifecycle.broker_epoch}
+        answer = await self._channel.request(ApiKey.ALLOCATE_PRODUCER_IDS, fields)
         if answer.error_code:
             raise ApiError(ErrorCode(answer.error_code))
         start: int = answer.producer_id_start

@@ -1,14 +1,14 @@
-"""The metadata quorum's replica in a broker: does what each `Ready` of the core says.
+"""This node's replica of the metadata quorum: carries out the `Effects` of `quorum.raft`.
 
-Owns the replica (`quorum.raft`), its disk (`quorum.store`) and the one timer that it asks for. An
-event goes in by `step`; what it asks for is done in the `Ready`'s order before the next one. What
-is read from the wire comes by `receive`, whose future is the answer; what leaves goes to `peers`.
+Owns the replica, its disk (`quorum.store`) and its timer. `step` takes an event and carries out its
+effects before the next event. Requests from the network come in by `receive`, whose future is the
+response. `peers` sends messages to the other nodes.
 
-A voter that is alone needs nobody: it is elected while it starts, its first syncs run in place.
+A sole voter is elected while it starts: its first syncs block the event loop.
 
-A disk that refuses a write, as a full one does, ends this life of the replica, for it believes what
-did not happen: it is opened anew from what is on disk, as after a crash. A disk that fails under a
-sync leaves unknown what is on it: the replica stops for good, and `fault` says why.
+After a failed write, as on a full disk, the state of the replica is ahead of the disk. The replica
+is then opened again from the disk, as after a crash. After a failed sync, the content of the disk
+is unknown. The replica then stops for good, and `fault` has the reason.
 """
 
 from __future__ import annotations
@@ -18,22 +18,19 @@ import contextlib
 import functools
 from collections import deque
 from collections.abc import Callable, Iterator
-from random import randrange
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from shoal.client.settings import Address
 from shoal.log.config import LogConfig
+from shoal.log.directory import LogDirectory
 from shoal.log.errors import AppendRefused, CorruptLog, LogOffline
+from shoal.log.log import Log
 from shoal.log.syncs import Sync
 from shoal.metadata.names import METADATA_TOPIC
 from shoal.quorum import wire
-from shoal.quorum.log_index import OffsetAndEpoch
-from shoal.quorum.messages import Message, Request, Response
-from shoal.quorum.progress import Progress
-from shoal.quorum.quorum_state import CorruptState
-from shoal.quorum.raft import QuorumSettings, Raft
-from shoal.quorum.ready import (
+from shoal.quorum.events import (
+    Effects,
     Event,
-    Ready,
     Received,
     Resign,
     SnapshotInstalled,
@@ -42,37 +39,38 @@ from shoal.quorum.ready import (
     Tick,
     Trim,
 )
+from shoal.quorum.leader_state import Progress
+from shoal.quorum.log_index import OffsetAndEpoch
+from shoal.quorum.messages import Message, Request, Response
+from shoal.quorum.quorum_state import CorruptState
+from shoal.quorum.raft import Raft
 from shoal.quorum.states import Role
 from shoal.quorum.store import QuorumStore
 from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
 from shoal.record.batch import headers
 from shoal.record.records import read_records
+from shoal.server.cluster.quorum_peers import Peers, QuorumEndpoints
+from shoal.server.network.links import SetupTimeouts
+from shoal.server.node import Node
 
-if TYPE_CHECKING:
-    from shoal.client.settings import Address
-    from shoal.log.directory import LogDirectory
-    from shoal.server.cluster.quorum_peers import Peers
-    from shoal.server.disk import Disk
-    from shoal.server.timers import Clock
-
-#: Nothing is dropped from the log but what a snapshot holds.
+#: Only records that a snapshot contains are removed from the log.
 _CONFIG = LogConfig(
     cleanup_policy=(),
     retention_ms=-1,
     retention_bytes=-1,
     max_message_bytes=128 << 20,
-    # Small enough that what a snapshot holds leaves the disk soon.
+    # Small, so that records that a snapshot contains are removed soon.
     segment_bytes=32 << 20,
 )
 _READ_BYTES = 4 << 20
-#: How often, and after which pauses, a leader that stops looks whether all voters know.
+#: How often a leader that stops checks whether all voters have confirmed its end, and the pause.
 _RESIGN_TRIES, _RESIGN_S = 20, 0.05
-#: After a write that the disk refused.
+#: The pause before a replica is opened again after a failed write.
 _REOPEN_S = 1.0
 
 
 class Batch(NamedTuple):
-    """A batch of the log: its last record's offset, its epoch, its values; none if of control."""
+    """A batch of the log. A batch of control records has no values."""
 
     last_offset: int
     epoch: int
@@ -81,7 +79,7 @@ class Batch(NamedTuple):
 
 
 class ReplicaState(NamedTuple):
-    """How far a replica of the metadata log is; -1 for what is not known."""
+    """The progress of a replica of the metadata log; -1 for unknown values."""
 
     key: ReplicaKey
     log_end_offset: int
@@ -99,38 +97,28 @@ class Quorum:
 
     def __init__(
         self,
+        node: Node,
         directory: LogDirectory,
-        disk: Disk,
-        clock: Clock,
-        *,
-        configured: VoterSet | None = None,
-        settings: QuorumSettings | None = None,
-        make_peers: Callable[[], Peers] | None = None,
+        endpoints: QuorumEndpoints,
+        timeouts: SetupTimeouts,
     ) -> None:
-        """`configured` are the voters of a log that has none yet: this node alone unless given.
-
-        Raises `CorruptLog`, `OSError`.
-        """
-        self._loop = asyncio.get_running_loop()
-        self._disk = disk
-        self._clock = clock
-        # The replica's clock is a monotonic one that begins at the wall clock's time.
-        self._offset_ms = clock.now_ms() - int(self._loop.time() * 1000)
-        self._make_peers = make_peers
-        self._peers: Peers | None = None
-        self.local = ReplicaKey(directory.node_id, directory.directory_id)
+        self._node = node
+        self._loop = node.loop
+        self._clock = node.clock
+        self._directory = directory
+        self._endpoints = endpoints
+        #: Added to the loop's time: a monotonic clock that begins at the wall clock's time.
+        self._offset_ms = 0
+        #: The other nodes; a voter that is alone never sends to them.
+        self.peers = Peers(node, directory, endpoints, timeouts, self.step)
         self.fault: str | None = None
-        #: Why the replica waits to be opened anew; None while it works.
+        #: Why the replica waits to be opened again; None while it works.
         self.trouble: str | None = None
         #: Called after every step: the high watermark, the leader or the epoch may have moved.
         self.on_step: list[Callable[[], None]] = []
-        self._log = directory.open_log(
-            METADATA_TOPIC, 0, _CONFIG, now_ms=clock.now_ms(), topic_id=wire.TOPIC_ID
-        )
-        self._storage = directory.storage
-        self._configured = configured or VoterSet.of([Voter(ReplicaKey(self.local.id))])
-        self._settings = settings or QuorumSettings()
-        self._open()
+        self._log: Log | None = None
+        self._store: QuorumStore | None = None
+        self._raft: Raft | None = None
         self._events: deque[Event] = deque()
         self._stepping = False
         self._inline = False
@@ -138,30 +126,70 @@ class Quorum:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: int | None = None
 
-    def _open(self) -> None:
-        """A replica that begins with what is on disk."""
+    def open(self) -> None:
+        """Open the log in the data directory, which is open. Raises `CorruptLog`, `OSError`."""
+        now_ms = self._clock.now_ms()
+        self._offset_ms = now_ms - int(self._loop.time() * 1000)
+        self._log = self._directory.open_log(
+            METADATA_TOPIC, 0, _CONFIG, now_ms=now_ms, topic_id=wire.TOPIC_ID
+        )
+        self._open_replica()
+
+    def _open_replica(self) -> None:
+        """Begin a replica with what is on disk."""
         log = self._log
+        assert log is not None
         try:
-            self.store = QuorumStore(self._storage, log, self._configured)
+            store = QuorumStore(self._directory.storage, log, self._first_voters())
         except CorruptState as error:
             raise CorruptLog(
                 f"{log.directory}: {error}. Voting without it could elect two leaders: restore"
                 " the file, or start this node with an empty data directory."
             ) from None
-        self.raft = Raft(
+        self._store = store
+        self._raft = Raft(
             self.local,
-            self._settings,
-            state=self.store.state,
-            index=self.store.index,
-            voters=self.store.voters,
-            choose=randrange,
+            self._node.cluster.settings,
+            state=store.state,
+            index=store.index,
+            voters=store.voters,
+            choose=self._node.system.random.randrange,
             now_ms=self._now_ms(),
         )
+
+    def _first_voters(self) -> VoterSet:
+        """Return the voters of a log that has none yet: the configured ones, or this node."""
+        configured = self._node.cluster.voters
+        if configured is not None:
+            return configured
+        endpoints = self._endpoints.quorum_endpoints()
+        return VoterSet.of([Voter(ReplicaKey(self._node.id), endpoints)])
 
     def _now_ms(self) -> int:
         return int(self._loop.time() * 1000) + self._offset_ms
 
-    # What others ask.
+    # State.
+
+    @property
+    def is_open(self) -> bool:
+        return self._raft is not None
+
+    @property
+    def raft(self) -> Raft:
+        """The replica of an open quorum."""
+        assert self._raft is not None, "the quorum is not open"
+        return self._raft
+
+    @property
+    def store(self) -> QuorumStore:
+        """The disk of an open quorum."""
+        assert self._store is not None, "the quorum is not open"
+        return self._store
+
+    @property
+    def local(self) -> ReplicaKey:
+        """This node's id and directory, once the data directory is open."""
+        return ReplicaKey(self._directory.node_id, self._directory.directory_id)
 
     @property
     def alone(self) -> bool:
@@ -194,14 +222,14 @@ class Quorum:
         return self.raft.high_watermark
 
     def endpoint_of(self, id: int) -> Endpoint | None:
-        """Where a voter listens for the quorum, if that is known."""
+        """Return the address at which a voter serves the quorum, if it is known."""
         voter = self.raft.voters.latest.voters.get(id)
         return voter.endpoints[0] if voter is not None and voter.endpoints else None
 
     def replicas(self) -> tuple[list[ReplicaState], list[ReplicaState]]:
-        """The voters and the observers, as the leader knows them."""
-        raft, book = self.raft, self.raft.book
-        found = {} if book is None else dict(book.replicas)
+        """Return the progress of the voters and of the observers, as known by the leader."""
+        raft, leader = self.raft, self.raft.leader_state
+        found = {} if leader is None else dict(leader.replicas)
         voters = []
         for voter in raft.voters.latest:
             id = voter.key.id
@@ -219,7 +247,7 @@ class Quorum:
     # Life.
 
     def start(self) -> None:
-        """Take part. A voter that is alone leads when this returns."""
+        """Take part in the quorum. A sole voter leads when this returns."""
         if not self.alone:
             self.step(Tick())
             return
@@ -228,7 +256,7 @@ class Quorum:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within it syncs run at once, which blocks the loop: for a start that waits for them."""
+        """Run syncs at once in this context, which blocks the event loop: for a start only."""
         self._inline = True
         try:
             yield
@@ -236,8 +264,8 @@ class Quorum:
             self._inline = False
 
     async def resign(self) -> None:
-        """This node is about to stop: another one may lead at once, told by this one."""
-        if not self.is_leader or self.alone:
+        """Hand over the leadership before this node stops."""
+        if not self.is_open or not self.is_leader or self.alone:
             return
         self.step(Resign())
         for _ in range(_RESIGN_TRIES):
@@ -249,23 +277,24 @@ class Quorum:
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
-        if self._peers is not None:
-            self._peers.close()
+        self.peers.close()
 
     # Events.
 
-    def step(self, event: Event) -> Ready | None:
-        """Hand an event in and do what comes out. An event that comes while another one is at
-        work waits for it; then there is no `Ready` to give."""
+    def step(self, event: Event) -> Effects | None:
+        """Pass in an event and carry out its effects.
+
+        An event that comes while another one is handled waits for it. Then this returns None.
+        """
         self._events.append(event)
         if self._stepping:
             return None
-        first: Ready | None = None
+        first: Effects | None = None
         self._stepping = True
         try:
             while self._events and self._works:
-                ready = self._step(self._events.popleft())
-                first = first or ready
+                effects = self._step(self._events.popleft())
+                first = first or effects
         finally:
             self._stepping = False
             self._events.clear()
@@ -278,36 +307,36 @@ class Quorum:
     def _works(self) -> bool:
         return self.fault is None and self.trouble is None and not self._stopped
 
-    def _step(self, event: Event) -> Ready | None:
-        ready = self.raft.step(event, self._now_ms())
+    def _step(self, event: Event) -> Effects | None:
+        effects = self.raft.step(event, self._now_ms())
         try:
-            self.store.apply(ready, now_ms=self._clock.now_ms())
-            for message in ready.messages:
+            self.store.apply(effects, now_ms=self._clock.now_ms())
+            for message in effects.messages:
                 self._send(self.store.filled(message))
-            if ready.sync:
+            if effects.sync:
                 self._sync()
-            if ready.install is not None:
-                voters = self.store.install(ready.install)
-                self._events.append(SnapshotInstalled(ready.install, voters))
+            if effects.install is not None:
+                voters = self.store.install(effects.install)
+                self._events.append(SnapshotInstalled(effects.install, voters))
         except (OSError, AppendRefused, LogOffline) as error:
             self._failed(error)
             return None
-        return ready
+        return effects
 
     def _failed(self, error: Exception) -> None:
-        if self._log.offline or isinstance(error, LogOffline):
+        if self.store.log.offline or isinstance(error, LogOffline):
             self.fault = f"The metadata log failed, and the broker has to be restarted: {error}"
         elif self.trouble is None:
             self.trouble = f"The metadata log cannot be written: {error}"
             self._loop.call_later(_REOPEN_S, self.recover)
 
     def recover(self) -> None:
-        """After a write that the disk refused: begin again, if the disk lets us."""
+        """Open the replica again after a failed write, if the disk permits."""
         if self.trouble is None or self.fault is not None or self._stopped:
             return
         self.trouble = None
         try:
-            self._open()
+            self._open_replica()
         except (OSError, LogOffline) as error:
             self._failed(error)
             return
@@ -321,14 +350,14 @@ class Quorum:
             self._events.append(Synced(self.store.finish_sync(sync)))
             return
         raft = self.raft
-        self._disk.run(sync.run).add_done_callback(lambda work: self._synced(raft, sync, work))
+        self._node.disk.run(sync.run).add_done_callback(lambda work: self._synced(raft, sync, work))
 
     def _synced(self, raft: Raft, sync: Sync, work: asyncio.Future[None]) -> None:
         error = work.exception()
         assert error is None or isinstance(error, OSError), error
         end_offset = self.store.finish_sync(sync, error)
         if self.raft is not raft and error is None:
-            return  # of an earlier life of the replica
+            return  # The replica was opened again meanwhile.
         if error is not None:
             self._failed(error)
             for call in self.on_step:
@@ -353,7 +382,7 @@ class Quorum:
     # Messages.
 
     def receive(self, source: int, body: Request) -> asyncio.Future[Response]:
-        """A request from the wire; the future is its answer."""
+        """Handle a request from the network. The future is its response."""
         answer: asyncio.Future[Response] = self._loop.create_future()
         self.step(Received(Message(source, self.local.id, answer, body)))
         return answer
@@ -368,25 +397,16 @@ class Quorum:
             self.learn(message.to, endpoint)
         self.peers.send(message)
 
-    @property
-    def peers(self) -> Peers:
-        """The other nodes; a voter that is alone does without."""
-        if self._peers is None:
-            assert self._make_peers is not None, "this quorum has one node"
-            self._peers = self._make_peers()
-            self._peers.step = self.step
-        return self._peers
-
     def learn(self, id: int, endpoint: Endpoint) -> None:
-        """Where a node listens for the quorum, by its own word."""
+        """Note the address at which a node serves the quorum, as it reports it."""
         self.peers.learn(id, (endpoint.host, endpoint.port))
 
     def address_of(self, id: int) -> Address | None:
-        """Where a node listens for the quorum, as far as anybody has said."""
+        """Return the address at which a node serves the quorum, if any node has reported it."""
         endpoint = self.endpoint_of(id)
         if endpoint is not None:
             return endpoint.host, endpoint.port
-        return None if self._peers is None else self._peers.address_of(id)
+        return self.peers.address_of(id)
 
     # Snapshots.
 
@@ -396,13 +416,13 @@ class Quorum:
         return self.raft.index.snapshot
 
     def snapshot_values(self, snapshot_id: OffsetAndEpoch) -> Iterator[bytes]:
-        """The values in a snapshot. Raises `CorruptLog`, `CorruptBatch`."""
+        """Yield the values in a snapshot. Raises `CorruptLog`, `CorruptBatch`."""
         _, batches = self.store.read_snapshot(snapshot_id)
         for batch in batches:
             yield from (r.value for r in read_records(batch) if r.value is not None)
 
     def take_snapshot(self, offset: int, batches: list[bytes]) -> asyncio.Future[None]:
-        """Write the state below `offset`, which is committed, in the disk's worker."""
+        """Write a snapshot of the committed state below `offset`, in the worker of the disk."""
         raft = self.raft
         snapshot_id = OffsetAndEpoch(offset, raft.index.epoch_at(offset))
         write = functools.partial(
@@ -412,7 +432,7 @@ class Quorum:
             batches,
             last_timestamp_ms=self._now_ms(),
         )
-        work = self._disk.run(write)
+        work = self._node.disk.run(write)
 
         def done(work: asyncio.Future[None]) -> None:
             error = work.exception()
@@ -424,7 +444,7 @@ class Quorum:
         return work
 
     def clean(self, *, bytes_max: int, age_max_ms: int) -> None:
-        """Delete the snapshots, and the log before them, that are over these limits."""
+        """Delete the snapshots that exceed these limits, and the log before them."""
         if not self._works:
             return
         base = self.store.expired(self._clock.now_ms(), bytes_max=bytes_max, age_max_ms=age_max_ms)
@@ -434,7 +454,7 @@ class Quorum:
     # The log.
 
     def batches(self, start: int, end: int) -> Iterator[Batch]:
-        """The batches in [start, end). Raises `CorruptBatch`, `OSError`."""
+        """Yield the batches in [start, end). Raises `CorruptBatch`, `OSError`."""
         while start < end:
             found = self.store.log.read(start, _READ_BYTES, max_offset=end)
             for at, header in headers(found.data):

@@ -1,74 +1,83 @@
-"""The quorum's requests to other nodes: who listens where, and a connection to each.
+"""The connections of the quorum to other nodes, and their addresses.
 
-A fetch waits at the leader until there is something to fetch, so fetches have a connection of their
-own; votes and the like go by another one. A request that gets no answer is `Unanswered`. One that
-the quorum waits for no more leaves its connection to nobody: the next one would stand behind it.
+A leader delays fetches until there are records, so fetches have their own connection; votes and all
+other requests use another one. A request without a response is a `RequestFailed` event. When the
+quorum has given up a request, its connection is closed: the next request would wait behind it.
 
-The quorum's log says where a voter listens, and so does this node's setting. Where they differ, and
-the node does not answer as a member of the quorum at one address, the next request tries the other:
-voters may have moved while this node was down.
+Both the quorum's log and controller.quorum.voters have addresses of voters. If they differ, and the
+node at one address does not answer as a member of the quorum, the next request uses the other
+address. Voters may have moved while this node was down.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from shoal.client.errors import ClientError, Refused, Unreachable, Unsupported
+from shoal.client.settings import Address
+from shoal.log.directory import LogDirectory
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.quorum import wire
+from shoal.quorum.events import Event, PeerDown, Received, RequestFailed
 from shoal.quorum.messages import FetchRequest, FetchSnapshotRequest, Message, Request, Response
-from shoal.quorum.raft import QuorumSettings
-from shoal.quorum.ready import Event, Gone, Received, Unanswered
 from shoal.quorum.voters import Endpoint
 from shoal.server.network.links import Link, SetupTimeouts
+from shoal.server.node import Node
 
-if TYPE_CHECKING:
-    from shoal.client.settings import Address
-
-#: Answers to a Fetch of the metadata log from a listener that does not serve it.
+#: Errors with which a listener that does not serve the metadata log answers a Fetch.
 _NO_METADATA_LOG = frozenset({ErrorCode.unknown_topic_id, ErrorCode.unknown_topic_or_partition})
 
 
+class QuorumEndpoints(Protocol):
+    """Where this node serves the quorum (`cluster.registration`)."""
+
+    def quorum_endpoints(self) -> tuple[Endpoint, ...]: ...
+
+
 class Peers:
-    """Owns the connections; `step` of the quorum gets the answers."""
+    """Owns the connections to the other nodes of the quorum."""
 
     def __init__(
         self,
-        node_id: int,
-        settings: QuorumSettings,
-        *,
-        cluster_id: str,
-        endpoints: tuple[Endpoint, ...],
+        node: Node,
+        directory: LogDirectory,
+        endpoints: QuorumEndpoints,
         timeouts: SetupTimeouts,
+        step: Callable[[Event], object],
     ) -> None:
-        self._node_id = node_id
-        self._settings = settings
-        self._cluster_id = cluster_id
+        """`step` is the quorum's. It gets the responses."""
+        self._node_id = node.id
+        self._settings = node.cluster.settings
+        self._directory = directory
         self._endpoints = endpoints
         self._timeouts = timeouts
+        self._step = step
         self._addresses: dict[int, Address] = {}
-        #: Where `controller.quorum.voters` has the nodes, and those that are asked there.
+        #: The addresses of controller.quorum.voters, and the nodes that are asked there.
         self.configured: dict[int, Address] = {}
         self._elsewhere: set[int] = set()
         #: By node, and whether it is the one for fetches.
         self._links: dict[tuple[int, bool], Link] = {}
         self._asking: dict[tuple[int, bool], asyncio.Task[None]] = {}
-        self.step: Callable[[Event], object] = lambda event: None
-        #: Told of a node that refused a request as a whole.
-        self.on_refused: Callable[[int, Request, ErrorCode], None] = lambda *_: None
+        #: Called with a node that refused a request as a whole, and its error.
+        self.on_refused: list[Callable[[int, ErrorCode], None]] = []
         #: Called with a node and an address at which it does not serve the quorum.
-        self.on_unserved: Callable[[int, Address], None] = lambda *_: None
+        self.on_unserved: list[Callable[[int, Address], None]] = []
+        for voter in node.cluster.voters or ():
+            address = voter.endpoints[0].host, voter.endpoints[0].port
+            self.learn(voter.key.id, address)
+            self.configured[voter.key.id] = address
 
     def address_of(self, id: int) -> Address | None:
-        """Where the node is asked: at the address that was learned last, or the configured one."""
+        """Return the address for requests: the last one learned, or the configured one."""
         known, configured = self._addresses.get(id), self.configured.get(id)
         return configured if known is None or id in self._elsewhere else known
 
     def _try_elsewhere(self, id: int) -> None:
-        """The node did not answer where it was asked: the next request takes its other address."""
+        """Use the other address of the node for the next request."""
         other = self.configured.get(id)
         if other is None or other == self._addresses.get(id):
             return
@@ -77,7 +86,7 @@ class Peers:
             self._hang_up((id, fetches))
 
     def learn(self, id: int, address: Address) -> None:
-        """Where a node listens, by its own word or another's."""
+        """Note the address of a node, as it or another node reports it."""
         if id == self._node_id or self._addresses.get(id) == address:
             return
         self._addresses[id] = address
@@ -109,23 +118,23 @@ class Peers:
         assert not isinstance(request, Response)
         response = await self.ask(to, request)
         if self._asking.get(way) is asyncio.current_task():
-            # What the quorum sends because of the answer goes the same way.
+            # The response may lead to another request on this connection.
             del self._asking[way]
         if response is None:
-            self.step(Unanswered(to, message.correlation))
+            self._step(RequestFailed(to, message.correlation))
         else:
-            self.step(Received(Message(to, self._node_id, message.correlation, response)))
+            self._step(Received(Message(to, self._node_id, message.correlation, response)))
 
     async def ask(self, to: int, request: Request) -> Response | None:
-        """The answer of another node; None when there is none."""
+        """Return the response of another node, or None if it does not answer."""
         settings = self._settings
         timeout_ms = settings.request_timeout_ms
         if isinstance(request, FetchRequest):
             timeout_ms += request.max_wait_ms
         fields = wire.request_fields(
             request,
-            cluster_id=self._cluster_id,
-            endpoints=self._endpoints,
+            cluster_id=self._directory.cluster_id,
+            endpoints=self._endpoints.quorum_endpoints(),
             max_bytes=settings.fetch_max_bytes,
         )
         try:
@@ -133,7 +142,7 @@ class Peers:
             entity = await link.request(wire.API_KEYS[type(request)], fields, timeout_ms=timeout_ms)
         except Refused:
             self._try_elsewhere(to)
-            self.step(Gone(to))
+            self._step(PeerDown(to))
             return None
         except ClientError as failure:
             self._unanswered(to, failure)
@@ -142,7 +151,8 @@ class Peers:
         for id, address in nodes.items():
             self.learn(id, address)
         if response is None:
-            self.on_refused(to, request, error)
+            for refused in self.on_refused:
+                refused(to, error)
         elif response.error in _NO_METADATA_LOG:
             self._unanswered(to, Unsupported(""))
             return None
@@ -151,7 +161,8 @@ class Peers:
     def _unanswered(self, to: int, failure: ClientError) -> None:
         address = self.address_of(to)
         if isinstance(failure, Unsupported) and address is not None:
-            self.on_unserved(to, address)
+            for unserved in self.on_unserved:
+                unserved(to, address)
         self._try_elsewhere(to)
 
     def _link(self, to: int, fetches: bool) -> Link:

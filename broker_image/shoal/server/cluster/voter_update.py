@@ -1,40 +1,57 @@
-"""A voter tells the quorum's leader who it is: directory, endpoints, levels (KIP-853).
+"""Keeps this node's entry in the voter set current, and joins the voters (KIP-853).
 
-The first voters are configured by id and address alone. From here on the quorum knows each by its
-directory too, so that a node which comes back with an empty disk, or another one with its id, is
-not taken for the voter that it was. A controller that is to join by itself
-(controller.quorum.auto.join.enable) asks to be let in once it has caught up. One that has lost its
-disk has the voter removed first that it was: an id stands among the voters once.
+The first voters are configured by id and address only. UpdateRaftVoter adds the directory id, the
+endpoints and the supported levels of a voter. From then on a node with the same id and another or
+an empty disk is not that voter. A controller with controller.quorum.auto.join.enable joins the
+voters once it has caught up. If it has lost its disk, it first removes the voter that it was,
+because a voter set has an id only once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from shoal.log.directory import LogDirectory
 from shoal.metadata.names import METADATA_TOPIC
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.quorum import wire
 from shoal.quorum.messages import UpdateRaftVoterRequest
 from shoal.quorum.voters import ReplicaKey, Voter
-
-if TYPE_CHECKING:
-    from shoal.server.broker import Broker
+from shoal.server.cluster.controller_channel import ControllerChannel
+from shoal.server.cluster.quorum import Quorum
+from shoal.server.cluster.registration import Registration
+from shoal.server.node import Node
 
 _RETRY_S = 0.5
 
 
 class VoterUpdate:
-    """Owns the one update that may be under way."""
+    """Owns the task of the current update; there is at most one."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        node: Node,
+        directory: LogDirectory,
+        registration: Registration,
+        quorum: Quorum,
+        channel: ControllerChannel,
+    ) -> None:
+        self._node = node
+        self._directory = directory
+        self._registration = registration
+        self._quorum = quorum
+        self._channel = channel
         self._task: asyncio.Task[None] | None = None
 
-    def look(self) -> None:
-        """After each step of the quorum: is there something to tell?"""
+    def start(self) -> None:
+        """Compare the voters with this node after each step of the quorum."""
+        self._quorum.on_step.append(self._look)
+
+    def _look(self) -> None:
+        """Begin an update if one is due."""
         if self._task is not None:
             return
         if self._due() is not None:
@@ -43,18 +60,18 @@ class VoterUpdate:
             self._task = asyncio.ensure_future(self._join())
 
     def _may_join(self) -> bool:
-        broker, quorum = self._broker, self._broker.quorum
+        node, quorum = self._node, self._quorum
         return (
-            broker.config["controller.quorum.auto.join.enable"]
-            and broker.cluster.is_controller
-            and broker.cluster.has_controller_listener
+            node.config["controller.quorum.auto.join.enable"]
+            and node.cluster.is_controller
+            and node.cluster.has_controller_listener
             and quorum.leader_id is not None
             and not quorum.raft.voters.latest.holds(quorum.local)
             and 0 <= quorum.raft.voters.latest_offset < quorum.high_watermark
         )
 
     async def _join(self) -> None:
-        quorum = self._broker.quorum
+        quorum = self._quorum
         try:
             while self._may_join():
                 with contextlib.suppress(ApiError):
@@ -68,22 +85,24 @@ class VoterUpdate:
             self._task = None
 
     async def _add(self) -> None:
-        broker, local = self._broker, self._broker.quorum.local
+        local = self._quorum.local
         fields = {
-            "cluster_id": broker.cluster_id,
-            "timeout_ms": broker.config["request.timeout.ms"],
+            "cluster_id": self._directory.cluster_id,
+            "timeout_ms": self._node.config["request.timeout.ms"],
             "voter_id": local.id,
             "voter_directory_id": local.directory_id,
-            "listeners": [e._asdict() for e in broker.quorum_endpoints()],
+            "listeners": [e._asdict() for e in self._registration.quorum_endpoints()],
             "ack_when_committed": True,
         }
-        await broker.channel.request(ApiKey.ADD_RAFT_VOTER, fields)
+        await self._channel.request(ApiKey.ADD_RAFT_VOTER, fields)
 
     async def _has_replaced(self, before: ReplicaKey) -> bool:
-        """Whether the leader has this node as an observer that has caught up, and does not hear of
-        the voter with its id any more: then nothing is lost with that one."""
+        """Whether the voter with this node's id can be removed without loss.
+
+        The leader has this node as an observer that has caught up, and that voter does not fetch.
+        """
         topics = [{"topic_name": METADATA_TOPIC, "partitions": [{"partition_index": 0}]}]
-        answer = await self._broker.channel.request(ApiKey.DESCRIBE_QUORUM, {"topics": topics})
+        answer = await self._channel.request(ApiKey.DESCRIBE_QUORUM, {"topics": topics})
         if answer.error_code is not ErrorCode.none:
             return False
         (row,) = answer.topics[0].partitions
@@ -93,7 +112,7 @@ class VoterUpdate:
             found = (r for r in replicas if (r.replica_id, r.replica_directory_id) == wanted)
             return next(found, None)
 
-        mine, voter = of(row.observers, self._broker.quorum.local), of(row.current_voters, before)
+        mine, voter = of(row.observers, self._quorum.local), of(row.current_voters, before)
         return (
             mine is not None
             and mine.last_caught_up_timestamp >= 0
@@ -103,20 +122,20 @@ class VoterUpdate:
 
     async def _remove(self, before: ReplicaKey) -> None:
         fields = {
-            "cluster_id": self._broker.cluster_id,
+            "cluster_id": self._directory.cluster_id,
             "voter_id": before.id,
             "voter_directory_id": before.directory_id,
         }
-        await self._broker.channel.request(ApiKey.REMOVE_RAFT_VOTER, fields)
+        await self._channel.request(ApiKey.REMOVE_RAFT_VOTER, fields)
 
     def _due(self) -> Voter | None:
-        """This node as the voters should have it, if they have it otherwise."""
-        quorum = self._broker.quorum
+        """Return this node's voter if its entry in the voter set differs, else None."""
+        quorum = self._quorum
         voters = quorum.raft.voters
         if quorum.leader_id is None or not 0 <= voters.latest_offset < quorum.high_watermark:
             return None
         known = voters.latest.voters.get(quorum.local.id)
-        mine = Voter(quorum.local, self._broker.quorum_endpoints())
+        mine = Voter(quorum.local, self._registration.quorum_endpoints())
         if known is None or not known.is_of(quorum.local) or known == mine:
             return None
         return mine
@@ -124,7 +143,7 @@ class VoterUpdate:
     async def _tell(self) -> None:
         try:
             while (voter := self._due()) is not None:
-                quorum = self._broker.quorum
+                quorum = self._quorum
                 request = UpdateRaftVoterRequest(quorum.epoch, voter)
                 if quorum.is_leader:
                     await quorum.receive(wire.CLIENT, request)

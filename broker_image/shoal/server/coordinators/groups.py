@@ -14,20 +14,29 @@ from shoal.coordinator.group import classic, consumer_group, share_group
 from shoal.coordinator.group.groups import GroupType
 from shoal.coordinator.group.settings import GroupSettings
 from shoal.coordinator.group.shard import GroupShard
-from shoal.coordinator.group.share_membership import InitializeShareState, MemberReassigned
 from shoal.log.log import Origin
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.replication.partition import Partition
-from shoal.server.coordinators.service import CoordinatorService, InternalTopic, Response
+from shoal.server.coordinators.service import (
+    CoordinatorService,
+    CreateTopic,
+    InternalTopic,
+    Partitions,
+    Replicas,
+    Response,
+)
 from shoal.server.metrics.registry import Labels, label
-from shoal.server.share import members as share_members
 
 if TYPE_CHECKING:
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
-    from shoal.server.broker import Broker
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.metrics.registry import Metrics
+    from shoal.server.node import Node
 
 TOPIC = "__consumer_offsets"
+#: Deletes what is kept elsewhere for a group, by its id.
+DeleteState = Callable[[str], Awaitable[object]]
 #: The states that are counted, also where no group is in them: what is watched does not vanish.
 _STATES = {
     GroupType.CLASSIC: classic.State,
@@ -41,45 +50,58 @@ class GroupService(CoordinatorService[GroupShard]):
 
     key_type = 0
 
-    def __init__(self, broker: Broker) -> None:
-        config = broker.image.broker_config
-        settings = GroupSettings.of(config)
-        topic = InternalTopic(TOPIC)
+    def __init__(
+        self,
+        node: Node,
+        cache: MetadataCache,
+        partitions: Partitions,
+        replicas: Replicas,
+        create_topic: CreateTopic,
+        metrics: Metrics,
+    ) -> None:
+        settings = GroupSettings.of(node.config.values)
         super().__init__(
-            broker,
-            topic,
-            lambda partition: GroupShard(settings, broker.image),
+            node,
+            cache,
+            partitions,
+            replicas,
+            create_topic,
+            topic=InternalTopic(TOPIC),
+            new_shard=lambda _: GroupShard(settings, cache.image),
             write_timeout_ms=settings.offsets_commit_timeout_ms,
-            codec=config["offsets.topic.compression.codec"],
+            codec=node.config["offsets.topic.compression.codec"],
         )
-        #: By type of group: deletes what is kept for a group elsewhere, before the group itself.
-        self.before_delete: dict[GroupType, Callable[[str], Awaitable[object]]] = {}
-        self.performers[InitializeShareState] = partial(share_members.initialize, broker)
-        self.performers[MemberReassigned] = partial(share_members.reassigned, broker)
+        self._state_deleters: dict[GroupType, DeleteState] = {}
         #: By partition: topics that were deleted while its shard was loading.
-        self._missed: dict[int, list[tuple[str, UUID]]] = {}
-        self._register_metrics(broker)
+        self._deleted_topics: dict[int, list[tuple[str, UUID]]] = {}
+        self._register_metrics(metrics)
+
+    def before_deleting(self, kind: GroupType, delete: DeleteState) -> None:
+        """Call `delete` with the id of each group of that type before the group is deleted. It
+        deletes the state that is kept elsewhere for the group."""
+        assert kind not in self._state_deleters
+        self._state_deleters[kind] = delete
 
     def metadata_changed(self, image: MetadataImage, delta: MetadataDelta | None) -> None:
         super().metadata_changed(image, delta)
         deleted = [(t.name, t.topic_id) for t in delta.deleted] if delta is not None else []
         for partition in self.runtime.loading_partitions:
-            self._missed.setdefault(partition, []).extend(deleted)
+            self._deleted_topics.setdefault(partition, []).extend(deleted)
         for partition, _ in self.shards():
-            self._tell(partition, deleted)
+            self._apply_metadata(partition, deleted)
 
     def _activate(self, index: int) -> None:
         super()._activate(index)
-        self._tell(index, self._missed.pop(index, []))
+        self._apply_metadata(index, self._deleted_topics.pop(index, []))
 
-    def _tell(self, partition: int, deleted: Sequence[tuple[str, UUID]]) -> None:
+    def _apply_metadata(self, partition: int, deleted: Sequence[tuple[str, UUID]]) -> None:
         """Let a shard act on the metadata as it is now."""
-        image = self._broker.image
+        image = self._cache.image
 
         def decide(shard: GroupShard, now_ms: int) -> Result:
             return shard.metadata_changed(image, deleted, now_ms)
 
-        self.runtime.apply(partition, decide, self._broker.clock.now_ms())
+        self.runtime.apply(partition, decide, self._node.clock.now_ms())
         self._watch_deadline(self.runtime.deadline_of(partition))
 
     def delete(self, group_id: str) -> asyncio.Future[Any]:
@@ -94,27 +116,21 @@ class GroupService(CoordinatorService[GroupShard]):
             return shard.delete_group(group_id, token)
 
         async def with_state() -> Response:
-            before = self.before_delete.get((await self.submit(group_id, check))["type"])
-            if before is not None:
-                await before(group_id)
+            kind = (await self.submit(group_id, check))["type"]
+            if kind in self._state_deleters:
+                await self._state_deleters[kind](group_id)
             return await self.submit(group_id, delete)
 
-        if not self.before_delete:
+        if not self._state_deleters:
             return self.submit(group_id, delete)
         return asyncio.ensure_future(with_state())
-
-    def all_shards(self) -> list[GroupShard]:
-        """Every shard that this broker leads. Raises COORDINATOR_LOAD_IN_PROGRESS."""
-        if self.runtime.loading_partitions:
-            raise ApiError(ErrorCode.coordinator_load_in_progress)
-        return [shard for _, shard in self.shards()]
 
     def append_marker(
         self, index: int, marker: bytearray, producer_id: int, *, committed: bool
     ) -> Partition:
         """End a transaction's offset commits in a partition; gives it. Raises `ApiError` when the
         coordinator does not serve it, and `AppendRefused`."""
-        now_ms = self._broker.clock.now_ms()
+        now_ms = self._node.clock.now_ms()
         partition = self._watched.get(index)
         if partition is None:
             raise ApiError(ErrorCode.not_coordinator)
@@ -129,8 +145,7 @@ class GroupService(CoordinatorService[GroupShard]):
     def _end_transaction(self, shard: GroupShard, producer_id: int, committed: bool) -> None:
         shard.replay_end_transaction(producer_id, committed)
 
-    def _register_metrics(self, broker: Broker) -> None:
-        metrics = broker.metrics
+    def _register_metrics(self, metrics: Metrics) -> None:
         metrics.add(
             "kafka_server_group_coordinator_metrics_group_count",
             "gauge",

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from shoal.coordinator.contract import ProducerIdAndEpoch, Record, Replayed, Shard
 from shoal.coordinator.runtime import AppendFailed, Decide, Phase, Runtime
@@ -30,10 +30,12 @@ from shoal.replication.partition import Partition
 if TYPE_CHECKING:
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
-    from shoal.server.broker import Broker
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.node import Node
     from shoal.server.timers import Timer
 
 S = TypeVar("S", bound=Shard)
+E = TypeVar("E")
 Response = Mapping[str, Any]
 
 #: What a shard replays before other work gets its turn: some milliseconds.
@@ -52,6 +54,31 @@ class InternalTopic:
 
     name: str
     compacted: bool = True
+
+
+class Partitions(Protocol):
+    """The replicas on this broker (`replication.partitions`)."""
+
+    def by_name(self, topic: str, index: int) -> Partition | None:
+        """The replica of that partition; None if this broker has none."""
+
+
+class Replicas(Protocol):
+    """The replication of the partitions that this broker leads (`replication.replicas`)."""
+
+    def is_cut_off(self, partition: Partition) -> bool:
+        """Whether no write to the partition can be committed at present."""
+
+
+#: Creates the topic of a coordinator. Raises `ApiError` when it cannot be created.
+CreateTopic = Callable[[InternalTopic], Coroutine[Any, Any, None]]
+
+
+class _Load(NamedTuple):
+    """A partition that is being loaded, and the next offset to replay."""
+
+    partition: int
+    offset: int
 
 
 class Call:
@@ -99,30 +126,38 @@ class CoordinatorService(Generic[S]):
 
     def __init__(
         self,
-        broker: Broker,
+        node: Node,
+        cache: MetadataCache,
+        partitions: Partitions,
+        replicas: Replicas,
+        create_topic: CreateTopic,
+        *,
         topic: InternalTopic,
         new_shard: Callable[[int], S],
-        *,
         write_timeout_ms: int = 5_000,
         codec: int = Compression.NONE,
     ) -> None:
-        """`codec` compresses the batches that the coordinator writes."""
-        self._broker = broker
+        """`new_shard` makes the shard of a partition. `codec` compresses the batches that the
+        coordinator writes."""
+        self._node = node
+        self._cache = cache
+        self._partitions = partitions
+        self._replicas = replicas
+        self._create_topic = create_topic
         self.topic = topic
         self._codec = Compression(codec)
         self.runtime: Runtime[S] = Runtime(
             self, new_shard, batch_bytes_max=BATCH_BYTES_MAX, write_timeout_ms=write_timeout_ms
         )
-        self._loop = asyncio.get_running_loop()
+        self._loop = node.loop
         self._creating: asyncio.Future[Any] | None = None
         self._waiting: deque[tuple[str, asyncio.Future[Any] | Call, Decide[S]]] = deque()
-        self._loads: deque[tuple[int, int]] = deque()
+        self._loads: deque[_Load] = deque()
         self._loading = False
         self._timer: Timer | None = None
         self._timer_ms = 0
         self._watched: dict[int, Partition] = {}
-        #: Who carries out the effects of decisions, by the effect's class.
-        self.performers: dict[type, Callable[[Any], None]] = {}
+        self._performers: dict[type, Callable[[Any], None]] = {}
         #: Requests in this turn of the loop, and whether the turns lately had more than one.
         self._turn_requests = 0
         self._turn_ends = self._crowded = False
@@ -133,6 +168,15 @@ class CoordinatorService(Generic[S]):
         self.load_times = (0, 0)
         self._load_began_ms: dict[int, int] = {}
 
+    def start(self) -> None:
+        """Load the partitions that this broker leads. The metadata log has been read."""
+        self.metadata_changed(self._cache.image, None)
+
+    def on_effect(self, effect: type[E], perform: Callable[[E], None]) -> None:
+        """Call `perform` with each effect of that class. A class has one performer."""
+        assert effect not in self._performers
+        self._performers[effect] = perform
+
     @property
     def queued(self) -> int:
         """Decisions that wait for the topic to be made."""
@@ -142,12 +186,12 @@ class CoordinatorService(Generic[S]):
 
     def partition_for(self, key: str) -> int | None:
         """The partition that keeps `key`; None while the topic is not there."""
-        topic = self._broker.image.topics.get(self.topic.name)
+        topic = self._cache.image.topics.get(self.topic.name)
         return None if topic is None else partition_of(key, len(topic.partitions))
 
     def coordinator_of(self, key: str) -> int:
         """The broker that leads the partition of `key`. Raises COORDINATOR_NOT_AVAILABLE."""
-        topic = self._broker.image.topics.get(self.topic.name)
+        topic = self._cache.image.topics.get(self.topic.name)
         if topic is not None:
             leader = topic.partitions[partition_of(key, len(topic.partitions))].leader
             if leader >= 0:
@@ -163,14 +207,14 @@ class CoordinatorService(Generic[S]):
 
     def _is_cut_off(self, index: int) -> bool:
         watched = self._watched.get(index)
-        return watched is not None and self._broker.replicas.is_cut_off(watched)
+        return watched is not None and self._replicas.is_cut_off(watched)
 
     def ready(self) -> asyncio.Future[Any] | None:
         """Make the topic if it is not there: a future to wait for, or None when it is.
 
         The future fails with COORDINATOR_NOT_AVAILABLE when the topic cannot be made.
         """
-        if self.topic.name in self._broker.image.topics:
+        if self.topic.name in self._cache.image.topics:
             return None
         waiter: asyncio.Future[Any] = self._loop.create_future()
         self._create().add_done_callback(lambda made: _follow(made, waiter))
@@ -179,8 +223,7 @@ class CoordinatorService(Generic[S]):
     def _create(self) -> asyncio.Future[Any]:
         """Make the topic, once for all who wait for it."""
         if self._creating is None:
-            made = self._broker.create_internal_topic(self.topic)
-            self._creating = asyncio.ensure_future(made)
+            self._creating = asyncio.ensure_future(self._create_topic(self.topic))
             self._creating.add_done_callback(self._created)
         return self._creating
 
@@ -189,7 +232,7 @@ class CoordinatorService(Generic[S]):
         if not made.cancelled():
             made.exception()  # Told to each who waits, and logged by who makes topics.
         waiting, self._waiting = self._waiting, deque()
-        there = self.topic.name in self._broker.image.topics
+        there = self.topic.name in self._cache.image.topics
         for key, token, decide in waiting:
             if there and not token.done():
                 self._submit_to(self.partition_for(key), token, decide)
@@ -220,12 +263,6 @@ class CoordinatorService(Generic[S]):
         else:
             self._submit_to(partition, token, decide)
 
-    def submit_to(self, partition: int, decide: Decide[S]) -> asyncio.Future[Any]:
-        """Let the shard of that partition decide."""
-        token: asyncio.Future[Any] = self._loop.create_future()
-        self._submit_to(partition, token, decide)
-        return token
-
     def _submit_to(
         self, partition: int | None, token: asyncio.Future[Any] | Call, decide: Decide[S]
     ) -> None:
@@ -235,7 +272,7 @@ class CoordinatorService(Generic[S]):
         if self._is_cut_off(partition):
             self.fail(token, ApiError(ErrorCode.not_coordinator))
             return
-        now_ms = self._broker.clock.now_ms()
+        now_ms = self._node.clock.now_ms()
         self._turn_requests += 1
         self.runtime.submit(partition, token, decide, now_ms)
         if not self._crowded:
@@ -246,6 +283,12 @@ class CoordinatorService(Generic[S]):
         """The shards that serve, by partition."""
         return self.runtime.active()
 
+    def all_shards(self) -> list[S]:
+        """Every shard that this broker leads. Raises COORDINATOR_LOAD_IN_PROGRESS."""
+        if self.runtime.loading_partitions:
+            raise ApiError(ErrorCode.coordinator_load_in_progress)
+        return [shard for _, shard in self.shards()]
+
     # Partitions come and go.
 
     def metadata_changed(self, image: MetadataImage, delta: MetadataDelta | None) -> None:
@@ -253,7 +296,7 @@ class CoordinatorService(Generic[S]):
         topic = image.topics.get(self.topic.name)
         led = {}
         for index in range(len(topic.partitions) if topic is not None else 0):
-            partition = self._broker.partitions.by_name(self.topic.name, index)
+            partition = self._partitions.by_name(self.topic.name, index)
             if partition is not None and partition.is_leader:
                 led[index] = partition
         for index, watched in list(self._watched.items()):
@@ -278,7 +321,7 @@ class CoordinatorService(Generic[S]):
 
     def _load(self, index: int) -> None:
         self.runtime.begin(index)
-        self._load_began_ms[index] = self._broker.clock.now_ms()
+        self._load_began_ms[index] = self._node.clock.now_ms()
         self._replay(index)
 
     def _replay(self, index: int) -> None:
@@ -286,7 +329,7 @@ class CoordinatorService(Generic[S]):
         if log.log_start_offset == log.log_end_offset:
             self._activate(index)
             return
-        self._loads.append((index, log.log_start_offset))
+        self._loads.append(_Load(index, log.log_start_offset))
         if not self._loading:
             self._loading = True
             self._loop.call_soon(self._load_step)
@@ -299,7 +342,7 @@ class CoordinatorService(Generic[S]):
             try:
                 offset = self._replay_from(partition, self.runtime.loading(index), offset)
             except (OSError, LogOffline, CorruptBatch) as error:
-                self._broker.log.error(
+                self._node.log.error(
                     "a coordinator cannot be loaded",
                     topic=self.topic.name,
                     partition=index,
@@ -308,7 +351,7 @@ class CoordinatorService(Generic[S]):
                 self.runtime.resign(index, ErrorCode.coordinator_not_available)
             else:
                 if offset < partition.log.log_end_offset:
-                    self._loads.appendleft((index, offset))
+                    self._loads.appendleft(_Load(index, offset))
                 else:
                     self._activate(index)
         self._loading = bool(self._loads)
@@ -356,7 +399,7 @@ class CoordinatorService(Generic[S]):
             try:
                 shard.replay(record, position)
             except WireError as error:
-                self._broker.log.error(
+                self._node.log.error(
                     "a coordinator's record is not of its layout",
                     topic=self.topic.name,
                     partition=partition.index,
@@ -369,7 +412,7 @@ class CoordinatorService(Generic[S]):
         """A transaction's marker; of interest to shards that keep transactional records."""
 
     def _activate(self, index: int) -> None:
-        now_ms = self._broker.clock.now_ms()
+        now_ms = self._node.clock.now_ms()
         count, total_ms = self.load_times
         self.load_times = (count + 1, total_ms + now_ms - self._load_began_ms.pop(index, now_ms))
         self.runtime.activate(index, now_ms)
@@ -389,7 +432,7 @@ class CoordinatorService(Generic[S]):
         records: Sequence[Record],
         producer: ProducerIdAndEpoch | None = None,
     ) -> int:
-        now_ms = self._broker.clock.now_ms()
+        now_ms = self._node.clock.now_ms()
         try:
             appended = self._watched[partition].append_records(
                 records, now_ms=now_ms, producer=producer, codec=self._codec
@@ -411,7 +454,7 @@ class CoordinatorService(Generic[S]):
             token.set_exception(error)
 
     def perform(self, effect: Any) -> None:
-        self.performers[type(effect)](effect)
+        self._performers[type(effect)](effect)
 
     def flush_soon(self) -> None:
         if not self._turn_ends:
@@ -419,7 +462,7 @@ class CoordinatorService(Generic[S]):
             self._loop.call_soon(self._turn_ended)
 
     def reload(self, partition: int) -> None:
-        self._broker.log.warning(
+        self._node.log.warning(
             "a coordinator's write failed; it loads again",
             topic=self.topic.name,
             partition=partition,
@@ -435,7 +478,7 @@ class CoordinatorService(Generic[S]):
                 self._replay(partition)
 
         # What is due would be written as soon as it has loaded, and fail again.
-        self._broker.timers.at(self._broker.clock.now_ms() + RELOAD_AFTER_MS, replay)
+        self._node.timers.at(self._node.clock.now_ms() + RELOAD_AFTER_MS, replay)
 
     def _turn_ended(self) -> None:
         """Where several requests come in one turn of the loop, what they write is one append; a
@@ -443,7 +486,7 @@ class CoordinatorService(Generic[S]):
         self._turn_ends = False
         self._crowded = self._turn_requests > 1
         self._turn_requests = 0
-        self.runtime.flush(self._broker.clock.now_ms())
+        self.runtime.flush(self._node.clock.now_ms())
 
     # Time.
 
@@ -453,11 +496,11 @@ class CoordinatorService(Generic[S]):
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = at_ms
-        self._timer = self._broker.timers.at(at_ms, self._tick)
+        self._timer = self._node.timers.at(at_ms, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        self.runtime.tick(self._broker.clock.now_ms())
+        self.runtime.tick(self._node.clock.now_ms())
         self._watch_deadline(self.runtime.next_deadline_ms)
 
 

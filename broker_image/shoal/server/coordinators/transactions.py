@@ -12,7 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.client.errors import ClientError
 from shoal.coordinator.contract import ProducerIdAndEpoch, Result, Token
@@ -22,13 +22,27 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.record.batch import BatchHeader
 from shoal.replication.partition import Partition
-from shoal.server.coordinators.service import CoordinatorService, InternalTopic, Response
-from shoal.server.coordinators.transaction_markers import TransactionMarkers
+from shoal.server.coordinators.service import (
+    CoordinatorService,
+    CreateTopic,
+    InternalTopic,
+    Partitions,
+    Replicas,
+    Response,
+)
+from shoal.server.coordinators.transaction_markers import (
+    OffsetMarkers,
+    Peers,
+    TransactionMarkerChannel,
+)
 from shoal.transaction.shard import TransactionSettings, TransactionShard, WriteMarkers, Writer
 from shoal.transaction.transactions import TV_2, TopicPartition
 
 if TYPE_CHECKING:
-    from shoal.server.broker import Broker
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.metrics.registry import Metrics
+    from shoal.server.network.purgatory import Purgatory
+    from shoal.server.node import Node
 
 TOPIC = "__transaction_state"
 #: Before a coordinator on another broker is asked again about a transaction that is ending.
@@ -47,29 +61,68 @@ _RETRIED = (
 Errors = Mapping[TopicPartition, ErrorCode]
 
 
+class ProducerIds(Protocol):
+    """The producer ids of this broker (`cluster.producer_ids`)."""
+
+    def take(self) -> int:
+        """A new producer id. Raises COORDINATOR_NOT_AVAILABLE when there is none."""
+
+    def filled(self) -> asyncio.Future[Any] | None:
+        """None while there are ids to take, else a future that ends when there may be some."""
+
+
 class TransactionService(CoordinatorService[TransactionShard]):
     """The shards of `__transaction_state`."""
 
     key_type = 1
 
-    def __init__(self, broker: Broker) -> None:
-        config = broker.image.broker_config
-        topic = InternalTopic(TOPIC)
+    def __init__(
+        self,
+        node: Node,
+        cache: MetadataCache,
+        partitions: Partitions,
+        replicas: Replicas,
+        create_topic: CreateTopic,
+        metrics: Metrics,
+        *,
+        groups: OffsetMarkers,
+        producer_ids: ProducerIds,
+        peers: Peers,
+        purgatory: Purgatory,
+    ) -> None:
+        config = node.config
         settings = TransactionSettings(
             config["transaction.max.timeout.ms"],
             config["transactional.id.expiration.ms"],
             config["transaction.remove.expired.transaction.cleanup.interval.ms"],
         )
         super().__init__(
-            broker, topic, lambda partition: TransactionShard(settings, broker.producer_ids.take)
+            node,
+            cache,
+            partitions,
+            replicas,
+            create_topic,
+            topic=InternalTopic(TOPIC),
+            new_shard=lambda _: TransactionShard(settings, producer_ids.take),
         )
-        markers = TransactionMarkers(broker, self.coordinator_epoch, self.completed)
-        self.performers[WriteMarkers] = markers.write
+        self._producer_ids = producer_ids
+        self._peers = peers
+        self.markers = TransactionMarkerChannel(
+            node,
+            cache,
+            partitions,
+            purgatory=purgatory,
+            peers=peers,
+            groups=groups,
+            coordinator_epoch=self.coordinator_epoch,
+            completed=self.completed,
+        )
+        self.on_effect(WriteMarkers, self.markers.write)
         #: By transactional id: writes that wait until its last transaction is complete.
-        self._patient: dict[str, list[Callable[[], None]]] = {}
+        self._waiting_writes: dict[str, list[Callable[[], None]]] = {}
         #: By producer id: how many of its writes are being enlisted.
         self._enlisting: Counter[int] = Counter()
-        broker.metrics.gauge(
+        metrics.gauge(
             "kafka_coordinator_transaction_TransactionStateManager_NumTransactionalIds",
             "Transactional ids that are known.",
             lambda: sum(len(shard) for _, shard in self.shards()),
@@ -95,7 +148,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
             return shard.init_producer_id(transactional_id, timeout_ms, expected, now_ms, token)
 
         refused = self.is_stuck(transactional_id) or not self.is_here(transactional_id)
-        filled = None if refused else self._broker.producer_ids.filled()
+        filled = None if refused else self._producer_ids.filled()
         if filled is None:
             return self.submit(transactional_id, decide)
 
@@ -110,7 +163,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
         self, writer: Writer, partitions: Collection[TopicPartition], version: int
     ) -> asyncio.Future[Any]:
         """AddPartitionsToTxn and AddOffsetsToTxn."""
-        _check_id(writer)
+        _check_id(writer.transactional_id)
         return self.submit(
             writer.transactional_id,
             lambda shard, now_ms, token: shard.add_partitions(
@@ -122,7 +175,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
         self, writer: Writer, partitions: Collection[TopicPartition]
     ) -> asyncio.Future[Any]:
         """AddPartitionsToTxn that only asks; the reply has `errors` by partition."""
-        _check_id(writer)
+        _check_id(writer.transactional_id)
         return self.submit(
             writer.transactional_id,
             lambda shard, now_ms, token: shard.verify_partitions(writer, partitions, token),
@@ -130,13 +183,21 @@ class TransactionService(CoordinatorService[TransactionShard]):
 
     def end(self, writer: Writer, *, committed: bool, version: int) -> asyncio.Future[Any]:
         """EndTxn."""
-        _check_id(writer)
+        _check_id(writer.transactional_id)
         return self.submit(
             writer.transactional_id,
             lambda shard, now_ms, token: shard.end(
                 writer, committed=committed, version=version, now_ms=now_ms, token=token
             ),
         )
+
+    def describe(self, transactional_id: str) -> Mapping[str, Any]:
+        """One transaction of a DescribeTransactions response. Raises `ApiError`."""
+        _check_id(transactional_id)
+        partition = self.partition_for(transactional_id)
+        if partition is None:
+            raise ApiError(ErrorCode.transactional_id_not_found)
+        return self.runtime.read(partition).describe(transactional_id)
 
     # Writes that belong to a transaction.
 
@@ -147,7 +208,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
 
         Where an earlier write of the producer is being enlisted, this one stands behind it.
         """
-        verifies = self._broker.image.broker_config["transaction.partition.verification.enable"]
+        verifies = self._cache.image.broker_config["transaction.partition.verification.enable"]
         if not implicit and not verifies:
             return False
         return any(
@@ -178,11 +239,11 @@ class TransactionService(CoordinatorService[TransactionShard]):
                 del self._enlisting[writer.producer_id]
             then(errors)
 
-        config = self._broker.image.broker_config
+        config = self._cache.image.broker_config
         patience_ms = config["add.partitions.to.txn.retry.backoff.max.ms"]
-        deadline_ms = self._broker.clock.now_ms() + patience_ms
+        deadline_ms = self._node.clock.now_ms() + patience_ms
         attempt = partial(self._enlist, writer, partitions, implicit, over, deadline_ms)
-        waiting = self._patient.get(writer.transactional_id)
+        waiting = self._waiting_writes.get(writer.transactional_id)
         if waiting is None:
             attempt()
         else:
@@ -210,7 +271,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
                 again_ms = deadline_ms
                 if not self.is_here(writer.transactional_id):
                     # Nobody tells here when the transaction before is complete.
-                    again_ms = min(deadline_ms, self._broker.clock.now_ms() + ASK_AGAIN_MS)
+                    again_ms = min(deadline_ms, self._node.clock.now_ms() + ASK_AGAIN_MS)
                 self._wait(writer.transactional_id, attempt, again_ms)
             else:
                 then(dict.fromkeys(partitions, reply.code))
@@ -223,10 +284,10 @@ class TransactionService(CoordinatorService[TransactionShard]):
 
     def is_here(self, transactional_id: str) -> bool:
         """Whether this broker is, or is about to be, the coordinator."""
-        if len(self._broker.image.brokers) == 1:
+        if len(self._cache.image.brokers) == 1:
             return True
         try:
-            return self.coordinator_of(transactional_id) == self._broker.node_id
+            return self.coordinator_of(transactional_id) == self._node.id
         except ApiError:
             return True  # There is none: who asks here is told so.
 
@@ -242,10 +303,10 @@ class TransactionService(CoordinatorService[TransactionShard]):
             "producer_id": writer.producer_id,
             "producer_epoch": writer.producer_epoch,
             "verify_only": not implicit,
-            "topics": [{"name": name, "partitions": rows} for name, rows in topics.items()],
+            "topics": [{"name": name, "partitions": indexes} for name, indexes in topics.items()],
         }
         try:
-            answer = await self._broker.peers.request(
+            answer = await self._peers.request(
                 self.coordinator_of(writer.transactional_id),
                 ApiKey.ADD_PARTITIONS_TO_TXN,
                 {"transactions": [transaction]},
@@ -267,24 +328,24 @@ class TransactionService(CoordinatorService[TransactionShard]):
         return {"errors": errors}
 
     def _waits(self, deadline_ms: int) -> bool:
-        return self._broker.clock.now_ms() < deadline_ms
+        return self._node.clock.now_ms() < deadline_ms
 
     def _wait(self, transactional_id: str, attempt: Callable[[], None], deadline_ms: int) -> None:
-        waiting = self._patient.get(transactional_id)
+        waiting = self._waiting_writes.get(transactional_id)
         if waiting is None:
-            waiting = self._patient[transactional_id] = []
-            self._broker.timers.at(deadline_ms, partial(self._try_again, transactional_id))
+            waiting = self._waiting_writes[transactional_id] = []
+            self._node.timers.at(deadline_ms, partial(self._try_again, transactional_id))
         waiting.append(attempt)
 
     def _try_again(self, transactional_id: str) -> None:
-        for attempt in self._patient.pop(transactional_id, ()):
+        for attempt in self._waiting_writes.pop(transactional_id, ()):
             attempt()
 
     def completed(self, markers: WriteMarkers) -> None:
         """All markers of a decided transaction are written and committed."""
         partition = self.partition_for(markers.transactional_id)
         if partition is not None:
-            now_ms = self._broker.clock.now_ms()
+            now_ms = self._node.clock.now_ms()
             self.runtime.apply(
                 partition, lambda shard, at_ms: shard.complete(markers, at_ms), now_ms
             )
@@ -317,6 +378,6 @@ def write_error(error: ErrorCode, *, abortable: bool, implicit: bool = False) ->
     return error
 
 
-def _check_id(writer: Writer) -> None:
-    if not writer.transactional_id:
+def _check_id(transactional_id: str) -> None:
+    if not transactional_id:
         raise ApiError(ErrorCode.invalid_request, "The transactional id is empty.")

@@ -1,7 +1,4 @@
-"""AlterConfigs and IncrementalAlterConfigs: set, delete, append to and subtract from configs.
-
-The old call replaces all that a resource has, the incremental one changes what it names (KIP-339).
-"""
+"""AlterConfigs: replace all configs of a resource."""
 
 from __future__ import annotations
 
@@ -15,14 +12,11 @@ if TYPE_CHECKING:
 
 
 def handle(broker: Broker, request: Request) -> Answer:
-    return _alter(broker, request, incremental=False)
+    return alter(broker, request, incremental=False)
 
 
-def handle_incremental(broker: Broker, request: Request) -> Answer:
-    return _alter(broker, request, incremental=True)
-
-
-def _alter(broker: Broker, request: Request, *, incremental: bool) -> Answer:
+def alter(broker: Broker, request: Request, *, incremental: bool) -> Answer:
+    """Alter configs; with `incremental` only those that the request names."""
     body = request.body
     alterations = [
         Alteration(

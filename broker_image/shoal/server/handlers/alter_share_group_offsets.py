@@ -15,7 +15,6 @@ from uuid import UUID
 from shoal.coordinator.share.state_store import NONE
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.network.api import Answer, Request
-from shoal.server.share import admin as share_admin
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -40,7 +39,7 @@ async def _free(broker: Broker, body: Any) -> Mapping[str, Any]:
             try:
                 if topic is None:
                     raise ApiError(ErrorCode.unknown_topic_or_partition)
-                await share_admin.free(broker, body.group_id, topic.topic_id, index, ranges)
+                await broker.share.admin.free(body.group_id, topic.topic_id, index, ranges)
                 rows.append({"partition_index": index, "error_code": ErrorCode.none})
             except ApiError as refused:
                 rows.append(
@@ -71,7 +70,7 @@ async def _alter(broker: Broker, body: Any) -> Mapping[str, Any]:
                         f" {entry.start_offset}",
                     )
                 starts[entry.partition_index] = entry.start_offset
-    done = await share_admin.set_offsets(broker, body.group_id, offsets)
+    done = await broker.share.admin.set_offsets(body.group_id, offsets)
     # A topic that the request names twice is one row of the response, as in Kafka.
     rows: dict[str, list[dict[str, Any]]] = {}
     ids: dict[str, UUID | None] = {}

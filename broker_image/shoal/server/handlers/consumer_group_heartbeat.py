@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import TYPE_CHECKING
 
 from shoal.coordinator.group.assignment import grouped
-from shoal.coordinator.group.consumer import HeartbeatRequest
+from shoal.coordinator.group.consumer_membership import HeartbeatRequest
 from shoal.protocol import codec
 from shoal.server.network.api import Answer, Request
 
@@ -19,7 +18,9 @@ def handle(broker: Broker, request: Request) -> Answer:
     names, owned = body.subscribed_topic_names, body.topic_partitions
     member_id = body.member_id
     if not member_id and request.version == 0 and body.member_epoch == 0:
-        member_id = str(uuid.uuid4())  # From version 1 on it is the client that makes its id up.
+        member_id = str(
+            broker.node.system.uuid()
+        )  # From version 1 on it is the client that makes its id up.
     heartbeat = HeartbeatRequest(
         body.group_id,
         member_id,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.metadata.topics import Growth, create_partitions
 from shoal.protocol.errors import ErrorCode
 from shoal.server.network.api import Answer, Request
-from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, paused
+from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, throttle
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -25,7 +25,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         for name in times
         if times[name] > 1
     ]
-    quota = broker.quotas.mutations(request, strict=request.version >= STRICT_QUOTA_FROM)
+    quota = broker.quotas.mutation_quota(request, strict=request.version >= STRICT_QUOTA_FROM)
     if quota is not None and not body.validate_only:
         for topic in body.topics:
             found = broker.image.topics.get(topic.name)
@@ -34,7 +34,7 @@ def handle(broker: Broker, request: Request) -> Answer:
                 times[topic.name] = 0
                 code = ErrorCode.throttling_quota_exceeded
                 refused.append(_refused(topic.name, code, QUOTA_EXCEEDED))
-    pause_ms = paused(request, quota)
+    pause_ms = throttle(request, quota)
     growths = [
         Growth(
             topic.name,

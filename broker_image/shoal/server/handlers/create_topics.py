@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from shoal.metadata import names
 from shoal.metadata.topics import NewTopic, create_topics
 from shoal.protocol.errors import ErrorCode
-from shoal.server.cluster.metadata_log import random_id
 from shoal.server.network.api import Answer, Request
-from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, paused
+from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, throttle
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -31,7 +30,7 @@ def handle(broker: Broker, request: Request) -> Answer:
                 ErrorCode.invalid_request,
                 f"{name} is the cluster's own and cannot be created.",
             )
-    quota = broker.quotas.mutations(request, strict=request.version >= STRICT_QUOTA_FROM)
+    quota = broker.quotas.mutation_quota(request, strict=request.version >= STRICT_QUOTA_FROM)
     if quota is not None and not body.validate_only:
         default = broker.image.broker_config["num.partitions"]
         for topic in body.topics:
@@ -39,7 +38,7 @@ def handle(broker: Broker, request: Request) -> Answer:
             if topic.name not in refused and not quota.allow(count):
                 code = ErrorCode.throttling_quota_exceeded
                 refused[topic.name] = _refused(topic.name, code, QUOTA_EXCEEDED)
-    pause_ms = paused(request, quota)
+    pause_ms = throttle(request, quota)
     topics = [
         NewTopic(
             topic.name,
@@ -55,7 +54,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         lambda image: create_topics(
             image,
             topics,
-            new_id=random_id,
+            new_id=broker.node.random_id,
             validate_only=body.validate_only,
             request_id=request.id,
         ),

@@ -37,7 +37,7 @@ def _delete(broker: Broker, topic: str, index: int, offset: int) -> dict[str, An
     code: ErrorCode | None = None
     low_watermark = NO_LOW_WATERMARK
     if partition is None:
-        code, _ = absence(broker, topic, None, index)
+        code, _ = absence(broker.image, topic, None, index)
     elif not partition.is_leader:
         code = ErrorCode.not_leader_or_follower
     elif broker.is_internal(topic):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.network.api import Answer, Request
-from shoal.server.share import admin as share_admin
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -23,7 +22,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 async def _delete(broker: Broker, body: Any) -> Mapping[str, Any]:
     names = list(dict.fromkeys(topic.topic_name for topic in body.topics))
     known = {n: broker.image.topics[n].topic_id for n in names if n in broker.image.topics}
-    done = await share_admin.delete_state(broker, broker.share, body.group_id, list(known.values()))
+    done = await broker.share.admin.delete_state(body.group_id, list(known.values()))
     rows: list[dict[str, Any]] = []
     for name in names:
         topic_id = known.get(name)

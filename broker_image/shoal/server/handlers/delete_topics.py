@@ -9,7 +9,7 @@ from shoal.metadata.image import MetadataImage, TopicImage
 from shoal.metadata.topics import delete_topics
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.network.api import Answer, Request
-from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, paused
+from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, throttle
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -31,7 +31,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         )
     asked = Counter(_asked(request))
     rows, topics = [], []
-    quota = broker.quotas.mutations(request, strict=request.version >= STRICT_QUOTA_FROM)
+    quota = broker.quotas.mutation_quota(request, strict=request.version >= STRICT_QUOTA_FROM)
     for name, topic_id in asked:
         row, topic = _find(image, asked, name, topic_id)
         if topic is not None and quota is not None and not quota.allow(len(topic.partitions)):
@@ -40,7 +40,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         rows.append(row)
         if topic is not None:
             topics.append(topic)
-    pause_ms = paused(request, quota)
+    pause_ms = throttle(request, quota)
     return broker.metadata.submit(
         lambda newest: delete_topics(newest, topics),
         lambda _: {"throttle_time_ms": pause_ms, "responses": rows},

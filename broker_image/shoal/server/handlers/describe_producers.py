@@ -28,7 +28,7 @@ def _row(broker: Broker, topic: str, index: int) -> dict[str, Any]:
     partition = broker.partitions.by_name(topic, index)
     row: dict[str, Any] = {"partition_index": index, "error_code": ErrorCode.none}
     if partition is None:
-        code, _ = absence(broker, topic, None, index)
+        code, _ = absence(broker.image, topic, None, index)
         return row | {"error_code": code, "error_message": f"{topic}-{index} is not here"}
     if not partition.is_leader:
         return row | {"error_code": ErrorCode.not_leader_or_follower}

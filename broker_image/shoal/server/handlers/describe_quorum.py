@@ -70,7 +70,7 @@ def _nodes(broker: Broker) -> list[dict[str, Any]]:
     for voter in broker.quorum.raft.voters.latest:
         endpoints = voter.endpoints
         if voter.key.id == broker.node_id:
-            endpoints = broker.quorum_endpoints()
+            endpoints = broker.registration.quorum_endpoints()
         rows.append(
             {
                 "node_id": voter.key.id,

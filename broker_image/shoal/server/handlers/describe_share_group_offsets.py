@@ -16,14 +16,12 @@ from typing import TYPE_CHECKING, Any
 from shoal.client.errors import ClientError
 from shoal.coordinator.contract import Reply, Result, Token
 from shoal.coordinator.group.shard import GroupShard
-from shoal.coordinator.group.share_group import ShareGroup
 from shoal.coordinator.share.state_store import NONE
 from shoal.metadata.image import TopicImage
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.handlers.list_offsets import LATEST
 from shoal.server.network.api import Answer, Body, Request
-from shoal.server.share import admin as share_admin
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -78,11 +76,7 @@ async def _initialized(broker: Broker, group_id: str) -> dict[str, list[int]]:
     """
 
     def look(shard: GroupShard, now_ms: int, token: Token) -> Result:
-        group = shard.context.groups.get(group_id)
-        known = group.initialization.initialized if isinstance(group, ShareGroup) else {}
-        return Result(
-            (), (Reply(token, {named.name: sorted(named.partitions) for named in known.values()}),)
-        )
+        return Result((), (Reply(token, shard.share.initialized_partitions(group_id)),))
 
     found: dict[str, list[int]] = await broker.groups.submit(group_id, look)
     return {name: found[name] for name in sorted(found) if name in broker.image.topics}
@@ -93,8 +87,8 @@ async def _topic(broker: Broker, group_id: str, name: str, indexes: list[int]) -
     if topic is None:
         rows = [{"partition_index": i, "start_offset": NONE, "lag": NONE} for i in indexes]
         return {"topic_name": name, "topic_id": None, "partitions": rows}
-    found = await share_admin.summaries(
-        broker.share, group_id, [(topic.topic_id, index) for index in indexes]
+    found = await broker.share.admin.summaries(
+        group_id, [(topic.topic_id, index) for index in indexes]
     )
     ends = await _ends(broker, topic, indexes)
     rows = [_partition(i, found[(topic.topic_id, i)], ends.get(i, NONE)) for i in indexes]
@@ -114,8 +108,8 @@ async def _ends(broker: Broker, topic: TopicImage, indexes: Iterable[int]) -> di
         elif 0 <= index < len(topic.partitions) and topic.partitions[index].leader >= 0:
             elsewhere.setdefault(topic.partitions[index].leader, []).append(index)
     asked = (_ask(broker, leader, topic.name, some) for leader, some in elsewhere.items())
-    for told in await asyncio.gather(*asked):
-        ends |= told
+    for found in await asyncio.gather(*asked):
+        ends |= found
     return ends
 
 

@@ -34,7 +34,7 @@ async def _open(broker: Broker, request: Request) -> dict[str, Any]:
     )
     request_id = getattr(body, "request_id", b"")
     try:
-        response = await broker.dispatch.embedded(frame, peer, request_id)
+        response = await broker.envelopes.handle(frame, peer, request_id)
     except WireError:
         return {"error_code": ErrorCode.invalid_request, "response_data": None}
     key, version = frame[0] << 8 | frame[1], frame[2] << 8 | frame[3]

@@ -2,7 +2,7 @@
 
 A request that finds less than `min_bytes` waits for appends to its partitions, for an error on one
 of them, or for `max_wait`. Records leave as the bytes that the log holds, by `sendfile` where they
-are many (`log.slices`, `server.outflow`); a consumer in
+are many (`log.slices`, `network.sendfile_writer`); a consumer in
 `read_committed` gets those below the last stable offset and the aborted transactions among them.
 """
 
@@ -18,8 +18,7 @@ from shoal.replication.partition import Partition
 from shoal.server.network.api import Answer, Body, Request
 from shoal.server.network.fetch_sessions import TOPIC_IDS_FROM, Cursor, Session
 from shoal.server.network.responses import absence, leader_endpoints
-from shoal.server.replication import replica_fetch
-from shoal.server.replication import replica_selector as closest
+from shoal.server.replication import replica_fetch, replica_selector
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -33,7 +32,7 @@ _Entry = dict[str, Any]
 def handle(broker: Broker, request: Request) -> Answer:
     replica_id = replica_fetch.replica_of(request.body)
     if replica_id >= 0:
-        return replica_fetch.handle(broker, request, replica_id)
+        return broker.replica_fetches.handle(request, replica_id)
     now_ms = broker.clock.now_ms()
     session, incremental, cursors = broker.fetch_sessions.begin(
         request.body, request.version, now_ms
@@ -93,7 +92,7 @@ class _Fetch:
         self._min_bytes: int = body.min_bytes
         self._max_bytes: int = min(body.max_bytes, broker.image.broker_config["fetch.max.bytes"])
         self._leaders: set[int] | None = None
-        room = broker.quotas.room(request)
+        room = broker.quotas.fetch_bytes_max(request)
         if room is not None:
             self._max_bytes = min(self._max_bytes, room)
             self._min_bytes = min(self._min_bytes, room)
@@ -110,7 +109,9 @@ class _Fetch:
             partition = find(cursor.name, cursor.topic_id, cursor.index)
             if partition is None or self._epoch_error(partition, cursor.current_leader_epoch):
                 return True
-            if self._rack and closest.replica_for(self._broker, partition, self._rack, cursor):
+            if self._rack and replica_selector.replica_for(
+                self._broker.image, partition, self._rack, cursor.fetch_offset
+            ):
                 return True
             log, offset = partition.log, cursor.fetch_offset
             limit = partition.last_stable_offset if self._committed else partition.high_watermark
@@ -120,9 +121,9 @@ class _Fetch:
                 return True
             if offset < limit:
                 available += self._available(partition, cursor, limit)
-            elif cursor.told is not None and self._incremental:
+            elif cursor.last_sent is not None and self._incremental:
                 # A session's client learns of a high watermark that has moved without records.
-                if cursor.told != (partition.high_watermark, log.log_start_offset):
+                if cursor.last_sent != (partition.high_watermark, log.log_start_offset):
                     return True
             if available >= self._min_bytes:
                 return True
@@ -155,7 +156,7 @@ class _Fetch:
 
     def read(self) -> Body:
         """The response, of as many whole batches as the request has room for."""
-        left = min(self._max_bytes, self._broker.answer_room())
+        left = min(self._max_bytes, self._broker.response_limits.fetch_bytes_max())
         entries: list[tuple[Cursor, _Entry]] = []
         find = self._broker.partitions.find
         topics = self._broker.metrics.topic
@@ -190,7 +191,9 @@ class _Fetch:
 
     def _endpoints(self) -> list[_Entry]:
         """Where the leaders are that refusals have named."""
-        return leader_endpoints(self._broker, self._request.peer.listener, self._leaders or ())
+        return leader_endpoints(
+            self._broker.image, self._request.peer.listener, self._leaders or ()
+        )
 
     def _epoch_error(self, partition: Partition, current_leader_epoch: int) -> ErrorCode | None:
         """Why a partition cannot be read here: a client with a rack may read from a follower."""
@@ -201,7 +204,7 @@ class _Fetch:
     def _absent(self, cursor: Cursor) -> _Entry:
         """The refusal of a partition that has no replica here."""
         topic_id = cursor.topic_id if self._by_id else None
-        code, elsewhere = absence(self._broker, cursor.name, topic_id, cursor.index)
+        code, elsewhere = absence(self._broker.image, cursor.name, topic_id, cursor.index)
         if elsewhere is None:
             return _refusal(code)
         return _refusal(code) | self._led_by(elsewhere.leader, elsewhere.leader_epoch)
@@ -221,12 +224,12 @@ class _Fetch:
             not self._incremental
             or entry["records"]
             or entry["error_code"]
-            or cursor.told != told
+            or cursor.last_sent != told
             or entry.get("preferred_read_replica", -1) >= 0
             or "diverging_epoch" in entry
         )
         # After an error everything is news again.
-        cursor.told = None if entry["error_code"] else told
+        cursor.last_sent = None if entry["error_code"] else told
         return bool(new)
 
     def _read_one(
@@ -247,20 +250,19 @@ class _Fetch:
             "aborted_transactions": None,
             "records": b"",
         }
-        if self._rack:
-            replica = closest.replica_for(self._broker, partition, self._rack, cursor)
-            if replica is not None:
-                return entry | {"preferred_read_replica": replica}
-        if cursor.last_fetched_epoch >= 0:
-            try:
-                divergence = partition.divergence(
-                    fetch_offset=offset, last_fetched_epoch=cursor.last_fetched_epoch
+        if self._rack and (
+            (
+                replica := replica_selector.replica_for(
+                    self._broker.image, partition, self._rack, offset
                 )
-            except OffsetOutOfRange:
-                return _refusal(ErrorCode.offset_out_of_range)
-            if divergence is not None:
-                entry["diverging_epoch"] = divergence._asdict()
-                return entry
+            )
+            is not None
+        ):
+            return entry | {"preferred_read_replica": replica}
+        if cursor.last_fetched_epoch >= 0:
+            diverged = _diverged(partition, cursor, entry)
+            if diverged is not None:
+                return diverged
         next_offset = offset
         size_max = min(cursor.max_bytes, max(left, 0))
         limit = entry["last_stable_offset" if self._committed else "high_watermark"]
@@ -291,8 +293,23 @@ class _Fetch:
         return list(topics.values())
 
 
+def _diverged(partition: Partition, cursor: Cursor, entry: _Entry) -> _Entry | None:
+    """The response of a partition from which the fetcher's log has diverged, made from `entry`.
+    None if the log has not diverged."""
+    try:
+        divergence = partition.divergence(
+            fetch_offset=cursor.fetch_offset, last_fetched_epoch=cursor.last_fetched_epoch
+        )
+    except OffsetOutOfRange:
+        return _refusal(ErrorCode.offset_out_of_range)
+    if divergence is None:
+        return None
+    entry["diverging_epoch"] = divergence._asdict()
+    return entry
+
+
 def _diverges(partition: Partition, cursor: Cursor) -> bool:
-    """Whether the fetcher has to be told that its log is not this one."""
+    """Whether the fetcher's log has diverged from the partition's."""
     try:
         found = partition.divergence(
             fetch_offset=cursor.fetch_offset, last_fetched_epoch=cursor.last_fetched_epoch

@@ -10,7 +10,6 @@ said: librdkafka asks the broker that it has last had to do with, as long as it 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -35,19 +34,7 @@ class KeyType(IntEnum):
 
 
 def handle(broker: Broker, request: Request) -> Answer:
-    if broker.suspects:
-        return asyncio.ensure_future(_later(broker, request))
-    return _now(broker, request)
-
-
-async def _later(broker: Broker, request: Request) -> Body:
-    """The answer once it names no coordinator whose process has just ended."""
-    await broker.suspects.settled()
-    answer = _now(broker, request)
-    if isinstance(answer, asyncio.Future):
-        return await answer
-    assert isinstance(answer, Mapping)
-    return answer
+    return broker.unreachable_leaders.answer(_now, broker, request)
 
 
 def _now(broker: Broker, request: Request) -> Answer:
@@ -57,7 +44,7 @@ def _now(broker: Broker, request: Request) -> Answer:
     kind = getattr(body, "key_type", KeyType.GROUP)
 
     if broker.replicas.some_cut_off:
-        request.peer.hang_up()
+        request.peer.close_after_responses()
 
     def answer(_: object) -> Body:
         rows = [_row(broker, request, kind, key) for key in keys]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import TYPE_CHECKING
 
 from shoal.coordinator.group.classic import refused_join
@@ -33,7 +32,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         session_ms,
         # Version 0 has no rebalance timeout; the session's serves for both.
         codec.ms(body.rebalance_timeout) if request.version >= 1 else session_ms,
-        f"{client_id if instance_id is None else instance_id}-{uuid.uuid4()}",
+        f"{client_id if instance_id is None else instance_id}-{broker.node.system.uuid()}",
         request.version,
         getattr(body, "reason", None),
     )

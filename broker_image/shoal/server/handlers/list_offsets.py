@@ -46,7 +46,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         for asked in topic.partitions:
             partition = broker.partitions.by_name(topic.name, asked.partition_index)
             if partition is None:
-                entry = _refusal(absence(broker, topic.name, None, asked.partition_index)[0])
+                entry = _refusal(absence(broker.image, topic.name, None, asked.partition_index)[0])
             else:
                 entry = _entry(partition, asked, request.version, committed, body.replica_id)
             entries.append({"partition_index": asked.partition_index, **entry})

@@ -6,8 +6,7 @@ Topics are asked for by name, by id, or all of them. A name that is unknown make
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from shoal.metadata import names
@@ -16,7 +15,7 @@ from shoal.metadata.topics import NewTopic, internal_topic
 from shoal.protocol import codec
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.handlers import authorized_operations as operations
-from shoal.server.network.api import Answer, Body, Request
+from shoal.server.network.api import Answer, Request
 from shoal.server.network.responses import mapped
 
 if TYPE_CHECKING:
@@ -31,19 +30,7 @@ _KEPT_ANSWERS_MAX = 16
 
 
 def handle(broker: Broker, request: Request) -> Answer:
-    if broker.suspects:
-        return asyncio.ensure_future(_later(broker, request))
-    return _now(broker, request)
-
-
-async def _later(broker: Broker, request: Request) -> Body:
-    """The answer once it names no leader whose process has just ended."""
-    await broker.suspects.settled()
-    answer = _now(broker, request)
-    if isinstance(answer, asyncio.Future):
-        return await answer
-    assert isinstance(answer, (list, Mapping))
-    return answer
+    return broker.unreachable_leaders.answer(_now, broker, request)
 
 
 def _now(broker: Broker, request: Request) -> Answer:
@@ -53,7 +40,7 @@ def _now(broker: Broker, request: Request) -> Answer:
         request.version,
         request.peer.listener,
         broker.controller_id,
-        broker.suspects.named(),
+        broker.unreachable_leaders.recently_fenced(),
         None
         if request.body.topics is None
         else tuple((t.name, getattr(t, "topic_id", None)) for t in request.body.topics),
@@ -94,7 +81,7 @@ def _look(broker: Broker, request: Request) -> Answer:
     if missing and allowed and image.broker_config["auto.create.topics.enable"]:
         new = [_new_topic(image, name) for name in missing]
         return mapped(
-            broker.create_topics(new),
+            broker.topic_creation.create_topics(new),
             lambda rows: _answer(
                 broker, request, _by_names(broker.image, wanted, {r["name"]: r for r in rows})
             ),
@@ -167,7 +154,7 @@ def describe(image: MetadataImage, topic: TopicImage) -> Row:
 
 def _answer(broker: Broker, request: Request, topics: list[Row]) -> Row:
     body, image = request.body, broker.image
-    listed = brokers(image, request.peer.listener, broker.suspects.named())
+    listed = brokers(image, request.peer.listener, broker.unreachable_leaders.recently_fenced())
     if broker.replicas.some_cut_off:
         _disclaim(broker, topics)
         listed = [row for row in listed if row["node_id"] != broker.node_id]

@@ -29,7 +29,7 @@ def _entry(broker: Broker, topic: str, asked: Any) -> dict[str, Any]:
     partition = broker.partitions.by_name(topic, asked.partition)
     epoch = end_offset = -1
     if partition is None:
-        code: ErrorCode | None = absence(broker, topic, None, asked.partition)[0]
+        code: ErrorCode | None = absence(broker.image, topic, None, asked.partition)[0]
     else:
         code = partition.epoch_error(asked.current_leader_epoch)
         if code is None:

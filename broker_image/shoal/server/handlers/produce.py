@@ -1,7 +1,7 @@
 """Produce: append batches to the partitions they name, and answer when they are safe.
 
 The batches are views of the request's frame: the log checks them, sets offset and epoch in place
-and writes them from there. Compressed batches are examined before (`server.examiner`). acks=1 is
+and writes them from there. Compressed batches are validated before (`batch_validator`). acks=1 is
 answered when the log has them, acks=all when they are below the high watermark; where an
 acknowledged write must be on disk, both wait for that. acks=0 has no answer: a refusal closes the
 connection, so that the client looks for the leader again.
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from shoal.log.errors import AppendRefused
-from shoal.log.validation import Examined
+from shoal.log.validation import ValidatedBatch
 from shoal.protocol import produce
 from shoal.protocol.errors import ErrorCode, WireError
 from shoal.protocol.produce import TOPIC_IDS_FROM, ProduceRequest
 from shoal.record.batch import COMPRESSION_MASK, TRANSACTIONAL_BIT, low_attributes
 from shoal.record.compression import Compression
 from shoal.replication.partition import Partition
-from shoal.replication.written import Written
+from shoal.replication.pending_append import PendingAppend
 from shoal.server.handlers import transactional_produce
 from shoal.server.handlers.transactional_produce import pass_on
 from shoal.server.network.api import Answer, Body, Request
@@ -39,7 +39,7 @@ _ACKS_ALL = -1
 ADMIN_CLIENT_ID = "__admin_client"
 _Entry = dict[str, Any]
 #: What an answer waits for.
-_Waiting = tuple[Written, _Entry]
+_Waiting = tuple[PendingAppend, _Entry]
 #: By topic and partition: why a transaction's batch is not taken.
 Refused = Mapping[tuple[str, int], tuple[ErrorCode, str | None]]
 _NOTHING_REFUSED: Refused = {}
@@ -48,7 +48,7 @@ _ZSTD_FROM = 7
 
 
 def handle(broker: Broker, request: Request) -> Answer:
-    """Handle the request now, or once its batches, and those before them, are examined."""
+    """Handle the request now, or once its batches, and those before them, are validated."""
     later: list[asyncio.Future[Any]] = []
     body = request.body
 
@@ -57,7 +57,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         request.body = body
         _resolve(later[0], lambda: _handle(broker, request, outcomes))
 
-    outcomes = broker.examiner.examine(
+    outcomes = broker.batch_validator.validate(
         request.body.topics, broker.partitions, broker.clock.now_ms(), then
     )
     if outcomes is not None:
@@ -124,11 +124,13 @@ def append(broker: Broker, request: Request, refused: Refused, outcomes: Outcome
             if "current_leader" in e
         ]
         if moved:
-            response["node_endpoints"] = leader_endpoints(broker, request.peer.listener, moved)
+            response["node_endpoints"] = leader_endpoints(
+                broker.image, request.peer.listener, moved
+            )
     if not waiting:
         return [produce.write_taken(request.version, topics)] if failed is None else response
     # What waits for its replicas does not keep its records in memory.
-    request.free()
+    request.release()
     return broker.purgatory.park(
         keys=[written.partition.key for written, _ in waiting],
         attempt=lambda: _acknowledged(broker, response, waiting),
@@ -142,7 +144,7 @@ def _append(
     request: Request,
     where: tuple[str, UUID | None, int],
     data: memoryview | None,
-    outcome: Examined | AppendRefused | None,
+    outcome: ValidatedBatch | AppendRefused | None,
     waiting: list[_Waiting],
     refused: Refused,
 ) -> _Entry:
@@ -153,24 +155,13 @@ def _append(
     name, topic_id, index = where
     partition = broker.partitions.find(name, topic_id, index)
     if partition is None:
-        code, elsewhere = absence(broker, name, topic_id, index)
+        code, elsewhere = absence(broker.image, name, topic_id, index)
         if elsewhere is None:
             return _refusal(code, None)
         return _refusal(code, None) | _led_by(elsewhere.leader, elsewhere.leader_epoch)
     meter = broker.metrics.topic(partition.topic)
     meter.produces += 1
-    refusal = _refused_before(broker, partition, acks, data)
-    if data is not None and low_attributes(data) & TRANSACTIONAL_BIT:
-        refusal = refusal or _refused_in_transaction(request, partition, refused)
-    if data is not None and _is_unknown_codec(request.version, low_attributes(data)):
-        refusal = refusal or _refusal(
-            ErrorCode.unsupported_compression_type,
-            f"Produce version {request.version} has no zstd. Use version {_ZSTD_FROM} or newer.",
-        )
-    if broker.is_internal(partition.topic) and request.header.client_id != ADMIN_CLIENT_ID:
-        refusal = _refusal(
-            ErrorCode.invalid_topic_exception, f"{partition.topic} is written by brokers alone."
-        )
+    refusal = _refused_before(broker, request, partition, data, refused)
     if refusal is None:
         assert data is not None
         try:
@@ -191,19 +182,24 @@ def _append(
         "log_append_time_ms": appended.append_time_ms,
         "log_start_offset": appended.log_start_offset,
     }
-    if acks and not partition.acknowledged(appended.last_offset + 1):
-        waiting.append((Written.by(partition, appended.last_offset + 1), entry))
+    if acks and not partition.is_committed(appended.last_offset + 1):
+        waiting.append((PendingAppend.of(partition, appended.last_offset + 1), entry))
     return entry
 
 
-def _is_unknown_codec(version: int, attributes: int) -> bool:
-    return version < _ZSTD_FROM and attributes & COMPRESSION_MASK == Compression.ZSTD
-
-
 def _refused_before(
-    broker: Broker, partition: Partition, acks: int, data: memoryview | None
+    broker: Broker,
+    request: Request,
+    partition: Partition,
+    data: memoryview | None,
+    refused: Refused,
 ) -> _Entry | None:
     """The refusal of a produce that does not reach the log."""
+    acks: int = request.body.acks
+    if broker.is_internal(partition.topic) and request.header.client_id != ADMIN_CLIENT_ID:
+        return _refusal(
+            ErrorCode.invalid_topic_exception, f"{partition.topic} is written by brokers alone."
+        )
     if not partition.is_leader:
         return _refusal(ErrorCode.not_leader_or_follower, None) | _not_leader(partition)
     if data is None:
@@ -220,6 +216,16 @@ def _refused_before(
             ErrorCode.not_leader_or_follower,
             f"Broker {broker.node_id} is cut off from the cluster, where another may lead"
             f" {partition.topic}-{partition.index}.",
+        )
+    attributes = low_attributes(data)
+    if attributes & TRANSACTIONAL_BIT:
+        refusal = _refused_in_transaction(request, partition, refused)
+        if refusal is not None:
+            return refusal
+    if request.version < _ZSTD_FROM and attributes & COMPRESSION_MASK == Compression.ZSTD:
+        return _refusal(
+            ErrorCode.unsupported_compression_type,
+            f"Produce version {request.version} has no zstd. Use version {_ZSTD_FROM} or newer.",
         )
     return None
 

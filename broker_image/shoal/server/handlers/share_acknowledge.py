@@ -16,8 +16,8 @@ from shoal.protocol.share import (
 )
 from shoal.server.handlers.share_fetch import checked_ids
 from shoal.server.network.api import Answer, Body, Request
-from shoal.server.network.deferred import Prompt
-from shoal.server.share.acknowledge import Acks, misuse
+from shoal.server.network.deferred import DeferredResponse
+from shoal.server.share.acknowledge import Acks, count_by_type, misuse
 from shoal.server.share.fetch import current_leader, endpoints_of
 from shoal.server.share.leader import Phase
 from shoal.server.share.state_write import Failure
@@ -44,13 +44,13 @@ def handle(broker: Broker, request: Request) -> Answer:
     )
     if body.share_session_epoch == FINAL_EPOCH:
         acks.then(
-            lambda: service.close_session(
+            lambda: service.sessions.end(
                 group_id, member_id, request.peer, undelivered=body.undelivered
             )
         )
     if acks.settled:
         return _answer(broker, request, acks.failures)
-    answer = Prompt()
+    answer = DeferredResponse()
 
     def settled() -> None:
         if not answer.done():
@@ -60,7 +60,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     return answer
 
 
-class _Lone(Prompt):
+class _Lone(DeferredResponse):
     """The answer to the acknowledgement of one batch alone, which waits for its write itself."""
 
     __slots__ = ("_broker", "_request")
@@ -74,7 +74,7 @@ class _Lone(Prompt):
         """The write is committed, or has failed."""
         (topic_id, ((index, batches),)) = self._request.body.topics[0]
         if failure is None:
-            self._broker.share.count_acknowledged(batches)
+            count_by_type(self._broker.share.acknowledged, batches)
         if not self.done():
             failures = {} if failure is None else {(topic_id, index): failure}
             self.set_result(_answer(self._broker, self._request, failures))
@@ -112,7 +112,7 @@ def _answer(broker: Broker, request: Request, failures: Mapping[tuple[UUID, int]
                 entries.append(PartitionError(index))
                 continue
             entry = PartitionError(index, failure.code, failure.message)
-            leader = current_leader(broker, (topic_id, index), failure.code)
+            leader = current_leader(broker.image, broker.node_id, (topic_id, index), failure.code)
             if leader is not None:
                 moved.append(leader)
                 entry = entry._replace(current_leader=leader)
@@ -122,7 +122,7 @@ def _answer(broker: Broker, request: Request, failures: Mapping[tuple[UUID, int]
         request.version,
         topics,
         acquisition_lock_timeout_ms=lock_ms,
-        endpoints=endpoints_of(broker, request.peer, moved) if moved else (),
+        endpoints=endpoints_of(broker.image, request.peer, moved) if moved else (),
     )
 
 

@@ -11,7 +11,7 @@ from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.protocol.share import ShareFetchRequest, write_fetch
 from shoal.server.network.api import Answer, Body, Request
 from shoal.server.share.acknowledge import Acks
-from shoal.server.share.fetch import ShareFetch, check_acquire_mode
+from shoal.server.share.fetch import check_acquire_mode
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -36,7 +36,7 @@ def handle(broker: Broker, request: Request) -> Answer:
                 "a request that opens a share session acknowledges nothing",
             )
         try:
-            session = service.open_session(
+            session = service.sessions.begin(
                 request.peer, group_id, member_id, told, request.header.client_id or ""
             )
         except ApiError as refused:
@@ -51,9 +51,9 @@ def handle(broker: Broker, request: Request) -> Answer:
         for topic_id, indexes in body.forgotten:
             for index in indexes:
                 session.partitions.pop((topic_id, index), None)
-    answer = ShareFetch(broker, request, session, acks).answer()
+    answer = service.fetches.answer(request, session, acks)
     if body.share_session_epoch == FINAL_EPOCH:
-        acks.then(lambda: service.close_session(group_id, member_id, request.peer))
+        acks.then(lambda: service.sessions.end(group_id, member_id, request.peer))
     return answer
 
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from shoal.coordinator.group.share_membership import HeartbeatRequest
 from shoal.server.network.api import Answer, Request
-from shoal.server.share import members as share_members
 
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
@@ -29,5 +28,5 @@ def handle(broker: Broker, request: Request) -> Answer:
         body.group_id,
         lambda shard, now_ms, token: shard.share.heartbeat(heartbeat, now_ms, token),
     )
-    share_members.watch(broker, request.peer, heartbeat, reply)
+    broker.share.members.watch(request.peer, heartbeat, reply)
     return reply

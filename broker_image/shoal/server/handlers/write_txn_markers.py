@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.protocol.errors import ApiError, ErrorCode
-from shoal.replication.written import Written
-from shoal.server.coordinators import transaction_markers
+from shoal.replication.pending_append import PendingAppend
 from shoal.server.coordinators.transaction_markers import COMMIT_TIMEOUT_MS, Marker
 from shoal.server.network.api import Answer, Body, Request
 
@@ -19,7 +18,7 @@ Row = dict[str, Any]
 
 
 def handle(broker: Broker, request: Request) -> Answer:
-    waiting: list[tuple[Written, Row]] = []
+    waiting: list[tuple[PendingAppend, Row]] = []
     response = {"markers": [_written(broker, asked, waiting) for asked in request.body.markers]}
 
     def committed() -> Body | None:
@@ -46,7 +45,9 @@ def handle(broker: Broker, request: Request) -> Answer:
     )
 
 
-def _written(broker: Broker, asked: Any, waiting: list[tuple[Written, Row]]) -> Mapping[str, Any]:
+def _written(
+    broker: Broker, asked: Any, waiting: list[tuple[PendingAppend, Row]]
+) -> Mapping[str, Any]:
     """One marker's rows; those that wait for their commit are noted in `waiting`."""
     marker = Marker(
         asked.producer_id,
@@ -61,7 +62,7 @@ def _written(broker: Broker, asked: Any, waiting: list[tuple[Written, Row]]) -> 
         for index in topic.partition_indexes:
             row: Row = {"partition_index": index, "error_code": ErrorCode.none}
             try:
-                written = transaction_markers.append(broker, topic.name, index, marker)
+                written = broker.transactions.markers.append(topic.name, index, marker)
                 waiting.append((written, row))
             except ApiError as refused:
                 row["error_code"] = refused.code

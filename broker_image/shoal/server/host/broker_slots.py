@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from shoal.server.cluster.config import cluster_config
+from shoal.server.cluster_config import cluster_config
 from shoal.server.config import BrokerConfig, Endpoint, InvalidConfig, bracketed
 
 SETTING = "shoal.brokers.per.host"
@@ -21,14 +21,14 @@ _OF_CONTROLLERS = ("controller.listener.names", "listener.security.protocol.map"
 _PORT_MAX = 65_535
 
 
-class Seat(NamedTuple):
+class BrokerSlot(NamedTuple):
     """One broker of the host: its id, and its settings where they are not those of the host."""
 
     id: int
     settings: Mapping[str, str]
 
 
-def seats(config: BrokerConfig, *, host: str, cluster_id: str) -> list[Seat]:
+def allocate(config: BrokerConfig, *, host: str, cluster_id: str) -> list[BrokerSlot]:
     """The brokers of a host of that name. `cluster_id` is for a cluster that has this host alone,
     whose first broker is its only voter. Raises `InvalidConfig`."""
     cluster = cluster_config(config)
@@ -42,55 +42,59 @@ def seats(config: BrokerConfig, *, host: str, cluster_id: str) -> list[Seat]:
     if not config["broker.rack"]:
         shared["broker.rack"] = host
     if cluster.voters is None:
-        shared["controller.quorum.voters"] = _only_voter(config, cluster.listener, host)
+        shared["controller.quorum.voters"] = _single_voter(config, cluster.listener, host)
         if cluster.cluster_id is None:
             shared["shoal.cluster.id"] = cluster_id
     voters = cluster.voters.voters if cluster.voters is not None else {config.node_id: None}
     found = []
     for number in range(config[SETTING]):
         id = config.node_id + number
-        votes = id in voters or (number == 0 and not cluster.clustered)
-        own = shared | {
+        is_voter = id in voters or (number == 0 and not cluster.clustered)
+        settings = shared | {
             "node.id": str(id),
             "log.dirs": str(Path(config.data_dir) / str(id)),
             "process.roles": config.given.get("process.roles", "broker,controller")
-            if votes or number == 0
+            if is_voter or number == 0
             else "broker",
         }
         if "broker.id" in config.given:
-            own["broker.id"] = str(id)
-        found.append(Seat(id, own | _addresses(config, number, votes or number == 0)))
-    _check(found)
+            settings["broker.id"] = str(id)
+        found.append(
+            BrokerSlot(id, settings | _listener_settings(config, number, is_voter or number == 0))
+        )
+    _check_ports(found)
     return found
 
 
-def _only_voter(config: BrokerConfig, listener: str, host: str) -> str:
+def _single_voter(config: BrokerConfig, listener: str, host: str) -> str:
     (found,) = [one for one in config.listeners if one.name == listener] or config.listeners[:1]
-    told = config.advertised.get(found.name, found)
-    if not told.port:
+    advertised = config.advertised.get(found.name, found)
+    if not advertised.port:
         raise InvalidConfig(
             f"{SETTING} is {config[SETTING]}, and the listener {found.name} takes any free port:"
             " give it one, at which the host's brokers find each other."
         )
-    name = host if told.host in ("", "0.0.0.0", "::") else told.host
-    return f"{config.node_id}@{bracketed(name)}:{told.port}"
+    name = host if advertised.host in ("", "0.0.0.0", "::") else advertised.host
+    return f"{config.node_id}@{bracketed(name)}:{advertised.port}"
 
 
-def _addresses(config: BrokerConfig, number: int, controls: bool) -> dict[str, str]:
+def _listener_settings(config: BrokerConfig, number: int, is_controller: bool) -> dict[str, str]:
     """The listeners of the broker of that number; those of controllers are for who may be one."""
-    apart = {name.upper() for name in config["controller.listener.names"] or ()}
-    listeners = [one for one in config.listeners if controls or one.name not in apart]
-    found = {"listeners": ",".join(_moved(one, number) for one in listeners or config.listeners)}
+    controller_names = {name.upper() for name in config["controller.listener.names"] or ()}
+    listeners = [
+        one for one in config.listeners if is_controller or one.name not in controller_names
+    ]
+    found = {"listeners": ",".join(_shifted(one, number) for one in listeners or config.listeners)}
     advertised = [config.advertised[one.name] for one in listeners if one.name in config.advertised]
     if advertised:
-        found["advertised.listeners"] = ",".join(_moved(one, number) for one in advertised)
+        found["advertised.listeners"] = ",".join(_shifted(one, number) for one in advertised)
     metrics = config.metrics_listener
     if metrics is not None:
-        found["shoal.metrics.listener"] = _moved(metrics, number).partition("://")[2]
+        found["shoal.metrics.listener"] = _shifted(metrics, number).partition("://")[2]
     return found
 
 
-def _moved(endpoint: Endpoint, number: int) -> str:
+def _shifted(endpoint: Endpoint, number: int) -> str:
     port = endpoint.port + number if endpoint.port else 0
     if port > _PORT_MAX:
         raise InvalidConfig(
@@ -100,27 +104,27 @@ def _moved(endpoint: Endpoint, number: int) -> str:
     return f"{endpoint.name}://{bracketed(endpoint.host)}:{port}"
 
 
-def _check(found: list[Seat]) -> None:
+def _check_ports(found: list[BrokerSlot]) -> None:
     """No two brokers listen at one port. Raises `InvalidConfig`."""
     taken: dict[str, tuple[int, str]] = {}
-    for seat in found:
-        texts = seat.settings["listeners"].split(",")
-        if "shoal.metrics.listener" in seat.settings:
-            texts.append("metrics://" + seat.settings["shoal.metrics.listener"])
+    for slot in found:
+        texts = slot.settings["listeners"].split(",")
+        if "shoal.metrics.listener" in slot.settings:
+            texts.append("metrics://" + slot.settings["shoal.metrics.listener"])
         for text in texts:
             name, _, address = text.partition("://")
             port = address.rpartition(":")[2]
             if port != "0" and port in taken:
                 other, its = taken[port]
                 raise InvalidConfig(
-                    f"Broker {other} ({its}) and broker {seat.id} ({name}) would both listen at"
+                    f"Broker {other} ({its}) and broker {slot.id} ({name}) would both listen at"
                     f" port {port}: each of the {len(found)} brokers ({SETTING}) takes the next"
                     " port of every listener, so leave as many between them."
                 )
-            taken[port] = (seat.id, name)
+            taken[port] = (slot.id, name)
 
 
-def unmoved(config: BrokerConfig) -> str | None:
+def data_dir_conflict(config: BrokerConfig) -> str | None:
     """Why the host's directory is that of a single broker, or None."""
     if not (Path(config.data_dir) / "meta.properties").exists():
         return None
@@ -131,7 +135,7 @@ def unmoved(config: BrokerConfig) -> str | None:
     )
 
 
-def known_cluster(config: BrokerConfig) -> str | None:
+def existing_cluster_id(config: BrokerConfig) -> str | None:
     """The id of the cluster that the first broker's directory was made for, if it was."""
     try:
         text = (Path(config.data_dir) / str(config.node_id) / "meta.properties").read_text()

@@ -21,8 +21,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from shoal.server.cluster.config import CONTROLLER
-from shoal.server.host.broker_slots import Seat
+from shoal.server.cluster_config import CONTROLLER
+from shoal.server.host.broker_slots import BrokerSlot
 
 #: The pause before a broker is started again, and after how long a run pauses begin anew.
 PAUSE_S, PAUSE_MAX_S, STEADY_S = 1.0, 30.0, 60.0
@@ -31,20 +31,20 @@ _PR_SET_PDEATHSIG = 1
 _STOPPED = (0, -signal.SIGTERM)
 
 
-class _Seated:
+class _BrokerProcess:
     """One broker's process."""
 
-    def __init__(self, seat: Seat, words: Sequence[str]) -> None:
-        self.seat = seat
-        self.words = words
+    def __init__(self, slot: BrokerSlot, command_line: Sequence[str]) -> None:
+        self.slot = slot
+        self.command_line = command_line
         self.process: asyncio.subprocess.Process | None = None
         self.ready = asyncio.Event()
         self.last_line = ""
         self.status = 0
 
     @property
-    def votes(self) -> bool:
-        return CONTROLLER in self.seat.settings["process.roles"]
+    def is_controller(self) -> bool:
+        return CONTROLLER in self.slot.settings["process.roles"]
 
 
 class Host:
@@ -53,12 +53,12 @@ class Host:
 
     def __init__(
         self,
-        seats: Sequence[Seat],
-        command: Callable[[Seat], Sequence[str]],
+        slots: Sequence[BrokerSlot],
+        command: Callable[[BrokerSlot], Sequence[str]],
         say: Callable[[str], None],
         warn: Callable[[str], None],
     ) -> None:
-        self._seated = [_Seated(seat, command(seat)) for seat in seats]
+        self._processes = [_BrokerProcess(slot, command(slot)) for slot in slots]
         self._say, self._warn = say, warn
         self._stopping = False
         self._all_ready = False
@@ -69,53 +69,53 @@ class Host:
         `perf_counter` at the process' start."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._told_to_stop)
-        watches = [asyncio.ensure_future(self._keep(one)) for one in self._seated]
+            loop.add_signal_handler(number, self._on_signal)
+        watches = [asyncio.ensure_future(self._supervise(one)) for one in self._processes]
         readying = asyncio.ensure_future(self._until_ready(started))
         stopping = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait((stopping, *watches), return_when=asyncio.FIRST_COMPLETED)
         readying.cancel()
         failed = any(watch.done() and watch.result() for watch in watches)
-        await self._end()
+        await self._stop_all()
         await asyncio.wait(watches)
         if not failed:
             self._say("Stopped.")
         # Who is told to stop before it listens for that ends by the signal.
-        return 1 if failed or any(one.status not in _STOPPED for one in self._seated) else 0
+        return 1 if failed or any(one.status not in _STOPPED for one in self._processes) else 0
 
-    def _told_to_stop(self) -> None:
+    def _on_signal(self) -> None:
         if self._stop.is_set():
-            for one in self._seated:
+            for one in self._processes:
                 self._signal(one, signal.SIGKILL)
         self._stop.set()
 
     async def _until_ready(self, started: float) -> None:
-        for one in self._seated:
+        for one in self._processes:
             await one.ready.wait()
         self._all_ready = True
         took_s = time.perf_counter() - started
-        count = len(self._seated)
+        count = len(self._processes)
         self._say(f"Ready after {took_s:.2f} s: {count} brokers. Ctrl-C or SIGTERM stops them.")
 
-    async def _keep(self, one: _Seated) -> bool:
+    async def _supervise(self, one: _BrokerProcess) -> bool:
         """Run a broker for as long as the host runs; True if it never started."""
         pause_s = PAUSE_S
         while not self._stopping:
             began = time.monotonic()
-            await self._run(one)
+            await self._run_once(one)
             if self._stopping:
                 return False
             if not self._all_ready:
                 self._warn(
-                    f"shoal server: broker {one.seat.id} did not start:"
-                    f" {one.last_line.removeprefix('shoal server: ') or _how(one.status)}"
+                    f"shoal server: broker {one.slot.id} did not start:"
+                    f" {one.last_line.removeprefix('shoal server: ') or _exit_reason(one.status)}"
                 )
                 return True
             if time.monotonic() - began > STEADY_S:
                 pause_s = PAUSE_S
             self._warn(
-                f"shoal server: broker {one.seat.id} ended ({_how(one.status)}); it is started"
-                f" again in {pause_s:g} s."
+                f"shoal server: broker {one.slot.id} ended ({_exit_reason(one.status)}); it is"
+                f" started again in {pause_s:g} s."
             )
             await self._pause(pause_s)
             pause_s = min(2 * pause_s, PAUSE_MAX_S)
@@ -128,10 +128,10 @@ class Host:
         except TimeoutError:
             pass
 
-    async def _run(self, one: _Seated) -> None:
+    async def _run_once(self, one: _BrokerProcess) -> None:
         """From a broker's start to its end."""
         process = one.process = await asyncio.create_subprocess_exec(
-            *one.words,
+            *one.command_line,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -144,14 +144,14 @@ class Host:
             self._signal(one, signal.SIGTERM)
         assert process.stdout is not None and process.stderr is not None
         await asyncio.gather(
-            self._tell(one, process.stdout, self._say),
-            self._tell(one, process.stderr, self._warn),
+            self._forward_output(one, process.stdout, self._say),
+            self._forward_output(one, process.stderr, self._warn),
         )
         one.status = await process.wait()
         one.process = None
 
-    async def _tell(
-        self, one: _Seated, stream: asyncio.StreamReader, tell: Callable[[str], None]
+    async def _forward_output(
+        self, one: _BrokerProcess, stream: asyncio.StreamReader, write_line: Callable[[str], None]
     ) -> None:
         while True:
             try:
@@ -166,29 +166,29 @@ class Host:
             refusal = line.startswith("shoal server: ")
             if refusal:
                 one.last_line = line
-            if tell is self._say or (refusal and self._all_ready):
-                line = f"broker {one.seat.id}: {line}"
+            if write_line is self._say or (refusal and self._all_ready):
+                line = f"broker {one.slot.id}: {line}"
             elif refusal:
-                continue  # `_keep` tells it.
-            tell(line)
+                continue  # `_supervise` tells it.
+            write_line(line)
 
-    async def _end(self) -> None:
+    async def _stop_all(self) -> None:
         """Stop who still runs."""
         self._stopping = True
         self._stop.set()
-        for votes in (False, True):
-            some = [one for one in self._seated if one.votes is votes]
+        for is_controller in (False, True):
+            some = [one for one in self._processes if one.is_controller is is_controller]
             for one in some:
                 self._signal(one, signal.SIGTERM)
             ends = [one.process.wait() for one in some if one.process is not None]
             await asyncio.gather(*ends)
 
-    def _signal(self, one: _Seated, number: signal.Signals) -> None:
+    def _signal(self, one: _BrokerProcess, number: signal.Signals) -> None:
         if one.process is not None and one.process.returncode is None:
             one.process.send_signal(number)
 
 
-def _how(status: int) -> str:
+def _exit_reason(status: int) -> str:
     if status >= 0:
         return f"exit status {status}"
     try:

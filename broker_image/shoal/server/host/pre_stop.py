@@ -17,20 +17,22 @@ import urllib.request
 from collections.abc import Sequence
 
 #: How long others may be ready still: Kubernetes tells them to stop at about the same time.
-RUNS_S = 2.0
+READY_GRACE_S = 2.0
 #: No broker is waited for any longer; one that finds no controller gives up after 3 s.
 TIMEOUT_S = 20.0
-_PAUSE_S = 0.1
+_POLL_INTERVAL_S = 0.1
 
 
-def wait(ports: Sequence[int], *, runs_s: float = RUNS_S, timeout_s: float = TIMEOUT_S) -> None:
+def wait_until_stopped(
+    ports: Sequence[int], *, ready_grace_s: float = READY_GRACE_S, timeout_s: float = TIMEOUT_S
+) -> None:
     """Return when nobody stops any more at those ports of this host."""
     began = time.monotonic()
     while states := {_is_ready(port) for port in ports} - {None}:
         waited_s = time.monotonic() - began
-        if waited_s >= (runs_s if states == {True} else timeout_s):
+        if waited_s >= (ready_grace_s if states == {True} else timeout_s):
             return
-        time.sleep(_PAUSE_S)
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def _is_ready(port: int) -> bool | None:
@@ -45,4 +47,4 @@ def _is_ready(port: int) -> bool | None:
 
 
 if __name__ == "__main__":
-    wait([int(port) for port in sys.argv[1:]])
+    wait_until_stopped([int(port) for port in sys.argv[1:]])

@@ -1,36 +1,98 @@
-"""The broker's gauges and counters, under Kafka's names, read from its parts when asked for."""
+"""Gauges and counters of the broker as a whole, of its partitions and of its listeners.
+
+Families have Kafka's names. Each reads its source when the metrics are asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
 
-from shoal.server.metrics.registry import Samples, label
-
-if TYPE_CHECKING:
-    from shoal.replication.partition import Partition
-    from shoal.server.broker import Broker
+from shoal.replication.partition import Partition
+from shoal.server.disk import Disk
+from shoal.server.metrics.registry import Metrics, Samples, label
 
 _MANAGER = "kafka_server_ReplicaManager_"
 _SESSIONS = "kafka_server_FetchSessionCache_"
 _SOCKETS = "kafka_server_socket_server_metrics_"
 
 
-def register(broker: Broker) -> None:
-    """Add the families that tell of the broker as a whole, its partitions and its sockets."""
-    _register_replicas(broker)
-    _register_requests(broker)
-    _register_room(broker)
-    _register_disk(broker)
-    _register_sockets(broker)
-    _register_logs(broker)
+class PurgatoryPort(Protocol):
+    """Requests that wait for a condition or a deadline."""
+
+    size: int
 
 
-def _register_replicas(broker: Broker) -> None:
-    partitions = broker.partitions
+class FetchSessionsPort(Protocol):
+    """The cache of fetch sessions."""
 
+    evictions_total: int
+
+    def __len__(self) -> int: ...
+    def partitions(self) -> int: ...
+
+
+class RequestLimitsPort(Protocol):
+    """Requests that are received or queued, and their bytes."""
+
+    requests: int
+    bytes: int
+
+    @property
+    def bytes_left(self) -> int | None: ...
+    @property
+    def waiting(self) -> int: ...
+
+
+class LogMaintenancePort(Protocol):
+    """Retention and compaction."""
+
+    compactions_total: int
+    segments_deleted_total: int
+
+
+class ListenerPort(Protocol):
+    """One listener and the traffic of its connections."""
+
+    name: str
+    opened_total: int
+    refused_total: int
+    bytes_buffered: int
+    bytes_in: int
+    bytes_out: int
+
+    @property
+    def count(self) -> int: ...
+
+
+class Sources(NamedTuple):
+    """The parts of a broker that these families read."""
+
+    partitions: Iterable[Partition]
+    purgatory: PurgatoryPort
+    #: The number of share fetches in the purgatory.
+    waiting_share_fetches: Callable[[], int]
+    fetch_sessions: FetchSessionsPort
+    request_limits: RequestLimitsPort
+    disk: Disk
+    log_maintenance: LogMaintenancePort
+    listeners: Sequence[ListenerPort]
+
+
+def register(metrics: Metrics, sources: Sources) -> None:
+    """Add the families."""
+    _register_replicas(metrics, sources.partitions)
+    _register_purgatory(metrics, sources.purgatory, sources.waiting_share_fetches)
+    _register_fetch_sessions(metrics, sources.fetch_sessions)
+    _register_request_limits(metrics, sources.request_limits)
+    _register_disk(metrics, sources.disk, sources.log_maintenance)
+    _register_sockets(metrics, sources.listeners)
+    _register_logs(metrics, sources.partitions)
+
+
+def _register_replicas(metrics: Metrics, partitions: Iterable[Partition]) -> None:
     def count(name: str, help: str, counts: Callable[[Partition], bool]) -> None:
-        broker.metrics.gauge(_MANAGER + name, help, lambda: sum(map(counts, partitions)))
+        metrics.gauge(_MANAGER + name, help, lambda: sum(map(counts, partitions)))
 
     count("PartitionCount", "Partitions here.", lambda p: True)
     count("LeaderCount", "Partitions led here.", lambda p: p.is_leader)
@@ -47,22 +109,35 @@ def _register_replicas(broker: Broker) -> None:
     count("OfflineReplicaCount", "Logs that the disk failed under.", lambda p: p.log.offline)
 
 
-def _register_requests(broker: Broker) -> None:
-    gauge, sessions = broker.metrics.gauge, broker.fetch_sessions
+def _register_purgatory(
+    metrics: Metrics, purgatory: PurgatoryPort, waiting_share_fetches: Callable[[], int]
+) -> None:
+    def waiting() -> Samples:
+        share = waiting_share_fetches()
+        return [
+            (label(delayedOperation="ShareFetch"), share),
+            (label(delayedOperation="Other"), purgatory.size - share),
+        ]
+
     for name in ("PurgatorySize", "NumDelayedOperations"):
-        broker.metrics.add(
+        metrics.add(
             f"kafka_server_DelayedOperationPurgatory_{name}",
             "gauge",
             "Requests that wait for records, for acknowledgement or for time.",
-            lambda: _waiting(broker),
+            waiting,
         )
-    gauge(f"{_SESSIONS}NumIncrementalFetchSessions", "Fetch sessions.", lambda: len(sessions))
-    gauge(
+
+
+def _register_fetch_sessions(metrics: Metrics, sessions: FetchSessionsPort) -> None:
+    metrics.gauge(
+        f"{_SESSIONS}NumIncrementalFetchSessions", "Fetch sessions.", lambda: len(sessions)
+    )
+    metrics.gauge(
         f"{_SESSIONS}NumIncrementalFetchPartitionsCached",
         "Partitions in fetch sessions.",
         sessions.partitions,
     )
-    broker.metrics.add(
+    metrics.add(
         f"{_SESSIONS}IncrementalFetchSessionEvictionsPerSec_total",
         "counter",
         "Fetch sessions that gave way to others.",
@@ -70,75 +145,65 @@ def _register_requests(broker: Broker) -> None:
     )
 
 
-def _register_room(broker: Broker) -> None:
-    gauge, room = broker.metrics.gauge, broker.room
-    gauge(
+def _register_request_limits(metrics: Metrics, limits: RequestLimitsPort) -> None:
+    metrics.gauge(
         "kafka_network_RequestChannel_RequestQueueSize",
         "Produce requests that wait to be appended.",
-        lambda: room.requests,
+        lambda: limits.requests,
     )
-    gauge(
+    metrics.gauge(
         "kafka_network_SocketServer_MemoryPoolUsed",
         "Bytes of requests that are arriving or wait to be appended.",
-        lambda: room.bytes,
+        lambda: limits.bytes,
     )
-    gauge(
+    metrics.gauge(
         "kafka_network_SocketServer_MemoryPoolAvailable",
         "Bytes left of queued.max.request.bytes; -1 without a limit.",
-        lambda: -1 if room.bytes_left is None else room.bytes_left,
+        lambda: -1 if limits.bytes_left is None else limits.bytes_left,
     )
-    gauge(
+    metrics.gauge(
         "shoal_network_connections_waiting_for_room",
         "Connections that wait for room for their next request.",
-        lambda: room.waiting,
+        lambda: limits.waiting,
     )
 
 
-def _waiting(broker: Broker) -> Samples:
-    share = broker.share.waiting_fetches
-    return [
-        (label(delayedOperation="ShareFetch"), share),
-        (label(delayedOperation="Other"), broker.purgatory.size - share),
-    ]
-
-
-def _register_disk(broker: Broker) -> None:
-    add, disk, background = broker.metrics.add, broker.disk, broker.background
-    add(
+def _register_disk(metrics: Metrics, disk: Disk, log_maintenance: LogMaintenancePort) -> None:
+    metrics.add(
         "kafka_log_LogFlushStats_LogFlushRateAndTimeMs_count",
         "counter",
         "Syncs of a log to disk.",
         lambda: [((), disk.synced_total)],
     )
-    add(
+    metrics.add(
         "shoal_disk_sync_rounds_total",
         "counter",
         "Rounds of syncs; each carries all logs that were due.",
         lambda: [((), disk.rounds_total)],
     )
-    add(
+    metrics.add(
         "shoal_log_compactions_total",
         "counter",
         "Rounds of compaction that ended.",
-        lambda: [((), background.compactions_total)],
+        lambda: [((), log_maintenance.compactions_total)],
     )
-    add(
+    metrics.add(
         "shoal_log_segments_deleted_total",
         "counter",
         "Segments that retention and compaction took away.",
-        lambda: [((), background.segments_deleted_total)],
+        lambda: [((), log_maintenance.segments_deleted_total)],
     )
 
 
-def _register_sockets(broker: Broker) -> None:
+def _register_sockets(metrics: Metrics, listeners: Sequence[ListenerPort]) -> None:
     def add(name: str, kind: str, help: str, attribute: str) -> None:
         def collect() -> Samples:
             return [
                 ((("listener", listener.name),), getattr(listener, attribute))
-                for listener in broker.listeners
+                for listener in listeners
             ]
 
-        broker.metrics.add(_SOCKETS + name, kind, help, collect)
+        metrics.add(_SOCKETS + name, kind, help, collect)
 
     add("connection_count", "gauge", "Connections open.", "count")
     add("connection_creation_total", "counter", "Connections that came in.", "opened_total")
@@ -148,20 +213,20 @@ def _register_sockets(broker: Broker) -> None:
         "Connections closed for what their client did, or for want of room.",
         "refused_total",
     )
-    add("held_bytes", "gauge", "Bytes of answers that clients are slow to take.", "bytes_held")
+    add("held_bytes", "gauge", "Bytes of answers that clients are slow to take.", "bytes_buffered")
     add("incoming_byte_total", "counter", "Bytes received.", "bytes_in")
     add("outgoing_byte_total", "counter", "Bytes sent.", "bytes_out")
 
 
-def _register_logs(broker: Broker) -> None:
+def _register_logs(metrics: Metrics, partitions: Iterable[Partition]) -> None:
     def add(name: str, help: str, attribute: str) -> None:
         def collect() -> Samples:
             return [
                 ((("topic", p.topic), ("partition", str(p.index))), getattr(p.log, attribute))
-                for p in broker.partitions
+                for p in partitions
             ]
 
-        broker.metrics.add(f"kafka_log_Log_{name}", "gauge", help, collect)
+        metrics.add(f"kafka_log_Log_{name}", "gauge", help, collect)
 
     add("LogStartOffset", "First offset of a log.", "log_start_offset")
     add("LogEndOffset", "Offset of a log's next record.", "log_end_offset")

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
-from shoal.coordinator.runtime import Phase
-from shoal.server.metrics.registry import Samples, label
-
-if TYPE_CHECKING:
-    from shoal.server.broker import Broker
-    from shoal.server.coordinators.service import CoordinatorService
+from shoal.coordinator.runtime import Phase, Runtime
+from shoal.server.metrics.registry import Metrics, Samples, label
 
 #: The idle ratio is of the time since a look that is at least so old.
 IDLE_WINDOW_S = 1.0
@@ -51,10 +47,25 @@ class IdleRatio:
 _KINDS = ("group", "transaction", "share")
 
 
-def register(broker: Broker, service: CoordinatorService[Any]) -> None:
+class CoordinatorPort(Protocol):
+    """One coordinator of this broker."""
+
+    #: FindCoordinator's number of the kind of its keys.
+    key_type: ClassVar[int]
+    #: Partitions of its topic that were loaded, and the sum of the times in milliseconds.
+    load_times: tuple[int, int]
+
+    @property
+    def runtime(self) -> Runtime[Any]: ...
+    @property
+    def queued(self) -> int:
+        """Requests that wait until its topic is created."""
+
+
+def register(metrics: Metrics, service: CoordinatorPort) -> None:
     """Add the families of a coordinator."""
     prefix = f"kafka_server_{_KINDS[service.key_type]}_coordinator_metrics_"
-    metrics, idle = broker.metrics, IdleRatio()
+    idle = IdleRatio()
     metrics.add(
         f"{prefix}num_partitions",
         "gauge",
@@ -73,7 +84,7 @@ def register(broker: Broker, service: CoordinatorService[Any]) -> None:
     metrics.gauge(f"{prefix}thread_idle_ratio_avg", "Part of the time the loop was idle.", idle)
 
 
-def _phases(service: CoordinatorService[Any]) -> Samples:
+def _phases(service: CoordinatorPort) -> Samples:
     loading = len(service.runtime.loading_partitions)
     active = len(service.runtime.active())
     counts = ((Phase.LOADING, loading), (Phase.ACTIVE, active))

@@ -4,38 +4,78 @@ Kafka tells only to an admin. Dead letters have Kafka's names (KIP-1191) beside 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
-from shoal.server.metrics.registry import Labels, Samples, label
-from shoal.server.metrics.share_meters import leaders, of_leaders
-from shoal.server.share.redrives import Redrives
-
-if TYPE_CHECKING:
-    from shoal.server.broker import Broker
-    from shoal.server.share.leader import ShareLeader
-    from shoal.server.share.service import ShareService
+from shoal.server.metrics.registry import Labels, Metrics, Samples, label
+from shoal.server.metrics.share_ports import (
+    LeaderPort,
+    ShareServicePort,
+    leaders,
+    of_leaders,
+    share_partition_labels,
+)
 
 #: Seconds ahead. Records held back are counted by whether they are due later than each.
 DUE_WITHIN_S = (0, 10, 30, 60, 120, 300, 600)
 _GROUP = "kafka_server_ShareGroupMetrics_DeadLetterQueue"
 #: A metric of each share partition: its name, type, help, and value.
-Family = tuple[str, str, str, "Callable[[ShareLeader], float]"]
+Family = tuple[str, str, str, Callable[[LeaderPort], float]]
 
 
-def register(broker: Broker, service: ShareService) -> None:
+class OffsetsPort(Protocol):
+    """The offsets of a partition that this broker leads."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def index(self) -> int: ...
+    @property
+    def high_watermark(self) -> int: ...
+    @property
+    def is_behind(self) -> bool:
+        """Whether the high watermark has not reached the start of the leader's epoch."""
+
+
+class DeliveredPort(Protocol):
+    """How far the delivery of a share partition is complete."""
+
+    @property
+    def start_offset(self) -> int: ...
+    @property
+    def complete(self) -> int:
+        """Records from the start offset on whose delivery is complete."""
+
+
+class LagLeaderPort(Protocol):
+    """A share partition that is loaded here, for its lag."""
+
+    @property
+    def partition(self) -> OffsetsPort: ...
+    @property
+    def share(self) -> DeliveredPort: ...
+
+
+class LagServicePort(Protocol):
+    """The share partitions led here, for their lag."""
+
+    @property
+    def leaders(self) -> Mapping[str, Mapping[Any, LagLeaderPort]]: ...
+    def unloaded(self) -> Iterable[tuple[str, OffsetsPort, int]]: ...
+
+
+def register(metrics: Metrics, service: ShareServicePort) -> None:
     """Add the families."""
-    _register_partitions(broker, service)
-    _register_due(broker, service)
-    _register_selections(broker, service)
-    _register_letters(broker, service)
-    Redrives(broker)
-    add = broker.metrics.add
+    _register_partitions(metrics, service)
+    _register_due(metrics, service)
+    _register_selections(metrics, service)
+    _register_dead_letters(metrics, service)
+    add = metrics.add
     add(
         "shoal_share_group_held",
         "gauge",
         "Share partitions of a group that are not delivered, or not in full, and why.",
-        lambda: held(service),
+        lambda: delivery_holds(service),
     )
     add(
         "shoal_share_partition_lag",
@@ -45,7 +85,7 @@ def register(broker: Broker, service: ShareService) -> None:
     )
 
 
-def _register_partitions(broker: Broker, service: ShareService) -> None:
+def _register_partitions(metrics: Metrics, service: ShareServicePort) -> None:
     families: tuple[Family, ...] = (
         ("acquired_records_total", "counter", "Records acquired.", lambda x: x.acquired_total),
         (
@@ -71,7 +111,7 @@ def _register_partitions(broker: Broker, service: ShareService) -> None:
             "oldest_lock_age_seconds",
             "gauge",
             "For how long the oldest of those locks has been held, renewals included.",
-            _oldest_lock_age_s,
+            lambda x: _oldest_lock_age_s(x, service.now_ms()),
         ),
         (
             "backing_off_records",
@@ -105,13 +145,13 @@ def _register_partitions(broker: Broker, service: ShareService) -> None:
         ),
     )
     for name, kind, help, value in (*families, *_OF_DEAD_LETTERS):
-        broker.metrics.add(f"shoal_share_partition_{name}", kind, help, of_leaders(service, value))
+        metrics.add(f"shoal_share_partition_{name}", kind, help, of_leaders(service, value))
 
 
-def _register_due(broker: Broker, service: ShareService) -> None:
+def _register_due(metrics: Metrics, service: ShareServicePort) -> None:
     """When records that are delayed or in back-off are due; no sample without such records."""
 
-    def waiting() -> Iterator[tuple[Labels, ShareLeader]]:
+    def waiting() -> Iterator[tuple[Labels, LeaderPort]]:
         for labels, x in leaders(service):
             if x.share.backing_off or (x.selection is not None and x.selection.delayed):
                 yield labels, x
@@ -120,19 +160,19 @@ def _register_due(broker: Broker, service: ShareService) -> None:
         return [
             ((*labels, *label(within=str(within_s))), records)
             for labels, x in waiting()
-            for within_s, records in zip(DUE_WITHIN_S, not_due(x), strict=True)
+            for within_s, records in zip(DUE_WITHIN_S, not_due(x, service.now_ms()), strict=True)
         ]
 
     def next_due() -> Samples:
         return [(labels, due) for labels, x in waiting() if (due := next_due_s(x)) is not None]
 
-    broker.metrics.add(
+    metrics.add(
         "shoal_share_partition_not_due_records",
         "gauge",
         "Records that a delay or a back-off holds back for longer than `within` seconds.",
         later,
     )
-    broker.metrics.add(
+    metrics.add(
         "shoal_share_partition_next_due_timestamp_seconds",
         "gauge",
         "When the next record that is delayed or in back-off is due, in Unix time.",
@@ -140,7 +180,7 @@ def _register_due(broker: Broker, service: ShareService) -> None:
     )
 
 
-def next_due_s(leader: ShareLeader) -> float | None:
+def next_due_s(leader: LeaderPort) -> float | None:
     """Return when the next record that is held back by time is due, in Unix time; None without."""
     due_ms = [leader.share.waits.next_deadline_ms()]
     if leader.selection is not None:
@@ -148,7 +188,7 @@ def next_due_s(leader: ShareLeader) -> float | None:
     return min((d / 1000 for d in due_ms if d is not None), default=None)
 
 
-def _register_selections(broker: Broker, service: ShareService) -> None:
+def _register_selections(metrics: Metrics, service: ShareServicePort) -> None:
     """Of groups with key order, delay or priority."""
 
     def failures() -> Samples:
@@ -169,13 +209,13 @@ def _register_selections(broker: Broker, service: ShareService) -> None:
             if x.selection is not None and (config := x.selection.full()) is not None
         ]
 
-    broker.metrics.add(
+    metrics.add(
         "shoal_share_partition_header_failures_total",
         "counter",
         "Records delivered other than their headers say, by reason.",
         failures,
     )
-    broker.metrics.add(
+    metrics.add(
         "shoal_share_partition_look_ahead_full",
         "gauge",
         "1 while no further records are looked at, by the config that bounds it.",
@@ -183,8 +223,8 @@ def _register_selections(broker: Broker, service: ShareService) -> None:
     )
 
 
-def _register_letters(broker: Broker, service: ShareService) -> None:
-    meter, add = service.dead_letters, broker.metrics.add
+def _register_dead_letters(metrics: Metrics, service: ShareServicePort) -> None:
+    meter, add = service.dead_letters, metrics.add
 
     def by_group(counts: Counter[str]) -> Callable[[], Samples]:
         return lambda: [(label(group=group), n) for group, n in counts.items()]
@@ -231,23 +271,25 @@ def _register_letters(broker: Broker, service: ShareService) -> None:
         "gauge",
         "Dead letters of the last minute, which a flood limit is held against.",
         lambda: [
-            (label(group=group), service.floods.last_minute(group))
-            for group in service.floods.groups()
+            (label(group=group), service.dlq_rate_limit.last_minute(group))
+            for group in service.dlq_rate_limit.groups()
         ],
     )
 
 
-def held(service: ShareService) -> Samples:
+def delivery_holds(service: ShareServicePort) -> Samples:
     """By group and reason: how many share partitions are held. Those that nobody reads are not
     loaded, and held all the same by what stops a whole group."""
     counts: Counter[tuple[str, str]] = Counter()
     for group_id, _, _ in service.unloaded():
         settings = service.settings(group_id)
         counts[group_id, "paused"] += settings.paused
-        counts[group_id, "flood"] += service.floods.holds(group_id, settings.flood_per_minute)
+        counts[group_id, "flood"] += service.dlq_rate_limit.is_exceeded(
+            group_id, settings.flood_per_minute
+        )
     for group_id, group in service.leaders.items():
         settings = service.settings(group_id)
-        flood = service.floods.holds(group_id, settings.flood_per_minute)
+        flood = service.dlq_rate_limit.is_exceeded(group_id, settings.flood_per_minute)
         for leader in group.values():
             counts[group_id, "paused"] += settings.paused
             counts[group_id, "flood"] += flood
@@ -255,19 +297,19 @@ def held(service: ShareService) -> Samples:
                 counts[group_id, leader.dead_letters.trouble.reason] += 1
             counts[group_id, "window-full"] += leader.is_full(settings)
             if leader.selection is not None:
-                counts[group_id, "held-keys"] += leader.selection.held_to_the_full
+                counts[group_id, "held-keys"] += leader.selection.blocked_by_key_holders
                 counts[group_id, "look-ahead"] += leader.selection.full() is not None
     return [(label(group=group, why=why), n) for (group, why), n in counts.items() if n]
 
 
-def lags(service: ShareService) -> Samples:
+def lags(service: LagServicePort) -> Samples:
     """Lag by share partition that is led here: of those loaded, and, as persisted, of others.
 
     A new leader's high watermark may lag behind the share partition's start offset at first
     (KIP-207). Until it has caught up, the lag is unknown and the partition has no sample.
     """
     found = [
-        (_where(group_id, partition.topic, partition.index), lag)
+        (share_partition_labels(group_id, partition.topic, partition.index), lag)
         for group_id, partition, lag in service.unloaded()
         if lag >= 0 and not partition.is_behind
     ]
@@ -275,69 +317,68 @@ def lags(service: ShareService) -> Samples:
         for leader in group.values():
             if leader.partition.is_behind:
                 continue
-            where = _where(group_id, leader.partition.topic, leader.partition.index)
-            found.append((where, _lag(leader)))
+            topic, index = leader.partition.topic, leader.partition.index
+            found.append((share_partition_labels(group_id, topic, index), _lag(leader)))
     return found
 
 
-def _lag(leader: ShareLeader) -> int:
+def _lag(leader: LagLeaderPort) -> int:
     share = leader.share
     return leader.partition.high_watermark - share.start_offset - share.complete
 
 
-def _locked(leader: ShareLeader) -> int:
-    return sum(lock.held for lock in leader.share.locks.live.values())
+def _locked(leader: LeaderPort) -> int:
+    return sum(lock.records for lock in leader.share.locks.live.values())
 
 
-def unavailable(leader: ShareLeader) -> int:
+def unavailable(leader: LeaderPort) -> int:
     """Return the number of records of the lag that no member holds and no fetch could get now.
 
     The limit on records in flight (`share.partition.max.record.locks`) does not count.
     """
     share, settings, selection = leader.share, leader.settings, leader.selection
     locked, limit = _locked(leader), leader.limit(settings)
-    if leader.held(settings) or (selection is not None and selection.held_to_the_full):
+    if leader.is_delivery_stopped(settings) or (
+        selection is not None and selection.blocked_by_key_holders
+    ):
         return max(0, _lag(leader) - locked)
     if selection is not None:
         return max(0, _lag(leader) - locked - selection.available(limit))
     uncommitted = leader.partition.high_watermark - limit
-    return share.backing_off + share.held + _archiving(leader) + uncommitted
+    return share.backing_off + share.key_holders + _archiving(leader) + uncommitted
 
 
-def not_due(leader: ShareLeader) -> list[int]:
+def not_due(leader: LeaderPort, now_ms: int) -> list[int]:
     """Return for each of `DUE_WITHIN_S` how many records are due only later."""
-    now_ms = leader.service.now_ms()
     times_ms = [now_ms + 1000 * within_s for within_s in DUE_WITHIN_S]
     if leader.selection is not None:
         return leader.selection.not_due(times_ms)
     waits = leader.share.waits.live.values()
-    return [sum(w.held for w in waits if w.deadline_ms > time_ms) for time_ms in times_ms]
+    return [sum(w.records for w in waits if w.deadline_ms > time_ms) for time_ms in times_ms]
 
 
-def _archiving(leader: ShareLeader) -> int:
+def _archiving(leader: LeaderPort) -> int:
     return sum(last - first + 1 for first, last, _ in leader.share.archiving())
 
 
-def behind_dead_letters(leader: ShareLeader) -> int:
-    """How many records wait for one that is HELD, which is not among them: of its key, or all that
-    are not in flight where so many are held that nothing is delivered."""
+def behind_dead_letters(leader: LeaderPort) -> int:
+    """Return the number of records that wait behind HOLDS_KEY records.
+
+    These are records of the same key, or all that are not in flight once the maximum is reached.
+    """
     selection, share = leader.selection, leader.share
-    if selection is None or not share.held:
+    if selection is None or not share.key_holders:
         return 0
-    if selection.held_to_the_full:
-        return max(0, _lag(leader) - share.held - selection.in_flight())
+    if selection.blocked_by_key_holders:
+        return max(0, _lag(leader) - share.key_holders - selection.in_flight())
     return selection.behind_dead_letters
 
 
-def _where(group_id: str, topic: str, index: int) -> tuple[tuple[str, str], ...]:
-    return label(group=group_id, topic=topic, partition=str(index))
-
-
-def _oldest_lock_age_s(leader: ShareLeader) -> float:
+def _oldest_lock_age_s(leader: LeaderPort, now_ms: int) -> float:
     locks = leader.share.locks.live.values()
     if not locks:
         return 0.0
-    return (leader.service.now_ms() - min(lock.since_ms for lock in locks)) / 1000
+    return (now_ms - min(lock.since_ms for lock in locks)) / 1000
 
 
 #: Families of records whose dead letter is written and holds their key, or is to be written.
@@ -346,7 +387,7 @@ _OF_DEAD_LETTERS: tuple[Family, ...] = (
         "keys_held_by_dead_letters",
         "gauge",
         "Keys held by dead-lettered records (share.ordering.key.dead.letter=hold).",
-        lambda x: x.selection.keys_held if x.selection else x.share.held,
+        lambda x: x.selection.keys_held if x.selection else x.share.key_holders,
     ),
     (
         "behind_dead_letters_records",

@@ -5,17 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from shoal.coordinator.share.states import AcknowledgeType
 from shoal.server.metrics import queue as queue_metrics
-from shoal.server.metrics.registry import Samples, label
-from shoal.server.metrics.share_meters import Mean, of_leaders
-
-if TYPE_CHECKING:
-    from shoal.server.broker import Broker
-    from shoal.server.share.leader import ShareLeader
-    from shoal.server.share.service import ShareService
+from shoal.server.metrics.registry import Metrics, Samples, label
+from shoal.server.metrics.share_meters import Mean
+from shoal.server.metrics.share_ports import LeaderPort, ShareServicePort, of_leaders
 
 _GROUP = "kafka_server_ShareGroupMetrics_"
 _PARTITION = "kafka_server_SharePartitionMetrics_"
@@ -23,9 +18,8 @@ _SESSIONS = "kafka_server_ShareSessionCache_"
 _TOPICS = "kafka_server_BrokerTopicMetrics_"
 
 
-def register(broker: Broker, service: ShareService) -> None:
+def register(metrics: Metrics, service: ShareServicePort) -> None:
     """Add the families."""
-    metrics = broker.metrics
     topics = (
         ("TotalShareFetchRequestsPerSec", "fetches", "Partitions in share fetches."),
         ("FailedShareFetchRequestsPerSec", "failed_fetches", "Those refused."),
@@ -57,9 +51,9 @@ def register(broker: Broker, service: ShareService) -> None:
     for name, mean, help in means:
         metrics.add(f"{_GROUP}{name}_count", "counter", help, partial(mean.samples, 0))
         metrics.add(f"{_GROUP}{name}_sum", "counter", help, partial(mean.samples, 1))
-    _register_partitions(broker, service)
-    _register_delayed(broker, service)
-    queue_metrics.register(broker, service)
+    _register_partitions(metrics, service)
+    _register_delayed(metrics, service)
+    queue_metrics.register(metrics, service)
     metrics.gauge(
         f"{_SESSIONS}ShareSessionsCount", "Share sessions.", lambda: len(service.sessions)
     )
@@ -76,8 +70,8 @@ def register(broker: Broker, service: ShareService) -> None:
     )
 
 
-def _register_delayed(broker: Broker, service: ShareService) -> None:
-    broker.metrics.add(
+def _register_delayed(metrics: Metrics, service: ShareServicePort) -> None:
+    metrics.add(
         "kafka_server_DelayedShareFetchMetrics_ExpiresPerSec_total",
         "counter",
         "Share fetches that waited in vain.",
@@ -85,7 +79,7 @@ def _register_delayed(broker: Broker, service: ShareService) -> None:
     )
     mean = service.write_times
     for at, suffix in enumerate(("count", "sum")):
-        broker.metrics.add(
+        metrics.add(
             f"kafka_server_share_coordinator_metrics_write_latency_ms_{suffix}",
             "counter",
             "Time until a write to __share_group_state was committed.",
@@ -93,8 +87,8 @@ def _register_delayed(broker: Broker, service: ShareService) -> None:
         )
 
 
-def _register_partitions(broker: Broker, service: ShareService) -> None:
-    families: tuple[tuple[str, str, str, Callable[[ShareLeader], float]], ...] = (
+def _register_partitions(metrics: Metrics, service: ShareServicePort) -> None:
+    families: tuple[tuple[str, str, str, Callable[[LeaderPort], float]], ...] = (
         (
             "InFlightMessageCount",
             "gauge",
@@ -151,13 +145,13 @@ def _register_partitions(broker: Broker, service: ShareService) -> None:
         ),
     )
     for name, kind, help, value in families:
-        broker.metrics.add(f"{_PARTITION}{name}", kind, help, of_leaders(service, value))
+        metrics.add(f"{_PARTITION}{name}", kind, help, of_leaders(service, value))
 
 
 def _all(mean: Mean, at: int) -> Samples:
     return [((), sums[at]) for sums in mean.sums.values()]
 
 
-def _of_topics(service: ShareService, attribute: str) -> Samples:
+def _of_topics(service: ShareServicePort, attribute: str) -> Samples:
     meters = service.topics.items()
     return [(label(topic=topic), getattr(meter, attribute)) for topic, meter in meters]

@@ -1,15 +1,8 @@
-"""What share groups count while they work; `share_metrics` tells it."""
+"""Counters of share groups; `metrics.share` exposes them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
-
-from shoal.server.metrics.registry import Labels, Samples, label
-
-if TYPE_CHECKING:
-    from shoal.server.share.leader import ShareLeader
-    from shoal.server.share.service import ShareService
+from shoal.server.metrics.registry import Samples, label
 
 
 class ShareTopicMeter:
@@ -57,17 +50,3 @@ class FetchMeter:
         self.time_ns += took_ns
         self.ratio_sum += 100 * took_ns / max(since_ns, 1)
         self._ended_ns = ended_ns
-
-
-def of_leaders(
-    service: ShareService, value: Callable[[ShareLeader], float]
-) -> Callable[[], Samples]:
-    """A family with one sample a share partition that is loaded."""
-    return lambda: [(labels, value(leader)) for labels, leader in leaders(service)]
-
-
-def leaders(service: ShareService) -> Iterator[tuple[Labels, ShareLeader]]:
-    for group_id, group in service.leaders.items():
-        for leader in group.values():
-            topic, index = leader.partition.topic, str(leader.partition.index)
-            yield label(group=group_id, topic=topic, partition=index), leader

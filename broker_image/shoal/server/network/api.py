@@ -1,11 +1,12 @@
 """What a handler is given and what it may return.
 
-A handler is `handle(broker, request)`. It returns at once, with one of:
+A handler is `handle(context, request)`. The context is whatever `Dispatcher` was given for its
+handlers; this package does not depend on its type. A handler returns at once, with one of:
 
 * a mapping: the response body, written by the codec of the request's version;
 * a list of buffers: the response body already encoded (the hot path);
-* an `asyncio.Future` or `Prompt` of either, for what waits (purgatories, commits, rebalances), and
-  of None for a request that waits and has no response;
+* an `asyncio.Future` or `DeferredResponse` of either, for what waits (purgatories, commits,
+  rebalances), and of None for a request that waits and has no response;
 * None: no response is sent (Produce with acks=0).
 
 Whole-request refusals are raised as `ApiError`; dispatch maps them to the API's error response.
@@ -15,24 +16,21 @@ Responses leave a connection in the order of its requests, whenever their future
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Flag
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.frames import RequestHeader
 from shoal.protocol.produce import ProduceRequest
-
-if TYPE_CHECKING:
-    from shoal.server.broker import Broker
+from shoal.server.cluster_config import Listeners
 
 Buffer = bytes | bytearray | memoryview
 Body = Mapping[str, Any] | Sequence[Buffer]
 
 
-class Awaited(Protocol):
-    """An answer that is due: an `asyncio.Future`, or a `Prompt`."""
+class AwaitableBody(Protocol):
+    """An answer that is due: an `asyncio.Future`, or a `DeferredResponse`."""
 
     def add_done_callback(self, call: Callable[[Any], object], /) -> None: ...
     def cancel(self) -> bool: ...
@@ -42,7 +40,7 @@ class Awaited(Protocol):
     def result(self) -> Body | None: ...
 
 
-Answer = Body | Awaited | None
+Answer = Body | AwaitableBody | None
 
 
 def _nothing(*_: int) -> None:
@@ -54,9 +52,9 @@ class Peer:
     """Who is at the other end of a connection; lives as long as the connection.
 
     `on_close` callbacks run once when the connection is gone, with no argument. `pause` stops
-    reading from the connection for some milliseconds. `hang_up` closes it once what is answered by
-    then is sent. `number` tells the connections of a listener in the order in which they were
-    opened.
+    reading from the connection for some milliseconds. `close_after_responses` closes it once the
+    responses that are due by then are sent. `number` numbers the connections of a listener in the
+    order in which they were opened.
     """
 
     host: str
@@ -67,7 +65,7 @@ class Peer:
     on_close: dict[object, Callable[[], None]]
     client_software: tuple[str, str] = ("unknown", "unknown")
     pause: Callable[[int], None] = _nothing
-    hang_up: Callable[[], None] = _nothing
+    close_after_responses: Callable[[], None] = _nothing
     number: int = 0
 
 
@@ -77,7 +75,7 @@ class Request:
 
     `size` is that of its frame in bytes. `busy_ns` is the time that the broker has spent on it,
     measured where there are quotas. `id` is that of a request which may be tried again: the same
-    16 bytes each time. `on_freed` is called once when its records are not needed any more.
+    16 bytes each time.
     """
 
     header: RequestHeader
@@ -87,7 +85,7 @@ class Request:
     size: int = 0
     busy_ns: int = 0
     id: bytes = b""
-    on_freed: Callable[[], None] | None = None
+    _on_released: Callable[[], None] | None = field(default=None, init=False)
 
     @property
     def version(self) -> int:
@@ -98,25 +96,21 @@ class Request:
         """Whether it is a produce whose records are still in memory."""
         return isinstance(self.body, ProduceRequest) and bool(self.body.topics)
 
-    def free(self) -> None:
+    def when_released(self, call: Callable[[], None]) -> None:
+        """Call `call` once, when the records are not needed any more."""
+        self._on_released = call
+
+    def release(self) -> None:
         """Drop the records of a produce: they are appended, or nobody waits for them."""
         if self.holds_records:
             self.body = self.body._replace(topics=[])
-        on_freed, self.on_freed = self.on_freed, None
-        if on_freed is not None:
-            on_freed()
+        on_released, self._on_released = self._on_released, None
+        if on_released is not None:
+            on_released()
 
 
-Handler = Callable[["Broker", Request], Answer]
-
-
-class Listeners(Flag):
-    """Kinds of listeners: of brokers, which clients use, and of controllers. A listener is of both
-    kinds where the quorum uses the clients' port (ADR 0052)."""
-
-    BROKER = 1
-    CONTROLLER = 2
-    BOTH = 3
+#: (context, request) -> answer.
+Handler = Callable[[Any, Request], Answer]
 
 
 @dataclass(frozen=True, slots=True)

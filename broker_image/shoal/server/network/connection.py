@@ -17,17 +17,18 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from shoal.log.slices import FileSlice
 from shoal.protocol.errors import WireError
 from shoal.server.network.api import Buffer, Peer
-from shoal.server.network.request_limits import BULK_SIZE, is_bulk
-from shoal.server.network.sendfile_writer import Outflow
-
-if TYPE_CHECKING:
-    from shoal.server.network.dispatch import Dispatcher, Pending
-    from shoal.server.network.listener import Listener
+from shoal.server.network.dispatch import Dispatcher, PendingResponse
+from shoal.server.network.request_limits import (
+    LARGE_REQUEST_BYTES,
+    RequestLimits,
+    needs_capacity,
+)
+from shoal.server.network.sendfile_writer import SendfileWriter
 
 #: What one read may bring at most; uvloop reads as much at a time by itself.
 SCRATCH_SIZE = 256 * 1024
@@ -47,28 +48,55 @@ _scratch = bytearray(SCRATCH_SIZE)
 _scratch_view = memoryview(_scratch)
 
 
+class ListenerPort(Protocol):
+    """What a connection needs of the listener that accepted it."""
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop: ...
+    @property
+    def request_size_max(self) -> int:
+        """The largest frame accepted, in bytes."""
+
+    @property
+    def request_limits(self) -> RequestLimits: ...
+
+    #: Bytes received and sent by all connections, and bytes that wait in write buffers.
+    bytes_in: int
+    bytes_out: int
+    bytes_buffered: int
+
+    def register(self, connection: Connection, transport: asyncio.Transport) -> Peer | None:
+        """Accept a connection. Return None to refuse it."""
+
+    def unregister(self, connection: Connection, peer: Peer) -> None:
+        """Forget a connection whose transport is closed."""
+
+    def connection_failed(self, connection: Connection, reason: str) -> None:
+        """Count and log a connection that ends with an error."""
+
+
 class Connection(asyncio.BufferedProtocol):
     """Owns the transport, the frame that is arriving and the answers that are due."""
 
     __slots__ = (
+        "_awaits_capacity",
         "_backlog",
-        "_closes",
+        "_bytes_buffered",
         "_dispatch",
         "_filled",
         "_frame",
         "_frame_size_max",
         "_frame_view",
-        "_held",
+        "_is_closing",
         "_listener",
         "_loop",
         "_muted",
         "_out",
-        "_outflow",
         "_paused",
         "_pending",
         "_pending_bytes",
-        "_queued",
-        "_room",
+        "_request_limits",
+        "_sendfile_writer",
         "_size",
         "_transport",
         "_write_paused",
@@ -76,7 +104,7 @@ class Connection(asyncio.BufferedProtocol):
         "peer",
     )
 
-    def __init__(self, listener: Listener, dispatch: Dispatcher) -> None:
+    def __init__(self, listener: ListenerPort, dispatch: Dispatcher) -> None:
         self._listener = listener
         self._loop = listener.loop
         self._dispatch = dispatch
@@ -86,16 +114,16 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_view = _scratch_view
         self._size = self._filled = 0
         self._out: list[Buffer | FileSlice] = []
-        self._outflow: Outflow | None = None
-        #: To be closed once the outflow has drained.
-        self._closes = False
-        self._pending: deque[Pending] = deque()
+        self._sendfile_writer: SendfileWriter | None = None
+        #: To be closed once the sendfile writer has drained.
+        self._is_closing = False
+        self._pending: deque[PendingResponse] = deque()
         self._pending_bytes = 0
-        self._held = 0
+        self._bytes_buffered = 0
         self._paused = self._write_paused = False
-        self._room = listener.room
+        self._request_limits = listener.request_limits
         #: It waits for room.
-        self._queued = False
+        self._awaits_capacity = False
         self._muted: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self.active_at = 0.0
@@ -105,25 +133,25 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by behaviour alone
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
         self.active_at = self._loop.time()
-        self.peer = self._listener.opened(self, self._transport)
+        self.peer = self._listener.register(self, self._transport)
         if self.peer is None:
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._release()
-        self._room.leave(self)
+        self._reset_bytes_buffered()
+        self._request_limits.connection_closed(self)
         if self._muted is not None:
             self._muted.cancel()
         self._transport = None
         self._frame = None
-        if self._outflow is not None:
-            self._outflow.close()
+        if self._sendfile_writer is not None:
+            self._sendfile_writer.close()
         # What gives up at once may come back here.
         given_up, self._pending = self._pending, deque()
         for pending in given_up:
             pending.cancel()
         if self.peer is not None:
-            self._listener.closed(self, self.peer)
+            self._listener.unregister(self, self.peer)
 
     # What arrives.
 
@@ -132,26 +160,26 @@ class Connection(asyncio.BufferedProtocol):
             return self._frame_view[self._filled :]
         if not self._backlog:
             return _scratch_view
-        begun = len(self._backlog)
-        _scratch[:begun] = self._backlog
-        return _scratch_view[begun:]
+        received = len(self._backlog)
+        _scratch[:received] = self._backlog
+        return _scratch_view[received:]
 
     def buffer_updated(self, nbytes: int) -> None:
         self.active_at = self._loop.time()
         self._listener.bytes_in += nbytes
         try:
             if self._frame is not None:
-                self._frame_filled(nbytes)
+                self._frame_received(nbytes)
             else:
                 end = len(self._backlog) + nbytes
                 self._backlog = b""
-                self._cut(_scratch_view[:end])
+                self._parse_frames(_scratch_view[:end])
         except WireError as error:
             self.fail(str(error))
-        self._dispatch.handled(self.active_at)
+        self._dispatch.requests_handled(self.active_at)
         self._flush()
 
-    def _frame_filled(self, nbytes: int) -> None:
+    def _frame_received(self, nbytes: int) -> None:
         frame = self._frame
         assert frame is not None
         self._filled += nbytes
@@ -161,20 +189,20 @@ class Connection(asyncio.BufferedProtocol):
             self._frame = None
             self._frame_view = _scratch_view
             self._handle(frame)
-            self._room.arrived(self)
+            self._request_limits.receive_ended(self)
         else:
             self._start_frame(frame)
 
-    def _start_frame(self, begun: bytearray | memoryview) -> None:
-        """A buffer for the frame of `_size` bytes that starts with `begun`."""
-        filled = len(begun)
+    def _start_frame(self, received: bytearray | memoryview) -> None:
+        """A buffer for the frame of `_size` bytes that starts with `received`."""
+        filled = len(received)
         frame = bytearray(min(self._size, max(FRAME_START_SIZE, 2 * filled)))
-        frame[:filled] = begun
+        frame[:filled] = received
         self._filled = filled
         self._frame = frame
         self._frame_view = memoryview(frame)
 
-    def _cut(self, data: memoryview) -> None:
+    def _parse_frames(self, data: memoryview) -> None:
         """Handle the whole frames in `data` and keep what is behind them."""
         at, end = 0, len(data)
         while end - at >= 4:
@@ -187,17 +215,17 @@ class Connection(asyncio.BufferedProtocol):
                     f" {self._frame_size_max}"
                 )
             begin = at + 4
-            if self._room.is_full:
+            if self._request_limits.is_full:
                 if end - begin < min(2, size):
                     break
-                if is_bulk(size, data[begin : begin + 2]):
-                    self._queued = True
-                    self._room.wait(self)
+                if needs_capacity(size, data[begin : begin + 2]):
+                    self._awaits_capacity = True
+                    self._request_limits.wait(self)
                     self._pause()
                     break
             if size > end - begin:
-                if size > BULK_SIZE:
-                    self._room.arriving(self, size)
+                if size > LARGE_REQUEST_BYTES:
+                    self._request_limits.receive_started(self, size)
                     self._size = size
                     self._start_frame(data[begin:])
                     return
@@ -211,16 +239,16 @@ class Connection(asyncio.BufferedProtocol):
         assert self.peer is not None
         if self._transport is None or self._transport.is_closing():
             return
-        answer = self._dispatch.answer(frame, self.peer)
+        answer = self._dispatch.handle(frame, self.peer)
         if answer is None:
             return
         if isinstance(answer, list):
             if not self._pending:
                 self._out += answer
                 return
-            answer = self._dispatch.done(answer)
+            answer = self._dispatch.completed(answer)
         if answer.request is not None and answer.request.holds_records:
-            self._room.hold(answer.request)
+            self._request_limits.request_queued(answer.request)
         answer.size = len(frame)
         self._pending.append(answer)
         self._pending_bytes += len(frame)
@@ -250,8 +278,8 @@ class Connection(asyncio.BufferedProtocol):
             if self._transport is not None and not self._transport.is_closing():
                 size = sum(map(len, out))
                 self._listener.bytes_out += size
-                if self._outflow is not None and self._outflow.waits:
-                    self._outflow.send(out)
+                if self._sendfile_writer is not None and self._sendfile_writer.is_blocked:
+                    self._sendfile_writer.send(out)
                 elif size <= JOIN_SIZE_MAX:
                     self._transport.write(b"".join(out))  # type: ignore[arg-type]
                 elif any(isinstance(part, FileSlice) for part in out):
@@ -269,45 +297,49 @@ class Connection(asyncio.BufferedProtocol):
                 for part in out
             )
             return
-        if self._outflow is None:
+        if self._sendfile_writer is None:
             fd = transport.get_extra_info("socket").fileno()
-            self._outflow = Outflow(self._loop, fd, self._drained, self._broken)
-        self._outflow.send(out)
-        if self._outflow.waits:
+            self._sendfile_writer = SendfileWriter(
+                self._loop, fd, self._send_drained, self._send_failed
+            )
+        self._sendfile_writer.send(out)
+        if self._sendfile_writer.is_blocked:
             self._write_paused = True
             self._pause()
 
-    def _drained(self) -> None:
+    def _send_drained(self) -> None:
         """The client has taken the slices that waited for it, or is gone."""
         if self._transport is None or self._transport.is_closing():
             return
         self.resume_writing()
-        if self._closes:
+        if self._is_closing:
             self.close()
 
-    def _broken(self, error: OSError) -> None:
+    def _send_failed(self, error: OSError) -> None:
         """A slice could not be sent to its end: the client is gone, or the disk fails."""
         if not isinstance(error, ConnectionError):
-            self._listener.refused(self, f"an answer could not be read from the log: {error}")
+            self._listener.connection_failed(
+                self, f"an answer could not be read from the log: {error}"
+            )
         if self._transport is not None:
             self._transport.abort()
 
     def pause_writing(self) -> None:
         assert self._transport is not None
         self._write_paused = True
-        self._held = self._transport.get_write_buffer_size()
-        self._listener.bytes_held += self._held
+        self._bytes_buffered = self._transport.get_write_buffer_size()
+        self._listener.bytes_buffered += self._bytes_buffered
         self._pause()
 
     def resume_writing(self) -> None:
         self._write_paused = False
-        self._release()
+        self._reset_bytes_buffered()
         self._resume()
 
-    def _release(self) -> None:
+    def _reset_bytes_buffered(self) -> None:
         """The client has taken its answers, or is gone."""
-        self._listener.bytes_held -= self._held
-        self._held = 0
+        self._listener.bytes_buffered -= self._bytes_buffered
+        self._bytes_buffered = 0
 
     def mute(self, pause_ms: int) -> None:
         """Read nothing for so long: its client is over a quota. A longer pause stands."""
@@ -334,14 +366,14 @@ class Connection(asyncio.BufferedProtocol):
     def _resume(self) -> None:
         if not self._paused or self._write_paused or self._transport is None:
             return
-        if self._muted is not None or self._queued:
+        if self._muted is not None or self._awaits_capacity:
             return
         if len(self._pending) >= PENDING_MAX // 2 or self._pending_bytes >= PENDING_BYTES_MAX // 2:
             return
         self._paused = False
         backlog, self._backlog = self._backlog, b""
         try:
-            self._cut(memoryview(backlog))
+            self._parse_frames(memoryview(backlog))
         except WireError as error:
             self.fail(str(error))
         self._flush()
@@ -353,26 +385,26 @@ class Connection(asyncio.BufferedProtocol):
         """Whether the broker has stopped reading."""
         return self._paused
 
-    def room_free(self) -> None:
+    def capacity_available(self) -> None:
         """There is room again for what this connection stopped at."""
-        self._queued = False
+        self._awaits_capacity = False
         self._resume()
 
     def fail(self, reason: str) -> None:
         """Close at once: what the client sent, or did not send, ends its connection."""
         if self._transport is not None and not self._transport.is_closing():
-            self._listener.refused(self, reason)
+            self._listener.connection_failed(self, reason)
             self._flush()
             self._transport.close()
 
-    def hang_up(self) -> None:
+    def close_after_responses(self) -> None:
         """Close once what this read has brought is answered, and that is sent; what waits is given
         up."""
         self._loop.call_soon(self.close)
 
     def close(self) -> None:
         """Close once what has been written is sent."""
-        if self._outflow is not None and self._outflow.waits:
-            self._closes = True
+        if self._sendfile_writer is not None and self._sendfile_writer.is_blocked:
+            self._is_closing = True
         elif self._transport is not None:
             self._transport.close()

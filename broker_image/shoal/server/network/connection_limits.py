@@ -8,14 +8,13 @@ quota (`connection_creation_rate`) waits, for a window of the quota at most, and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from shoal.metadata.client_quotas import connection_rate
 from shoal.metadata.config_keys import counts_by_address
+from shoal.server.metadata_cache import MetadataCache
+from shoal.server.node import Node
 from shoal.server.quota.rates import Rate
-
-if TYPE_CHECKING:
-    from shoal.server.broker import Broker
 
 #: Without such a limit nothing is measured.
 _NO_LIMIT = 2**31 - 1
@@ -23,58 +22,60 @@ _NO_LIMIT = 2**31 - 1
 RATES_MAX = 10_000
 
 
-class Turn(NamedTuple):
+class Throttle(NamedTuple):
     """When a new connection is served: after a wait, or, refused, never."""
 
-    wait_ms: int
+    delay_ms: int
     refused: bool = False
 
 
-class Admission:
+class ConnectionLimits:
     """Owns the rates at which connections come, in all and by address."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        config = broker.config
-        self._samples: int = config["quota.window.num"]
-        self._window_ms: int = config["quota.window.size.seconds"] * 1000
-        self._in_all: Rate | None = None
-        self._by_host: dict[str, Rate] = {}
-        self._exceptions: tuple[str, dict[str, int]] = ("", {})
+    def __init__(self, node: Node, cache: MetadataCache) -> None:
+        self._clock = node.clock
+        self._cache = cache
+        self._samples: int = node.config["quota.window.num"]
+        self._window_ms: int = node.config["quota.window.size.seconds"] * 1000
+        self._rate: Rate | None = None
+        self._rates_by_host: dict[str, Rate] = {}
+        self._overrides: tuple[str, dict[str, int]] = ("", {})
 
-    def has_room(self, host: str, in_all: int, from_host: int) -> bool:
+    def allows(self, host: str, total: int, from_host: int) -> bool:
         """Whether one more may come, with so many connected in all and from its address."""
-        config = self._broker.image.broker_config
+        config = self._cache.image.broker_config
         text = config["max.connections.per.ip.overrides"]
-        if text != self._exceptions[0]:
-            self._exceptions = text, counts_by_address(text)
-        most = self._exceptions[1].get(host, config["max.connections.per.ip"])
-        return in_all < config["max.connections"] and from_host < most
+        if text != self._overrides[0]:
+            self._overrides = text, counts_by_address(text)
+        most = self._overrides[1].get(host, config["max.connections.per.ip"])
+        return total < config["max.connections"] and from_host < most
 
-    def turn(self, host: str) -> Turn:
+    def throttle(self, host: str) -> Throttle:
         """Note a new connection; when it is served."""
-        image = self._broker.image
-        now_ms = self._broker.clock.now_ms()
+        image = self._cache.image
+        now_ms = self._clock.now_ms()
         quota = connection_rate(image.client_quotas, host) if image.client_quotas else None
         if quota is not None:
-            rate = self._of(host, now_ms)
+            rate = self._rate_of(host, now_ms)
             rate.add(1, now_ms)
-            if wait_ms := rate.excess_ms(quota, now_ms):
+            if delay_ms := rate.throttle_ms(quota, now_ms):
                 rate.add(-1, now_ms)  # It will not be served.
-                return Turn(min(wait_ms, self._window_ms), refused=True)
+                return Throttle(min(delay_ms, self._window_ms), refused=True)
         limit = image.broker_config["max.connection.creation.rate"]
         if limit >= _NO_LIMIT:
-            self._in_all = None
-            return Turn(0)
-        if self._in_all is None:
-            self._in_all = Rate(self._samples, self._window_ms, now_ms)
-        self._in_all.add(1, now_ms)
-        return Turn(self._in_all.excess_ms(max(limit, 1e-3), now_ms))
+            self._rate = None
+            return Throttle(0)
+        if self._rate is None:
+            self._rate = Rate(self._samples, self._window_ms, now_ms)
+        self._rate.add(1, now_ms)
+        return Throttle(self._rate.throttle_ms(max(limit, 1e-3), now_ms))
 
-    def _of(self, host: str, now_ms: int) -> Rate:
-        rate = self._by_host.get(host)
+    def _rate_of(self, host: str, now_ms: int) -> Rate:
+        rate = self._rates_by_host.get(host)
         if rate is None:
-            if len(self._by_host) >= RATES_MAX:
-                self._by_host = {h: r for h, r in self._by_host.items() if not r.idle(now_ms)}
-            rate = self._by_host[host] = Rate(self._samples, self._window_ms, now_ms)
+            if len(self._rates_by_host) >= RATES_MAX:
+                self._rates_by_host = {
+                    h: r for h, r in self._rates_by_host.items() if not r.idle(now_ms)
+                }
+            rate = self._rates_by_host[host] = Rate(self._samples, self._window_ms, now_ms)
         return rate

@@ -15,7 +15,7 @@ from typing import Any
 from shoal.server.network.api import Body
 
 
-class Prompt:
+class DeferredResponse:
     """An answer that is due. Its callbacks must neither raise nor depend on a fresh stack."""
 
     __slots__ = ("_calls", "_cancelled", "_error", "_result")

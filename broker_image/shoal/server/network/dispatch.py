@@ -1,10 +1,14 @@
-"""From a frame to the buffers of its answer: header, row of the table, body, handler, response.
+"""From the frame of a request to the buffers of its response.
 
-The one place that turns faults into what the client sees. Bytes that do not fit raise `WireError`,
-which closes the connection, and so does an API or a version that is not served, as Kafka does; only
-ApiVersions answers those, in version 0 and with what is served (KIP-511). `ApiError` becomes the
-API's error response. Any other exception is a fault of ours: logged with its traceback, answered
-with UNKNOWN_SERVER_ERROR.
+Dispatch reads the header, finds the row of the API, decodes the body, calls the handler and encodes
+the response. It is the only place that maps errors to what a client sees:
+
+* Malformed bytes raise `WireError`, which closes the connection. So does an API or a version that
+  is not served, as in Kafka. ApiVersions is the exception: an unknown version gets a response of
+  version 0 that names the versions served (KIP-511).
+* `ApiError` becomes the error response of the API.
+* Any other exception is a bug. It is logged with its traceback, and the client gets
+  UNKNOWN_SERVER_ERROR.
 """
 
 from __future__ import annotations
@@ -12,40 +16,52 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
-
-from kio.static.constants import EntityType
+from typing import Any, Protocol
 
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
-from shoal.protocol.compiler import Gather
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
-from shoal.server.network.api import Api, Awaited, Body, Buffer, Peer, Request
-from shoal.server.network.deferred import Prompt
-from shoal.server.quota.client_quotas import with_pause
+from shoal.server.metadata_cache import MetadataCache
+from shoal.server.metrics.registry import Metrics
+from shoal.server.network.api import Api, AwaitableBody, Body, Peer, Request
+from shoal.server.network.deferred import DeferredResponse
+from shoal.server.network.encoding import (
+    Buffers,
+    ErrorResponses,
+    encode_body,
+    with_throttle_time,
+)
+from shoal.server.network.purgatory import Purgatory
+from shoal.server.quota.client_quotas import ClientQuotas
 
-if TYPE_CHECKING:
-    from shoal.server.broker import Broker
 
-Buffers = list[Buffer]
+class ControllerPort(Protocol):
+    """The active controller, to which some requests are forwarded."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this node is the active controller and no other node can become it."""
+
+    def forward(self, frame: bytes | bytearray, request: Request) -> asyncio.Future[list[bytes]]:
+        """Send a request to the active controller. The future is the encoded response body."""
 
 
-class Pending:
-    """An answer that is due on its connection; `size` is that of its request, in bytes."""
+class PendingResponse:
+    """A response that is due on its connection. `size` is the size of its request in bytes."""
 
-    __slots__ = ("_dispatcher", "_done", "_future", "_request", "size")
+    __slots__ = ("_buffers", "_dispatcher", "_future", "_request", "size")
 
     def __init__(
         self,
         dispatcher: Dispatcher,
         request: Request | None,
-        future: Awaited | None,
-        done: Buffers | None = None,
+        future: AwaitableBody | None,
+        buffers: Buffers | None = None,
     ) -> None:
         self._dispatcher = dispatcher
         self._request = request
         self._future = future
-        self._done = done
+        self._buffers = buffers
         self.size = 0
 
     @property
@@ -61,41 +77,57 @@ class Pending:
             self._future.add_done_callback(call)
 
     def buffers(self) -> Buffers:
-        """The answer's buffers. Raises `WireError` where the connection is to be closed."""
+        """Return the buffers of the response. Raises `WireError` to close the connection."""
         if self._future is None:
-            assert self._done is not None
-            return self._done
+            assert self._buffers is not None
+            return self._buffers
         assert self._request is not None
-        self._request.free()
-        return self._dispatcher.finished(self._request, self._future)
+        self._request.release()
+        return self._dispatcher.resolve(self._request, self._future)
 
     def cancel(self) -> None:
-        """The connection is gone: whoever would answer may stop."""
+        """Give up the request: its connection is closed."""
         if self._request is not None:
-            self._request.free()
+            self._request.release()
         if self._future is not None:
             self._future.cancel()
 
 
 class Dispatcher:
-    """Owns nothing but the table; one serves all connections of a broker."""
+    """Serves the requests of all connections of a node. It owns no state."""
 
     def __init__(
-        self, broker: Broker, table: Mapping[int, Api], served: Mapping[str, Mapping[int, Api]]
+        self,
+        *,
+        context: Any,
+        served: Mapping[str, Mapping[int, Api]],
+        cache: MetadataCache,
+        metrics: Metrics,
+        quotas: ClientQuotas,
+        purgatory: Purgatory,
+        controller: ControllerPort,
+        errors: ErrorResponses,
+        monotonic_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """`table` has every row, `served` those that each listener serves now, by its name."""
-        self._broker = broker
-        self._table = dict(table)
+        """`context` is the first argument of every handler. `served` has the rows that each
+        listener serves now, by listener name and API key."""
+        self._context = context
         self._served = served
-        self._metrics = broker.metrics
-        self._quotas = broker.quotas
+        self._cache = cache
+        self._metrics = metrics
+        self._quotas = quotas
+        self._purgatory = purgatory
+        self._controller = controller
+        self._errors = errors
+        self._monotonic_ns = monotonic_ns
 
-    def answer(self, frame: bytearray, peer: Peer) -> Buffers | Pending | None:
-        """Handle one request: its answer, or what stands for it, or None where none is sent.
+    def handle(self, frame: bytearray, peer: Peer) -> Buffers | PendingResponse | None:
+        """Handle one request. Return its response, a pending response, or None if no response is
+        sent.
 
-        Raises `WireError` when the connection is to be closed.
+        Raises `WireError` to close the connection.
         """
-        received_ns = time.perf_counter_ns()
+        received_ns = self._monotonic_ns()
         if len(frame) < 10:
             raise WireError(f"a request of {len(frame)} bytes has no header")
         row = self._served[peer.listener].get(frame[0] << 8 | frame[1])
@@ -104,7 +136,7 @@ class Dispatcher:
         header = frames.read_request_header(frame, row.versions)
         version = header.api_version
         if version not in row.versions:
-            return self._unsupported(row, header)
+            return _unsupported_version(row, header)
         view = memoryview(frame)
         if row.read is not None:
             body = row.read(version, view, header.body_at)
@@ -112,164 +144,105 @@ class Dispatcher:
             body = codec.read_request(header.api_key, version, view.toreadonly(), header.body_at)
         request = Request(header, body, peer, received_ns, len(frame))
         try:
-            if row.feature and not self._broker.image.features.get(row.feature):
+            if row.feature and not self._cache.image.features.get(row.feature):
                 raise ApiError(
                     ErrorCode.unsupported_version,
                     f"The feature {row.feature} is off: its level is 0.",
                 )
-            if row.by_controller and not self._is_alone:
-                answer: Any = self._broker.channel.passed_on(frame, request)
+            if row.by_controller and not self._controller.is_local:
+                answer: Any = self._controller.forward(frame, request)
             else:
-                answer = row.handle(self._broker, request)
+                answer = row.handle(self._context, request)
         except WireError:
             raise
         except Exception as error:
-            return self._refused(request, error)
+            return self._error_response(request, error)
         if self._quotas.enabled:
-            request.busy_ns = time.perf_counter_ns() - received_ns
+            request.busy_ns = self._monotonic_ns() - received_ns
         if answer is None:
-            self._unanswered(request)
+            self._no_response(request)
             return None
-        if isinstance(answer, (Prompt, asyncio.Future)):
+        if isinstance(answer, (DeferredResponse, asyncio.Future)):
             if not answer.done():
-                return Pending(self, request, answer)
-            return self.finished(request, answer)
+                return PendingResponse(self, request, answer)
+            return self.resolve(request, answer)
         assert isinstance(answer, (list, Mapping)), answer
         return self._respond(request, answer)
 
-    def handled(self, now_s: float) -> None:
-        """The requests of one read, at `now_s` by the loop's clock, have been handled; their
-        connection is about to send what answers them."""
-        self._broker.purgatory.go_ahead(now_s)
+    def requests_handled(self, now_s: float) -> None:
+        """Complete fetches that the requests of one read have woken. The connection calls this
+        before it sends the responses to those requests; `now_s` is the time of its loop."""
+        self._purgatory.complete_early(now_s)
 
-    @property
-    def _is_alone(self) -> bool:
-        """Whether this node is the controller, and no other one can become it."""
-        return self._broker.metadata.is_active and self._broker.quorum.alone
+    def completed(self, buffers: Buffers) -> PendingResponse:
+        """Return a response that waits only for those before it on its connection."""
+        return PendingResponse(self, None, None, buffers)
 
-    async def embedded(self, frame: bytes, peer: Peer, request_id: bytes = b"") -> bytes:
-        """Handle a request that came in another one, as the active controller: the body of its
-        response. Raises `ApiError` with NOT_CONTROLLER when this node is none, or stops being it,
-        and `WireError`."""
-        if len(frame) < 10:
-            raise WireError(f"a request of {len(frame)} bytes has no header")
-        row = self._table.get(frame[0] << 8 | frame[1])
-        if row is None or not row.by_controller:
-            raise WireError(f"API key {frame[0] << 8 | frame[1]} is not passed on")
-        header = frames.read_request_header(frame, row.versions)
-        if header.api_version not in row.versions:
-            raise WireError(f"{row.key.name} v{header.api_version} is not served")
-        body = codec.read_request(
-            header.api_key, header.api_version, memoryview(frame), header.body_at
-        )
-        request = Request(header, body, peer, time.perf_counter_ns(), id=request_id)
-        if not self._broker.metadata.is_active:
-            raise ApiError(ErrorCode.not_controller)
-        try:
-            found: Any = row.handle(self._broker, request)
-            if not isinstance(found, (list, Mapping)):
-                found = await found
-        except WireError:
-            raise
-        except Exception as error:
-            if isinstance(error, ApiError) and error.code is ErrorCode.not_controller:
-                raise
-            found = self._refusal(request, error)
-        return b"".join(self._parts(request, found))
-
-    def done(self, buffers: Buffers) -> Pending:
-        """An answer that waits for those before it only."""
-        return Pending(self, None, None, buffers)
-
-    def finished(self, request: Request, future: Awaited) -> Buffers:
-        """The buffers of an answer whose future is done."""
+    def resolve(self, request: Request, future: AwaitableBody) -> Buffers:
+        """Return the buffers of a response whose future is done. Raises `WireError` to close the
+        connection."""
         if future.cancelled():
             raise WireError("the request was given up while the broker stops")
         error = future.exception()
         if isinstance(error, WireError):
             raise error
         if error is not None:
-            return self._refused(request, error)
+            return self._error_response(request, error)
         result = future.result()
-        return self._unanswered(request) if result is None else self._respond(request, result)
+        return self._no_response(request) if result is None else self._respond(request, result)
 
-    def _unanswered(self, request: Request) -> Buffers:
-        """Note a request that has no response; no buffers."""
-        if self._quotas.enabled and (pause_ms := self._quotas.charge(request, 0)):
-            request.peer.pause(pause_ms)
-        self._observe(request)
+    def _no_response(self, request: Request) -> Buffers:
+        """Charge and count a request that has no response."""
+        if self._quotas.enabled and (throttle_ms := self._quotas.charge(request, 0)):
+            request.peer.pause(throttle_ms)
+        self._record_metrics(request)
         return []
 
     def _respond(self, request: Request, body: Body) -> Buffers:
         try:
-            return self._encode(request, body)
-        except Exception as error:  # a body that does not fit its layout is a fault of ours, too
-            return self._refused(request, error)
+            return self._encode_response(request, body)
+        except Exception as error:  # A body that its codec rejects is a bug of the handler.
+            return self._error_response(request, error)
 
-    def _encode(self, request: Request, body: Body) -> Buffers:
+    def _encode_response(self, request: Request, body: Body) -> Buffers:
         if not self._quotas.enabled:
-            parts = self._parts(request, body)
+            parts = encode_body(request, body)
         else:
-            parts = self._charged(request, body)
+            parts = self._encode_throttled(request, body)
         size = sum(map(len, parts))
-        self._observe(request)
+        self._record_metrics(request)
         return [frames.sized_response_head(request.header, size), *parts]
 
-    def _charged(self, request: Request, body: Body) -> Buffers:
-        """The encoded body of a request whose client may have a quota."""
-        begun_ns = time.perf_counter_ns()
-        parts = self._parts(request, body)
-        request.busy_ns += time.perf_counter_ns() - begun_ns
-        pause_ms = self._quotas.charge(request, sum(map(len, parts)))
-        if not pause_ms:
+    def _encode_throttled(self, request: Request, body: Body) -> Buffers:
+        """Encode a response body, and throttle the client if it exceeds a quota."""
+        begun_ns = self._monotonic_ns()
+        parts = encode_body(request, body)
+        request.busy_ns += self._monotonic_ns() - begun_ns
+        throttle_ms = self._quotas.charge(request, sum(map(len, parts)))
+        if not throttle_ms:
             return parts
-        request.peer.pause(pause_ms)
-        return self._parts(request, with_pause(request, body, pause_ms))
+        request.peer.pause(throttle_ms)
+        return encode_body(request, with_throttle_time(request, body, throttle_ms))
 
-    def _parts(self, request: Request, body: Body) -> Buffers:
+    def _record_metrics(self, request: Request) -> None:
         header = request.header
-        if isinstance(body, list):
-            return body
-        if isinstance(body, Mapping):
-            out = Gather()
-            codec.writer(header.api_key, header.api_version, EntityType.response)(out, body)
-            return out.parts()
-        return list(body)
-
-    def _observe(self, request: Request) -> None:
-        header = request.header
-        elapsed_ns = time.perf_counter_ns() - request.received_ns
+        elapsed_ns = self._monotonic_ns() - request.received_ns
         self._metrics.request(header.api_key, header.api_version, elapsed_ns)
 
-    def _refused(self, request: Request, error: BaseException) -> Buffers:
-        return self._encode(request, self._refusal(request, error))
+    def _error_response(self, request: Request, error: BaseException) -> Buffers:
+        return self._encode_response(request, self._errors.body(request, error))
 
-    def _refusal(self, request: Request, error: BaseException) -> Body:
-        """The error response of a whole request."""
-        row = self._table[request.header.api_key]
-        if isinstance(error, ApiError):
-            code, message = error.code, error.message
-        else:
-            name = ApiKey(request.header.api_key).name
-            self._broker.log.error("a request failed", api=name, exc_info=error)
-            code, message = ErrorCode.unknown_server_error, None
-        self._metrics.error(request.header.api_key, code)
-        if row.refuse is not None:
-            return row.refuse(request, code, message)
-        entity = codec.entity(row.key, request.version, EntityType.response)
-        if not any(f.name == "error_code" for f in codec.struct_of(entity).fields):
-            raise WireError(f"{row.key.name} was refused: {message or code.name}")
-        return {"error_code": code, "error_message": message}
 
-    def _unsupported(self, row: Api, header: frames.RequestHeader) -> Buffers:
-        if row.key is not ApiKey.API_VERSIONS:
-            raise WireError(f"{row.key.name} v{header.api_version} is not served")
-        served: dict[str, Any] = {
-            "api_key": row.key,
-            "min_version": row.versions.start,
-            "max_version": row.versions.stop - 1,
-        }
-        body = {"error_code": ErrorCode.unsupported_version, "api_keys": [served]}
-        out = codec.write_response(row.key, 0, body)
-        head = header.correlation_id.to_bytes(4, "big", signed=True)
-        return [(len(head) + len(out)).to_bytes(4, "big") + head + out]
+def _unsupported_version(row: Api, header: frames.RequestHeader) -> Buffers:
+    """Name the versions served to a client whose ApiVersions request is too new."""
+    if row.key is not ApiKey.API_VERSIONS:
+        raise WireError(f"{row.key.name} v{header.api_version} is not served")
+    served: dict[str, Any] = {
+        "api_key": row.key,
+        "min_version": row.versions.start,
+        "max_version": row.versions.stop - 1,
+    }
+    body = {"error_code": ErrorCode.unsupported_version, "api_keys": [served]}
+    out = codec.write_response(row.key, 0, body)
+    head = header.correlation_id.to_bytes(4, "big", signed=True)
+    return [(len(head) + len(out)).to_bytes(4, "big") + head + out]

@@ -20,6 +20,9 @@ FINAL_EPOCH = -1
 #: The first request of a session.
 INITIAL_EPOCH = 0
 NO_SESSION = 0
+#: A session that is idle for longer gives way to another client's. Kafka names this period
+#: min.incremental.fetch.session.eviction.ms and has no setting for it either.
+EVICTION_MS = 120_000
 _EPOCH_MAX = 2**31 - 1
 
 PartitionKey = tuple[Any, int]
@@ -34,31 +37,31 @@ class Cursor:
         "fetch_offset",
         "index",
         "last_fetched_epoch",
+        "last_sent",
         "log_start_offset",
         "max_bytes",
         "name",
-        "told",
         "topic_id",
     )
 
-    def __init__(self, name: str, topic_id: UUID | None, asked: Any) -> None:
+    def __init__(self, name: str, topic_id: UUID | None, requested: Any) -> None:
         self.name = name
         self.topic_id = topic_id
-        self.index: int = asked.partition
+        self.index: int = requested.partition
         #: (high watermark, log start offset) of the last response, None before the first.
-        self.told: tuple[int, int] | None = None
+        self.last_sent: tuple[int, int] | None = None
         #: What a follower's fetch has found once it was at the end of a log where all is committed.
         self.at_end: Any = None
-        self.ask(asked)
+        self.update(requested)
 
-    def ask(self, asked: Any) -> None:
+    def update(self, requested: Any) -> None:
         """Take over a request's entry."""
-        self.fetch_offset: int = asked.fetch_offset
-        self.max_bytes: int = asked.partition_max_bytes
-        self.current_leader_epoch: int = getattr(asked, "current_leader_epoch", -1)
-        self.last_fetched_epoch: int = getattr(asked, "last_fetched_epoch", -1)
+        self.fetch_offset: int = requested.fetch_offset
+        self.max_bytes: int = requested.partition_max_bytes
+        self.current_leader_epoch: int = getattr(requested, "current_leader_epoch", -1)
+        self.last_fetched_epoch: int = getattr(requested, "last_fetched_epoch", -1)
         #: A follower's.
-        self.log_start_offset: int = getattr(asked, "log_start_offset", -1)
+        self.log_start_offset: int = getattr(requested, "log_start_offset", -1)
 
     @property
     def key(self) -> PartitionKey:
@@ -68,43 +71,53 @@ class Cursor:
 class Session:
     """The partitions of one fetcher; `epoch` is that of the request it expects next.
 
-    A follower's session knows which of them are to be looked at (`lively`): the others are quiet,
+    A follower's session knows which of them are to be looked at (`active`): the others are quiet,
     and come back when something happens to them (`stir`).
     """
 
-    __slots__ = ("broker_epoch", "by_id", "cursors", "epoch", "id", "lively", "used_ms")
+    __slots__ = (
+        "active",
+        "broker_epoch",
+        "cursors",
+        "epoch",
+        "id",
+        "last_used_ms",
+        "uses_topic_ids",
+    )
 
-    def __init__(self, session_id: int, by_id: bool, now_ms: int) -> None:
+    def __init__(self, session_id: int, uses_topic_ids: bool, now_ms: int) -> None:
         self.id = session_id
-        self.by_id = by_id
+        self.uses_topic_ids = uses_topic_ids
         self.epoch = 1
-        self.used_ms = now_ms
+        self.last_used_ms = now_ms
         self.cursors: dict[PartitionKey, Cursor] = {}
-        self.lively: dict[PartitionKey, Cursor] | None = None
+        self.active: dict[PartitionKey, Cursor] | None = None
         #: The follower's, at its last fetch.
         self.broker_epoch = -1
 
     def rotate(self, cursor: Cursor) -> None:
         """This partition gave data: others come before it the next time."""
-        for held in (self.cursors, self.lively):
-            if held is not None and held.pop(cursor.key, None) is not None:
-                held[cursor.key] = cursor
+        for partitions in (self.cursors, self.active):
+            if partitions is not None and partitions.pop(cursor.key, None) is not None:
+                partitions[cursor.key] = cursor
 
-    def quieten(self, cursor: Cursor) -> None:
+    def deactivate(self, cursor: Cursor) -> None:
         """Do not look at this partition until it stirs."""
-        if self.lively is not None:
-            self.lively.pop(cursor.key, None)
+        if self.active is not None:
+            self.active.pop(cursor.key, None)
 
-    def stir(self, cursor: Cursor) -> None:
+    def activate(self, cursor: Cursor) -> None:
         """Look at this partition at the next fetch."""
-        if self.lively is not None and self.cursors.get(cursor.key) is cursor:
-            self.lively[cursor.key] = cursor
+        if self.active is not None and self.cursors.get(cursor.key) is cursor:
+            self.active[cursor.key] = cursor
 
 
 class FetchSessions:
     """The cache. `random_id` gives a new positive session id."""
 
-    def __init__(self, slots_max: int, eviction_ms: int, random_id: Callable[[], int]) -> None:
+    def __init__(
+        self, slots_max: int, *, random_id: Callable[[], int], eviction_ms: int = EVICTION_MS
+    ) -> None:
         self._slots_max = slots_max
         self._eviction_ms = eviction_ms
         self._random_id = random_id
@@ -123,78 +136,77 @@ class FetchSessions:
         self, request: Any, version: int, now_ms: int, *, follower: bool = False
     ) -> tuple[Session | None, bool, list[Cursor]]:
         """The session of a request, whether it is an incremental one, and what is to be read: of a
-        follower's session what is lively.
+        follower's session what is active.
 
         Raises `ApiError` for a session that is not there or an epoch out of turn.
         """
         session_id = getattr(request, "session_id", NO_SESSION)
         epoch = getattr(request, "session_epoch", FINAL_EPOCH)
-        by_id = version >= TOPIC_IDS_FROM
+        uses_topic_ids = version >= TOPIC_IDS_FROM
         if epoch in (FINAL_EPOCH, INITIAL_EPOCH):
             self._sessions.pop(session_id, None)
-            cursors = {c.key: c for c in _asked(request, by_id)}
+            cursors = {c.key: c for c in _requested_partitions(request, uses_topic_ids)}
             session = None
             if epoch == INITIAL_EPOCH and cursors:
-                session = self._open(by_id, now_ms)
+                session = self._open(uses_topic_ids, now_ms)
             if session is not None:
                 session.cursors = cursors
-                session.lively = dict(cursors) if follower else None
+                session.active = dict(cursors) if follower else None
             return session, False, list(cursors.values())
         session = self._sessions.get(session_id)
         if session is None:
             raise ApiError(ErrorCode.fetch_session_id_not_found)
         if session.epoch != epoch:
             raise ApiError(ErrorCode.invalid_fetch_session_epoch)
-        if session.by_id != by_id:
+        if session.uses_topic_ids != uses_topic_ids:
             raise ApiError(ErrorCode.fetch_session_topic_id_error)
         self._update(session, request, now_ms)
-        held = session.cursors if session.lively is None else session.lively
-        return session, True, list(held.values())
+        partitions = session.cursors if session.active is None else session.active
+        return session, True, list(partitions.values())
 
-    def _open(self, by_id: bool, now_ms: int) -> Session | None:
+    def _open(self, uses_topic_ids: bool, now_ms: int) -> Session | None:
         if len(self._sessions) >= self._slots_max:
             oldest = next(iter(self._sessions.values()), None)
-            if oldest is None or now_ms - oldest.used_ms <= self._eviction_ms:
+            if oldest is None or now_ms - oldest.last_used_ms <= self._eviction_ms:
                 return None
             del self._sessions[oldest.id]
             self.evictions_total += 1
         session_id = self._random_id()
         while session_id in self._sessions:
             session_id = self._random_id()
-        session = self._sessions[session_id] = Session(session_id, by_id, now_ms)
+        session = self._sessions[session_id] = Session(session_id, uses_topic_ids, now_ms)
         return session
 
     def _update(self, session: Session, request: Any, now_ms: int) -> None:
-        for cursor in _asked(request, session.by_id):
+        for cursor in _requested_partitions(request, session.uses_topic_ids):
             known = session.cursors.get(cursor.key)
             if known is None:
                 session.cursors[cursor.key] = known = cursor
             else:
-                cursor.told = known.told
                 known.at_end = None
                 known.fetch_offset = cursor.fetch_offset
                 known.max_bytes = cursor.max_bytes
                 known.current_leader_epoch = cursor.current_leader_epoch
                 known.last_fetched_epoch = cursor.last_fetched_epoch
                 known.log_start_offset = cursor.log_start_offset
-            session.stir(known)
+            session.activate(known)
         for topic in request.forgotten_topics_data:
-            name = topic.topic_id if session.by_id else topic.topic
+            name = topic.topic_id if session.uses_topic_ids else topic.topic
             for index in topic.partitions:
-                gone = session.cursors.pop((name, index), None)
-                if gone is not None:
-                    session.quieten(gone)
+                forgotten = session.cursors.pop((name, index), None)
+                if forgotten is not None:
+                    session.deactivate(forgotten)
         session.epoch = 1 if session.epoch == _EPOCH_MAX else session.epoch + 1
-        session.used_ms = now_ms
+        session.last_used_ms = now_ms
         if session.cursors:
             self._sessions[session.id] = self._sessions.pop(session.id)
         else:  # nothing left to fetch: the session ends, and this request is the last it answers
             del self._sessions[session.id]
 
 
-def _asked(request: Any, by_id: bool) -> Iterable[Cursor]:
+def _requested_partitions(request: Any, uses_topic_ids: bool) -> Iterable[Cursor]:
     for topic in request.topics:
-        name = "" if by_id else topic.topic
-        topic_id = topic.topic_id if by_id else None
-        for asked in topic.partitions:
-            yield Cursor(name, topic_id, asked)
+        name = "" if uses_topic_ids else topic.topic
+        topic_id = topic.topic_id if uses_topic_ids else None
+        for requested in topic.partitions:
+            yield Cursor(name, topic_id, requested)

@@ -8,13 +8,12 @@ answers and the log directory is online; ready means that clients are served as 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, cast
+from typing import Protocol, cast
 
 from shoal import __version__
+from shoal.server.metrics.registry import Metrics
 from shoal.server.network.listener import bound_socket
-
-if TYPE_CHECKING:
-    from shoal.server.broker import Broker
+from shoal.server.node import Node
 
 #: A request's head may have this many bytes; curl's has 80, Prometheus' some 300.
 HEAD_SIZE_MAX = 8192
@@ -32,20 +31,33 @@ _TEXT = "text/plain; charset=utf-8"
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
+class HealthSource(Protocol):
+    """What the probes of Kubernetes ask for."""
+
+    def unhealthy(self) -> str | None:
+        """Return why the process should be restarted, or None."""
+
+    def not_ready(self) -> str | None:
+        """Return why clients are not served, or None."""
+
+
 class HealthListener:
     """Owns the HTTP socket."""
 
-    def __init__(self, broker: Broker) -> None:
-        self.broker = broker
+    def __init__(self, node: Node, metrics: Metrics, health: HealthSource) -> None:
+        self.loop = node.loop
+        self._system = node.system
+        self._metrics = metrics
+        self._health = health
         self.connections = 0
         self.host, self.port = "", 0
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> None:
         """Bind and accept. Raises `ListenError`."""
-        sock = bound_socket(host, port)
+        sock = bound_socket(self._system, host, port)
         self.host, self.port = host, sock.getsockname()[1]
-        self._server = await self.broker.loop.create_server(lambda: _Http(self), sock=sock)
+        self._server = await self.loop.create_server(lambda: _Http(self), sock=sock)
 
     def close(self) -> None:
         if self._server is not None:
@@ -55,12 +67,12 @@ class HealthListener:
         """(status, content type, body) of a path."""
         match path.partition("?")[0]:
             case "/metrics":
-                return 200, _METRICS, self.broker.metrics.text()
+                return 200, _METRICS, self._metrics.text()
             case "/healthz":
-                why = self.broker.unhealthy()
+                why = self._health.unhealthy()
                 return (200, _TEXT, "ok\n") if why is None else (503, _TEXT, why + "\n")
             case "/readyz":
-                why = self.broker.not_ready()
+                why = self._health.not_ready()
                 return (200, _TEXT, "ready\n") if why is None else (503, _TEXT, why + "\n")
         return 404, _TEXT, "There are /metrics, /healthz and /readyz.\n"
 
@@ -77,7 +89,7 @@ class _Http(asyncio.Protocol):
         self._listener.connections += 1
         if self._listener.connections > CONNECTIONS_MAX:
             self._transport.abort()
-        self._timeout = self._listener.broker.loop.call_later(TIMEOUT_S, self._transport.abort)
+        self._timeout = self._listener.loop.call_later(TIMEOUT_S, self._transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._listener.connections -= 1

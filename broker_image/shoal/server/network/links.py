@@ -19,6 +19,7 @@ from shoal.client.connection import Connection, connect, joined
 from shoal.client.errors import ClientError, ConnectionLost, Unreachable
 from shoal.client.settings import Address, Settings
 from shoal.protocol.api import ApiKey
+from shoal.server.config import BrokerConfig
 
 
 class SetupTimeouts:
@@ -29,11 +30,19 @@ class SetupTimeouts:
         #: Failures in a row, of addresses whose last attempt failed.
         self._failures: dict[Address, int] = {}
 
-    def of(self, address: Address) -> int:
+    @classmethod
+    def from_config(cls, config: BrokerConfig) -> SetupTimeouts:
+        """The limits that the settings of a node give."""
+        return cls(
+            config["socket.connection.setup.timeout.ms"],
+            config["socket.connection.setup.timeout.max.ms"],
+        )
+
+    def timeout_ms(self, address: Address) -> int:
         """The limit of the next attempt."""
         # A shift by more than the bits of any limit only costs memory.
-        grown = self._initial_ms << min(self._failures.get(address, 0), 63)
-        return min(grown, max(self._initial_ms, self._max_ms))
+        timeout_ms = self._initial_ms << min(self._failures.get(address, 0), 63)
+        return min(timeout_ms, max(self._initial_ms, self._max_ms))
 
     def failed(self, address: Address) -> None:
         self._failures[address] = self._failures.get(address, 0) + 1
@@ -53,8 +62,10 @@ class Link:
         request_timeout_ms: int,
         timeouts: SetupTimeouts,
         needs: ApiKey | None = None,
+        on_lost: Callable[[], None] | None = None,
     ) -> None:
-        """The peer has to serve `needs`, or requests raise `Unsupported`."""
+        """Requests raise `Unsupported` if the peer does not serve the API `needs`. `on_lost` is
+        called when an open connection is lost, unless `close` ended it."""
         self.address = address
         self._needs = needs
         self._client_id = client_id
@@ -62,8 +73,7 @@ class Link:
         self._timeouts = timeouts
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
-        #: Called when an open connection is lost, unless `close` ended it.
-        self.on_lost: Callable[[], None] | None = None
+        self.on_lost = on_lost
 
     async def request(
         self, api_key: ApiKey, fields: Mapping[str, Any], *, timeout_ms: int | None = None
@@ -89,7 +99,7 @@ class Link:
                 (self.address,),
                 client_id=self._client_id,
                 request_timeout_ms=self._request_timeout_ms,
-                connect_timeout_ms=self._timeouts.of(self.address),
+                connect_timeout_ms=self._timeouts.timeout_ms(self.address),
             )
             self._connecting = asyncio.ensure_future(connect(settings, self.address))
             self._connecting.add_done_callback(self._connected)

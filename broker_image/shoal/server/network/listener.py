@@ -2,7 +2,7 @@
 
 Bounds in number: `max.connections` over the broker's listeners (those for controllers apart),
 `max.connections.per.ip` with its exceptions; who comes above is refused at once. In time:
-`max.connection.creation.rate` and the connection quotas of addresses, in `server.admission`; and
+`max.connection.creation.rate` and the connection quotas of addresses, in `connection_limits`; and
 `connections.max.idle.ms`, checked by one sweep over all connections.
 """
 
@@ -12,15 +12,17 @@ import asyncio
 import errno
 import os
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from shoal.server.cluster_config import Listeners
 from shoal.server.config import address
-from shoal.server.network.api import Listeners, Peer
+from shoal.server.network.api import Peer
 from shoal.server.network.connection import Connection
-
-if TYPE_CHECKING:
-    from shoal.server.broker import Broker
-    from shoal.server.network.dispatch import Dispatcher
+from shoal.server.network.connection_limits import ConnectionLimits
+from shoal.server.network.dispatch import Dispatcher
+from shoal.server.network.request_limits import RequestLimits
+from shoal.server.node import Node
+from shoal.server.system import System
 
 #: Connections that the kernel completes before they are accepted, unless
 #: `socket.listen.backlog.size` is set; Kafka's 50 are few for a group that starts as a whole.
@@ -36,21 +38,32 @@ class ListenError(Exception):
 class Listener:
     """Owns one listening socket, its connections and their traffic counters."""
 
-    def __init__(self, broker: Broker, dispatch: Dispatcher, name: str) -> None:
-        self.loop = broker.loop
+    def __init__(
+        self,
+        node: Node,
+        name: str,
+        dispatch: Dispatcher,
+        connection_limits: ConnectionLimits,
+        request_limits: RequestLimits,
+        listeners: Sequence[Listener],
+    ) -> None:
+        """`listeners` are all listeners of the node, this one included once it is bound."""
+        self.loop = node.loop
         self.name = name
         self.host, self.port = "", 0
         #: Bytes of answers that clients are slow to take.
-        self.bytes_held = 0
+        self.bytes_buffered = 0
         self.bytes_in = self.bytes_out = self.opened_total = self.refused_total = 0
-        self.room = broker.room
-        self._broker = broker
+        self.request_limits = request_limits
+        self._node = node
+        self._connection_limits = connection_limits
+        self._listeners = listeners
         self._dispatch = dispatch
         self._connections: dict[Connection, None] = {}
-        self._per_host: dict[str, int] = {}
+        self._connections_by_host: dict[str, int] = {}
         self._socket: socket.socket | None = None
         self._server: asyncio.Server | None = None
-        config = broker.config
+        config = node.config
         self.request_size_max: int = config["socket.request.max.bytes"]
         given = "socket.listen.backlog.size" in config.given
         self._backlog: int = config["socket.listen.backlog.size"] if given else BACKLOG
@@ -68,7 +81,7 @@ class Listener:
 
     def bind(self, host: str, port: int) -> None:
         """Take the address; port 0 takes a free one. Raises `ListenError`."""
-        self._socket = bound_socket(host, port, self._backlog)
+        self._socket = bound_socket(self._node.system, host, port, self._backlog)
         if self._receive_buffer_bytes > 0:  # Accepted connections inherit it.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer_bytes)
         self.host, self.port = host, self._socket.getsockname()[1]
@@ -80,23 +93,22 @@ class Listener:
             lambda: Connection(self, self._dispatch), sock=self._socket, backlog=self._backlog
         )
         if self._idle_max_ms >= 0:
-            self._broker.timers.every(IDLE_SWEEP_MS, self._sweep)
+            self._node.timers.every(IDLE_SWEEP_MS, self._close_idle)
 
-    def opened(self, connection: Connection, transport: asyncio.Transport) -> Peer | None:
+    def register(self, connection: Connection, transport: asyncio.Transport) -> Peer | None:
         """A client has connected: who it is, or None when there is no room for it."""
         self.opened_total += 1
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
-        here = self._per_host.get(host, 0)
-        in_all = self._count_of_kind()
-        admission = self._broker.admission
-        if not admission.has_room(host, in_all, here):
+        from_host = self._connections_by_host.get(host, 0)
+        total = self._connections_of_kind()
+        if not self._connection_limits.allows(host, total, from_host):
             self.refused_total += 1
             return None
         accepted = transport.get_extra_info("socket")
         if self._send_buffer_bytes > 0 and accepted is not None:
             accepted.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, self._send_buffer_bytes)
         self._connections[connection] = None
-        self._per_host[host] = here + 1
+        self._connections_by_host[host] = from_host + 1
         name = f"{self.host}:{self.port}-{host}:{port}-{self.opened_total}"
         peer = Peer(
             host,
@@ -106,46 +118,46 @@ class Listener:
             name,
             {},
             pause=connection.mute,
-            hang_up=connection.hang_up,
+            close_after_responses=connection.close_after_responses,
             number=self.opened_total,
         )
-        turn = admission.turn(host)
-        if turn.wait_ms:
-            connection.mute(turn.wait_ms)
-            if turn.refused:
+        throttle = self._connection_limits.throttle(host)
+        if throttle.delay_ms:
+            connection.mute(throttle.delay_ms)
+            if throttle.refused:
                 reason = f"{host} is over its quota of new connections"
-                self.loop.call_later(turn.wait_ms / 1000, connection.fail, reason)
+                self.loop.call_later(throttle.delay_ms / 1000, connection.fail, reason)
         return peer
 
-    def _count_of_kind(self) -> int:
+    def _connections_of_kind(self) -> int:
         """Connections of the listeners that this one shares `max.connections` with. As in Kafka,
         listeners for controllers are counted apart: clients cannot take all connections of the
         quorum."""
-        kinds = self._broker.cluster.kinds
-        apart = kinds[self.name] is Listeners.CONTROLLER
+        kinds = self._node.cluster.kinds
+        is_controller = kinds[self.name] is Listeners.CONTROLLER
         return sum(
             listener.count
-            for listener in self._broker.listeners
-            if (kinds[listener.name] is Listeners.CONTROLLER) is apart
+            for listener in self._listeners
+            if (kinds[listener.name] is Listeners.CONTROLLER) is is_controller
         )
 
-    def closed(self, connection: Connection, peer: Peer) -> None:
+    def unregister(self, connection: Connection, peer: Peer) -> None:
         """Its transport is gone."""
         del self._connections[connection]
-        left = self._per_host[peer.host] - 1
+        left = self._connections_by_host[peer.host] - 1
         if left:
-            self._per_host[peer.host] = left
+            self._connections_by_host[peer.host] = left
         else:
-            del self._per_host[peer.host]
+            del self._connections_by_host[peer.host]
         for call in list(peer.on_close.values()):
             call()
         peer.on_close.clear()
 
-    def refused(self, connection: Connection, reason: str) -> None:
+    def connection_failed(self, connection: Connection, reason: str) -> None:
         """What a client sent ends its connection."""
         self.refused_total += 1
         peer = connection.peer.connection_id if connection.peer else ""
-        self._broker.log.warning("connection closed", reason=reason, connection=peer)
+        self._node.log.warning("connection closed", reason=reason, connection=peer)
 
     def stop_accepting(self) -> None:
         if self._server is not None:
@@ -161,51 +173,38 @@ class Listener:
         # A turn of the loop lets transports that have nothing to send go.
         await asyncio.sleep(0)
 
-    def _sweep(self) -> None:
+    def _close_idle(self) -> None:
         since = self.loop.time() - self._idle_max_ms / 1000
         for connection in [c for c in self._connections if c.active_at < since]:
             connection.fail(f"idle for connections.max.idle.ms ({self._idle_max_ms})")
 
 
-def bound_socket(host: str, port: int, backlog: int = BACKLOG) -> socket.socket:
+def bound_socket(system: System, host: str, port: int, backlog: int = BACKLOG) -> socket.socket:
     """A listening TCP socket; an empty host means all addresses. Raises `ListenError`."""
     try:
-        info = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        return system.listen(host, port, backlog)
     except socket.gaierror as error:
         raise ListenError(
             f"Cannot listen on {host}:{port}: the host name is not known ({error.strerror})."
             " Use an address of this machine, or 0.0.0.0 for all of them."
         ) from None
-    family, kind, proto, _, address = sorted(info, key=lambda i: i[0] != socket.AF_INET)[0]
-    sock = socket.socket(family, kind, proto)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind(address)
-        # SO_REUSEADDR lets two sockets bind one port until one of them listens. Clients that come
-        # before `accept` wait in the backlog.
-        sock.listen(backlog)
     except OSError as error:
-        sock.close()
-        raise ListenError(_why(host, port, error)) from None
-    sock.setblocking(False)
-    return sock
+        raise ListenError(_listen_error_message(host, port, error)) from None
 
 
-def _why(host: str, port: int, error: OSError) -> str:
-    where = f"Cannot listen on {address(host, port)}: "
+def _listen_error_message(host: str, port: int, error: OSError) -> str:
+    prefix = f"Cannot listen on {address(host, port)}: "
     match error.errno:
         case errno.EADDRINUSE:
-            return where + (
+            return prefix + (
                 "another process listens there. Stop it, or choose another port"
                 " (--listener HOST:PORT; port 0 takes a free one)."
             )
         case errno.EADDRNOTAVAIL:
-            return where + (
+            return prefix + (
                 "this machine has no such address. Listen on one it has, or on 0.0.0.0,"
                 " and tell clients the other one by advertised.listeners."
             )
         case errno.EACCES:
-            return where + "ports below 1024 need a privilege. Choose a higher port."
-    return where + os.strerror(error.errno or 0) + "."
+            return prefix + "ports below 1024 need a privilege. Choose a higher port."
+    return prefix + os.strerror(error.errno or 0) + "."

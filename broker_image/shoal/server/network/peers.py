@@ -7,16 +7,15 @@ back elsewhere gets a new connection.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from shoal.client.errors import Unreachable
+from shoal.client.settings import Address
 from shoal.protocol.api import ApiKey
-from shoal.server.network.links import Link
-
-if TYPE_CHECKING:
-    from shoal.client.settings import Address
-    from shoal.server.broker import Broker
+from shoal.server.metadata_cache import MetadataCache
+from shoal.server.network.links import Link, SetupTimeouts
+from shoal.server.node import Node
 
 REQUEST_TIMEOUT_MS = 5_000
 
@@ -24,28 +23,36 @@ REQUEST_TIMEOUT_MS = 5_000
 class Peers:
     """Owns the connections to other brokers."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, node: Node, cache: MetadataCache, timeouts: SetupTimeouts) -> None:
+        self._node = node
+        self._cache = cache
+        self._timeouts = timeouts
         self._links: dict[int, Link] = {}
 
     def address_of(self, broker_id: int) -> Address | None:
         """Where a broker listens for others; None while it is not registered."""
-        found = self._broker.image.brokers.get(broker_id)
+        found = self._cache.image.brokers.get(broker_id)
         if found is None:
             return None
-        endpoint = found.endpoint(self._broker.cluster.inter_broker)
+        endpoint = found.endpoint(self._node.cluster.inter_broker)
         if endpoint is None and found.endpoints:
             endpoint = found.endpoints[0]
         return None if endpoint is None else (endpoint.host, endpoint.port)
 
-    def link(self, address: Address, request_timeout_ms: int = REQUEST_TIMEOUT_MS) -> Link:
-        """A new link of this broker; whoever asks for it closes it."""
-        client_id = f"broker-{self._broker.node_id}"
+    def link(
+        self,
+        address: Address,
+        request_timeout_ms: int = REQUEST_TIMEOUT_MS,
+        on_lost: Callable[[], None] | None = None,
+    ) -> Link:
+        """Return a new link to `address`. The caller closes it. For `on_lost` see `Link`."""
+        client_id = f"broker-{self._node.id}"
         return Link(
             address,
             client_id=client_id,
             request_timeout_ms=request_timeout_ms,
-            timeouts=self._broker.setup_timeouts,
+            timeouts=self._timeouts,
+            on_lost=on_lost,
         )
 
     async def request(

@@ -6,8 +6,9 @@ by whatever changed (a high watermark, a synced offset, a released record), and 
 key run once at the end of the event loop's turn, so that many appends in one turn cost one attempt.
 
 While few requests come, a consumer's fetch need not wait for that end: it goes ahead of the answers
-to the requests that woke it (`go_ahead`), so a record is on its way to its consumer before its
-producer is told. To write to a socket whose reader sleeps takes longer than all else in a produce.
+to the requests that woke it (`complete_early`), so a record is on its way to its consumer before
+its producer is told. To write to a socket whose reader sleeps takes longer than all else in a
+produce.
 
 Callers: produce (acks that wait for disk or replicas), fetch and share fetch (min bytes, max wait),
 delete records.
@@ -20,14 +21,14 @@ import itertools
 from collections.abc import Callable, Hashable, Sequence
 
 from shoal.server.network.api import Body
-from shoal.server.network.deferred import Prompt
+from shoal.server.network.deferred import DeferredResponse
 from shoal.server.timers import Timer, Timers
 
 Attempt = Callable[[], Body | None]
 #: The part of a fetch's `max_wait`, its last, in which it may end with others: 50 of 500 ms.
 FETCH_LEEWAY = 0.1
 #: So many fetches at most go ahead of the answers to one read's requests, which wait for them.
-AHEAD_MAX = 2
+EARLY_FETCHES_MAX = 2
 #: More reads in a window than that, and nothing goes ahead in the next one: 5,000 a second.
 WINDOW_S, READS_MAX = 0.01, 50
 
@@ -36,7 +37,10 @@ class _Parked:
     __slots__ = ("attempt", "future", "keys", "timer")
 
     def __init__(
-        self, keys: Sequence[Hashable], attempt: Attempt, future: asyncio.Future[Body] | Prompt
+        self,
+        keys: Sequence[Hashable],
+        attempt: Attempt,
+        future: asyncio.Future[Body] | DeferredResponse,
     ) -> None:
         self.keys = keys
         self.attempt = attempt
@@ -78,12 +82,12 @@ class Purgatory:
         attempt: Attempt,
         expire: Callable[[], Body],
         deadline_ms: int,
-    ) -> Prompt:
+    ) -> DeferredResponse:
         """As `park`, for a consumer's fetch: it leaves in the turn in which it is answered, may go
         ahead, and may expire a little early, with those of other idle consumers."""
-        prompt = Prompt()
-        self._park(_Parked(keys, attempt, prompt), expire, deadline_ms, FETCH_LEEWAY)
-        return prompt
+        response = DeferredResponse()
+        self._park(_Parked(keys, attempt, response), expire, deadline_ms, FETCH_LEEWAY)
+        return response
 
     def _park(
         self,
@@ -109,7 +113,7 @@ class Purgatory:
                 self._loop.call_soon(self._attempt_woken)
             self._woken[key] = None
 
-    def go_ahead(self, now_s: float) -> None:
+    def complete_early(self, now_s: float) -> None:
         """The requests of one read, at `now_s` by the loop's clock, have been handled and are about
         to be answered: some fetches that they woke may try before."""
         if now_s >= self._window_ends_s:
@@ -119,8 +123,8 @@ class Purgatory:
         self._reads += 1
         if self._woken and not self._is_busy:
             woken = (parked for key in self._woken for parked in self._by_key.get(key, ()))
-            fetches = (parked for parked in woken if isinstance(parked.future, Prompt))
-            for parked in list(itertools.islice(fetches, AHEAD_MAX)):
+            fetches = (parked for parked in woken if isinstance(parked.future, DeferredResponse))
+            for parked in list(itertools.islice(fetches, EARLY_FETCHES_MAX)):
                 self._finish(parked, parked.attempt)
 
     def _attempt_woken(self) -> None:

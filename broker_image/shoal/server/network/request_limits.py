@@ -14,31 +14,46 @@ then nothing for `STALL_S` is disconnected if others wait.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from shoal.protocol.api import ApiKey
-
-if TYPE_CHECKING:
-    from shoal.server.network.api import Request
-    from shoal.server.network.connection import Connection
+from shoal.server.network.api import Request
+from shoal.server.node import Node
 
 #: Requests above this size count while they arrive. Smaller ones arrive in buffers that all
 #: connections share.
-BULK_SIZE = 64 * 1024
+LARGE_REQUEST_BYTES = 64 * 1024
 _PRODUCE, _FETCH = (key.to_bytes(2, "big") for key in (ApiKey.PRODUCE, ApiKey.FETCH))
 #: Seconds without a byte after which a request that is arriving gives up its room.
 STALL_S = 10.0
 #: Seconds between two searches for such requests.
-_LOOK_S = 1.0
+_STALL_CHECK_S = 1.0
 
 
-class RequestRoom:
+class LimitedConnection(Protocol):
+    """A connection that stops reading while there is no capacity."""
+
+    #: The time of the loop at which it received bytes last.
+    active_at: float
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it has stopped reading."""
+
+    def capacity_available(self) -> None:
+        """Go on reading."""
+
+    def fail(self, reason: str) -> None:
+        """Close at once and log `reason`."""
+
+
+class RequestLimits:
     """Owns the counts, and the queue of connections that wait."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, requests_max: int, bytes_max: int) -> None:
-        """`bytes_max` is unlimited unless positive."""
-        self._loop = loop
-        self._requests_max = requests_max
+    def __init__(self, node: Node) -> None:
+        self._loop = node.loop
+        self._requests_max: int = node.config["queued.max.requests"]
+        bytes_max: int = node.config["queued.max.request.bytes"]
         self._bytes_max = bytes_max if bytes_max > 0 else None
         #: Produce requests that wait to be appended.
         self.requests = 0
@@ -47,9 +62,9 @@ class RequestRoom:
         #: As in Kafka, the last request that finds room may take more than was left.
         self.is_full = False
         #: Connections with a request that is arriving, and those that wait, in order.
-        self._arriving: dict[Connection, int] = {}
-        self._waiting: dict[Connection, None] = {}
-        self._wakes = False
+        self._receiving: dict[LimitedConnection, int] = {}
+        self._waiting: dict[LimitedConnection, None] = {}
+        self._wake_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -62,65 +77,65 @@ class RequestRoom:
         """Connections that wait."""
         return len(self._waiting)
 
-    def arriving(self, connection: Connection, size: int) -> None:
+    def receive_started(self, connection: LimitedConnection, size: int) -> None:
         """A large request of `size` bytes begins to arrive."""
-        self._arriving[connection] = size
+        self._receiving[connection] = size
         self._count(size)
 
-    def arrived(self, connection: Connection) -> None:
+    def receive_ended(self, connection: LimitedConnection) -> None:
         """It has arrived and was handled, or its connection is gone."""
-        size = self._arriving.pop(connection, None)
+        size = self._receiving.pop(connection, None)
         if size is not None:
             self._count(-size)
 
-    def hold(self, request: Request) -> None:
-        """A produce request waits to be appended; `Request.free` ends that."""
+    def request_queued(self, request: Request) -> None:
+        """A produce request waits to be appended; `Request.release` ends that."""
         size = request.size
         self._count(size, 1)
 
-        def freed() -> None:
+        def released() -> None:
             self._count(-size, -1)
 
-        request.on_freed = freed
+        request.when_released(released)
 
-    def wait(self, connection: Connection) -> None:
-        """Call `connection.room_free` when it is its turn."""
+    def wait(self, connection: LimitedConnection) -> None:
+        """Call `connection.capacity_available` when it is its turn."""
         self._waiting[connection] = None
         if self._timer is None:
-            self._timer = self._loop.call_later(_LOOK_S, self._look)
+            self._timer = self._loop.call_later(_STALL_CHECK_S, self._disconnect_stalled)
 
-    def leave(self, connection: Connection) -> None:
+    def connection_closed(self, connection: LimitedConnection) -> None:
         """The connection is gone."""
         self._waiting.pop(connection, None)
-        self.arrived(connection)
+        self.receive_ended(connection)
 
     def _count(self, size: int, requests: int = 0) -> None:
         self.bytes += size
         self.requests += requests
         too_large = self._bytes_max is not None and self.bytes >= self._bytes_max
         self.is_full = too_large or self.requests >= self._requests_max
-        if self._waiting and not self._wakes and not self.is_full:
+        if self._waiting and not self._wake_scheduled and not self.is_full:
             # Not at once: a connection that goes on may give back room itself.
-            self._wakes = True
+            self._wake_scheduled = True
             self._loop.call_soon(self._wake)
 
     def _wake(self) -> None:
-        self._wakes = False
+        self._wake_scheduled = False
         for connection in list(self._waiting):
             if self.is_full:
                 return
             # One that goes on may have to wait again, behind the others.
             if self._waiting.pop(connection, self) is None:
-                connection.room_free()
+                connection.capacity_available()
 
-    def _look(self) -> None:
+    def _disconnect_stalled(self) -> None:
         """Disconnect clients that stall while others wait."""
         self._timer = None
         if not self._waiting:
             return
-        self._timer = self._loop.call_later(_LOOK_S, self._look)
+        self._timer = self._loop.call_later(_STALL_CHECK_S, self._disconnect_stalled)
         since = self._loop.time() - STALL_S
-        stalled = [c for c in self._arriving if c.active_at < since and not c.is_paused]
+        stalled = [c for c in self._receiving if c.active_at < since and not c.is_paused]
         for connection in stalled:
             connection.fail(
                 f"a request stopped arriving for {STALL_S:.0f} s while others waited for the room"
@@ -128,7 +143,7 @@ class RequestRoom:
             )
 
 
-def is_bulk(size: int, key: memoryview) -> bool:
+def needs_capacity(size: int, key: memoryview) -> bool:
     """Whether a request of `size` bytes, which begins with the two bytes `key`, has to wait for
     room. A follower's first fetch of many partitions is large, and others may wait for it."""
-    return key == _PRODUCE or (size > BULK_SIZE and key != _FETCH)
+    return key == _PRODUCE or (size > LARGE_REQUEST_BYTES and key != _FETCH)

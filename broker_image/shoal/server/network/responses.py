@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from uuid import UUID
 
+from shoal.metadata.image import MetadataImage, PartitionImage
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.network.api import Answer, Body
-
-if TYPE_CHECKING:
-    from uuid import UUID
-
-    from shoal.metadata.image import PartitionImage
-    from shoal.server.broker import Broker
 
 Response = Mapping[str, Any]
 Outcome = Response | ApiError
@@ -77,12 +73,12 @@ def old_epoch_error(error: ErrorCode, version: int, since: int) -> ErrorCode:
 
 
 def leader_endpoints(
-    broker: Broker, listener: str, leader_ids: Iterable[int]
+    image: MetadataImage, listener: str, leader_ids: Iterable[int]
 ) -> list[dict[str, Any]]:
     """Where leaders are that a refusal has named, so that its client need not ask (KIP-951)."""
     rows = []
     for leader_id in sorted(set(leader_ids)):
-        found = broker.image.brokers.get(leader_id)
+        found = image.brokers.get(leader_id)
         endpoint = None if found is None else found.endpoint(listener)
         if found is not None and endpoint is not None:
             rows.append(
@@ -97,13 +93,12 @@ def leader_endpoints(
 
 
 def absence(
-    broker: Broker, name: str, topic_id: UUID | None, index: int
+    image: MetadataImage, name: str, topic_id: UUID | None, index: int
 ) -> tuple[ErrorCode, PartitionImage | None]:
     """Why this broker does not serve a partition of which it has no replica.
 
     The partition comes with it if another broker has one: a client learns its leader (KIP-951).
     """
-    image = broker.image
     topic = image.topics.get(name) if topic_id is None else image.topics_by_id.get(topic_id)
     if topic is None and topic_id is not None:
         return ErrorCode.unknown_topic_id, None

@@ -23,54 +23,54 @@ from shoal.server.network.api import Buffer
 _MORE = socket.MSG_MORE
 
 
-class Outflow:
-    """Owns the second descriptor, and what has not left by it. `drained` is called when all has,
-    after the loop had to wait for the client; `failed` when the client or the file is gone."""
+class SendfileWriter:
+    """Owns the second descriptor, and what has not left by it. `on_drained` is called when all has,
+    after the loop had to wait for the client; `on_failed` when the client or the file is gone."""
 
-    __slots__ = ("_drained", "_failed", "_loop", "_queue", "_socket", "_waits")
+    __slots__ = ("_is_blocked", "_loop", "_on_drained", "_on_failed", "_queue", "_socket")
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         fd: int,
-        drained: Callable[[], None],
-        failed: Callable[[OSError], None],
+        on_drained: Callable[[], None],
+        on_failed: Callable[[OSError], None],
     ) -> None:
         self._loop = loop
         self._socket = socket.socket(fileno=os.dup(fd))
         self._socket.setblocking(False)
         self._queue: deque[Buffer | FileSlice] = deque()
-        self._waits = False
-        self._drained = drained
-        self._failed = failed
+        self._is_blocked = False
+        self._on_drained = on_drained
+        self._on_failed = on_failed
 
     @property
-    def waits(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether something has not left yet."""
-        return self._waits
+        return self._is_blocked
 
     def send(self, parts: Sequence[Buffer | FileSlice]) -> None:
         """Send these behind all that waits, as far as the client takes them now."""
         self._queue.extend(parts)
-        if not self._waits and not self._push():
-            self._waits = True
-            self._loop.add_writer(self._socket.fileno(), self._go_on)
+        if not self._is_blocked and not self._flush():
+            self._is_blocked = True
+            self._loop.add_writer(self._socket.fileno(), self._on_writable)
 
     def close(self) -> None:
         """Give up what has not left; the connection's end is not complete before this."""
-        if self._waits:
-            self._waits = False
+        if self._is_blocked:
+            self._is_blocked = False
             self._loop.remove_writer(self._socket.fileno())
         self._queue.clear()
         self._socket.close()
 
-    def _go_on(self) -> None:
-        if self._push():
-            self._waits = False
+    def _on_writable(self) -> None:
+        if self._flush():
+            self._is_blocked = False
             self._loop.remove_writer(self._socket.fileno())
-            self._drained()
+            self._on_drained()
 
-    def _push(self) -> bool:
+    def _flush(self) -> bool:
         """Send what the socket takes; whether that was all."""
         queue = self._queue
         try:
@@ -84,7 +84,7 @@ class Outflow:
             return False
         except OSError as error:
             queue.clear()
-            self._failed(error)
+            self._on_failed(error)
         return True
 
     def _send_bytes(self, part: Buffer) -> None:

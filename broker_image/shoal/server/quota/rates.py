@@ -49,7 +49,7 @@ class Rate:
         """Whether nothing has happened for as long as it looks back."""
         return now_ms - self._begin_ms > (self._samples + 1) * self._window_ms
 
-    def excess_ms(self, limit: float, now_ms: int) -> int:
+    def throttle_ms(self, limit: float, now_ms: int) -> int:
         """How long nothing may happen until the rate is at `limit` a second; 0 if it is below."""
         rate, span_ms = self.measure(now_ms)
         return round((rate - limit) / limit * span_ms) if rate > limit else 0

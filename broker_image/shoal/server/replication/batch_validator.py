@@ -1,12 +1,12 @@
-"""Examines the batches of a produce request that take time, before the request is handled.
+"""Validates the expensive batches of a produce request before the request is handled.
 
-A compressed batch is expanded and walked on the event loop as far as `INLINE_BYTES_MAX`, in one
-buffer that all requests share. A batch that expands further, or is larger, goes to a worker thread,
-and its request waits. A later request that names one of the same partitions waits behind it, so
-appends to a partition keep the order of requests. The single worker takes requests in their order,
-so at most one batch is held expanded beside the shared buffer.
+The event loop decompresses and validates a batch up to `INLINE_BYTES_MAX`, in one buffer that all
+requests share. A batch that is larger, or expands further, goes to a worker thread, and its request
+waits. A later request for one of the same partitions waits behind it, so appends to a partition
+keep the order of requests. The single worker takes requests in their order, so at most one expanded
+batch is in memory besides the shared buffer.
 
-The log examines all other batches when it appends them (`log.validation`).
+The log validates all other batches when it appends them (`log.validation`).
 """
 
 from __future__ import annotations
@@ -19,58 +19,59 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shoal.log.errors import AppendRefused
-from shoal.log.validation import Examined, examine, is_large
+from shoal.log.validation import ValidatedBatch, is_large, validate
 from shoal.protocol.produce import ProduceTopic
 from shoal.record.batch import COMPRESSION_MASK, low_attributes
 from shoal.record.compression import OutputFull
 
 if TYPE_CHECKING:
     from shoal.log.config import LogConfig
+    from shoal.server.node import Node
     from shoal.server.replication.partitions import Partitions
 
-#: Batches up to here, in expanded bytes, are examined on the event loop; that takes a millisecond.
+#: Largest expanded batch that the event loop validates, in bytes. That takes a millisecond.
 INLINE_BYTES_MAX = 1 << 20
 
-#: The position of a batch in its request: that of its topic, and of the partition in it.
+#: The position of a batch in its request: the topic's number and the partition's number in it.
 Position = tuple[int, int]
-Outcomes = Mapping[Position, "Examined | AppendRefused"]
+Outcomes = Mapping[Position, "ValidatedBatch | AppendRefused"]
 _NONE: Outcomes = {}
-#: What the worker examines.
+#: A batch for the worker, with the config of its log.
 _Job = tuple[Position, memoryview, "LogConfig"]
 
 
-class Examiner:
+class BatchValidator:
     """Owns the worker, the shared buffer, and the partitions whose requests wait."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, node: Node) -> None:
+        self._loop = node.loop
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="records")
         self._space = memoryview(bytearray(INLINE_BYTES_MAX))
-        #: How many waiting requests name a partition, by the partition's key.
+        #: Number of waiting requests for a partition, by the partition's key.
         self._waiting: Counter[object] = Counter()
         self._closed = False
 
-    def examine(
+    def validate(
         self,
         topics: Sequence[ProduceTopic],
         partitions: Partitions,
         now_ms: int,
         then: Callable[[Outcomes | BaseException], None],
     ) -> Outcomes | None:
-        """What was found of the batches that take time, by position.
+        """Validate the expensive batches of a request, and return their outcomes by position.
 
-        None where the request has to wait. `then` is called with the outcomes once every request
-        before it that shares a partition was handled, or with what made that impossible.
+        Return None if the request has to wait. `then` is called with the outcomes when each earlier
+        request for one of its partitions was handled, or with the exception that prevents this.
         """
         if not self._waiting and not any(
             _takes_time(data) for topic in topics for _, data in topic.partitions
         ):
             return _NONE
-        found: dict[Position, Examined | AppendRefused] = {}
+        found: dict[Position, ValidatedBatch | AppendRefused] = {}
         jobs: list[_Job] = []
         keys: list[object] = []
         for at, (name, topic_id, entries) in enumerate(topics):
-            for row, (index, data) in enumerate(entries):
+            for number, (index, data) in enumerate(entries):
                 partition = partitions.find(name, topic_id, index)
                 if partition is None or not partition.is_leader:
                     continue
@@ -80,9 +81,9 @@ class Examiner:
                 config = partition.log.config
                 outcome = self._at_once(data, config, now_ms)
                 if outcome is None:
-                    jobs.append(((at, row), data, config))
+                    jobs.append(((at, number), data, config))
                 else:
-                    found[at, row] = outcome
+                    found[at, number] = outcome
         if not jobs and not any(key in self._waiting for key in keys):
             return found
         self._later(found, jobs, keys, now_ms, then)
@@ -90,25 +91,25 @@ class Examiner:
 
     def _at_once(
         self, data: memoryview, config: LogConfig, now_ms: int
-    ) -> Examined | AppendRefused | None:
-        """The outcome, or None where the worker has to find it."""
+    ) -> ValidatedBatch | AppendRefused | None:
+        """Return the outcome, or None if the worker has to find it."""
         if is_large(data, INLINE_BYTES_MAX) and len(data) <= config.max_message_bytes:
             return None
         try:
-            return _examined(data, config, now_ms, self._space)
+            return _validated(data, config, now_ms, self._space)
         except OutputFull:
             return None
 
     def _later(
         self,
-        found: dict[Position, Examined | AppendRefused],
+        found: dict[Position, ValidatedBatch | AppendRefused],
         jobs: list[_Job],
         keys: list[object],
         now_ms: int,
         then: Callable[[Outcomes | BaseException], None],
     ) -> None:
         self._waiting.update(keys)
-        # A request without a job takes its turn in the worker, too.
+        # A request without a job waits for its turn in the worker, too.
         work = self._loop.run_in_executor(self._executor, partial(_work, jobs, now_ms))
 
         def done(work: asyncio.Future[Outcomes]) -> None:
@@ -116,7 +117,7 @@ class Examiner:
             for key in keys:
                 if not self._waiting[key]:
                     del self._waiting[key]
-            # In the same call, so that no other request comes between.
+            # Call it now, so that no other request comes between.
             if self._closed or work.cancelled():
                 then(asyncio.CancelledError())
             else:
@@ -125,7 +126,7 @@ class Examiner:
         work.add_done_callback(done)
 
     def close(self) -> None:
-        """Give up the requests that wait; nothing is appended for them."""
+        """Abandon the waiting requests. Nothing is appended for them."""
         self._closed = True
         self._executor.shutdown(cancel_futures=True)
 
@@ -138,13 +139,13 @@ def _takes_time(data: memoryview | None) -> bool:
 
 def _work(jobs: list[_Job], now_ms: int) -> Outcomes:
     """Runs in the worker."""
-    return {position: _examined(data, config, now_ms) for position, data, config in jobs}
+    return {position: _validated(data, config, now_ms) for position, data, config in jobs}
 
 
-def _examined(
+def _validated(
     data: memoryview, config: LogConfig, now_ms: int, space: memoryview | None = None
-) -> Examined | AppendRefused:
+) -> ValidatedBatch | AppendRefused:
     try:
-        return examine(data, config, now_ms, space)
+        return validate(data, config, now_ms, space)
     except AppendRefused as refused:
         return refused

@@ -1,7 +1,7 @@
-"""What a broker does by itself: retention, compaction, checkpoints, syncs that are due, expiry.
+"""Periodic work on logs: retention, compaction, checkpoints, due syncs, expiry of producers.
 
-Each task runs on the event loop in short steps, so that requests are served in between; what waits
-for the disk goes to its worker.
+Each task runs on the event loop in short steps, so that requests are served in between. Blocking
+disk work runs in the disk's worker thread.
 """
 
 from __future__ import annotations
@@ -12,64 +12,75 @@ from typing import TYPE_CHECKING
 
 from shoal.log.compaction import Compaction
 from shoal.log.errors import LogOffline
-from shoal.log.retention import DeletedSegment
+from shoal.log.segment import DeletedSegment
 
 if TYPE_CHECKING:
+    from shoal.log.directory import LogDirectory
     from shoal.replication.partition import Partition
-    from shoal.server.broker import Broker
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.node import Node
+    from shoal.server.replication.partitions import Partitions
 
-#: Between two looks for syncs that flush.ms or a closed segment ask for.
+#: Interval of the check for syncs that flush.ms or a closed segment require.
 SYNC_CHECK_MS = 1_000
 
 
-class Background:
-    """Owns the periodic tasks and the compaction that is under way."""
+class LogMaintenance:
+    """Owns the periodic tasks and the running compaction."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(
+        self,
+        node: Node,
+        cache: MetadataCache,
+        partitions: Partitions,
+        directory: LogDirectory,
+    ) -> None:
+        self._node = node
+        self._cache = cache
+        self._partitions = partitions
+        self._directory = directory
         self._compaction: tuple[Partition, Compaction] | None = None
-        #: Of the bytes that the compaction under way has read and written, those accounted for.
+        #: The bytes of the running compaction that the rate limit has counted.
         self._io_bytes_counted = 0
-        #: When compaction may go on, on the loop's clock.
+        #: When compaction may continue, on the loop's clock.
         self._compact_at = 0.0
         self.compactions_total = self.segments_deleted_total = 0
 
     def start(self) -> None:
-        """Begin; the broker's timers end it."""
-        every, config = self._broker.timers.every, self._broker.config
+        """Start the tasks. The node's timers stop them."""
+        every, config = self._node.timers.every, self._node.config
         every(SYNC_CHECK_MS, self._sync_due)
         every(config["log.retention.check.interval.ms"], self._retention)
         every(config["log.flush.offset.checkpoint.interval.ms"], self.checkpoint)
         every(config["producer.id.expiration.check.interval.ms"], self._expire_producers)
         if config["log.cleaner.enable"]:
-            every(lambda: self._broker.image.broker_config["log.cleaner.backoff.ms"], self._compact)
+            every(lambda: self._cache.image.broker_config["log.cleaner.backoff.ms"], self._compact)
 
     def stop(self) -> None:
-        """Give up what is under way, and write the checkpoints."""
+        """Abandon the running compaction, and write the checkpoints."""
         self._compaction = None
         self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Write recovery points, log starts and high watermarks."""
-        broker = self._broker
-        broker.directory.high_watermarks = {
-            (p.topic, p.index): p.high_watermark for p in broker.partitions
+        """Write recovery points, log start offsets and high watermarks."""
+        self._directory.high_watermarks = {
+            (p.topic, p.index): p.high_watermark for p in self._partitions
         }
         try:
-            broker.directory.checkpoint()
+            self._directory.checkpoint()
         except OSError as error:
-            broker.log.error("the offset checkpoints were not written", error=str(error))
+            self._node.log.error("the offset checkpoints were not written", error=str(error))
 
     def _sync_due(self) -> None:
-        now_ms = self._broker.clock.now_ms()
-        for partition in self._broker.partitions:
+        now_ms = self._node.clock.now_ms()
+        for partition in self._partitions:
             log = partition.log
             if not log.offline and log.sync_due(now_ms):
-                self._broker.disk.sync_soon(partition)
+                self._node.disk.sync_soon(partition)
 
     def _retention(self) -> None:
-        now_ms = self._broker.clock.now_ms()
-        for partition in list(self._broker.partitions):
+        now_ms = self._node.clock.now_ms()
+        for partition in list(self._partitions):
             log = partition.log
             if log.offline:
                 continue
@@ -82,29 +93,28 @@ class Background:
                 continue
             self._remove_later(deleted, now_ms + log.config.file_delete_delay_ms)
             if log.log_start_offset != start:
-                partition.moved()
+                partition.notify_changed()
 
     def _remove_later(self, segments: list[DeletedSegment], at_ms: int) -> None:
-        """Remove their files after file.delete.delay.ms; a restart removes what is left."""
+        """Remove files after file.delete.delay.ms. A restart removes those that remain."""
         self.segments_deleted_total += len(segments)
         for segment in segments:
-            remove = partial(self._broker.disk.remove, segment.remove)
-            self._broker.timers.at(at_ms, remove)
+            remove = partial(self._node.disk.remove, segment.remove)
+            self._node.timers.at(at_ms, remove)
 
     def _expire_producers(self) -> None:
-        now_ms = self._broker.clock.now_ms()
-        limit_ms = self._broker.image.broker_config["producer.id.expiration.ms"]
-        for partition in self._broker.partitions:
+        now_ms = self._node.clock.now_ms()
+        limit_ms = self._cache.image.broker_config["producer.id.expiration.ms"]
+        for partition in self._partitions:
             partition.log.expire_producers(now_ms, limit_ms)
 
     def _compact(self) -> None:
-        """Begin with a log that has enough to clean, unless one is under way."""
+        """Start to compact a log that has enough to clean, unless a compaction is running."""
         if self._compaction is not None:
             return
-        broker = self._broker
-        now_ms = broker.clock.now_ms()
-        memory_bytes = broker.image.broker_config["log.cleaner.dedupe.buffer.size"]
-        for partition in list(broker.partitions):
+        now_ms = self._node.clock.now_ms()
+        memory_bytes = self._cache.image.broker_config["log.cleaner.dedupe.buffer.size"]
+        for partition in list(self._partitions):
             log = partition.log
             if not log.config.compact or log.offline:
                 continue
@@ -117,11 +127,11 @@ class Background:
                 continue
             if steps is not None:
                 self._compaction, self._io_bytes_counted = (partition, steps), 0
-                broker.loop.call_soon(self._compact_step)
+                self._node.loop.call_soon(self._compact_step)
                 return
 
     def _compact_step(self) -> None:
-        """One bounded step; a sync that it asks for is waited for in the disk's worker."""
+        """Run one bounded step. The disk's worker runs the syncs that it needs."""
         if self._compaction is None:
             return
         partition, steps = self._compaction
@@ -136,22 +146,22 @@ class Background:
             self._failed(partition, "compaction", error)
         else:
             if sync is None:
-                loop, at_s = self._broker.loop, self._next_step_s(steps)
+                loop, at_s = self._node.loop, self._next_step_s(steps)
                 if at_s <= loop.time():
                     loop.call_soon(self._compact_step)
                 else:
                     loop.call_at(at_s, self._compact_step)
             else:
-                # The round runs it again by itself where this fails, and so meets the error.
-                work = self._broker.disk.run(sync.run_once)
+                # If this fails, the round runs it again and gets the error.
+                work = self._node.disk.run(sync.run_once)
                 work.add_done_callback(self._compact_synced)
 
     def _next_step_s(self, steps: Compaction) -> float:
-        """When the next step may begin by log.cleaner.io.max.bytes.per.second."""
+        """Return the start time of the next step under log.cleaner.io.max.bytes.per.second."""
         size = steps.io_bytes - self._io_bytes_counted
         self._io_bytes_counted = steps.io_bytes
-        rate = self._broker.image.broker_config["log.cleaner.io.max.bytes.per.second"]
-        self._compact_at = max(self._compact_at, self._broker.loop.time()) + size / rate
+        rate = self._cache.image.broker_config["log.cleaner.io.max.bytes.per.second"]
+        self._compact_at = max(self._compact_at, self._node.loop.time()) + size / rate
         return self._compact_at
 
     def _compact_synced(self, work: asyncio.Future[None]) -> None:
@@ -159,6 +169,6 @@ class Background:
         self._compact_step()
 
     def _failed(self, partition: Partition, task: str, error: Exception) -> None:
-        self._broker.log.error(
+        self._node.log.error(
             f"{task} failed", topic=partition.topic, partition=partition.index, error=str(error)
         )

@@ -1,13 +1,13 @@
-"""The partitions that stand on this broker, by topic id and by name.
+"""The partitions that this broker hosts, by topic id and by name.
 
-The registry follows the metadata image: `apply` opens, changes and removes partitions as a delta
-says. A topic's configs in force become its logs' `LogConfig` here.
+The registry follows the metadata image: `apply` opens, changes and removes partitions according to
+a delta. The effective configs of a topic become the `LogConfig` of its logs here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from shoal.log.config import LogConfig
@@ -19,12 +19,21 @@ from shoal.replication.partition import Partition
 
 if TYPE_CHECKING:
     from shoal.log.directory import LogDirectory
-    from shoal.server.disk import Disk
     from shoal.server.network.purgatory import Purgatory
-    from shoal.server.timers import Clock
+    from shoal.server.node import Node
 
-#: The controller's own log stands among the topics' and is no topic of the image.
+#: The metadata log lies among the topics' logs, but is no topic of the image.
 _OWN_TOPICS = ("__cluster_metadata",)
+
+
+class IsrController(Protocol):
+    """Changes ISRs (`isr_changes`)."""
+
+    def submit(self, partition: Partition, change: AlterPartition) -> None:
+        """Ask the controller for another ISR."""
+
+    def broker_epoch_of(self, broker_id: int) -> int:
+        """Return the epoch of a broker that may join an ISR, or `NOT_ELIGIBLE`."""
 
 
 class Partitions:
@@ -32,29 +41,24 @@ class Partitions:
 
     def __init__(
         self,
-        node_id: int,
+        node: Node,
         directory: LogDirectory,
         *,
         purgatory: Purgatory,
-        disk: Disk,
-        clock: Clock,
+        isr_controller: IsrController,
     ) -> None:
-        self._node_id = node_id
+        self._node = node
         self._directory = directory
         self._purgatory = purgatory
-        self._disk = disk
-        self._clock = clock
+        self._isr_controller = isr_controller
         self._lag_time_max_ms = LAG_TIME_MAX_MS
         self._by_id: dict[tuple[UUID, int], Partition] = {}
         self._by_name: dict[tuple[str, int], Partition] = {}
-        #: Called with partitions that have been opened, and that are gone.
+        #: Called with each partition that was opened, and with each that was removed.
         self.on_opened: list[Callable[[Partition], None]] = []
         self.on_removed: list[Callable[[Partition], None]] = []
-        #: Called with partitions whose leader, ISR or replicas have been told, also at opening.
+        #: Called with each partition that was opened or whose leader, ISR or replicas changed.
         self.on_registered: list[Callable[[Partition], None]] = []
-        #: A partition's ways to the controller; set before any is opened.
-        self.alter: Callable[[Partition, AlterPartition], None] = _unreplicated
-        self.broker_epoch_of: Callable[[int], int] = lambda broker_id: -1
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(self._by_name.values())
@@ -69,13 +73,13 @@ class Partitions:
         return self._by_name.get((topic, index))
 
     def find(self, name: str, topic_id: UUID | None, index: int) -> Partition | None:
-        """By id where there is one, else by name."""
+        """Find a partition by topic id, or by name if there is no id."""
         if topic_id is not None:
             return self._by_id.get((topic_id, index))
         return self._by_name.get((name, index))
 
     def load(self, image: MetadataImage) -> None:
-        """Open what the image has, and remove directories of topics that are gone."""
+        """Open the partitions of the image. Remove the directories of deleted topics."""
         self._lag_time_max_ms = image.broker_config["replica.lag.time.max.ms"]
         for topic in image.topics.values():
             self._open(topic, image)
@@ -87,7 +91,7 @@ class Partitions:
             self._purge(staged)
 
     def apply(self, image: MetadataImage, delta: MetadataDelta) -> None:
-        """Follow the image by one step."""
+        """Apply one change of the image."""
         for topic in delta.deleted:
             for index in range(len(topic.partitions)):
                 self._remove(topic, index)
@@ -106,23 +110,23 @@ class Partitions:
         settings = image.topic_config(topic.name)
         for index, registered in enumerate(topic.partitions):
             partition = self._by_id.get((topic.topic_id, index))
-            if self._node_id not in registered.replicas:
+            if self._node.id not in registered.replicas:
                 if partition is not None:
-                    self._remove(topic, index)  # It was reassigned to other brokers.
+                    self._remove(topic, index)  # Reassigned to other brokers.
                 continue
             if partition is None:
                 log = self._directory.open_log(
                     topic.name,
                     index,
                     LogConfig.of(settings),
-                    now_ms=self._clock.now_ms(),
+                    now_ms=self._node.clock.now_ms(),
                     topic_id=topic.topic_id,
                 )
                 self._add(topic, index, log, registered, settings)
             else:
-                partition.register(registered, self._clock.now_ms())
+                partition.register(registered, self._node.clock.now_ms())
                 self._registered(partition)
-                partition.moved()
+                partition.notify_changed()
 
     def _add(
         self,
@@ -137,18 +141,18 @@ class Partitions:
             topic.topic_id,
             index,
             log,
-            node_id=self._node_id,
+            node_id=self._node.id,
             leader_id=registered.leader,
             leader_epoch=registered.leader_epoch,
             isr=registered.isr,
             replicas=registered.replicas,
             partition_epoch=registered.partition_epoch,
             high_watermark=self._directory.high_watermarks.get((topic.name, index), 0),
-            now_ms=self._clock.now_ms(),
+            now_ms=self._node.clock.now_ms(),
+            sync_requested=self._node.disk.sync_soon,
+            alter_isr=self._isr_controller.submit,
+            broker_epoch_of=self._isr_controller.broker_epoch_of,
         )
-        partition.sync_requested = self._disk.sync_soon
-        partition.alter_requested = self.alter
-        partition.broker_epoch_of = self.broker_epoch_of
         partition.on_advance.append(self._advanced)
         partition.on_append.append(self._appended)
         _adopt(partition, settings, self._lag_time_max_ms)
@@ -163,7 +167,7 @@ class Partitions:
             return
         del self._by_name[(topic.name, index)]
         partition.leader_id = -1
-        partition.moved()
+        partition.notify_changed()
         for call in self.on_removed:
             call(partition)
         self._delete_files(topic.name, index)
@@ -174,7 +178,7 @@ class Partitions:
             self._purge(staged)
 
     def _purge(self, staged: str) -> None:
-        self._disk.remove(lambda: self._directory.purge(staged))
+        self._node.disk.remove(lambda: self._directory.purge(staged))
 
     def _configure(self, image: MetadataImage, names: set[str]) -> None:
         for partition in self:
@@ -196,15 +200,11 @@ class Partitions:
                 self._purgatory.wake(("replica", replica))
 
 
-def _unreplicated(partition: Partition, asked: AlterPartition) -> None:
-    raise AssertionError(f"{partition.topic}-{partition.index} has no replicas to keep in sync")
-
-
 def _adopt(partition: Partition, settings: Mapping[str, Any], lag_time_max_ms: int) -> None:
-    """Topic configs that concern the partition and not its log."""
+    """Apply the topic configs that concern the partition and not its log."""
     partition.flush_messages = settings["flush.messages"]
     partition.min_isr = settings["min.insync.replicas"]
     partition.lag_time_max_ms = lag_time_max_ms
-    # Kafka syncs before it answers when every message is to be flushed, so that asks for it too.
+    # With flush.messages=1 Kafka syncs before it responds, so that enables group commit too.
     partition.group_commit = settings["shoal.flush.group.commit"] or settings["flush.messages"] <= 1
     partition.sync_tail()

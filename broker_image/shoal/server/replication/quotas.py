@@ -1,12 +1,12 @@
-"""Throttled replication: what this broker sends to and fetches for throttled replicas (KIP-73).
+"""Quotas for replication: the bytes sent to and fetched for throttled replicas (KIP-73).
 
-A topic names its throttled replicas, as partition:broker or `*`, apart for leaders and followers; a
-broker has a rate for either side. What replicas in sync take is counted and never held back: a
-throttle slows those who catch up, as in a reassignment, and fences nobody.
+A topic lists its throttled replicas, as partition:broker or `*`, separately for leaders and
+followers. A broker has one rate for each side. In-sync replicas are counted but never delayed: a
+quota slows replicas that catch up, as in a reassignment, and never shrinks an ISR.
 
-The bytes of a side are tokens of a bucket that fills at the rate, up to one sample of
-`replication.quota.window.size.seconds`; what was taken beyond is owed for at most as many samples
-as `replication.quota.window.num`.
+Each side is a token bucket that fills at the rate, up to one sample of
+`replication.quota.window.size.seconds`. It may owe the bytes of at most
+`replication.quota.window.num` samples.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from shoal.metadata.image import MetadataImage, ResourceType
 from shoal.server.quota.rates import Bucket
 
 if TYPE_CHECKING:
+    from shoal.metadata.delta import MetadataDelta
     from shoal.replication.partition import Partition
-    from shoal.server.broker import Broker
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.metrics.registry import Metrics
+    from shoal.server.node import Node
 
 LEADER, FOLLOWER = "leader", "follower"
 _REPLICAS = {
@@ -29,31 +32,41 @@ _RATES = {
     LEADER: "leader.replication.throttled.rate",
     FOLLOWER: "follower.replication.throttled.rate",
 }
-#: A rate may change, so who waits for one looks again.
+#: Longest wait, because the rate may change meanwhile.
 WAIT_MAX_MS = 1_000
 _ALL = "*"
 
 
 class ReplicationQuota:
-    """One side's throttle: `LEADER` for what is sent, `FOLLOWER` for what is fetched."""
+    """The quota of one side: `LEADER` for sent bytes, `FOLLOWER` for fetched bytes."""
 
-    def __init__(self, broker: Broker, side: str) -> None:
-        self._broker = broker
+    def __init__(self, node: Node, cache: MetadataCache, metrics: Metrics, side: str) -> None:
+        self._node = node
+        self._cache = cache
         self._side = side
-        #: By topic: indexes of partitions whose replica here is throttled, None for all.
+        #: By topic: the partitions whose replica here is throttled, None for all.
         self._throttled: dict[str, frozenset[int] | None] = {}
         self._bucket: Bucket | None = None
         self.bytes_total = 0
-        broker.metrics.add(
+        metrics.add(
             f"kafka_server_{side.capitalize()}Replication_throttled_byte_total",
             "counter",
             f"Bytes of throttled replicas that this broker has counted as their {side}.",
             lambda: [((), self.bytes_total)],
         )
 
+    def start(self) -> None:
+        """Follow the metadata, which has been read."""
+        self.changed(self._cache.image)
+        self._cache.subscribe(self._metadata_changed)
+
+    def _metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        if delta.configs or delta.broker_config_changed:
+            self.changed(image)
+
     def changed(self, image: MetadataImage) -> None:
-        """Configs of topics or brokers have changed."""
-        name, here = _REPLICAS[self._side], str(self._broker.node_id)
+        """Apply changed configs of topics or brokers."""
+        name, here = _REPLICAS[self._side], str(self._node.id)
         self._throttled = {}
         for (kind, topic), own in image.configs.items():
             if kind != ResourceType.TOPIC or name not in own:
@@ -71,18 +84,18 @@ class ReplicationQuota:
 
     @property
     def active(self) -> bool:
-        """Whether any replica is throttled here."""
+        """Whether any replica of this broker is throttled."""
         return bool(self._throttled)
 
     def throttles(self, partition: Partition) -> bool:
-        """Whether the replica of this partition is throttled here."""
+        """Whether this broker's replica of the partition is throttled."""
         if partition.topic not in self._throttled:
             return False
         indexes = self._throttled[partition.topic]
         return indexes is None or partition.index in indexes
 
     def wait_ms(self, now_ms: int) -> int:
-        """How long throttled replicas that are not in sync have to wait now; 0 for not at all."""
+        """Return how long throttled replicas out of sync must wait now, in milliseconds."""
         if not self._throttled:
             return 0
         rate, window_s, samples = self._limits()
@@ -93,19 +106,19 @@ class ReplicationQuota:
         wait_ms = self._bucket.fill(rate, window_s, now_ms, debt_s=window_s * samples)
         return min(wait_ms, WAIT_MAX_MS)
 
-    def room(self, now_ms: int) -> int:
-        """Bytes that a throttled replica may have at once."""
+    def available_bytes(self, now_ms: int) -> int:
+        """Return the bytes that a throttled replica may transfer now."""
         return 0 if self.wait_ms(now_ms) or self._bucket is None else int(self._bucket.tokens)
 
-    def took(self, size_bytes: int, now_ms: int) -> None:
-        """That much went to, or came for, a throttled replica."""
+    def record(self, size_bytes: int, now_ms: int) -> None:
+        """Count bytes that were sent to, or fetched for, a throttled replica."""
         self.bytes_total += size_bytes
         self.wait_ms(now_ms)
         if self._bucket is not None:
             self._bucket.take(size_bytes)
 
     def _limits(self) -> tuple[int, int, int]:
-        config = self._broker.image.broker_config
+        config = self._cache.image.broker_config
         return (
             config[_RATES[self._side]],
             config["replication.quota.window.size.seconds"],

@@ -1,38 +1,81 @@
-"""Fetch as followers ask it: records up to the log's end, and where the logs part (KIP-595).
+"""Fetch requests of followers: records up to the log end offset, or where the logs diverge
+(KIP-595).
 
-What a follower asks for tells how far it is: that moves the ISR and the high watermark, and with it
-those who wait for that. A fetch that finds nothing waits for an append to one of its partitions.
+The fetch offset shows how far a follower has come. It moves the ISR and the high watermark, and
+wakes the requests that wait for them. A fetch that finds nothing waits for an append to one of its
+partitions.
 
-A fetch is for every partition that its sender follows here, and few of them have news. Where the
-follower was at the end of a log with nothing uncommitted, and neither of them has moved, the
-partition is quiet: it is not looked at until it stirs, and then it is noted when its follower has
-fetched last.
+A fetch covers every partition that its sender follows here, and few of them have news. A partition
+is quiet when the follower is at the log end offset, all records are committed, and nothing has
+changed since. Quiet partitions are left out of fetches until something changes. The follower's last
+fetch time is noted then.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from uuid import UUID
 
 from shoal.protocol import codec
 from shoal.protocol.errors import ErrorCode
 from shoal.replication.partition import ReplicaFetch, ReplicaFetched
 from shoal.server.network.api import Answer, Body, Request
-from shoal.server.network.fetch_sessions import Cursor, Session
-from shoal.server.replication.quotas import LEADER
-from shoal.server.replication.replicas import AWAITED_WAIT_MS
+from shoal.server.network.fetch_sessions import Cursor, FetchSessions, Session
+from shoal.server.replication.replica_manager import AWAITED_FETCH_WAIT_MS, ReplicaManager
 
 if TYPE_CHECKING:
     from shoal.replication.leadership import Leadership
     from shoal.replication.partition import Partition
-    from shoal.server.broker import Broker
+    from shoal.server.network.purgatory import Purgatory
+    from shoal.server.node import Node
+    from shoal.server.replication.partitions import Partitions
+    from shoal.server.replication.quotas import ReplicationQuota
 
 CONSUMER = -1
 _Entry = dict[str, Any]
 
 
-class _AtEnd(NamedTuple):
-    """A partition whose log the follower has all of, and all of which is committed."""
+class PartitionLookup(Protocol):
+    """Finds partitions by topic id, or by name where there is no id (`partitions`)."""
+
+    def find(self, name: str, topic_id: UUID | None, index: int) -> Partition | None: ...
+
+
+class AwaitedFollowers(Protocol):
+    """Followers that have yet to fetch all their partitions (`replica_manager`)."""
+
+    def awaits_fetch(self, replica_id: int, now_ms: int) -> bool: ...
+
+
+class LeaderThrottle(Protocol):
+    """Limits what out-of-sync replicas receive (KIP-73, `quotas`)."""
+
+    @property
+    def active(self) -> bool: ...
+    def throttles(self, partition: Partition) -> bool: ...
+    def available_bytes(self, now_ms: int) -> int: ...
+    def record(self, size_bytes: int, now_ms: int) -> None: ...
+    def wait_ms(self, now_ms: int) -> int: ...
+
+
+class MillisecondClock(Protocol):
+    """The wall clock in milliseconds."""
+
+    def now_ms(self) -> int: ...
+
+
+class FetchPorts(NamedTuple):
+    """What a fetch of a follower uses of the broker."""
+
+    clock: MillisecondClock
+    partitions: PartitionLookup
+    followers: AwaitedFollowers
+    throttle: LeaderThrottle
+
+
+class _CaughtUp(NamedTuple):
+    """A partition whose log is committed in full and is complete at the follower."""
 
     partition: Partition
     leadership: Leadership
@@ -41,7 +84,7 @@ class _AtEnd(NamedTuple):
     log_start_offset: int
 
     @property
-    def still(self) -> bool:
+    def is_unchanged(self) -> bool:
         partition, leadership, isr, end, start = self
         log = partition.log
         return (
@@ -55,51 +98,75 @@ class _AtEnd(NamedTuple):
         )
 
 
-def _stirred(session: Session, cursor: Cursor, leadership: Leadership, replica_id: int) -> None:
-    """Something happens to a partition that was quiet."""
-    leadership.fetched_again(replica_id, session.broker_epoch, session.used_ms)
-    session.stir(cursor)
+def _wake_partition(
+    session: Session, cursor: Cursor, leadership: Leadership, replica_id: int
+) -> None:
+    """Put a quiet partition back into its session's next fetch."""
+    leadership.refresh_follower(replica_id, session.broker_epoch, session.last_used_ms)
+    session.activate(cursor)
 
 
 def replica_of(body: Any) -> int:
-    """The broker that fetches, or -1 for a consumer."""
+    """Return the id of the broker that fetches, or -1 for a consumer."""
     state = getattr(body, "replica_state", None)
     return body.replica_id if state is None else state.replica_id
 
 
-def handle(broker: Broker, request: Request, replica_id: int) -> Answer:
-    broker.replicas.heard(replica_id)
-    now_ms = broker.clock.now_ms()
-    session, incremental, cursors = broker.fetch_sessions.begin(
-        request.body, request.version, now_ms, follower=True
-    )
-    fetch = _ReplicaFetch(broker, request, replica_id, session, incremental, cursors)
-    found = fetch.begin()
-    if found is not None:
-        return found
-    max_wait_ms = codec.ms(request.body.max_wait)
-    if fetch.held_back:
-        max_wait_ms = min(max_wait_ms, broker.throttles[LEADER].wait_ms(now_ms))
-    if broker.replicas.awaits(replica_id, now_ms):
-        max_wait_ms = min(max_wait_ms, AWAITED_WAIT_MS)
-    return broker.purgatory.park(
-        keys=[("replica", replica_id)],
-        attempt=fetch.attempt,
-        expire=fetch.expire,
-        deadline_ms=now_ms + max_wait_ms,
-    )
+class ReplicaFetches:
+    """Serves the fetches of this broker's followers."""
+
+    def __init__(
+        self,
+        node: Node,
+        partitions: Partitions,
+        replicas: ReplicaManager,
+        *,
+        sessions: FetchSessions,
+        purgatory: Purgatory,
+        throttle: ReplicationQuota,
+    ) -> None:
+        self._clock = node.clock
+        self._replicas = replicas
+        self._sessions = sessions
+        self._purgatory = purgatory
+        self._ports = FetchPorts(node.clock, partitions, replicas, throttle)
+
+    def handle(self, request: Request, replica_id: int) -> Answer:
+        """Answer a Fetch of the broker `replica_id`, at once or when there is news for it."""
+        self._replicas.follower_fetched(replica_id)
+        now_ms = self._clock.now_ms()
+        session, incremental, cursors = self._sessions.begin(
+            request.body, request.version, now_ms, follower=True
+        )
+        fetch = ReplicaFetchRequest(
+            self._ports, request.body, replica_id, session, incremental, cursors
+        )
+        found = fetch.begin()
+        if found is not None:
+            return found
+        max_wait_ms = codec.ms(request.body.max_wait)
+        if fetch.held_back:
+            max_wait_ms = min(max_wait_ms, self._ports.throttle.wait_ms(now_ms))
+        if self._replicas.awaits_fetch(replica_id, now_ms):
+            max_wait_ms = min(max_wait_ms, AWAITED_FETCH_WAIT_MS)
+        return self._purgatory.park(
+            keys=[("replica", replica_id)],
+            attempt=fetch.attempt,
+            expire=fetch.expire,
+            deadline_ms=now_ms + max_wait_ms,
+        )
 
 
-class _ReplicaFetch:
-    """One request of a follower."""
+class ReplicaFetchRequest:
+    """One fetch of a follower, and its position in the session."""
 
     __slots__ = (
-        "_broker",
         "_broker_epoch",
         "_cursors",
         "_incremental",
         "_max_bytes",
         "_nothing_yet",
+        "_ports",
         "_replica_id",
         "_session",
         "_waits",
@@ -108,15 +175,14 @@ class _ReplicaFetch:
 
     def __init__(
         self,
-        broker: Broker,
-        request: Request,
+        ports: FetchPorts,
+        body: Any,
         replica_id: int,
         session: Session | None,
         incremental: bool,
         cursors: list[Cursor],
     ) -> None:
-        body = request.body
-        self._broker = broker
+        self._ports = ports
         self._replica_id = replica_id
         state = getattr(body, "replica_state", None)
         self._broker_epoch = -1 if state is None else state.replica_epoch
@@ -126,43 +192,43 @@ class _ReplicaFetch:
         self._max_bytes: int = body.max_bytes
         self._nothing_yet = True
         self._waits = body.min_bytes > 0 and codec.ms(body.max_wait) > 0
-        #: Whether a partition gave nothing for its throttle.
+        #: Whether the throttle held a partition back.
         self.held_back = False
 
     def begin(self) -> Body | None:
-        """The response, unless there is nothing to tell yet."""
-        rows, news = self._read()
-        return self._respond(rows) if news or not self._waits else None
+        """Return the response, or None if there is no news yet."""
+        results, has_news = self._read()
+        return self._respond(results) if has_news or not self._waits else None
 
     def attempt(self) -> Body | None:
-        """The response once there is something to tell, or once this broker leads more that the
-        follower is to come for."""
-        rows, news = self._read()
-        awaited = self._broker.replicas.awaits(self._replica_id, self._broker.clock.now_ms())
-        return self._respond(rows) if news or awaited else None
+        """Return the response if there is news, or if this broker leads a partition that the
+        follower has yet to fetch."""
+        results, has_news = self._read()
+        awaited = self._ports.followers.awaits_fetch(self._replica_id, self._ports.clock.now_ms())
+        return self._respond(results) if has_news or awaited else None
 
     def expire(self) -> Body:
         return self._respond(self._read()[0])
 
     def _read(self) -> tuple[list[tuple[Cursor, ReplicaFetched]], bool]:
-        """What there is of partitions with anything to tell, and whether it is worth an answer."""
-        broker, now_ms = self._broker, self._broker.clock.now_ms()
+        """Return the results of partitions that have any, and whether they need a response now."""
+        find, now_ms = self._ports.partitions.find, self._ports.clock.now_ms()
         left = self._max_bytes
         self._nothing_yet = True
         self._note(now_ms)
-        rows: list[tuple[Cursor, ReplicaFetched]] = []
-        news = False
+        results: list[tuple[Cursor, ReplicaFetched]] = []
+        has_news = False
         for cursor in self._looked_at():
-            known: _AtEnd | None = cursor.at_end
-            if known is not None and known.still:
-                if known.leadership.fetched_again(self._replica_id, self._broker_epoch, now_ms):
-                    told = (known.log_end_offset, known.log_start_offset)
-                    if not self._incremental or cursor.told != told:
-                        rows.append((cursor, ReplicaFetched(ErrorCode.none, *told)))
+            known: _CaughtUp | None = cursor.at_end
+            if known is not None and known.is_unchanged:
+                if known.leadership.refresh_follower(self._replica_id, self._broker_epoch, now_ms):
+                    offsets = (known.log_end_offset, known.log_start_offset)
+                    if not self._incremental or cursor.last_sent != offsets:
+                        results.append((cursor, ReplicaFetched(ErrorCode.none, *offsets)))
                     elif self._session is not None:
                         self._quieten(self._session, cursor, known)
                     continue
-            partition = broker.partitions.find(cursor.name, cursor.topic_id, cursor.index)
+            partition = find(cursor.name, cursor.topic_id, cursor.index)
             if partition is None:
                 found = ReplicaFetched(
                     ErrorCode.unknown_topic_id
@@ -170,65 +236,65 @@ class _ReplicaFetch:
                     else ErrorCode.unknown_topic_or_partition
                 )
             else:
-                asked = ReplicaFetch(
+                position = ReplicaFetch(
                     cursor.fetch_offset,
                     cursor.last_fetched_epoch,
                     cursor.current_leader_epoch,
                     cursor.log_start_offset,
                 )
-                found = self._read_one(partition, asked, min(left, cursor.max_bytes), now_ms)
-            cursor.at_end = self._at_end(partition, cursor, found)
+                found = self._read_one(partition, position, min(left, cursor.max_bytes), now_ms)
+            cursor.at_end = self._caught_up(partition, cursor, found)
             left -= len(found.records)
             if found.error_code or found.diverging is not None or found.records:
-                news = True
-            rows.append((cursor, found))
-        return rows, news
+                has_news = True
+            results.append((cursor, found))
+        return results, has_news
 
     def _note(self, now_ms: int) -> None:
-        """The session's follower is here now; as another incarnation, all is looked at anew."""
+        """Note the fetch time. After a restart of the follower, no partition is quiet any more."""
         session = self._session
         if session is None:
             return
-        session.used_ms = now_ms
+        session.last_used_ms = now_ms
         if session.broker_epoch != self._broker_epoch:
             session.broker_epoch = self._broker_epoch
             for cursor in session.cursors.values():
-                session.stir(cursor)
+                session.activate(cursor)
 
     def _looked_at(self) -> list[Cursor]:
-        """Partitions that are not quiet; of a fetch without a session all."""
+        """Return the partitions that are not quiet; all of them without a session."""
         session = self._session
-        if session is None or session.lively is None:
+        if session is None or session.active is None:
             return self._cursors
-        return list(session.lively.values())
+        return list(session.active.values())
 
-    def _quieten(self, session: Session, cursor: Cursor, known: _AtEnd) -> None:
-        stirs = known.partition.stirs
-        other = stirs.pop(self._replica_id, None)
+    def _quieten(self, session: Session, cursor: Cursor, known: _CaughtUp) -> None:
+        quiet_fetches = known.partition.quiet_fetches
+        other = quiet_fetches.pop(self._replica_id, None)
         if other is not None:
-            # A partition that moves between a follower's fetch loops is in two sessions for a
-            # while. The one that stays must not be left out.
+            # A partition that moves between fetcher tasks is in two sessions for a while. The
+            # session that keeps it must not lose it.
             other()
-        session.quieten(cursor)
-        stirs[self._replica_id] = partial(
-            _stirred, session, cursor, known.leadership, self._replica_id
+        session.deactivate(cursor)
+        quiet_fetches[self._replica_id] = partial(
+            _wake_partition, session, cursor, known.leadership, self._replica_id
         )
 
     def _read_one(
-        self, partition: Partition, asked: ReplicaFetch, max_bytes: int, now_ms: int
+        self, partition: Partition, position: ReplicaFetch, max_bytes: int, now_ms: int
     ) -> ReplicaFetched:
-        """One partition's answer; who is throttled and not in sync gets what it may have now."""
-        throttle = self._broker.throttles[LEADER]
+        """Read one partition. A throttled replica out of sync gets what its quota allows now."""
+        throttle = self._ports.throttle
         throttled = throttle.active and throttle.throttles(partition)
         held_back = False
         if throttled and self._replica_id not in partition.isr:
-            room = throttle.room(now_ms)
+            room = throttle.available_bytes(now_ms)
             held_back, max_bytes = not room, min(max_bytes, room)
             self.held_back |= held_back
-        found = partition.fetched_by(
+        found = partition.fetch_for_follower(
             self._replica_id,
             self._broker_epoch,
-            asked,
+            position,
             max_bytes=max(0, max_bytes),
             min_one=self._nothing_yet and not held_back,
             now_ms=now_ms,
@@ -236,12 +302,12 @@ class _ReplicaFetch:
         if found.records:
             self._nothing_yet = False
             if throttled:
-                throttle.took(len(found.records), now_ms)
+                throttle.record(len(found.records), now_ms)
         return found
 
-    def _at_end(
+    def _caught_up(
         self, partition: Partition | None, cursor: Cursor, found: ReplicaFetched
-    ) -> _AtEnd | None:
+    ) -> _CaughtUp | None:
         if partition is None or found.error_code or found.diverging is not None or found.records:
             return None
         leadership, end = partition.leadership, partition.log.log_end_offset
@@ -250,17 +316,17 @@ class _ReplicaFetch:
         if cursor.fetch_offset != end or partition.high_watermark != end:
             return None
         start = partition.log.log_start_offset
-        return _AtEnd(partition, leadership, partition.isr, end, start)
+        return _CaughtUp(partition, leadership, partition.isr, end, start)
 
-    def _respond(self, rows: list[tuple[Cursor, ReplicaFetched]]) -> Body:
+    def _respond(self, results: list[tuple[Cursor, ReplicaFetched]]) -> Body:
         topics: dict[Any, _Entry] = {}
         session = self._session
-        for cursor, found in rows:
-            told = (found.high_watermark, found.log_start_offset)
+        for cursor, found in results:
+            offsets = (found.high_watermark, found.log_start_offset)
             new = found.error_code or found.diverging is not None or found.records
-            if self._incremental and not new and cursor.told == told:
+            if self._incremental and not new and cursor.last_sent == offsets:
                 continue
-            cursor.told = None if found.error_code else told
+            cursor.last_sent = None if found.error_code else offsets
             if session is not None and found.records:
                 session.rotate(cursor)
             entry: _Entry = {

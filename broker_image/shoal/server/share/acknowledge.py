@@ -9,22 +9,24 @@ is left of them when the member's connection is lost has no lock any more, and i
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 from shoal.coordinator.share.bulk import accepted_records
-from shoal.coordinator.share.states import AcknowledgeType
+from shoal.coordinator.share.states import ACCEPT, AcknowledgeType
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.share import AcknowledgementBatch, Acknowledgements
+from shoal.server.metrics.share_meters import ShareTopicMeter
 from shoal.server.share.leader import Phase
-from shoal.server.share.service import ShareService
-from shoal.server.share.state_write import Failure
+from shoal.server.share.state_write import Failure, Waiter
 
 _INVALID = ErrorCode.invalid_request
 #: The largest acknowledge type, without and with renewals (KIP-1222).
 _RENEW = int(AcknowledgeType.RENEW)
+_ACCEPT = bytes((ACCEPT,))
 _RELEASE = bytes((AcknowledgeType.RELEASE,))
 #: The acknowledge types of a batch.
 _TYPES = itemgetter(2)
@@ -43,12 +45,42 @@ class _Asked(NamedTuple):
     is_renew: bool
 
 
+class AcknowledgedPartition(Protocol):
+    """A share partition, as far as acknowledgements use it."""
+
+    @property
+    def phase(self) -> Phase:
+        """Whether it is served."""
+
+    @property
+    def meter(self) -> ShareTopicMeter:
+        """The meter of its topic."""
+
+    def acknowledge(
+        self, member_id: str, acknowledgements: Sequence[AcknowledgementBatch], waiter: Waiter
+    ) -> Failure | None:
+        """Settle a member's records, and call `waiter` after the commit, or return the refusal."""
+
+
+class AcknowledgedPartitions(Protocol):
+    """The share partitions of one broker, as far as acknowledgements use them."""
+
+    #: Records by acknowledge type.
+    acknowledged: Counter[int]
+
+    def find(self, group_id: str, topic_id: UUID, index: int) -> AcknowledgedPartition | None:
+        """A share partition that is loaded or loading."""
+
+    def unknown(self, topic_id: UUID, index: int) -> Failure:
+        """Why records of a share partition that is not served cannot be acknowledged."""
+
+
 class Acks:
     """The acknowledgements of one request."""
 
     __slots__ = ("_left", "_rest", "_service", "_then", "failures", "on_settled", "partitions")
 
-    def __init__(self, service: ShareService) -> None:
+    def __init__(self, service: AcknowledgedPartitions) -> None:
         self._service = service
         self._left = 0
         #: What has not been applied yet, the last first.
@@ -137,7 +169,7 @@ class Acks:
     ) -> Callable[[Failure | None], None]:
         def written(failure: Failure | None) -> None:
             if failure is None:
-                self._service.count_acknowledged(batches)
+                count_by_type(self._service.acknowledged, batches)
             else:
                 self.failures[key] = failure
             self._settle()
@@ -149,7 +181,11 @@ def misuse(
     batches: Sequence[AcknowledgementBatch], *, version: int, is_renew: bool
 ) -> Failure | None:
     """What is wrong with acknowledgements by themselves: Kafka's checks, in its order."""
-    if accepted_records(batches) is not None:
+    if len(batches) == 1:
+        batch = batches[0]
+        if len(batch) == 3 and batch[2] == _ACCEPT and 0 <= batch[0] <= batch[1]:
+            return None
+    elif accepted_records(batches) is not None:
         return None
     highest = _TYPE_MAX[version >= 2]
     previous = -1
@@ -173,3 +209,18 @@ def misuse(
             return Failure(_INVALID, "only a release waits, and for no negative time")
         previous = last
     return None
+
+
+def count_by_type(acknowledged: Counter[int], batches: Sequence[AcknowledgementBatch]) -> None:
+    """Add acknowledged records to a count by type."""
+    accepted = accepted_records(batches) if len(batches) > 1 else None
+    if accepted is not None:
+        acknowledged[ACCEPT] += accepted
+        return
+    for first, last, types, *_ in batches:
+        if len(types) == 1:
+            acknowledged[types[0]] += last - first + 1
+        else:
+            for kind in AcknowledgeType:
+                if records := types.count(kind):
+                    acknowledged[kind] += records

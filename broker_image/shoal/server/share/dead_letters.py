@@ -1,5 +1,5 @@
 """Writes the dead letters of a share partition, and lets their records leave the window after that,
-or hold their keys where the group wants it (`ShareLeader.letters_written`).
+or hold their keys where the group wants it (`ShareLeader.dead_letters_written`).
 
 At-least-once, where Kafka is best-effort: a record is ARCHIVING before its letter is appended, and
 ARCHIVED only when the letter is committed; both are persisted. What a former leader left ARCHIVING
@@ -13,20 +13,21 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from shoal.client.errors import ClientError
 from shoal.coordinator.share.dead_letters import (
     Source,
     cause_of,
-    letters,
-    part,
+    dead_letter_records,
     readable,
     size_bytes,
-    split,
+    split_after,
+    split_at,
 )
-from shoal.coordinator.share.fate import Doomed
+from shoal.coordinator.share.delivery_failure import DeadLetterRange
 from shoal.log.errors import AppendRefused, LogOffline, OffsetOutOfRange
 from shoal.metadata.image import TopicImage
 from shoal.metadata.topics import NewTopic
@@ -35,15 +36,21 @@ from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch, headers
 from shoal.record.records import Record, build_batch, read_records
 from shoal.replication.partition import Partition
-from shoal.replication.written import Written
+from shoal.replication.pending_append import PendingAppend
 
 if TYPE_CHECKING:
-    from shoal.server.broker import Broker
-    from shoal.server.share.leader import ShareLeader
+    from shoal.coordinator.share.records import ShareKey
+    from shoal.coordinator.share.settings import ShareSettings
+    from shoal.coordinator.share.share_partition import SharePartition
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.network.peers import Peers
+    from shoal.server.network.purgatory import Purgatory
+    from shoal.server.node import Node
+    from shoal.server.replication.partitions import Partitions
     from shoal.server.timers import Timer
 
 #: Letters of one batch at most; fewer where they are large, or the topic refuses them.
-LETTERS_MAX = 2000
+BATCH_RECORDS_MAX = 2000
 READ_BYTES = 1 << 20
 RETRY_MS, RETRY_MS_MAX = 500, 30_000
 COMMIT_TIMEOUT_MS = 30_000
@@ -82,30 +89,71 @@ class Elsewhere(NamedTuple):
     partition_index: int
 
 
+class DeadLetterSource(Protocol):
+    """The share partition that dead letters come from."""
+
+    key: ShareKey
+    partition: Partition
+    share: SharePartition
+
+    @property
+    def settings(self) -> ShareSettings:
+        """The group's configs in force."""
+
+    def dead_letters_written(
+        self, ranges: Sequence[DeadLetterRange], *, dropped: bool = False
+    ) -> None:
+        """The dead letters of some records are committed, or `dropped` without being written."""
+
+
+class TopicCreator(Protocol):
+    """Creates topics at the controller."""
+
+    def __call__(self, topics: Sequence[NewTopic]) -> asyncio.Future[list[dict[str, Any]]]:
+        """CreateTopics' rows. The future fails with `ApiError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterServices:
+    """What all writers of dead letters on one broker share."""
+
+    node: Node
+    cache: MetadataCache
+    partitions: Partitions
+    purgatory: Purgatory
+    peers: Peers
+    create_topics: TopicCreator
+    meter: DeadLetterMeter
+    #: Called with a group and a number of new dead letters.
+    count: Callable[[str, int], None]
+    #: The client.id of a group's member, "" if unknown.
+    client_id: Callable[[str, str], str]
+
+
 class DeadLetters:
     """The letters that one share partition still has to write."""
 
     __slots__ = (
-        "_broker",
+        "_batch_records_max",
         "_busy",
         "_leader",
-        "_letters_max",
         "_retries",
+        "_services",
         "_timer",
         "_under_way",
         "queue",
         "trouble",
     )
 
-    def __init__(self, broker: Broker, leader: ShareLeader) -> None:
-        self._broker = broker
+    def __init__(self, services: DeadLetterServices, leader: DeadLetterSource) -> None:
+        self._services = services
         self._leader = leader
         #: What is ARCHIVING and waits; what is being written is `_under_way` in its stead.
-        self.queue: list[Doomed] = []
-        self._under_way: list[Doomed] = []
+        self.queue: list[DeadLetterRange] = []
+        self._under_way: list[DeadLetterRange] = []
         self.trouble: Trouble | None = None
         self._busy = False
-        self._letters_max = LETTERS_MAX
+        self._batch_records_max = BATCH_RECORDS_MAX
         self._retries = 0
         self._timer: Timer | None = None
 
@@ -114,24 +162,24 @@ class DeadLetters:
         """Whether there are letters yet to be written."""
         return bool(self.queue or self._under_way)
 
-    def add(self, doomed: Sequence[Doomed]) -> None:
+    def add(self, ranges: Sequence[DeadLetterRange]) -> None:
         """Write the letters of what is persisted as ARCHIVING from now on."""
-        now_ms, group_id = self._broker.clock.now_ms(), self._leader.key.group_id
-        client_id = self._broker.share.sessions.client_id
+        now_ms, group_id = self._services.node.clock.now_ms(), self._leader.key.group_id
+        client_id = self._services.client_id
         count = 0
-        for one in doomed:
+        for one in ranges:
             count += one.last - one.first + 1
             named = client_id(group_id, one.member_id)
             self.queue.append(one._replace(since_ms=now_ms, client_id=named))
-        self._broker.share.floods.note(group_id, count)
+        self._services.count(group_id, count)
         self.write()
 
     def load(self) -> None:
         """Take up what a former leader left ARCHIVING."""
         limit = self._leader.settings.delivery_count_limit
-        now_ms = self._broker.clock.now_ms()
+        now_ms = self._services.node.clock.now_ms()
         self.queue = [
-            Doomed(first, last, count, cause_of(count, limit), "", since_ms=now_ms)
+            DeadLetterRange(first, last, count, cause_of(count, limit), "", since_ms=now_ms)
             for first, last, count in self._leader.share.archiving()
         ]
         self.write()
@@ -146,7 +194,7 @@ class DeadLetters:
         """Write the next batch of letters, unless one is under way or a retry is awaited."""
         if self._busy or self._timer is not None or not self.queue:
             return
-        config = self._broker.image.group_config(self._leader.key.group_id)
+        config = self._services.cache.image.group_config(self._leader.key.group_id)
         if not config[_TOPIC_NAME]:
             self._drop(self.queue, "the group has no dead-letter topic any more")
             return
@@ -158,17 +206,18 @@ class DeadLetters:
 
     def _target(self, name: str) -> Partition | Elsewhere | Trouble | None:
         """The partition that the letters go to; None while the topic is being created."""
-        broker, source = self._broker, self._leader.partition
-        prefix = broker.image.broker_config[_PREFIX]
+        services, source = self._services, self._leader.partition
+        image = services.cache.image
+        prefix = image.broker_config[_PREFIX]
         if name.startswith("__") or not name.startswith(prefix) or name == source.topic:
             return Trouble(
                 "topic-name",
                 f"{name} cannot be a dead-letter topic: its name has to begin with {prefix!r},"
                 " not with '__', and it cannot be the topic that the records come from",
             )
-        topic = broker.image.topics.get(name)
+        topic = image.topics.get(name)
         if topic is None:
-            if not broker.image.broker_config[_AUTO_CREATE]:
+            if not image.broker_config[_AUTO_CREATE]:
                 return Trouble(
                     "topic-missing",
                     f"there is no topic {name}: create it with {_ENABLE}=true, or set"
@@ -176,14 +225,14 @@ class DeadLetters:
                 )
             self._create(name)
             return None
-        if not broker.image.topic_config(name)[_ENABLE]:
+        if not image.topic_config(name)[_ENABLE]:
             return Trouble("topic-forbidden", f"topic {name} takes no dead letters: set {_ENABLE}")
         index = source.index % len(topic.partitions)
-        partition = broker.partitions.by_name(name, index)
+        partition = services.partitions.by_name(name, index)
         if partition is not None and partition.is_leader:
             return partition
         leader_id = topic.partitions[index].leader
-        if leader_id < 0 or leader_id == broker.node_id:
+        if leader_id < 0 or leader_id == services.node.id:
             return Trouble("topic-offline", f"partition {index} of {name} has no leader")
         return Elsewhere(leader_id, topic, index)
 
@@ -201,24 +250,24 @@ class DeadLetters:
             else:
                 self.write()
 
-        self._broker.create_topics([topic]).add_done_callback(created)
+        self._services.create_topics([topic]).add_done_callback(created)
 
     def _append(self, target: Partition | Elsewhere, *, copied: bool) -> None:
-        leader, now_ms = self._leader, self._broker.clock.now_ms()
-        meter, group_id = self._broker.share.dead_letters, leader.key.group_id
-        chunk, left = part(self.queue, self._letters_max)
+        leader, now_ms = self._leader, self._services.node.clock.now_ms()
+        meter, group_id = self._services.meter, leader.key.group_id
+        chunk, left = split_after(self.queue, self._batch_records_max)
         source = Source(group_id, leader.partition.topic, leader.partition.index)
         found: dict[int, Record] = {}
         if copied:
             name = target.topic if isinstance(target, Partition) else target.topic.name
-            bytes_max = self._broker.image.topic_config(name)["max.message.bytes"]
+            bytes_max = self._services.cache.image.topic_config(name)["max.message.bytes"]
             try:
                 found, end = _records(leader.partition, readable(chunk), bytes_max)
             except (OSError, LogOffline) as error:
                 self._failed(Trouble("log-unreadable", str(error)))
                 return
             if end is not None:
-                chunk, above = split(chunk, end)
+                chunk, above = split_at(chunk, end)
                 left = above + left
         meter.attempts[group_id] += 1
         if isinstance(target, Elsewhere):
@@ -227,18 +276,18 @@ class DeadLetters:
             return
         try:
             try:
-                batch = build_batch(letters(source, chunk, found, now_ms=now_ms))
+                batch = build_batch(dead_letter_records(source, chunk, found, now_ms=now_ms))
                 appended = target.append(batch, now_ms=now_ms)
             except AppendRefused as refused:
                 if refused.code is not ErrorCode.message_too_large:
                     raise
                 if (size := _count(chunk)) > 1:
-                    self._letters_max = size // 2
+                    self._batch_records_max = size // 2
                     self.write()
                     return
                 # Nothing but its headers fits: better a letter without the record than none.
                 meter.failed[(group_id, "record-too-large")] += 1
-                batch = build_batch(letters(source, chunk, {}, now_ms=now_ms))
+                batch = build_batch(dead_letter_records(source, chunk, {}, now_ms=now_ms))
                 appended = target.append(batch, now_ms=now_ms)
         except AppendRefused as refused:
             self._failed(Trouble("record-refused", refused.message))
@@ -248,22 +297,22 @@ class DeadLetters:
             return
         self._busy = True
         self._under_way, self.queue = chunk, left
-        written = Written.by(target, appended.last_offset + 1)
-        committed = self._broker.purgatory.park(
+        written = PendingAppend.of(target, appended.last_offset + 1)
+        committed = self._services.purgatory.park(
             keys=[target.key],
             attempt=lambda: () if written.is_committed or written.is_lost else None,
             expire=lambda: (),
             deadline_ms=now_ms + COMMIT_TIMEOUT_MS,
         )
         committed.add_done_callback(lambda _: self._committed(written))
-        self._broker.purgatory.wake(target.key)
+        self._services.purgatory.wake(target.key)
 
     def _send(self, target: Elsewhere, source: Source, found: dict[int, Record]) -> None:
         """Have the letters under way written by the broker that leads the dead-letter partition."""
         self._busy = True
-        now_ms = self._broker.clock.now_ms()
-        batch = build_batch(letters(source, self._under_way, found, now_ms=now_ms))
-        sent = asyncio.ensure_future(_produce(self._broker, target, batch))
+        now_ms = self._services.node.clock.now_ms()
+        batch = build_batch(dead_letter_records(source, self._under_way, found, now_ms=now_ms))
+        sent = asyncio.ensure_future(_produce(self._services.peers, target, batch))
         sent.add_done_callback(lambda done: self._sent(target, source, bool(found), done))
 
     def _sent(
@@ -276,7 +325,7 @@ class DeadLetters:
         code, size = done.result(), _count(self._under_way)
         if code is ErrorCode.message_too_large and size == 1 and whole:
             # Nothing but its headers fits: better a letter without the record than none.
-            self._broker.share.dead_letters.failed[(source.group_id, "record-too-large")] += 1
+            self._services.meter.failed[(source.group_id, "record-too-large")] += 1
             self._send(target, source, {})
             return
         chunk, self._under_way = self._under_way, []
@@ -285,13 +334,13 @@ class DeadLetters:
             return
         self.queue = chunk + self.queue
         if code is ErrorCode.message_too_large and size > 1:
-            self._letters_max = size // 2
+            self._batch_records_max = size // 2
             self.write()
         else:
             name = target.topic.name
             self._failed(Trouble("record-refused", f"{name} took no letters: {code.name}"))
 
-    def _committed(self, written: Written) -> None:
+    def _committed(self, written: PendingAppend) -> None:
         self._busy = False
         chunk, self._under_way = self._under_way, []
         if not written.is_committed:
@@ -301,19 +350,19 @@ class DeadLetters:
             return
         self._written(chunk)
 
-    def _written(self, chunk: Sequence[Doomed]) -> None:
+    def _written(self, chunk: Sequence[DeadLetterRange]) -> None:
         self.trouble, self._retries = None, 0
-        self._letters_max = min(2 * self._letters_max, LETTERS_MAX)
-        self._leader.letters_written(chunk)
-        self._broker.share.dead_letters.written[self._leader.key.group_id] += _count(chunk)
+        self._batch_records_max = min(2 * self._batch_records_max, BATCH_RECORDS_MAX)
+        self._leader.dead_letters_written(chunk)
+        self._services.meter.written[self._leader.key.group_id] += _count(chunk)
         self.write()
 
     def _failed(self, trouble: Trouble) -> None:
         """Try again later, and drop what has been tried for longer than the group wants."""
-        group_id, now_ms = self._leader.key.group_id, self._broker.clock.now_ms()
-        self._broker.share.dead_letters.failed[(group_id, trouble.reason)] += 1
+        group_id, now_ms = self._leader.key.group_id, self._services.node.clock.now_ms()
+        self._services.meter.failed[(group_id, trouble.reason)] += 1
         if self.trouble is None or self.trouble.reason != trouble.reason:
-            self._broker.log.warning(
+            self._services.node.log.warning(
                 "dead letters cannot be written",
                 group=group_id,
                 topic=self._leader.partition.topic,
@@ -321,27 +370,27 @@ class DeadLetters:
                 reason=trouble.message,
             )
         self.trouble = trouble
-        patience_ms = self._broker.image.group_config(group_id)[_DROP_AFTER]
+        patience_ms = self._services.cache.image.group_config(group_id)[_DROP_AFTER]
         if patience_ms >= 0:
             late = [one for one in self.queue if now_ms - one.since_ms >= patience_ms]
             self._drop(late, trouble.message)
         if self.queue:
             delay_ms = min(RETRY_MS << min(self._retries, 10), RETRY_MS_MAX)
             self._retries += 1
-            self._timer = self._broker.timers.at(now_ms + delay_ms, self._retry)
+            self._timer = self._services.node.timers.at(now_ms + delay_ms, self._retry)
 
     def _retry(self) -> None:
         self._timer = None
         self.write()
 
-    def _drop(self, doomed: list[Doomed], why: str) -> None:
-        if not doomed:
+    def _drop(self, ranges: list[DeadLetterRange], why: str) -> None:
+        if not ranges:
             return
-        self.queue = [one for one in self.queue if one not in doomed]
-        self._leader.letters_written(doomed, dropped=True)
-        group_id, count = self._leader.key.group_id, _count(doomed)
-        self._broker.share.dead_letters.dropped[group_id] += count
-        self._broker.log.warning(
+        self.queue = [one for one in self.queue if one not in ranges]
+        self._leader.dead_letters_written(ranges, dropped=True)
+        group_id, count = self._leader.key.group_id, _count(ranges)
+        self._services.meter.dropped[group_id] += count
+        self._services.node.log.warning(
             "records left their group without a dead letter",
             group=group_id,
             records=count,
@@ -349,7 +398,7 @@ class DeadLetters:
         )
 
 
-async def _produce(broker: Broker, target: Elsewhere, batch: bytearray) -> ErrorCode:
+async def _produce(peers: Peers, target: Elsewhere, batch: bytearray) -> ErrorCode:
     """Produce with acks=all at the leader of a partition."""
     partition = {"index": target.partition_index, "records": bytes(batch)}
     fields = {
@@ -365,7 +414,7 @@ async def _produce(broker: Broker, target: Elsewhere, batch: bytearray) -> Error
         ],
     }
     try:
-        answer = await broker.peers.request(
+        answer = await peers.request(
             target.leader_id, ApiKey.PRODUCE, fields, timeout_ms=2 * COMMIT_TIMEOUT_MS
         )
     except ClientError:
@@ -373,8 +422,8 @@ async def _produce(broker: Broker, target: Elsewhere, batch: bytearray) -> Error
     return ErrorCode(answer.responses[0].partition_responses[0].error_code)
 
 
-def _count(doomed: Sequence[Doomed]) -> int:
-    return sum(one.last - one.first + 1 for one in doomed)
+def _count(ranges: Sequence[DeadLetterRange]) -> int:
+    return sum(one.last - one.first + 1 for one in ranges)
 
 
 def _records(

@@ -1,82 +1,105 @@
-"""Looks at the records of groups with a delay while no member fetches them.
+"""Scans the records of groups with a delay while no member fetches them.
 
-Otherwise only a fetch reads the header that delays a record: of a group without members the broker
-could not count what is due, and an autoscaler would start consumers for records that are due
-tomorrow. The scout loads share partitions with a lag, and looks at their records up to
-the group's bounds (`share.delay.max.records`, `share.ordering.key.lookahead`), some milliseconds at
-a time. It acquires nothing. Without a group with `share.delay.max.ms` it does not run.
+Only a fetch reads the header that delays a record. Without members, the broker could not count the
+due records, and an autoscaler would start consumers for records that are due tomorrow. The scanner
+loads share partitions with a lag. It scans their records within the group's bounds
+(`share.delay.max.records`, `share.ordering.key.lookahead`), a few milliseconds at a time. It
+acquires nothing, and runs only for groups with `share.delay.max.ms`.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Protocol
+from uuid import UUID
 
+from shoal.coordinator.share.settings import ShareSettings
 from shoal.protocol.errors import ApiError
 from shoal.record.batch import CorruptBatch
 from shoal.server.share.leader import Phase, ShareLeader
 
 if TYPE_CHECKING:
-    from shoal.server.broker import Broker
-    from shoal.server.share.service import ShareService
+    from shoal.replication.partition import Partition
+    from shoal.server.node import Node
+    from shoal.server.share.group_settings import ShareGroupSettings
 
-#: How often new records are looked for. An autoscaler asks every few seconds.
+#: How often new records are scanned. An autoscaler polls every few seconds.
 INTERVAL_MS = 1000
 
 
-class Scout:
-    """Owned by the share service."""
+class SharePartitions(Protocol):
+    """The share partitions of one broker, as far as the scanner uses them."""
 
-    def __init__(self, broker: Broker, service: ShareService) -> None:
-        self._broker, self._service = broker, service
-        self._loop = asyncio.get_running_loop()
+    @property
+    def draining(self) -> bool:
+        """Whether the broker hands over its partitions."""
+
+    def unloaded(self) -> Iterator[tuple[str, Partition, int]]:
+        """Group, partition and persisted lag of those that are not loaded."""
+
+    def lead(self, group_id: str, topic_id: UUID, index: int) -> object:
+        """Load one."""
+
+    def loaded_of(self, group_id: str) -> Iterable[ShareLeader]:
+        """The loaded share partitions of a group."""
+
+
+class DelayScanner:
+    """Owns the queue of share partitions to scan."""
+
+    def __init__(
+        self, node: Node, settings: ShareGroupSettings, partitions: SharePartitions
+    ) -> None:
+        self._node, self._settings, self._partitions = node, settings, partitions
         #: Groups that had a delay when their configs were read last, in that order.
         self._groups: dict[str, None] = {}
         self._queue: deque[ShareLeader] = deque()
         self._armed = False
+        settings.subscribe(self._note)
 
     def __contains__(self, group_id: str) -> bool:
         return group_id in self._groups
 
-    def note(self, group_id: str) -> None:
-        """Watch a group, which has a delay by its configs."""
-        self._groups[group_id] = None
-        self._arm()
+    def _note(self, group_id: str, settings: ShareSettings) -> None:
+        """Watch a group if its configs have a delay."""
+        if settings.selection is not None and settings.selection.delay_max_ms:
+            self._groups[group_id] = None
+            self._arm()
 
     def _arm(self) -> None:
         if not self._armed and self._groups:
             self._armed = True
-            self._service.at(self._service.now_ms() + INTERVAL_MS, self._tick)
+            self._node.timers.at(self._node.clock.now_ms() + INTERVAL_MS, self._tick)
 
     def _tick(self) -> None:
         self._armed = False
-        service = self._service
+        partitions = self._partitions
         for group_id in list(self._groups):
-            policy = service.settings(group_id).selection
+            policy = self._settings.of(group_id).selection
             if policy is None or not policy.delay_max_ms:
                 del self._groups[group_id]
-        if not service.draining and not self._queue:
-            for group_id, partition, lag in list(service.unloaded()):
+        if not partitions.draining and not self._queue:
+            for group_id, partition, lag in list(partitions.unloaded()):
                 if lag and group_id in self._groups:
-                    service.lead(group_id, *partition.key)
+                    partitions.lead(group_id, *partition.key)
             for group_id in self._groups:
-                self._queue += service.leaders.get(group_id, {}).values()
+                self._queue += partitions.loaded_of(group_id)
             self._step()
         self._arm()
 
     def _step(self) -> None:
-        """Look at the records of one share partition, and let other work go first."""
+        """Scan records of one share partition, then let other work go first."""
         if not self._queue:
             return
         leader = self._queue.popleft()
-        if leader.phase is Phase.ACTIVE and not self._service.draining:
+        if leader.phase is Phase.ACTIVE and not self._partitions.draining:
             policy = leader.settings.selection
             try:
-                if policy is not None and policy.delay_max_ms and leader.wants_look():
-                    if leader.look():
+                if policy is not None and policy.delay_max_ms and leader.needs_scan():
+                    if leader.scan_ahead():
                         self._queue.append(leader)
             except (ApiError, CorruptBatch):
                 pass  # A fetch reports it to its member.
         if self._queue:
-            self._loop.call_soon(self._step)
+            self._node.loop.call_soon(self._step)

@@ -1,66 +1,72 @@
-"""Holds delivery to groups whose dead letters flood, and lets it go on when the flood has passed.
+"""Stops delivery to groups with too many dead letters, and resumes it later.
 
-What counts as one is the group's `shoal.errors.deadletterqueue.flood.per.minute`, of the letters of
-its share partitions on this broker. Members keep what they hold and may settle it.
+The limit is the group's `shoal.errors.deadletterqueue.flood.per.minute`. It counts the dead letters
+of the group's share partitions on this broker. Members keep their records and may settle them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from shoal.coordinator.share.flood import Flood
+from shoal.coordinator.share.dead_letter_rate import DeadLetterRate
 
 if TYPE_CHECKING:
-    from shoal.server.broker import Broker
+    from shoal.server.node import Node
+    from shoal.server.share.group_settings import ShareGroupSettings
 
 
-class Floods:
-    """The floods of one broker, by group."""
+class DlqRateLimit:
+    """The rates of one broker's groups, and the groups whose delivery is stopped."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._floods: dict[str, Flood] = {}
-        #: Groups that are held, with the timers that look again.
-        self._held: set[str] = set()
+    def __init__(
+        self, node: Node, settings: ShareGroupSettings, resume: Callable[[str], None]
+    ) -> None:
+        """`resume` is called with a group whose rate has fallen below its limit."""
+        self._node = node
+        self._settings = settings
+        self._resume = resume
+        self._rates: dict[str, DeadLetterRate] = {}
+        #: Groups whose delivery is stopped; a timer checks each of them.
+        self._stopped: set[str] = set()
 
-    def note(self, group_id: str, letters: int) -> None:
-        """Count dead letters of a group, and hold it if they are too many."""
-        flood = self._floods.get(group_id)
-        if flood is None:
-            flood = self._floods[group_id] = Flood()
-        flood.note(self._broker.clock.now_ms(), letters)
-        limit = self._broker.share.settings(group_id).flood_per_minute
-        if limit and self.holds(group_id, limit) and group_id not in self._held:
-            self._held.add(group_id)
-            self._broker.log.warning(
+    def note(self, group_id: str, dead_letters: int) -> None:
+        """Count dead letters of a group, and stop its delivery if they are too many."""
+        rate = self._rates.get(group_id)
+        if rate is None:
+            rate = self._rates[group_id] = DeadLetterRate()
+        rate.note(self._node.clock.now_ms(), dead_letters)
+        limit = self._settings.of(group_id).flood_per_minute
+        if limit and self.is_exceeded(group_id, limit) and group_id not in self._stopped:
+            self._stopped.add(group_id)
+            self._node.log.warning(
                 "delivery to a group is held: its dead letters flood",
                 group=group_id,
                 dead_letters_last_minute=self.last_minute(group_id),
                 limit=limit,
             )
-            self._look_again(group_id)
+            self._check_again(group_id)
 
-    def holds(self, group_id: str, limit: int) -> bool:
-        """Whether the group had so many dead letters in the last minute; never with limit 0."""
+    def is_exceeded(self, group_id: str, limit: int) -> bool:
+        """Whether the group had `limit` dead letters or more in the last minute; 0 is no limit."""
         return limit > 0 and self.last_minute(group_id) >= limit
 
     def last_minute(self, group_id: str) -> int:
-        """Dead letters of the group in the last minute."""
-        flood = self._floods.get(group_id)
-        return 0 if flood is None else flood.total(self._broker.clock.now_ms())
+        """Return the number of the group's dead letters in the last minute."""
+        rate = self._rates.get(group_id)
+        return 0 if rate is None else rate.total(self._node.clock.now_ms())
 
     def groups(self) -> list[str]:
-        """Groups that had dead letters since the start."""
-        return list(self._floods)
+        """Return the groups that had dead letters since the start."""
+        return list(self._rates)
 
-    def _look_again(self, group_id: str) -> None:
-        now_ms = self._broker.clock.now_ms()
-        limit = self._broker.share.settings(group_id).flood_per_minute
-        ends_ms = self._floods[group_id].ends_ms(now_ms, limit)
+    def _check_again(self, group_id: str) -> None:
+        now_ms = self._node.clock.now_ms()
+        limit = self._settings.of(group_id).flood_per_minute
+        ends_ms = self._rates[group_id].ends_ms(now_ms, limit)
         if ends_ms is not None:
-            self._broker.timers.at(ends_ms, lambda: self._look_again(group_id))
+            self._node.timers.at(ends_ms, lambda: self._check_again(group_id))
             return
-        self._held.discard(group_id)
-        self._broker.log.info("delivery to a group goes on: the flood has passed", group=group_id)
-        for leader in self._broker.share.leaders.get(group_id, {}).values():
-            self._broker.share.wake(leader)
+        self._stopped.discard(group_id)
+        self._node.log.info("delivery to a group goes on: the flood has passed", group=group_id)
+        self._resume(group_id)

@@ -9,7 +9,8 @@ is gone before the answer could leave.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 from shoal.coordinator.share.acquisition import Wanted
@@ -20,18 +21,69 @@ from shoal.protocol.features import HEADERS_ONLY, OWN_CLIENT
 from shoal.protocol.share import PartitionRecords, ShareFetchRequest, write_fetch
 from shoal.record.batch import HEADER_SIZE, headers
 from shoal.server.network.api import Answer, Body, Peer, Request
-from shoal.server.network.deferred import Prompt
+from shoal.server.network.deferred import DeferredResponse
 from shoal.server.network.responses import leader_endpoints
 from shoal.server.share.acknowledge import Acks
 from shoal.server.share.leader import Phase, ShareLeader
 from shoal.server.share.state_write import Failure
 
 if TYPE_CHECKING:
-    from shoal.server.broker import Broker
+    from shoal.coordinator.share.settings import ShareSettings
+    from shoal.metadata.image import MetadataImage
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.metrics.registry import Metrics
+    from shoal.server.metrics.share_meters import Mean, ShareTopicMeter
+    from shoal.server.network.purgatory import Purgatory
+    from shoal.server.network.response_limits import ResponseLimits
+    from shoal.server.node import Node
+    from shoal.server.share.member_sessions import MemberSessions
 
 RECORD_LIMIT = 1
 #: Topic id and partition index.
 _Key = tuple[UUID, int]
+
+
+class FetchQuotas(Protocol):
+    """Client quotas on fetched bytes."""
+
+    def fetch_bytes_max(self, request: Request) -> int | None:
+        """Bytes that a client may fetch now; None without a quota."""
+
+
+class SharePartitions(Protocol):
+    """The share partitions of one broker and their meters, as far as fetches use them."""
+
+    sessions: MemberSessions
+    waiting_fetches: int
+    expired_fetches: int
+    acquire_times: Mean
+    fetch_ratios: Mean
+
+    def lead(self, group_id: str, topic_id: UUID, index: int) -> ShareLeader | Failure:
+        """The share partition, loading if it was not loaded, or why it is not served here."""
+
+    def topic(self, topic_id: UUID) -> ShareTopicMeter | None:
+        """The meter of a topic that exists."""
+
+    def settings(self, group_id: str) -> ShareSettings:
+        """The group's configs in force."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchServices:
+    """What all share fetches of one broker share."""
+
+    node: Node
+    cache: MetadataCache
+    purgatory: Purgatory
+    metrics: Metrics
+    quotas: FetchQuotas
+    partitions: SharePartitions
+    response_limits: ResponseLimits
+
+    def answer(self, request: Request, session: ShareSession, acks: Acks) -> Answer:
+        """Fetch for a member. `acks` are the request's acknowledgements."""
+        return ShareFetch(self, request, session, acks).answer()
 
 
 class ShareFetch:
@@ -41,7 +93,6 @@ class ShareFetch:
         "_acks",
         "_answer",
         "_begun_ms",
-        "_broker",
         "_entries",
         "_headers_only",
         "_is_first",
@@ -52,19 +103,22 @@ class ShareFetch:
         "_peer",
         "_request",
         "_room",
+        "_services",
         "_session",
         "_wanted",
     )
 
-    def __init__(self, broker: Broker, request: Request, session: ShareSession, acks: Acks) -> None:
+    def __init__(
+        self, services: FetchServices, request: Request, session: ShareSession, acks: Acks
+    ) -> None:
         body: ShareFetchRequest = request.body
-        self._broker = broker
+        self._services = services
         self._request = body
         self._peer = request.peer
-        self._room = broker.quotas.room(request)
+        self._room = services.quotas.fetch_bytes_max(request)
         self._session = session
         self._acks = acks
-        self._begun_ms = broker.clock.now_ms()
+        self._begun_ms = services.node.clock.now_ms()
         self._is_first = body.share_session_epoch == INITIAL_EPOCH
         self._wanted = Wanted(
             session.member_id,
@@ -80,8 +134,8 @@ class ShareFetch:
         self._locks: list[tuple[ShareLeader, int]] = []
         #: Leaders elsewhere that the answer names.
         self._leaders: dict[_Key, tuple[int, int]] = {}
-        self._answer: Prompt | None = None
-        self._parked: Prompt | None = None
+        self._answer: DeferredResponse | None = None
+        self._parked: DeferredResponse | None = None
 
     @staticmethod
     def _rotated(keys: list[_Key], epoch: int) -> list[_Key]:
@@ -97,20 +151,20 @@ class ShareFetch:
         elif body.max_wait_ms <= 0:
             self._collect(must=True)
         else:
-            self._parked = self._broker.purgatory.park_fetch(
+            self._parked = self._services.purgatory.park_fetch(
                 keys=self._wake_keys(),
                 attempt=self._attempt,
                 expire=self._expire,
-                deadline_ms=self._broker.clock.now_ms() + body.max_wait_ms,
+                deadline_ms=self._services.node.clock.now_ms() + body.max_wait_ms,
             )
-            self._broker.share.waiting_fetches += 1
+            self._services.partitions.waiting_fetches += 1
             self._parked.add_done_callback(self._woken)
             if self._acks.settled:
                 return self._parked
             self._parked.add_done_callback(lambda _: self._finish())
         if self._entries is not None and self._acks.settled:
             return self._encode()
-        self._answer = Prompt()
+        self._answer = DeferredResponse()
         self._answer.add_done_callback(self._given_up)
         self._acks.on_settled = self._finish
         return self._answer
@@ -136,11 +190,11 @@ class ShareFetch:
         # A member with another assignment is let go, to ask for its new partitions.
         return self._done() if self._collect(must=self._session.reassigned) else None
 
-    def _woken(self, _: Prompt) -> None:
-        self._broker.share.waiting_fetches -= 1
+    def _woken(self, _: DeferredResponse) -> None:
+        self._services.partitions.waiting_fetches -= 1
 
     def _expire(self) -> Body:
-        self._broker.share.expired_fetches += 1
+        self._services.partitions.expired_fetches += 1
         self._collect(must=True)
         return self._done()
 
@@ -156,7 +210,7 @@ class ShareFetch:
         self._acks.on_settled = None
         answer.set_result(self._encode())
 
-    def _given_up(self, answer: Prompt) -> None:
+    def _given_up(self, answer: DeferredResponse) -> None:
         if answer.cancelled():
             if self._parked is not None:
                 self._parked.cancel()
@@ -167,18 +221,21 @@ class ShareFetch:
     def _collect(self, *, must: bool) -> bool:
         """Acquire what there is, if that is enough to answer, or `must` be."""
         session = self._session
-        if self._broker.share.sessions.get(session.group_id, session.member_id) is not session:
+        if (
+            self._services.partitions.sessions.get(session.group_id, session.member_id)
+            is not session
+        ):
             self._entries = {}  # Closed, or opened anew: nothing is acquired for it any more.
             return True
         if not must and not self._worth_answering():
             return False
         entries: dict[_Key, PartitionRecords] = {}
         left_records, left_bytes = self._request.max_records, self._max_bytes()
-        topic = self._broker.share.topic
+        topic = self._services.partitions.topic
         for key in self._keys:
             if key not in session.partitions:
                 continue
-            leader = self._broker.share.lead(session.group_id, *key)
+            leader = self._services.partitions.lead(session.group_id, *key)
             meter = topic(key[0])
             if meter is not None:
                 meter.fetches += 1
@@ -205,15 +262,16 @@ class ShareFetch:
                     left_records -= got.total
                     size = sum(map(len, records))
                     left_bytes -= size
-                    self._broker.metrics.topic(leader.partition.topic).bytes_out += size
+                    self._services.metrics.topic(leader.partition.topic).bytes_out += size
             entries[key] = entry
         if not must and not self._locks and not any(e.error_code for e in entries.values()):
             return False
         self._entries = entries
         if self._locks:
-            service, group_id = self._broker.share, session.group_id
-            service.acquire_times.note(group_id, service.now_ms() - self._begun_ms)
-            service.fetch_ratios.note(group_id, 100 * len(self._locks) // len(self._keys))
+            partitions, group_id = self._services.partitions, session.group_id
+            took_ms = self._services.node.clock.now_ms() - self._begun_ms
+            partitions.acquire_times.note(group_id, took_ms)
+            partitions.fetch_ratios.note(group_id, 100 * len(self._locks) // len(self._keys))
         return True
 
     def _worth_answering(self) -> bool:
@@ -221,7 +279,7 @@ class ShareFetch:
         session, body = self._session, self._request
         available = 0
         for key in self._keys:
-            leader = self._broker.share.lead(session.group_id, *key)
+            leader = self._services.partitions.lead(session.group_id, *key)
             if isinstance(leader, Failure):
                 if session.partitions.get(key):
                     return True
@@ -237,14 +295,15 @@ class ShareFetch:
         return False
 
     def _max_bytes(self) -> int:
-        broker = self._broker
-        limit = min(self._request.max_bytes, broker.image.broker_config["fetch.max.bytes"])
-        limit = min(limit, broker.answer_room())
+        config = self._services.cache.image.broker_config
+        limit = min(self._request.max_bytes, config["fetch.max.bytes"])
+        limit = min(limit, self._services.response_limits.fetch_bytes_max())
         return limit if self._room is None else min(limit, self._room)
 
     def _refusal(self, key: _Key, failure: Failure) -> PartitionRecords:
         entry = PartitionRecords(key[1], failure.code, failure.message)
-        leader = current_leader(self._broker, key, failure.code)
+        services = self._services
+        leader = current_leader(services.cache.image, services.node.id, key, failure.code)
         if leader is None:
             return entry
         self._leaders[key] = leader
@@ -275,30 +334,32 @@ class ShareFetch:
                 topics.setdefault(key[0], []).append(
                     _with_result(PartitionRecords(key[1]), failures.get(key))
                 )
-        broker = self._broker
-        lock_ms = broker.share.settings(self._session.group_id).lock_duration_ms
+        services = self._services
+        lock_ms = services.partitions.settings(self._session.group_id).lock_duration_ms
         leaders = self._leaders.values()
-        endpoints = endpoints_of(broker, self._peer, leaders) if leaders else ()
+        endpoints = endpoints_of(services.cache.image, self._peer, leaders) if leaders else ()
         return write_fetch(topics, acquisition_lock_timeout_ms=lock_ms, endpoints=endpoints)
 
 
-def current_leader(broker: Broker, key: _Key, code: int) -> tuple[int, int] | None:
+def current_leader(
+    image: MetadataImage, node_id: int, key: _Key, code: int
+) -> tuple[int, int] | None:
     """Id and epoch of the leader that a refusal names (KIP-951); None if it names none."""
     if code not in (ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch):
         return None
-    topic = broker.image.topics_by_id.get(key[0])
+    topic = image.topics_by_id.get(key[0])
     if topic is None or not 0 <= key[1] < len(topic.partitions):
         return None
     found = topic.partitions[key[1]]
     # This broker refuses although it leads: it is cut off, or reads the state again.
-    return None if found.leader == broker.node_id else (found.leader, found.leader_epoch)
+    return None if found.leader == node_id else (found.leader, found.leader_epoch)
 
 
 def endpoints_of(
-    broker: Broker, peer: Peer, leaders: Iterable[tuple[int, int]]
+    image: MetadataImage, peer: Peer, leaders: Iterable[tuple[int, int]]
 ) -> list[tuple[int, str, int, str | None]]:
     """Node id, host, port and rack of each of these leaders, on the listener of the client."""
-    found = leader_endpoints(broker, peer.listener, (leader_id for leader_id, _ in leaders))
+    found = leader_endpoints(image, peer.listener, (leader_id for leader_id, _ in leaders))
     return [(row["node_id"], row["host"], row["port"], row["rack"]) for row in found]
 
 

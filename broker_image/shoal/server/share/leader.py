@@ -1,9 +1,8 @@
-"""A share partition on the broker that leads its partition: the window with its log, its persisted
-state, its timer and those who wait for it.
+"""A share partition on the broker that leads its partition: its window, log, state and timer.
 
-Changes of one turn of the loop are written to the share coordinator as one record, and whoever
-waits for them is told when that is committed. If it cannot be written, the window is dropped and
-whoever waits is refused; the next fetch loads it again as persisted (`coordinator.share`).
+Changes of one turn of the loop go to the share coordinator as one record (`state_write`), and the
+requests that made them are answered once the record is committed. If the write fails, the leader
+drops the window and refuses those requests; the next fetch loads the persisted state.
 """
 
 from __future__ import annotations
@@ -13,12 +12,10 @@ from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shoal.coordinator.contract import Result
 from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted, acquire
-from shoal.coordinator.share.backoff import still_due
 from shoal.coordinator.share.batches import AbortedTransaction, scan
-from shoal.coordinator.share.fate import Doomed, Fate
-from shoal.coordinator.share.held import settle_letters
+from shoal.coordinator.share.delivery_failure import DeadLetterRange, FailurePolicy
+from shoal.coordinator.share.key_holders import hold_keys
 from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.selection import Selection
 from shoal.coordinator.share.settings import ShareSettings
@@ -27,23 +24,21 @@ from shoal.coordinator.share.share_partition import (
     SharePartition,
     StateBatch,
 )
-from shoal.coordinator.share.state_store import NONE, ShareStateShard
+from shoal.coordinator.share.state_store import NONE
 from shoal.coordinator.share.states import AVAILABLE
 from shoal.log.errors import LogOffline, OffsetOutOfRange
 from shoal.metadata.config_keys import duration_ms
-from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.record.batch import CorruptBatch
 from shoal.replication.partition import Partition
 from shoal.server.metrics.share_meters import FetchMeter
 from shoal.server.share import selection_fetch as share_selection
-from shoal.server.share.state_write import Failure, StateWrite, Waiter, told
+from shoal.server.share.state_write import Failure, StateWrite, Waiter, client_failure
 
 if TYPE_CHECKING:
     import asyncio
 
-    from shoal.server.share.service import ShareService
-    from shoal.server.timers import Timer
+    from shoal.server.share.ports import Cancellable, LeaderPorts
 
 #: What a record is taken to measure before any was read, and the least that one read asks for.
 RECORD_SIZE_GUESS = 1024
@@ -71,15 +66,13 @@ class ShareLeader:
     """One share partition. Owned by the share service."""
 
     __slots__ = (
-        "_asked_ms",
-        "_carried",
-        "_changes",
         "_leader_epoch",
-        "_loop_dirty",
+        "_load_began_ms",
+        "_ports",
         "_state_partition",
         "_timer",
         "_timer_ms",
-        "_waiters",
+        "_write",
         "_writes",
         "acquired_total",
         "dead_letters",
@@ -88,72 +81,69 @@ class ShareLeader:
         "fetches",
         "key",
         "meter",
+        "now_ms",
         "partition",
         "phase",
         "record_size",
         "redelivered_total",
         "selection",
-        "service",
         "share",
         "wake_key",
     )
 
-    def __init__(self, service: ShareService, key: ShareKey, partition: Partition) -> None:
-        self.service = service
+    def __init__(self, ports: LeaderPorts, key: ShareKey, partition: Partition) -> None:
+        self._ports = ports
+        self.now_ms = ports.now_ms
         self.key = key
         self.partition = partition
         self.phase = Phase.LOADING
         self.failure: Failure | None = None
         self.share = SharePartition(0)
-        self.dead_letters = service.dead_letters_of(self)
-        self.meter = service.meter(partition.topic)
-        #: What fetches wait for beside the partition's own key.
+        self.dead_letters = ports.dead_letters_of(self)
+        self.meter = ports.meter(partition.topic)
+        #: Fetches wait for it, beside the partition's own key.
         self.wake_key = ("share", key.group_id, key.topic_id, key.partition)
         self.expired_total = self.acquired_total = self.redelivered_total = 0
         self.fetches = FetchMeter()
         #: Bytes of a record, as last read.
         self.record_size = float(RECORD_SIZE_GUESS)
-        #: What is known of single records, in groups that have key order, delay or priority.
+        #: Facts of single records, in groups that have key order, delay or priority.
         self.selection: Selection | None = None
-        self._changes: list[StateBatch] = []
-        self._waiters: list[Waiter] = []
-        self._loop_dirty = False
+        #: The last write; it takes changes until it is closed. And writes without a result.
+        self._write: StateWrite | None = None
         self._writes = 0
-        #: A write is under way to a coordinator on another broker; what comes meanwhile waits.
-        self._carried = False
         self._leader_epoch = partition.leader_epoch
-        self._timer: Timer | None = None
+        self._timer: Cancellable | None = None
         self._timer_ms = 0
+        self._load_began_ms = 0
         self._state_partition: int | None = None
 
     @property
     def settings(self) -> ShareSettings:
         """The group's configs as of now."""
-        return self.service.settings(self.key.group_id)
+        return self._ports.settings(self.key.group_id)
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing is lost by dropping it: no locks, and no write under way."""
-        return not (
-            self.share.locks.live
-            or self._changes
-            or self._waiters
-            or self._writes
-            or self.dead_letters.pending
-        )
+        return not (self.share.locks.live or self._writes or self.dead_letters.pending)
+
+    @property
+    def may_be_dropped(self) -> bool:
+        """Whether a group without members loses nothing by dropping it.
+
+        Only a leader has the records behind a held key, and those in back-off.
+        """
+        kept = self.share.key_holders or self.share.backing_off
+        return self.phase is Phase.ACTIVE and self.is_idle and not kept
 
     # Loading and dropping.
 
     def load(self) -> None:
-        """Read the persisted state; the partition serves, or is dropped, once it is there."""
-        self._asked_ms = self.service.now_ms()
-        leader_epoch = self._leader_epoch = self.partition.leader_epoch
-        reply = self.service.persister.ask(
-            self.key,
-            lambda shard, now_ms: _read(shard, now_ms, self.key, leader_epoch),
-            ApiKey.READ_SHARE_GROUP_STATE,
-            {"leader_epoch": leader_epoch},
-        )
+        """Read the persisted state, then serve; drop the share partition if that fails."""
+        self._load_began_ms = self.now_ms()
+        self._leader_epoch = self.partition.leader_epoch
+        reply = self._ports.read_state(self.key, self._leader_epoch)
         if reply.done():
             self._loaded(reply)
         else:
@@ -163,16 +153,16 @@ class ShareLeader:
         if self.phase is not Phase.LOADING or reply.cancelled():
             return
         error = reply.exception()
-        answer = {} if error is not None else reply.result()
         if isinstance(error, ApiError):
-            self.drop(told(error.code, error.message))
+            self.drop(client_failure(error.code, error.message))
             return
         if error is not None:
             raise error
+        answer = reply.result()
         if answer["error_code"]:
-            self.drop(told(answer["error_code"], answer.get("error_message")))
+            self.drop(client_failure(answer["error_code"], answer.get("error_message")))
             return
-        if self.partition.lost(self._leader_epoch):
+        if self.partition.lost_leadership_since(self._leader_epoch):
             self.drop(Failure(ErrorCode.not_leader_or_follower))
             return
         log, start_offset = self.partition.log, answer["start_offset"]
@@ -181,23 +171,23 @@ class ShareLeader:
             start_offset = self._first_offset()
         self.share = SharePartition.load(
             start_offset,
-            [_state_batch(b) for b in answer.get("state_batches", ())],
+            answer["state_batches"],
             state_epoch=answer["state_epoch"],
             leader_epoch=self.partition.leader_epoch,
             log_start_offset=log.log_start_offset,
             log_end_offset=log.log_end_offset,
-            delays=answer.get("delays", ()),
+            delays=answer["delays"],
         )
-        self._state_partition = self.service.states.partition_for(self.key.coordinator_key())
+        self._state_partition = self._ports.state_partition_of(self.key)
         self.phase = Phase.ACTIVE
         self._arm()
-        self.service.load_times.note(self.key.group_id, self.service.now_ms() - self._asked_ms)
+        self._ports.load_times.note(self.key.group_id, self.now_ms() - self._load_began_ms)
         if is_new:
             # Where the group begins is decided once: a restart must not move `latest` on.
             self.persist(())
         self.configured()
         self.dead_letters.load()
-        self.service.wake(self)
+        self._ports.wake(self.wake_key)
 
     def _first_offset(self) -> int:
         """Where a group starts that never read this partition (share.auto.offset.reset)."""
@@ -207,7 +197,7 @@ class ShareLeader:
         if policy != "latest":
             back_ms = duration_ms(policy.partition(":")[2]) or 0
             found = partition.log.offset_for_timestamp(
-                self.service.now_ms() - back_ms, max_offset=partition.high_watermark
+                self.now_ms() - back_ms, max_offset=partition.high_watermark
             )
             if found is not None:
                 return found[1]
@@ -221,11 +211,16 @@ class ShareLeader:
         if self._timer is not None:
             self._timer.cancel()
         self.dead_letters.stop()
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter(failure)
-        self.service.dropped(self)
-        (self.service.wake if served else self.service.wake_later)(self)
+        write = self._write
+        if write is not None and not write.is_closed:
+            write.is_closed = True
+            self._writes -= 1
+            for waiter in write.waiters:
+                waiter(failure)
+        self._ports.dropped(self.key)
+        if self.moved in self.partition.on_advance:
+            self.partition.on_advance.remove(self.moved)
+        (self._ports.wake if served else self._ports.wake_later)(self.wake_key)
 
     # What members ask.
 
@@ -237,18 +232,18 @@ class ShareLeader:
     def may_acquire(self) -> bool:
         """Whether a fetch may get something now."""
         settings = self.settings
-        if self.held(settings):
+        if self.is_delivery_stopped(settings):
             return False
         if settings.selection is not None:
             return share_selection.may_acquire(self, settings)
         return self.share.can_acquire(self.limit(settings), settings.max_record_locks)
 
-    def held(self, settings: ShareSettings) -> bool:
+    def is_delivery_stopped(self, settings: ShareSettings) -> bool:
         """Whether nothing is delivered now: the group is paused or floods its dead letters, or this
         broker hands over."""
-        if settings.paused or self.service.draining:
+        if settings.paused or self._ports.draining:
             return True
-        return settings.dead_letters and self.service.floods.holds(
+        return settings.dead_letters and self._ports.exceeds_dlq_rate(
             self.key.group_id, settings.flood_per_minute
         )
 
@@ -265,7 +260,9 @@ class ShareLeader:
         selection = self.selection
         if selection is not None and selection.may_choose():
             return wanted
-        offset = self.share.next_fetch_offset() if selection is None else selection.next_look()
+        offset = (
+            self.share.next_fetch_offset() if selection is None else selection.next_scan_offset()
+        )
         log, limit = self.partition.log, self.limit(self.settings)
         if not log.log_start_offset <= offset < limit:
             return 0
@@ -280,11 +277,11 @@ class ShareLeader:
             self.fetches.note(begun_ns, time.perf_counter_ns())
 
     def _fetch(self, wanted: Wanted, max_bytes: int) -> Fetched:
-        share, settings, partition = self.share, self.settings, self.partition
+        share, settings = self.share, self.settings
         limit = self.limit(settings)
-        now_ms = self.service.now_ms()
+        now_ms = self.now_ms()
         self.expire(now_ms)
-        if self.held(settings):
+        if self.is_delivery_stopped(settings):
             return Fetched((), NOTHING)
         if settings.selection is not None:
             views, got = share_selection.fetch(self, wanted, max_bytes, settings, now_ms)
@@ -298,12 +295,7 @@ class ShareLeader:
             guess = int(wanted.max_records * self.record_size * 1.1)
             size = min(max_bytes, max(guess, READ_SIZE_MIN))
             data, next_offset = self.read(offset, size, limit)
-            aborted: Sequence[AbortedTransaction] = ()
-            if settings.read_committed:
-                aborted = [
-                    AbortedTransaction(t.producer_id, t.first_offset, t.last_offset)
-                    for t in partition.log.aborted_transactions(offset, next_offset)
-                ]
+            aborted = self.aborted(offset, next_offset) if settings.read_committed else ()
             batches = scan(data, offset, aborted)
             if not len(batches):
                 break
@@ -316,31 +308,31 @@ class ShareLeader:
                 break
         return Fetched((), NOTHING)
 
-    def wants_look(self) -> bool:
+    def needs_scan(self) -> bool:
         """Whether records that no fetch has looked at are left, within the group's bounds."""
         settings = self.settings
         selection = share_selection.selection_of(self, settings)
-        return selection is not None and selection.wants_look(
+        return selection is not None and selection.needs_scan(
             selection.policy.lookahead, self.limit(settings)
         )
 
-    def look(self) -> bool:
+    def scan_ahead(self) -> bool:
         """Look at records that no member has fetched; whether a further look finds more.
 
         For groups with a delay, so that the broker counts what is due later. Raises `ApiError`
         when the log cannot be read.
         """
-        changes, more = share_selection.look(self, self.settings, self.service.now_ms())
+        changes, more = share_selection.scan_ahead(self, self.settings, self.now_ms())
         if changes:
-            self._write(changes)
+            self._persist(changes)
         self._arm()
-        self.service.wake(self)
+        self._ports.wake(self.wake_key)
         return more
 
     def _noted(self, got: Acquired) -> Acquired:
         """Persist what a fetch passed by, and count what it got."""
         if got.changes:
-            self._write(got.changes)
+            self._persist(got.changes)
         if got.total:
             self.acquired_total += got.total
             self.fetches.batches += len(got.records)
@@ -366,30 +358,37 @@ class ShareLeader:
         except (OSError, LogOffline) as error:
             raise ApiError(ErrorCode.kafka_storage_error, str(error)) from None
 
+    def aborted(self, first: int, end: int) -> list[AbortedTransaction]:
+        """Return the aborted transactions among records from `first` to before `end`."""
+        return [
+            AbortedTransaction(t.producer_id, t.first_offset, t.last_offset)
+            for t in self.partition.log.aborted_transactions(first, end)
+        ]
+
     def _log_start_moved(self) -> None:
         self.share.advance_log_start(self.partition.log.log_start_offset)
         if self.selection is not None:
-            self.selection.log_start_moved(self.service.now_ms())
+            self.selection.log_start_moved(self.now_ms())
 
     def acknowledge(
         self, member_id: str, acknowledgements: Sequence[Acknowledgement], waiter: Waiter
     ) -> Failure | None:
         """Settle what a member holds; `waiter` is called once that is committed, if it returns
         None, and never if it returns why it refuses."""
-        now_ms, settings, share = self.service.now_ms(), self.settings, self.share
+        now_ms, settings, share = self.now_ms(), self.settings, self.share
         for one in acknowledgements:
             if len(one) == 4 and one[3] > settings.release_delay_max_ms:
                 return _too_late(one[3], settings.release_delay_max_ms)
         was_full = share.in_flight >= settings.max_record_locks
         outcome = share.acknowledge(
-            now_ms, member_id, acknowledgements, settings, self._fate(now_ms, settings)
+            now_ms, member_id, acknowledgements, settings, self._on_failure(now_ms, settings)
         )
         if outcome.error is not ErrorCode.none:
             return Failure(outcome.error, outcome.message)
         if outcome.changes:
             self.persist(outcome.changes, waiter)
             if was_full or settings.selection is not None or _frees(outcome.changes):
-                self.service.wake(self)
+                self._ports.wake(self.wake_key)
         else:
             self._arm()
             waiter(None)
@@ -401,46 +400,48 @@ class ShareLeader:
         if self.phase is not Phase.ACTIVE:
             return
         limit = self.settings.delivery_count_limit
-        fate = None if undelivered else self._fate(self.service.now_ms(), self.settings)
-        changes = self.share.end_locks(locks, limit, undelivered=undelivered, fate=fate)
+        on_failure = None if undelivered else self._on_failure(self.now_ms(), self.settings)
+        changes = self.share.end_locks(locks, limit, undelivered=undelivered, on_failure=on_failure)
         if changes:
             self.persist(changes)
-            self.service.wake(self)
+            self._ports.wake(self.wake_key)
 
     def take_back(self, lock: int) -> None:
         """Records acquired under a lock never left the broker."""
         changes = self.share.take_back(lock, self.settings.delivery_count_limit)
         if self.selection is not None:
-            self.selection.changed(changes, self.service.now_ms())
-        self.service.wake(self)
+            self.selection.changed(changes, self.now_ms())
+        self._ports.wake(self.wake_key)
 
     def moved(self, partition: Partition) -> None:
         """The high watermark or the log's start moved. The window follows the latter."""
         if self.phase is not Phase.ACTIVE:
             return
-        if partition.lost(self._leader_epoch):
+        if partition.lost_leadership_since(self._leader_epoch):
             self.drop(Failure(ErrorCode.not_leader_or_follower))
         elif partition.log.log_start_offset > self.share.start_offset:
             self._log_start_moved()
             self.persist(())
-            self.service.wake(self)
+            self._ports.wake(self.wake_key)
 
     # Dead letters that hold keys.
 
-    def letters_written(self, doomed: Sequence[Doomed], *, dropped: bool = False) -> None:
+    def dead_letters_written(
+        self, ranges: Sequence[DeadLetterRange], *, dropped: bool = False
+    ) -> None:
         """Dead letters are committed, or given up: their records leave the window, or hold their
         keys until somebody frees them, if the group wants that of letters that are there."""
         share = self.share
-        if self._letters_hold_keys and not dropped:
-            changes = settle_letters(share, self.selection, doomed)
+        if self._dead_letters_hold_keys and not dropped:
+            changes = hold_keys(share, self.selection, ranges)
         else:
-            changes = [x for one in doomed for x in share.archived(one.first, one.last)]
+            changes = [x for one in ranges for x in share.archived(one.first, one.last)]
         if changes or share.delays:
             self.persist(changes)
-            self.service.wake(self)
+            self._ports.wake(self.wake_key)
 
     @property
-    def _letters_hold_keys(self) -> bool:
+    def _dead_letters_hold_keys(self) -> bool:
         policy = self.settings.selection
         return policy is not None and policy.dead_letters_hold_keys
 
@@ -451,17 +452,21 @@ class ShareLeader:
         changes: list[StateBatch] = []
         for first, last in ranges:
             changes += self.share.free(first, last)
-        if changes or self._writes or self._changes:
+        if changes or self._writes:
             self.persist(changes, waiter)
-            self.service.wake(self)
+            self._ports.wake(self.wake_key)
         else:
             waiter(None)
 
     def configured(self) -> None:
         """The group's configs have changed: dead letters may hold keys no longer."""
-        if self.phase is Phase.ACTIVE and self.share.held and not self._letters_hold_keys:
-            self.free([(f, x) for f, x, _ in self.share.held_ranges()], lambda _: None)
-        self.service.wake(self)
+        if (
+            self.phase is Phase.ACTIVE
+            and self.share.key_holders
+            and not self._dead_letters_hold_keys
+        ):
+            self.free([(f, x) for f, x, _ in self.share.key_holder_ranges()], lambda _: None)
+        self._ports.wake(self.wake_key)
 
     # Time.
 
@@ -474,22 +479,22 @@ class ShareLeader:
         if self.selection is not None:
             self.selection.available_again(ended, now_ms)
             if self.selection.end_delays(now_ms):
-                self.service.wake(self)
+                self._ports.wake(self.wake_key)
         if ended:
-            self.service.wake(self)
+            self._ports.wake(self.wake_key)
         settings = self.settings
         freed, changes = self.share.expire(
-            now_ms, settings.delivery_count_limit, self._fate(now_ms, settings)
+            now_ms, settings.delivery_count_limit, self._on_failure(now_ms, settings)
         )
         self.expired_total += freed
         if changes:
             self.persist(changes)
-            self.service.wake(self)
+            self._ports.wake(self.wake_key)
 
-    def _fate(self, now_ms: int, settings: ShareSettings) -> Fate | None:
+    def _on_failure(self, now_ms: int, settings: ShareSettings) -> FailurePolicy | None:
         if settings.backoff is None and not settings.dead_letters:
             return None
-        return Fate(now_ms, self.service.random, settings.backoff, settings.dead_letters)
+        return FailurePolicy(now_ms, self._ports.random, settings.backoff, settings.dead_letters)
 
     def _next_deadline_ms(self) -> int | None:
         """When a lock, a wait or a delay ends next."""
@@ -509,101 +514,68 @@ class ShareLeader:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ms = deadline_ms
-        self._timer = self.service.at(deadline_ms, self._due)
+        self._timer = self._ports.at(deadline_ms, self._due)
 
     def _due(self) -> None:
         self._timer = None
-        self.service.expire_soon(self)
+        self._ports.run_soon(self.tick)
 
     def tick(self) -> None:
         """The timer has fired: end what is due, and wait for the next."""
         if self.phase is Phase.ACTIVE:
-            self.expire(self.service.now_ms())
+            self.expire(self.now_ms())
             self._arm()
+
+    def wake_soon(self) -> None:
+        """Wake the waiting fetches in the next turn of the loop."""
+        self._ports.wake_soon(self.wake_key)
 
     # Persistence.
 
     def persist(self, changes: Sequence[StateBatch], waiter: Waiter | None = None) -> None:
         """Write changes, and the start offset, with all others of this turn of the loop."""
         if self.selection is not None:
-            self.selection.changed(changes, self.service.now_ms())
-        self._write(changes, waiter)
+            self.selection.changed(changes, self.now_ms())
+        self._persist(changes, waiter)
 
-    def _write(self, changes: Sequence[StateBatch], waiter: Waiter | None = None) -> None:
-        self._changes += changes
-        if self.share.delays:
+    def _persist(self, changes: Sequence[StateBatch], waiter: Waiter | None = None) -> None:
+        share, write = self.share, self._write
+        start_offset = share.start_offset
+        if write is None or write.is_closed:
+            write = self._write = StateWrite(
+                self.key,
+                self._written,
+                partition=self._state_partition,
+                state_epoch=share.state_epoch,
+                leader_epoch=share.leader_epoch,
+                begun_ms=self.now_ms(),
+            )
+            self._writes += 1
+            self._ports.write_state(write)
+        write.changes += changes
+        write.start_offset = start_offset
+        write.delivery_complete_count = share.complete
+        if share.delays:
+            write.delays += share.delays
+            share.delays = []
             self._arm()
+        if share.dead_letters:
+            write.dead_letters += share.dead_letters
+            share.dead_letters = []
         if waiter is not None:
-            self._waiters.append(waiter)
-        if not self._loop_dirty:
-            self._loop_dirty = True
-            self.service.flush_soon(self)
+            write.waiters.append(waiter)
 
-    def flush(self) -> None:
-        """Give what has gathered to the share coordinator."""
-        self._loop_dirty = False
-        if self.phase is not Phase.ACTIVE or self._carried:
-            return
-        write = StateWrite(self, self._changes, self._waiters)
-        self._changes, self._waiters = [], []
-        self._writes += 1
-        now_ms = write.begun_ms
-        if self._state_partition is not None and self.service.persister.is_here(self.key):
-            self.service.states.write(self._state_partition, write, now_ms)
-            return
-        self._carried = True
-        share = self.share
-        self.service.persister.write_elsewhere(
-            self.key,
-            state_epoch=share.state_epoch,
-            leader_epoch=share.leader_epoch,
-            start_offset=write.start_offset,
-            delivery_complete_count=write.delivery_complete_count,
-            batches=write.changes,
-            delays=write.delays,
-            decide=write.decide_late,
-        ).add_done_callback(lambda done: self._carried_out(write, done))
-
-    def _carried_out(self, write: StateWrite, done: asyncio.Future[Any]) -> None:
-        """A write at another broker has its answer."""
-        self._carried = False
-        if done.cancelled():
-            return
-        answer = done.result()
-        code = answer["error_code"]
-        write.set_result({"refusal": (code, answer.get("error_message")) if code else None})
-        if self.phase is Phase.ACTIVE and (self._changes or self._waiters):
-            self.flush()
-
-    def written(
-        self, failure: Failure | None, waiters: Sequence[Waiter], doomed: Sequence[Doomed]
-    ) -> None:
-        """A write has been committed, or has failed. What it made ARCHIVING gets its letter."""
+    def _written(self, write: StateWrite, failure: Failure | None) -> None:
+        """A write has been committed, or has failed. What it made ARCHIVING gets dead letters."""
         self._writes -= 1
-        for waiter in waiters:
+        if failure is None:
+            self._ports.write_times.note("", self.now_ms() - write.begun_ms)
+        for waiter in write.waiters:
             waiter(failure)
         if failure is not None:
             self.drop(failure)
-        elif doomed and self.phase is Phase.ACTIVE:
-            self.dead_letters.add(doomed)
-
-
-def _read(
-    shard: ShareStateShard, now_ms: int, key: ShareKey, leader_epoch: int
-) -> tuple[dict[str, Any], Result]:
-    state, change = shard.read(now_ms, key, leader_epoch)
-    if state is None:
-        assert change.refusal is not None
-        code, message = change.refusal
-        return {"error_code": code, "error_message": message}, Result()
-    answer = {
-        "error_code": ErrorCode.none,
-        "start_offset": state.start_offset,
-        "state_epoch": state.state_epoch,
-        "state_batches": list(state.batches),
-        "delays": still_due(state.delays, now_ms=now_ms, start_offset=state.start_offset),
-    }
-    return answer, Result(() if change.record is None else (change.record,))
+        elif write.dead_letters and self.phase is Phase.ACTIVE:
+            self.dead_letters.add(write.dead_letters)
 
 
 def _too_late(delay_ms: int, max_ms: int) -> Failure:
@@ -619,10 +591,3 @@ def _frees(changes: Sequence[StateBatch]) -> bool:
         if state == AVAILABLE:
             return True
     return False
-
-
-def _state_batch(found: Any) -> StateBatch:
-    """A batch as the shard has it, or as the RPC's answer does."""
-    if isinstance(found, tuple):
-        return found
-    return (found.first_offset, found.last_offset, found.delivery_state, found.delivery_count)

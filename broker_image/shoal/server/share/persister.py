@@ -1,37 +1,42 @@
-"""Share partitions' state, wherever its coordinator is (Kafka's Persister, KIP-932).
+"""Share partitions' state, on whichever broker is its coordinator (Kafka's Persister, KIP-932).
 
-Where this broker leads the state's partition of `__share_group_state` its own shard decides, in
-this turn of the loop. Otherwise the request goes to the broker that leads it, and is sent again
-while that one moves or loads: each of them says what is to be, so a second time changes nothing.
+If this broker leads the state's partition of `__share_group_state`, its own shard decides in this
+turn of the loop. Otherwise the persister sends the RPC to the leader of that partition, and retries
+while the coordinator moves or loads. Each request states the result, so a retry changes nothing.
 
-Answers are mappings, with `error_code` and what the RPC's answer has of one partition.
+Answers are mappings with `error_code` and the fields of the RPC's answer for one partition.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.client.errors import ClientError
 from shoal.coordinator.contract import Result
-from shoal.coordinator.share.backoff import Delay
+from shoal.coordinator.share.backoff import Delay, still_due
 from shoal.coordinator.share.records import ShareKey
-from shoal.coordinator.share.share_partition import StateBatch
 from shoal.coordinator.share.state_store import NONE, Change, ShareStateShard
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
-    from shoal.server.broker import Broker
-    from shoal.server.share.state_coordinator import ShareStates
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.network.peers import Peers
+    from shoal.server.node import Node
+    from shoal.server.share.state_coordinator import StateCoordinator
+    from shoal.server.share.state_write import StateWrite
 
 Answer = Mapping[str, Any]
 Decide = Callable[[ShareStateShard, int], tuple[Answer, Result]]
 #: How long a coordinator may take to move, and the pauses between two tries.
 PATIENCE_MS = 5_000
 _PAUSE_MS, _PAUSE_MAX_MS = 10, 200
-#: What passes once the coordinator has been found, or has loaded.
+#: How long writes are decided before other work gets its turn.
+FLUSH_STEP_S = 0.005
+#: Errors that end once the coordinator has been found, or has loaded.
 _RETRIED = {
     ErrorCode.coordinator_not_available,
     ErrorCode.not_coordinator,
@@ -41,47 +46,121 @@ _RETRIED = {
 
 
 class Persister:
-    """Owns nothing: the states are `ShareStates`', the connections `Peers`'."""
+    """Owns the writes that wait for the end of this turn, or for an earlier write of their key."""
 
-    def __init__(self, broker: Broker, states: ShareStates) -> None:
-        self._broker = broker
+    def __init__(
+        self, node: Node, cache: MetadataCache, peers: Peers, states: StateCoordinator
+    ) -> None:
+        self._node = node
+        self._cache = cache
+        self._peers = peers
         self._states = states
+        self._queue: deque[StateWrite] = deque()
+        #: By key, while a write is under way to another broker: the next write, if there is one.
+        self._remote: dict[ShareKey, StateWrite | None] = {}
 
     def is_here(self, key: ShareKey) -> bool:
         """Whether this broker is, or is about to be, the coordinator of that key."""
-        if len(self._broker.image.brokers) == 1:
+        if len(self._cache.image.brokers) == 1:
             return True
         try:
-            return self._states.coordinator_of(key.coordinator_key()) == self._broker.node_id
+            return self._states.coordinator_of(key.coordinator_key()) == self._node.id
         except ApiError:
             return False
 
-    def ask(
-        self, key: ShareKey, decide: Decide, api_key: ApiKey, row: Mapping[str, Any]
-    ) -> asyncio.Future[Any]:
-        """Have `decide` decided here, or the RPC with that row of a partition answered."""
-        if not self.is_here(key):
-            return asyncio.ensure_future(self._carried(key, decide, api_key, row))
-        reply = self._states.decide(key, decide)
-        if reply.done() and _is_retried(reply):
-            return asyncio.ensure_future(self._carried(key, decide, api_key, row))
-        return reply
+    # Writes of leaders.
 
-    def _ask_patiently(
-        self, key: ShareKey, decide: Decide, api_key: ApiKey, row: Mapping[str, Any]
-    ) -> asyncio.Future[Any]:
-        """`ask`, repeated for `PATIENCE_MS` while a coordinator moves or loads, also a local one.
+    def write(self, write: StateWrite) -> None:
+        """Send a write at the end of this turn of the loop, and close it then."""
+        if not self._queue:
+            self._node.loop.call_soon(self._flush)
+        self._queue.append(write)
 
-        Admin requests use it: after a restart the group is there before its state is.
-        """
-        return asyncio.ensure_future(self._carried(key, decide, api_key, row))
+    def _flush(self) -> None:
+        queue, loop, states = self._queue, self._node.loop, self._states
+        now_ms = self._node.clock.now_ms()
+        end = loop.time() + FLUSH_STEP_S
+        states.begin_writes()
+        try:
+            while queue:
+                self._send(queue.popleft(), now_ms)
+                if loop.time() >= end:
+                    break
+        finally:
+            if queue:
+                loop.call_soon(self._flush)
+            # In the same turn, since every turn polls the sockets.
+            states.end_writes(now_ms)
+
+    def _send(self, write: StateWrite, now_ms: int) -> None:
+        if write.is_closed:
+            return  # Its leader was dropped.
+        if self._remote and write.key in self._remote:
+            self._remote[write.key] = write
+            return
+        write.is_closed = True
+        if write.partition is not None and self.is_here(write.key):
+            self._states.write(write.partition, write, now_ms)
+            return
+        self._remote[write.key] = None
+        row = {
+            "state_epoch": write.state_epoch,
+            "leader_epoch": write.leader_epoch,
+            "start_offset": write.start_offset,
+            "delivery_complete_count": write.delivery_complete_count,
+            "state_batches": [
+                {
+                    "first_offset": first,
+                    "last_offset": last,
+                    "delivery_state": state,
+                    "delivery_count": count,
+                }
+                for first, last, state, count in write.changes
+            ],
+            "delays": delay_entries(write.delays),
+        }
+        sent = asyncio.ensure_future(
+            self._carried(write.key, _decision_of(write), ApiKey.WRITE_SHARE_GROUP_STATE, row)
+        )
+        sent.add_done_callback(lambda done: self._sent(write, done))
+
+    def _sent(self, write: StateWrite, done: asyncio.Future[Answer]) -> None:
+        """Another broker has answered a write."""
+        following = self._remote.pop(write.key)
+        if done.cancelled():
+            return
+        answer = done.result()
+        code = answer["error_code"]
+        write.set_result({"refusal": (code, answer.get("error_message")) if code else None})
+        if following is not None and not following.is_closed:
+            self.write(following)
+
+    # Requests.
+
+    def read(self, key: ShareKey, leader_epoch: int) -> asyncio.Future[Answer]:
+        """ReadShareGroupState, for a leader. State batches and delays are tuples."""
+
+        def decide(shard: ShareStateShard, now_ms: int) -> tuple[Answer, Result]:
+            state, change = shard.read(now_ms, key, leader_epoch)
+            answer, result = answer_of(change)
+            if state is not None:
+                start_offset = state.start_offset
+                answer["start_offset"] = start_offset
+                answer["state_epoch"] = state.state_epoch
+                answer["state_batches"] = list(state.batches)
+                waits = still_due(state.delays, now_ms=now_ms, start_offset=start_offset)
+                answer["delays"] = waits
+            return answer, result
+
+        row = {"leader_epoch": leader_epoch}
+        return self._ask(key, decide, ApiKey.READ_SHARE_GROUP_STATE, row)
 
     def initialize(
         self, key: ShareKey, *, state_epoch: int, start_offset: int
-    ) -> asyncio.Future[Any]:
+    ) -> asyncio.Future[Answer]:
         """InitializeShareGroupState."""
         row = {"state_epoch": state_epoch, "start_offset": start_offset}
-        return self._ask_patiently(
+        return self._ask(
             key,
             lambda shard, now_ms: answer_of(
                 shard.initialize(now_ms, key, state_epoch=state_epoch, start_offset=start_offset)
@@ -90,67 +169,53 @@ class Persister:
             row,
         )
 
-    def delete(self, key: ShareKey) -> asyncio.Future[Any]:
+    def delete(self, key: ShareKey) -> asyncio.Future[Answer]:
         """DeleteShareGroupState."""
-        return self._ask_patiently(
+        return self._ask(
             key,
             lambda shard, _: answer_of(shard.delete(key)),
             ApiKey.DELETE_SHARE_GROUP_STATE,
             {},
         )
 
-    def summary(self, key: ShareKey) -> asyncio.Future[Any]:
+    def summary(self, key: ShareKey) -> asyncio.Future[Answer]:
         """ReadShareGroupStateSummary."""
-        return self._ask_patiently(
+        return self._ask(
             key,
             lambda shard, _: (summary_of(shard, key), Result()),
             ApiKey.READ_SHARE_GROUP_STATE_SUMMARY,
             {"leader_epoch": 0},
         )
 
-    def write_elsewhere(
-        self,
-        key: ShareKey,
-        *,
-        state_epoch: int,
-        leader_epoch: int,
-        start_offset: int,
-        delivery_complete_count: int,
-        batches: Sequence[StateBatch],
-        delays: Sequence[Delay],
-        decide: Decide,
-    ) -> asyncio.Future[Any]:
-        """WriteShareGroupState at another broker; `decide` where this one has come to be it."""
-        row = {
-            "state_epoch": state_epoch,
-            "leader_epoch": leader_epoch,
-            "start_offset": start_offset,
-            "delivery_complete_count": delivery_complete_count,
-            "state_batches": [
-                {
-                    "first_offset": first,
-                    "last_offset": last,
-                    "delivery_state": state,
-                    "delivery_count": count,
-                }
-                for first, last, state, count in batches
-            ],
-            "delays": delay_rows(delays),
-        }
-        return asyncio.ensure_future(
-            self._carried(key, decide, ApiKey.WRITE_SHARE_GROUP_STATE, row)
-        )
+    def _ask(
+        self, key: ShareKey, decide: Decide, api_key: ApiKey, row: Mapping[str, Any]
+    ) -> asyncio.Future[Answer]:
+        """Run `decide` locally, or send the RPC with `row` as its partition.
+
+        A local answer without an error that passes is there when this returns.
+        """
+        local = self._states.decide(key, decide) if self.is_here(key) else None
+        if local is not None and local.done() and not _is_retried(local):
+            return local
+        return asyncio.ensure_future(self._carried(key, decide, api_key, row, local))
 
     async def _carried(
-        self, key: ShareKey, decide: Decide, api_key: ApiKey, row: Mapping[str, Any]
+        self,
+        key: ShareKey,
+        decide: Decide,
+        api_key: ApiKey,
+        row: Mapping[str, Any],
+        local: asyncio.Future[Answer] | None = None,
     ) -> Answer:
-        loop = self._broker.loop
+        """Repeat a request for `PATIENCE_MS` while a coordinator moves or loads, also a local one.
+        `local` is the first try."""
+        loop = self._node.loop
         end = loop.time() + PATIENCE_MS / 1000
         pause_ms = _PAUSE_MS
         while True:
             answer: Answer
             try:
-                answer = await self._try(key, decide, api_key, row)
+                answer = await (local or self._try(key, decide, api_key, row))
             except ApiError as refused:
                 answer = {"error_code": refused.code, "error_message": refused.message}
             except ClientError as error:
@@ -158,31 +223,36 @@ class Persister:
                 answer = {"error_code": code, "error_message": str(error)}
             if answer["error_code"] not in _RETRIED or loop.time() >= end:
                 return answer
+            local = None
             await asyncio.sleep(pause_ms / 1000)
             pause_ms = min(2 * pause_ms, _PAUSE_MAX_MS)
 
     async def _try(
         self, key: ShareKey, decide: Decide, api_key: ApiKey, row: Mapping[str, Any]
     ) -> Answer:
-        made = self._states.ready()
-        if made is not None:
-            await made
+        created = self._states.ready()
+        if created is not None:
+            await created
         coordinator = self._states.coordinator_of(key.coordinator_key())
-        if coordinator == self._broker.node_id:
+        if coordinator == self._node.id:
             return await self._states.decide(key, decide)
         topic = {
             "topic_id": key.topic_id,
             "partitions": [{"partition": key.partition, **row}],
         }
         fields = {"group_id": key.group_id, "topics": [topic]}
-        answer = await self._broker.peers.request(coordinator, api_key, fields)
-        found = answer.results[0].partitions[0]
-        told = {
-            name: ErrorCode(value) if name == "error_code" else value
-            for name in _ANSWERED
-            if (value := getattr(found, name, None)) is not None
+        response = await self._peers.request(coordinator, api_key, fields)
+        entry = response.results[0].partitions[0]
+        answer = {
+            name: value for name in _ANSWERED if (value := getattr(entry, name, None)) is not None
         }
-        return told | {"delays": delays_of(found)}
+        answer["error_code"] = ErrorCode(entry.error_code)
+        answer["delays"] = delays_of(entry)
+        answer["state_batches"] = [
+            (b.first_offset, b.last_offset, b.delivery_state, b.delivery_count)
+            for b in getattr(entry, "state_batches", ())
+        ]
+        return answer
 
 
 def _is_retried(reply: asyncio.Future[Any]) -> bool:
@@ -191,20 +261,29 @@ def _is_retried(reply: asyncio.Future[Any]) -> bool:
     return isinstance(error, ApiError) and error.code in _RETRIED
 
 
-#: What answers have of a partition, over all of the RPCs.
+def _decision_of(write: StateWrite) -> Decide:
+    """Return how this broker decides on a write if it becomes the coordinator meanwhile."""
+
+    def decide(shard: ShareStateShard, now_ms: int) -> tuple[Answer, Result]:
+        result = shard.decide_update(now_ms, write)
+        code, message = result.replies[0].response["refusal"] or (ErrorCode.none, None)
+        return {"error_code": code, "error_message": message}, Result(result.records)
+
+    return decide
+
+
+#: Fields of a partition in the answers of all these RPCs.
 _ANSWERED = (
-    "error_code",
     "error_message",
     "state_epoch",
     "leader_epoch",
     "start_offset",
     "delivery_complete_count",
-    "state_batches",
 )
 
 
-def delay_rows(delays: Iterable[Delay]) -> list[dict[str, int]]:
-    """Waits as the RPCs carry them between our brokers (`codec.OWN_TAGS`)."""
+def delay_entries(delays: Iterable[Delay]) -> list[dict[str, int]]:
+    """Return delays as the RPCs between our brokers carry them (`codec.OWN_TAGS`)."""
     return [
         {
             "first_offset": first,
@@ -217,7 +296,7 @@ def delay_rows(delays: Iterable[Delay]) -> list[dict[str, int]]:
 
 
 def delays_of(entry: Any) -> list[Delay]:
-    """The waits that an entry of a partition tells of."""
+    """Return the delays in the entry of a partition."""
     return [
         (d.first_offset, d.last_offset, d.delivery_count, d.available_timestamp)
         for d in getattr(entry, "delays", ())
@@ -225,7 +304,7 @@ def delays_of(entry: Any) -> list[Delay]:
 
 
 def answer_of(change: Change) -> tuple[dict[str, Any], Result]:
-    """What is answered of one share partition, and the record behind it."""
+    """Return the answer for one share partition, and the record behind it."""
     if change.refusal is not None:
         code, message = change.refusal
         return {"error_code": code, "error_message": message}, Result()
@@ -234,8 +313,8 @@ def answer_of(change: Change) -> tuple[dict[str, Any], Result]:
 
 
 def summary_of(shard: ShareStateShard, key: ShareKey) -> dict[str, Any]:
-    """One partition's entry of ReadShareGroupStateSummary; of delays it tells those that are held
-    until they are freed."""
+    """Return one partition's entry of ReadShareGroupStateSummary. Its delays are the dead letters
+    that hold keys."""
     state, refusal = shard.summary(key)
     if refusal is not None:
         return {"error_code": refusal.code, "error_message": refusal.message}
@@ -245,5 +324,5 @@ def summary_of(shard: ShareStateShard, key: ShareKey) -> dict[str, Any]:
         "state_epoch": 0 if state is None else state.state_epoch,
         "leader_epoch": 0 if state is None else state.leader_epoch,
         "delivery_complete_count": NONE if state is None else state.delivery_complete_count,
-        "delays": [] if state is None else state.held(),
+        "delays": [] if state is None else state.key_holders(),
     }

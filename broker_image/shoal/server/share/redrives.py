@@ -17,7 +17,8 @@ from shoal.server.metrics.registry import Samples, label
 
 if TYPE_CHECKING:
     from shoal.replication.partition import Partition
-    from shoal.server.broker import Broker
+    from shoal.server.metrics.registry import Metrics
+    from shoal.server.replication.partitions import Partitions
 
 #: As `client.redrive_ledger` calls it. Its module is not imported: a broker needs no client.
 LEDGER = "shoal-redrives"
@@ -27,12 +28,12 @@ READ_BYTES = 1 << 20
 class Redrives:
     """What one broker has read of the ledger."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, partitions: Partitions, metrics: Metrics) -> None:
+        self._partitions = partitions
         self._partition: Partition | None = None
         self._next_offset = 0
         self._counts: dict[bytes, dict[str, int]] = {}
-        broker.metrics.add(
+        metrics.add(
             "shoal_share_group_redriven_total",
             "counter",
             "Dead letters of a group that were redriven.",
@@ -40,7 +41,7 @@ class Redrives:
         )
 
     def _samples(self) -> Samples:
-        partition = self._broker.partitions.by_name(LEDGER, 0)
+        partition = self._partitions.by_name(LEDGER, 0)
         if partition is None or not partition.is_leader:
             self._partition, self._counts = None, {}
             return []

@@ -9,30 +9,57 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from shoal.coordinator.share.acquisition import NOTHING, Acquired, Wanted
 from shoal.coordinator.share.batches import AbortedTransaction, Batches, scan
-from shoal.coordinator.share.recent import Recent
+from shoal.coordinator.share.read_cache import ReadCache
 from shoal.coordinator.share.selection import Range, Selection, encoded, open_lock, ranges_of
 from shoal.coordinator.share.settings import ShareSettings
 from shoal.coordinator.share.share_partition import StateBatch
 from shoal.protocol.errors import ApiError
 
 if TYPE_CHECKING:
-    from shoal.server.share.leader import ShareLeader
+    from shoal.coordinator.share.share_partition import SharePartition
 
 #: Records that one fetch looks at: some 5 ms of work.
-LOOKS_MAX = 2000
+SCANNED_RECORDS_MAX = 2000
 #: Bytes of the log that are read at a time to look at records, at least and at most; and those
 #: between two records that are taken that are rather read with them than passed over.
-LOOK_BYTES_MIN, LOOK_BYTES = 48 * 1024, 128 * 1024
+SCAN_BYTES_MIN, SCAN_BYTES = 48 * 1024, 128 * 1024
 READ_SIZE_MIN = 16 * 1024
 #: Places in the log that one fetch reads; what lies further goes to the next.
 READS_MAX = 100
 
 
-def selection_of(leader: ShareLeader, settings: ShareSettings) -> Selection | None:
+class SelectiveLeader(Protocol):
+    """The leader of a share partition, as far as fetches with a selection use it."""
+
+    selection: Selection | None
+    #: Bytes of a record, as last read.
+    record_size: float
+
+    @property
+    def share(self) -> SharePartition:
+        """The window."""
+
+    def limit(self, settings: ShareSettings) -> int:
+        """The offset below which records may be delivered."""
+
+    def is_full(self, settings: ShareSettings) -> bool:
+        """Whether as many records are in flight as may be, and none has come back."""
+
+    def read(self, offset: int, size: int, limit: int) -> tuple[bytes | memoryview, int]:
+        """About `size` bytes of the log, and the offset behind them. Raises `ApiError`."""
+
+    def aborted(self, first: int, end: int) -> list[AbortedTransaction]:
+        """The aborted transactions among records from `first` to before `end`."""
+
+    def wake_soon(self) -> None:
+        """Wake the waiting fetches in the next turn of the loop."""
+
+
+def selection_of(leader: SelectiveLeader, settings: ShareSettings) -> Selection | None:
     """What the leader knows of its records under the group's configs as of now."""
     policy, known = settings.selection, leader.selection
     if known is None or known.policy != policy:
@@ -40,27 +67,27 @@ def selection_of(leader: ShareLeader, settings: ShareSettings) -> Selection | No
     return known
 
 
-def may_acquire(leader: ShareLeader, settings: ShareSettings) -> bool:
+def may_acquire(leader: SelectiveLeader, settings: ShareSettings) -> bool:
     """Whether a fetch may get something now."""
     selection = selection_of(leader, settings)
     assert selection is not None
-    if leader.is_full(settings) or selection.held_to_the_full:
+    if leader.is_full(settings) or selection.blocked_by_key_holders:
         return False
-    return selection.may_choose() or selection.wants_look(1, leader.limit(settings))
+    return selection.may_choose() or selection.needs_scan(1, leader.limit(settings))
 
 
 def fetch(
-    leader: ShareLeader, wanted: Wanted, max_bytes: int, settings: ShareSettings, now_ms: int
+    leader: SelectiveLeader, wanted: Wanted, max_bytes: int, settings: ShareSettings, now_ms: int
 ) -> tuple[list[memoryview], Acquired]:
     """Acquire and read. Raises `ApiError` when the log cannot be read."""
     selection = selection_of(leader, settings)
     assert selection is not None
     room = settings.max_record_locks - selection.in_flight()
-    records = min(wanted.max_records, room, selection.portion.records)
-    if records <= 0 or selection.held_to_the_full:
+    records = min(wanted.max_records, room, selection.fetch_limit.records)
+    if records <= 0 or selection.blocked_by_key_holders:
         return [], NOTHING
     limit = leader.limit(settings)
-    changes = _look(leader, selection, records, limit, settings, now_ms)
+    changes = _scan(leader, selection, records, limit, settings, now_ms)
     views: list[memoryview] = []
     acquired: list[Range] = []
     total, fresh = 0, False
@@ -82,7 +109,7 @@ def fetch(
             total, fresh = read, True
         else:
             views = []
-            for offsets, batches in _apart(selection.recent, pieces):
+            for offsets, batches in _apart(selection.read_cache, pieces):
                 got, passed_by = selection.lock(offsets, number, batches, settings, now_ms)
                 changes += passed_by
                 acquired += got
@@ -91,18 +118,18 @@ def fetch(
     if changes:
         leader.share.advance()
     if not acquired:
-        if selection.wants_look(records, limit):
-            leader.service.wake_soon(leader)  # All that seemed to be ready was outdated.
+        if selection.needs_scan(records, limit):
+            leader.wake_soon()  # All that seemed to be ready was outdated.
         return [], Acquired((), 0, 0, changes)
     deadline_ms = now_ms + settings.lock_duration_ms
     open_lock(leader.share, number, wanted.member_id, deadline_ms, acquired, total)
     return views, Acquired(acquired, total, number, changes, fresh, encoded(acquired))
 
 
-def look(
-    leader: ShareLeader, settings: ShareSettings, now_ms: int
+def scan_ahead(
+    leader: SelectiveLeader, settings: ShareSettings, now_ms: int
 ) -> tuple[list[StateBatch], bool]:
-    """Look at records that no fetch has looked at yet, about `LOOKS_MAX` of them.
+    """Look at records that no fetch has looked at yet, about `SCANNED_RECORDS_MAX` of them.
 
     Returns what was passed by, to be persisted, and whether a further look finds more. Raises
     `ApiError` when the log cannot be read.
@@ -111,11 +138,11 @@ def look(
     assert selection is not None
     records, limit = selection.policy.lookahead, leader.limit(settings)
     before = selection.cursor
-    changes = _look(leader, selection, records, limit, settings, now_ms)
+    changes = _scan(leader, selection, records, limit, settings, now_ms)
     if changes:
         leader.share.advance()
     # Where nothing was read there is nothing to go on with.
-    return changes, selection.cursor > before and selection.wants_look(records, limit)
+    return changes, selection.cursor > before and selection.needs_scan(records, limit)
 
 
 class _Piece(NamedTuple):
@@ -127,29 +154,29 @@ class _Piece(NamedTuple):
     views: list[memoryview]
 
 
-def _apart(recent: Recent, pieces: Sequence[_Piece]) -> list[tuple[list[int], Batches]]:
+def _apart(cache: ReadCache, pieces: Sequence[_Piece]) -> list[tuple[list[int], Batches]]:
     """Chosen offsets, by the one read that has them."""
     found = []
     for piece in pieces:
         one = piece.batches
-        found += recent.apart(piece.offsets) if one is None else [(piece.offsets, one)]
+        found += cache.apart(piece.offsets) if one is None else [(piece.offsets, one)]
     return found
 
 
 def _read(
-    leader: ShareLeader, selection: Selection, chosen: list[int], max_bytes: int, limit: int
+    leader: SelectiveLeader, selection: Selection, chosen: list[int], max_bytes: int, limit: int
 ) -> list[_Piece]:
     """What holds the chosen offsets, which rise, as far as one fetch may read."""
     pieces: list[_Piece] = []
     left = max_bytes
     while chosen and len(pieces) < READS_MAX and (left > 0 or not pieces):
-        past, view = selection.recent.gathered(chosen, left, READ_SIZE_MIN)
+        past, view = selection.read_cache.gathered(chosen, left, READ_SIZE_MIN)
         if past:
             left -= len(view)
             pieces.append(_Piece(chosen[:past], None, [view]))
             chosen = chosen[past:]
             continue
-        batches = _batches(leader, selection.recent, chosen, max(left, READ_SIZE_MIN), limit)
+        batches = _batches(leader, selection.read_cache, chosen, max(left, READ_SIZE_MIN), limit)
         if not len(batches):
             break
         past = bisect_right(chosen, batches.lasts[-1])
@@ -163,11 +190,11 @@ def _read(
 
 
 def _batches(
-    leader: ShareLeader, recent: Recent, chosen: Sequence[int], room_bytes: int, limit: int
+    leader: SelectiveLeader, cache: ReadCache, chosen: Sequence[int], room_bytes: int, limit: int
 ) -> Batches:
     """Batches of the first of rising offsets, and of others that lie near: out of what was read
     before, or read anew as far as that has them not."""
-    known, end = recent.find(chosen[0])
+    known, end = cache.find(chosen[0])
     if known is not None and len(known.data) <= room_bytes:
         return known
     if end is not None:
@@ -187,8 +214,8 @@ def _span(chosen: Sequence[int], gap_max: float) -> int:
     return last - chosen[0] + 1
 
 
-def _look(
-    leader: ShareLeader,
+def _scan(
+    leader: SelectiveLeader,
     selection: Selection,
     records: int,
     limit: int,
@@ -197,25 +224,20 @@ def _look(
 ) -> list[StateBatch]:
     """Look at further records, as many as are needed and one fetch may: what was passed by."""
     changes: list[StateBatch] = []
-    budget = LOOKS_MAX
-    while selection.wants_look(records, limit):
+    budget = SCANNED_RECORDS_MAX
+    while selection.needs_scan(records, limit):
         if budget <= 0:
             if not selection.may_choose():
-                leader.service.wake_soon(leader)
+                leader.wake_soon()
             break
-        fresh, offset = None, selection.next_look()
+        fresh, offset = None, selection.next_scan_offset()
         if not selection.is_open:
             if offset >= limit:
                 break
             wanted = int((records - selection.ready) * leader.record_size)
-            size = min(max(wanted, LOOK_BYTES_MIN), LOOK_BYTES)
+            size = min(max(wanted, SCAN_BYTES_MIN), SCAN_BYTES)
             data, next_offset = leader.read(offset, size, limit)
-            aborted = []
-            if settings.read_committed:
-                aborted = [
-                    AbortedTransaction(t.producer_id, t.first_offset, t.last_offset)
-                    for t in leader.partition.log.aborted_transactions(offset, next_offset)
-                ]
+            aborted = leader.aborted(offset, next_offset) if settings.read_committed else ()
             batches = scan(data, offset, aborted)
             if not len(batches):
                 break
@@ -223,10 +245,10 @@ def _look(
             leader.record_size = len(data) / size
             fresh = batches
             if batches.passed_by:
-                selection.recent.clear()
+                selection.read_cache.clear()
             else:
-                selection.recent.add(batches)
-        looked, passed_by = selection.look(now_ms, budget, settings, fresh)
-        budget -= max(looked, 1)
+                selection.read_cache.add(batches)
+        scanned, passed_by = selection.scan(now_ms, budget, settings, fresh)
+        budget -= max(scanned, 1)
         changes += passed_by
     return changes

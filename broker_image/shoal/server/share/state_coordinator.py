@@ -9,8 +9,8 @@ is cut sooner: the next coordinator has to replay it before it serves.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from uuid import UUID
 
 from shoal.coordinator.contract import Reply, Result, Token
@@ -18,7 +18,13 @@ from shoal.coordinator.share.records import ShareKey
 from shoal.coordinator.share.state_store import ShareStateShard, StateStoreConfig
 from shoal.log.errors import LogOffline
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
-from shoal.server.coordinators.service import CoordinatorService, InternalTopic
+from shoal.server.coordinators.service import (
+    CoordinatorService,
+    CreateTopic,
+    InternalTopic,
+    Partitions,
+    Replicas,
+)
 from shoal.server.metrics.registry import label
 from shoal.server.network.api import Request
 from shoal.server.network.responses import Outcome
@@ -26,8 +32,9 @@ from shoal.server.network.responses import Outcome
 if TYPE_CHECKING:
     from shoal.metadata.delta import MetadataDelta
     from shoal.metadata.image import MetadataImage
-    from shoal.server.broker import Broker
-    from shoal.server.share.leader import ShareLeader
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.metrics.registry import Metrics
+    from shoal.server.node import Node
     from shoal.server.share.state_write import StateWrite
 
 TOPIC = "__share_group_state"
@@ -39,7 +46,7 @@ REPLAY_RECORDS_MAX = 5_000
 #: a fifth of all records then, at most.
 _RECORDS_PER_STATE = 10
 #: Time between two looks at the sizes of the logs.
-_LOOK_MS = 1_000
+_LOG_CHECK_MS = 1_000
 #: Decides on one share partition: what is answered of it, and the records behind that.
 DecideOne = Callable[[ShareStateShard, int], tuple[Mapping[str, Any], Result]]
 
@@ -51,40 +58,69 @@ class Prune(NamedTuple):
     offset: int
 
 
-class ShareStates(CoordinatorService[ShareStateShard]):
+class ListenerCount(Protocol):
+    """How many connections a listener of this broker has taken."""
+
+    name: str
+    opened_total: int
+
+
+class StateCoordinator(CoordinatorService[ShareStateShard]):
     """The shards of `__share_group_state`."""
 
     key_type = 2
 
-    def __init__(self, broker: Broker) -> None:
-        config = broker.image.broker_config
-        name = "share.coordinator.state.topic."
-        topic = InternalTopic(TOPIC, compacted=False)
+    def __init__(
+        self,
+        node: Node,
+        cache: MetadataCache,
+        partitions: Partitions,
+        replicas: Replicas,
+        create_topic: CreateTopic,
+        metrics: Metrics,
+        listeners: Sequence[ListenerCount],
+    ) -> None:
+        config = node.config
         settings = StateStoreConfig(
             config["share.coordinator.snapshot.update.records.per.snapshot"],
             config["share.coordinator.cold.partition.snapshot.interval.ms"],
         )
         super().__init__(
-            broker,
-            topic,
-            lambda partition: ShareStateShard(settings, self._partition_count),
+            node,
+            cache,
+            partitions,
+            replicas,
+            create_topic,
+            topic=InternalTopic(TOPIC, compacted=False),
+            new_shard=lambda _: ShareStateShard(settings, self._partition_count),
             write_timeout_ms=config["share.coordinator.write.timeout.ms"],
-            codec=config[f"{name}compression.codec"],
+            codec=config["share.coordinator.state.topic.compression.codec"],
         )
+        self._listeners = listeners
         #: By broker: the newest connection by which its share partitions were read or written.
         self._newest: dict[int, int] = {}
         #: By partition: how many connections each listener had taken when its shard was loaded.
         self._before: dict[int, dict[str, int]] = {}
-        broker.timers.every(config[f"{name}prune.interval.ms"], self.prune)
-        broker.timers.every(_LOOK_MS, self._bound_replay)
-        self.performers[Prune] = self._cut
-        broker.metrics.add(
+        #: Whether leaders' writes are being decided, and the partitions that they went to.
+        self._writing = False
+        self._written: dict[int, None] = {}
+        self.on_effect(Prune, self._cut)
+        self._register_metrics(metrics)
+
+    def start(self) -> None:
+        super().start()
+        interval_ms = self._node.config["share.coordinator.state.topic.prune.interval.ms"]
+        self._node.timers.every(interval_ms, self.prune)
+        self._node.timers.every(_LOG_CHECK_MS, self._bound_replay)
+
+    def _register_metrics(self, metrics: Metrics) -> None:
+        metrics.add(
             "kafka_server_share_coordinator_metrics_write_total",
             "counter",
             "Records written to __share_group_state.",
             lambda: (((), self.records),),
         )
-        broker.metrics.add(
+        metrics.add(
             "kafka_server_share_coordinator_metrics_last_pruned_offset",
             "gauge",
             "The offset below which a state partition was cut off.",
@@ -95,14 +131,14 @@ class ShareStates(CoordinatorService[ShareStateShard]):
         )
 
     def _partition_count(self, topic_id: UUID) -> int | None:
-        topic = self._broker.image.topics_by_id.get(topic_id)
+        topic = self._cache.image.topics_by_id.get(topic_id)
         return None if topic is None else len(topic.partitions)
 
     def metadata_changed(self, image: MetadataImage, delta: MetadataDelta | None) -> None:
         super().metadata_changed(image, delta)
         deleted = [topic.topic_id for topic in delta.deleted] if delta is not None else []
         if deleted:
-            now_ms = self._broker.clock.now_ms()
+            now_ms = self._node.clock.now_ms()
             for partition, _ in self.shards():
                 self.runtime.apply(partition, lambda s, _: s.topics_deleted(deleted), now_ms)
 
@@ -115,16 +151,35 @@ class ShareStates(CoordinatorService[ShareStateShard]):
 
         return self.submit(key.coordinator_key(), decided)
 
+    # Writes of leaders on this broker.
+
+    def begin_writes(self) -> None:
+        """Collect the records of the writes that follow, until `end_writes`."""
+        self._writing = True
+
     def write(self, index: int, write: StateWrite, now_ms: int) -> None:
-        """Take a write of a share partition that this broker leads."""
-        if self._is_cut_off(index):
+        """Decide on a write to a state partition."""
+        watched = self._watched.get(index)
+        if watched is not None and self._replicas.is_cut_off(watched):
             write.set_exception(ApiError(ErrorCode.not_coordinator))
             return
-        self.runtime.submit(index, write, write.decide, now_ms)
-        self._watch_deadline(self.runtime.deadline_of(index))
+        self.runtime.submit(index, write, ShareStateShard.decide_update, now_ms)
+        self._written[index] = None
+
+    def end_writes(self, now_ms: int) -> None:
+        """Append what was decided since `begin_writes`."""
+        self._writing = False
+        self.runtime.flush(now_ms)
+        for index in self._written:
+            self._watch_deadline(self.runtime.deadline_of(index))
+        self._written.clear()
+
+    def flush_soon(self) -> None:
+        if not self._writing:
+            super().flush_soon()
 
     def _activate(self, index: int) -> None:
-        self._before[index] = {one.name: one.opened_total for one in self._broker.listeners}
+        self._before[index] = {one.name: one.opened_total for one in self._listeners}
         super()._activate(index)
 
     def check_in_time(self, request: Request) -> None:
@@ -138,7 +193,7 @@ class ShareStates(CoordinatorService[ShareStateShard]):
         """
         client_id, peer = request.header.client_id, request.peer
         kind, _, id = (client_id or "").partition("-")
-        if kind != "broker" or not id.isdecimal() or int(id) not in self._broker.image.brokers:
+        if kind != "broker" or not id.isdecimal() or int(id) not in self._cache.image.brokers:
             return
         if peer.number < self._newest.get(int(id), 0):
             raise WireError(f"a late request of {client_id}, which has a newer connection")
@@ -150,16 +205,6 @@ class ShareStates(CoordinatorService[ShareStateShard]):
                     f"a request of {client_id} on a connection from before this coordinator"
                 )
         self._newest[int(id)] = peer.number
-
-    def flush_after(self, leaders: Iterable[ShareLeader]) -> None:
-        """Take what leaders have to write, and append it at once."""
-        turn_ends, self._turn_ends = self._turn_ends, True  # Nothing is left for the turn's end.
-        try:
-            for leader in leaders:
-                leader.flush()
-        finally:
-            self._turn_ends = turn_ends
-            self.runtime.flush(self._broker.clock.now_ms())
 
     def prune(self) -> None:
         """Cut off what no rebuild needs."""
@@ -174,7 +219,7 @@ class ShareStates(CoordinatorService[ShareStateShard]):
             needed = shard.redundant_offset
             return Result(effects=() if needed is None else (Prune(index, needed),))
 
-        self.runtime.apply(index, decide, self._broker.clock.now_ms())
+        self.runtime.apply(index, decide, self._node.clock.now_ms())
 
     def _cut(self, prune: Prune) -> None:
         partition = self._watched[prune.partition]
@@ -183,7 +228,7 @@ class ShareStates(CoordinatorService[ShareStateShard]):
         try:
             partition.delete_records(prune.offset)
         except (OSError, LogOffline) as error:
-            self._broker.log.error(
+            self._node.log.error(
                 "share-group state was not pruned", partition=prune.partition, error=str(error)
             )
 
@@ -195,7 +240,7 @@ class ShareStates(CoordinatorService[ShareStateShard]):
             most = max(REPLAY_RECORDS_MAX, _RECORDS_PER_STATE * len(shard))
             if log.log_end_offset - log.log_start_offset <= most:
                 continue
-            now_ms, below = self._broker.clock.now_ms(), log.log_end_offset - most // 2
+            now_ms, below = self._node.clock.now_ms(), log.log_end_offset - most // 2
             for result in shard.refresh(below, now_ms):
                 self.runtime.apply(index, lambda *_, new=result: new, now_ms)
             self._prune(index)

@@ -1,128 +1,82 @@
 """One write of a share partition's state, on its way to the share coordinator and back.
 
-It is the token of its own decision, in place of a future: its answers leave in the turn of the loop
-in which it is committed.
+A write takes changes until it is closed: it has been sent, or its leader has dropped it. It is the
+token of its own decision, so its waiters are called in the turn of the loop that commits it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
-from shoal.coordinator.contract import Reply, Result, Token
-from shoal.coordinator.share.backoff import Delay
-from shoal.coordinator.share.fate import Doomed
-from shoal.coordinator.share.share_partition import StateBatch
-from shoal.coordinator.share.state_store import ShareStateShard
+from shoal.coordinator.share.delivery_failure import DeadLetterRange
+from shoal.coordinator.share.records import ShareKey
+from shoal.coordinator.share.state_store import StateUpdate
 from shoal.protocol.errors import ApiError, ErrorCode
 
-if TYPE_CHECKING:
-    from shoal.server.share.leader import ShareLeader
-
-#: Called when a write is committed, with None, or with why it failed.
+#: Called when a write is committed (None), or with the reason why it failed.
 Waiter = Callable[["Failure | None"], None]
 
-#: A state write is refused with these when this leader is no longer the right one, which a client
-#: is told as such; everything about the coordinator is told as it being unavailable.
+#: The state was written by a newer leader, or reset: clients look for the leader.
 _NOT_LEADER = {ErrorCode.fenced_leader_epoch, ErrorCode.fenced_state_epoch}
+#: Clients retry all failures of the coordinator itself.
 _NO_COORDINATOR = {
     ErrorCode.not_coordinator,
     ErrorCode.coordinator_not_available,
     ErrorCode.coordinator_load_in_progress,
 }
-_TOLD = {ErrorCode.group_id_not_found, ErrorCode.unknown_topic_or_partition}
-#: The reply to a write that was taken.
-_TAKEN: Mapping[str, Any] = {"refusal": None}
+_PASSED_ON = {ErrorCode.group_id_not_found, ErrorCode.unknown_topic_or_partition}
 
 
 class Failure(NamedTuple):
-    """Why a share partition refuses."""
+    """Why a share partition refuses a request."""
 
     code: ErrorCode
     message: str | None = None
 
 
-class StateWrite:
-    """What changed of one share partition since its last write, and who waits for it."""
+class StateWrite(StateUpdate):
+    """What changed in one share partition since its last write, and who waits for the commit."""
 
-    __slots__ = (
-        "_doomed",
-        "_leader",
-        "_waiters",
-        "begun_ms",
-        "changes",
-        "delays",
-        "delivery_complete_count",
-        "start_offset",
-    )
+    __slots__ = ("_on_done", "begun_ms", "dead_letters", "is_closed", "partition", "waiters")
 
     def __init__(
-        self, leader: ShareLeader, changes: Sequence[StateBatch], waiters: Sequence[Waiter]
+        self,
+        key: ShareKey,
+        on_done: Callable[[StateWrite, Failure | None], None],
+        *,
+        partition: int | None,
+        state_epoch: int,
+        leader_epoch: int,
+        begun_ms: int,
     ) -> None:
-        """Takes over the waits and the doomed records of the leader's window.
+        """`partition` of `__share_group_state` keeps the state; None if the topic was unknown."""
+        super().__init__(key, state_epoch=state_epoch, leader_epoch=leader_epoch)
+        self._on_done = on_done
+        self.partition = partition
+        self.begun_ms = begun_ms
+        #: Ranges that this write makes ARCHIVING.
+        self.dead_letters: list[DeadLetterRange] = []
+        self.waiters: list[Waiter] = []
+        self.is_closed = False
 
-        The start offset and the complete count belong to `changes`. A write that is carried
-        elsewhere may be decided later, when the window has moved on.
-        """
-        share = leader.share
-        self.start_offset = share.start_offset
-        self.delivery_complete_count = share.complete
-        self._leader = leader
-        self._waiters = waiters
-        self.changes = changes
-        self.delays: Sequence[Delay] = ()
-        self._doomed: Sequence[Doomed] = ()
-        if share.delays:
-            self.delays, share.delays = share.delays, []
-        if share.doomed:
-            self._doomed, share.doomed = share.doomed, []
-        self.begun_ms = leader.service.now_ms()
-
-    def decide(self, shard: ShareStateShard, now_ms: int, token: Token) -> Result:
-        """Have the shard note it."""
-        leader = self._leader
-        share = leader.share
-        change = shard.write(
-            now_ms,
-            leader.key,
-            state_epoch=share.state_epoch,
-            leader_epoch=share.leader_epoch,
-            start_offset=self.start_offset,
-            delivery_complete_count=self.delivery_complete_count,
-            batches=self.changes,
-            delays=self.delays,
-        )
-        if change.record is None:
-            return Result((), (Reply(token, {"refusal": change.refusal}),))
-        return Result((change.record,), (Reply(token, _TAKEN),))
-
-    def decide_late(self, shard: ShareStateShard, now_ms: int) -> tuple[dict[str, Any], Result]:
-        """`decide` on a coordinator that was elsewhere when the write began."""
-        result = self.decide(shard, now_ms, None)
-        refusal = result.replies[0].response["refusal"]
-        code, message = refusal or (ErrorCode.none, None)
-        return {"error_code": code, "error_message": message}, Result(result.records)
-
-    # What the runtime asks of a token.
+    # What the runtime needs from a token.
 
     def done(self) -> bool:
         return False
 
     def set_result(self, response: Mapping[str, Any]) -> None:
         refusal = response["refusal"]
-        service = self._leader.service
-        service.write_times.note("", service.now_ms() - self.begun_ms)
-        failure = None if refusal is None else told(*refusal)
-        self._leader.written(failure, self._waiters, self._doomed)
+        self._on_done(self, None if refusal is None else client_failure(*refusal))
 
     def set_exception(self, error: ApiError) -> None:
-        self._leader.written(told(error.code, error.message), self._waiters, self._doomed)
+        self._on_done(self, client_failure(error.code, error.message))
 
 
-def told(code: ErrorCode, message: str | None) -> Failure:
-    """What a client is told of a failure at the share coordinator. Kafka's mapping."""
+def client_failure(code: ErrorCode, message: str | None) -> Failure:
+    """Return what a client gets for a failure at the share coordinator. Kafka's mapping."""
     if code in _NOT_LEADER:
         return Failure(ErrorCode.not_leader_or_follower, message)
     if code in _NO_COORDINATOR:
         return Failure(ErrorCode.coordinator_not_available, message)
-    return Failure(code if code in _TOLD else ErrorCode.unknown_server_error, message)
+    return Failure(code if code in _PASSED_ON else ErrorCode.unknown_server_error, message)

@@ -95,9 +95,10 @@ PyObject *bulk_keys(PyObject *self, PyObject *args)
         if (number_of(bases, whole, &base) || number_of(lasts, whole, &last) ||
             number_of(ends, whole, &end) || cursor < 0 || last < cursor || last - cursor >= budget)
             break;
-        if (begin > end - 61 || end > view.len || data[begin + 22] & 0x07)
+        if (begin > end - BATCH_HEADER_SIZE || end > view.len ||
+            data[begin + BATCH_ATTRIBUTES_LOW_AT] & BATCH_COMPRESSION_MASK)
             break;
-        int64_t count = (int32_t)big_endian(data + begin + 57, 4);
+        int64_t count = (int32_t)big_endian(data + begin + BATCH_RECORD_COUNT_AT, 4);
         if (count <= 0 || count != last - base + 1 || count > end - begin || base > cursor + size)
             break;
         if (count > room - size) {
@@ -109,7 +110,7 @@ PyObject *bulk_keys(PyObject *self, PyObject *args)
             hashes = more;
             room = 2 * room + count;
         }
-        if (!hashes_of(data, view.len, begin + 61, end, count, hashes + size))
+        if (!hashes_of(data, view.len, begin + BATCH_HEADER_SIZE, end, count, hashes + size))
             break;
         Py_ssize_t known = (Py_ssize_t)(cursor + size - base);
         if (known >= count)
@@ -146,14 +147,16 @@ PyObject *bulk_scan(PyObject *self, PyObject *args)
     const uint8_t *data = view.buf;
     Py_ssize_t at = 0;
     int failed = 0;
-    while (!failed && at + 61 <= view.len) {
-        int64_t base = (int64_t)big_endian(data + at, 8);
-        int32_t length = (int32_t)big_endian(data + at + 8, 4);
-        int32_t delta = (int32_t)big_endian(data + at + 23, 4);
-        if (length < 49 || length > view.len - at - 12 || data[at + 16] != 2 || delta < 0 ||
-            data[at + 22] & 0x20 || base > expected || base < 0 || base > INT64_MAX - delta - 1)
+    while (!failed && at + BATCH_HEADER_SIZE <= view.len) {
+        int64_t base = (int64_t)big_endian(data + at + BATCH_BASE_OFFSET_AT, 8);
+        int32_t length = (int32_t)big_endian(data + at + BATCH_LENGTH_AT, 4);
+        int32_t delta = (int32_t)big_endian(data + at + BATCH_LAST_OFFSET_DELTA_AT, 4);
+        if (length < BATCH_HEADER_SIZE - BATCH_OVERHEAD || length > view.len - at - BATCH_OVERHEAD ||
+            data[at + BATCH_MAGIC_AT] != BATCH_MAGIC || delta < 0 ||
+            data[at + BATCH_ATTRIBUTES_LOW_AT] & BATCH_CONTROL_BIT || base > expected || base < 0 ||
+            base > INT64_MAX - delta - 1)
             break;
-        at += 12 + (Py_ssize_t)length;
+        at += BATCH_OVERHEAD + (Py_ssize_t)length;
         expected = base + delta + 1;
         failed = append(bases, base) || append(lasts, base + delta) || append(ends, at);
     }

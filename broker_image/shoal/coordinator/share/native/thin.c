@@ -1,60 +1,8 @@
 /* Batches without the records of them that others have. */
 #include "bulk.h"
-#include <string.h>
+#include "../../../record/native/crc32c.h"
 
-#if defined(__x86_64__)
-#include <nmmintrin.h>
-#endif
-
-enum { BASE_AT = 0, LENGTH_AT = 8, MAGIC_AT = 16, CRC_AT = 17, ATTRIBUTES_AT = 21, COUNT_AT = 57 };
 enum { READ_ROOM = 32 * 1024 };
-enum { HEADER_SIZE = 61, LENGTH_FROM = 12, CRC_FROM = 21, COMPRESSION = 0x07, CONTROL = 0x20 };
-
-static uint32_t table[256];
-
-static uint32_t crc_by_table(const uint8_t *data, Py_ssize_t size)
-{
-    uint32_t crc = 0xFFFFFFFF;
-    for (Py_ssize_t i = 0; i < size; i++)
-        crc = table[(crc ^ data[i]) & 0xFF] ^ crc >> 8;
-    return ~crc;
-}
-
-#if defined(__x86_64__)
-__attribute__((target("sse4.2"))) static uint32_t crc_by_machine(const uint8_t *data,
-                                                                 Py_ssize_t size)
-{
-    uint64_t crc = 0xFFFFFFFF, word;
-    for (; size >= 8; size -= 8, data += 8) {
-        memcpy(&word, data, 8);
-        crc = _mm_crc32_u64(crc, word);
-    }
-    for (; size > 0; size--)
-        crc = _mm_crc32_u8((uint32_t)crc, *data++);
-    return ~(uint32_t)crc;
-}
-#endif
-
-static uint32_t (*crc_of)(const uint8_t *, Py_ssize_t) = NULL;
-
-/* CRC-32C (Castagnoli), by the machine's own instruction where it has one. */
-static uint32_t crc32c(const uint8_t *data, Py_ssize_t size)
-{
-    if (crc_of == NULL) {
-        for (uint32_t i = 0; i < 256; i++) {
-            uint32_t value = i;
-            for (int bit = 0; bit < 8; bit++)
-                value = value & 1 ? value >> 1 ^ 0x82F63B78 : value >> 1;
-            table[i] = value;
-        }
-        crc_of = crc_by_table;
-#if defined(__x86_64__)
-        if (__builtin_cpu_supports("sse4.2"))
-            crc_of = crc_by_machine;
-#endif
-    }
-    return crc_of(data, size);
-}
 
 static void put(uint8_t *data, uint32_t value)
 {
@@ -67,13 +15,13 @@ static void put(uint8_t *data, uint32_t value)
 static Py_ssize_t thin(const uint8_t *batch, Py_ssize_t size, const int64_t *ranges,
                        Py_ssize_t range_count, uint8_t *to)
 {
-    int64_t base = (int64_t)big_endian(batch + BASE_AT, 8);
-    uint32_t count = (uint32_t)big_endian(batch + COUNT_AT, 4), kept = 0;
-    if (batch[ATTRIBUTES_AT + 1] & (COMPRESSION | CONTROL) || batch[MAGIC_AT] != 2)
+    int64_t base = (int64_t)big_endian(batch + BATCH_BASE_OFFSET_AT, 8);
+    uint32_t count = (uint32_t)big_endian(batch + BATCH_RECORD_COUNT_AT, 4), kept = 0;
+    if (batch[BATCH_ATTRIBUTES_LOW_AT] & (BATCH_COMPRESSION_MASK | BATCH_CONTROL_BIT) || batch[BATCH_MAGIC_AT] != BATCH_MAGIC)
         return 0;
-    if (crc32c(batch + CRC_FROM, size - CRC_FROM) != (uint32_t)big_endian(batch + CRC_AT, 4))
+    if (crc32c(batch + BATCH_CRC_FROM, size - BATCH_CRC_FROM) != (uint32_t)big_endian(batch + BATCH_CRC_AT, 4))
         return 0;
-    Py_ssize_t at = HEADER_SIZE, made = HEADER_SIZE, range = 0;
+    Py_ssize_t at = BATCH_HEADER_SIZE, made = BATCH_HEADER_SIZE, range = 0;
     for (uint32_t i = 0; i < count; i++) {
         Py_ssize_t begin = at;
         int64_t length = varint(batch, size, &at);
@@ -98,10 +46,10 @@ static Py_ssize_t thin(const uint8_t *batch, Py_ssize_t size, const int64_t *ran
     }
     if (at != size || kept == 0 || kept == count)
         return 0;
-    memcpy(to, batch, HEADER_SIZE);
-    put(to + LENGTH_AT, (uint32_t)(made - LENGTH_FROM));
-    put(to + COUNT_AT, kept);
-    put(to + CRC_AT, crc32c(to + CRC_FROM, made - CRC_FROM));
+    memcpy(to, batch, BATCH_HEADER_SIZE);
+    put(to + BATCH_LENGTH_AT, (uint32_t)(made - BATCH_OVERHEAD));
+    put(to + BATCH_RECORD_COUNT_AT, kept);
+    put(to + BATCH_CRC_AT, crc32c(to + BATCH_CRC_FROM, made - BATCH_CRC_FROM));
     return made;
 }
 
@@ -147,7 +95,7 @@ static int add(Made *made, const Read *read, const int64_t *ranges, Py_ssize_t r
         if (number_at(read->bases, i, &base) || number_at(read->ends, i, &end) ||
             (i && number_at(read->ends, i - 1, &begin)))
             return -1;
-        if (begin < 0 || begin > end - HEADER_SIZE || end > read->view.len) {
+        if (begin < 0 || begin > end - BATCH_HEADER_SIZE || end > read->view.len) {
             PyErr_SetString(PyExc_IndexError, "a batch past the end");
             return -1;
         }

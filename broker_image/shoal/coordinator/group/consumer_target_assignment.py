@@ -1,0 +1,130 @@
+"""The target assignment of consumer groups, and what it depends on (KIP-848)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from shoal.coordinator.group import patterns, range_assignor, uniform_assignor
+from shoal.coordinator.group.assignment import EMPTY, Assignment, GroupSpec, MemberSpec
+from shoal.coordinator.group.consumer_group import (
+    ConsumerGroup,
+    Member,
+    Regex,
+    regex_tombstone,
+    subscription,
+)
+from shoal.coordinator.group.groups import Context, Draft, GroupType
+from shoal.coordinator.group.modern_target_assignment import ModernTargetAssignments
+from shoal.coordinator.group.reconciliation import TargetAssignment
+
+ASSIGNORS: Mapping[str, Callable[[GroupSpec], dict[str, Assignment]]] = {
+    uniform_assignor.NAME: uniform_assignor.assign,
+    range_assignor.NAME: range_assignor.assign,
+}
+
+
+class TargetAssignments(ModernTargetAssignments):
+    """The target assignments of the consumer groups of one shard."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context, GroupType.CONSUMER)
+
+    def regexes(
+        self,
+        group: ConsumerGroup,
+        members: Mapping[str, Member],
+        draft: Draft,
+        now_ms: int,
+    ) -> Mapping[str, Regex]:
+        """The topics of the group's regular expressions, which are evaluated again if that is
+        due."""
+        wanted = sorted({m.subscribed_topic_regex for m in members.values()} - {""})
+        found: dict[str, Regex] = {}
+        if not wanted and not group.regexes:
+            return found
+        interval_ms = self._context.settings.group_consumer_regex_refresh_interval_ms
+        if now_ms - group.regexes_checked_ms >= interval_ms:
+            self.mark_stale(group.group_id)
+        if not self.is_fresh(group):
+            group.regexes_checked_ms = now_ms
+        names = None
+        for regex in wanted:
+            old = group.regexes.get(regex)
+            if old is None or not self.is_fresh(group):
+                names = self.catalog.names() if names is None else names
+                topics = patterns.matching(regex, names)
+                if old is None or topics != old.topics:
+                    old = Regex(topics, self.catalog.version, now_ms)
+                    draft.records.append(group.regex_record(regex, old))
+            found[regex] = old
+        for regex in sorted(set(group.regexes) - set(wanted)):
+            draft.records.append(regex_tombstone(group.group_id, regex))
+        return found
+
+    def epoch(
+        self,
+        group: ConsumerGroup,
+        members: Mapping[str, Member],
+        regexes: Mapping[str, Regex],
+        draft: Draft,
+        *,
+        bump: bool,
+    ) -> int:
+        """The group's epoch, bumped if anything that an assignment depends on has changed."""
+        epoch, metadata_hash = self.bumped_epoch(
+            group,
+            lambda: group.subscribed_topic_names(members, regexes),
+            bump=bump or regexes != group.regexes,
+        )
+        if epoch != group.epoch:
+            draft.records.append(group.epoch_record(epoch, metadata_hash))
+        return epoch
+
+    def of_member(
+        self,
+        group: ConsumerGroup,
+        members: Mapping[str, Member],
+        regexes: Mapping[str, Regex],
+        member: Member,
+        epoch: int,
+        draft: Draft,
+        now_ms: int,
+    ) -> TargetAssignment:
+        """The target of a member, from a new target assignment if one is due."""
+        subscribed = self.catalog.ids_of(subscription(member, regexes))
+        if epoch > group.assignment_epoch:
+            due_ms = self._due_ms(group)
+            if now_ms >= due_ms:
+                assigned = self.assign(group, members, regexes, epoch, draft, now_ms)
+                return TargetAssignment(epoch, assigned.get(member.member_id, EMPTY), subscribed)
+            self._context.deadlines.set(self._key(group), due_ms)
+        return TargetAssignment(group.assignment_epoch, group.target_of(member), subscribed)
+
+    def assign(
+        self,
+        group: ConsumerGroup,
+        members: Mapping[str, Member],
+        regexes: Mapping[str, Regex],
+        epoch: int,
+        draft: Draft,
+        now_ms: int,
+    ) -> Mapping[str, Assignment]:
+        """Compute a target assignment, and write records of the targets that change."""
+        default = self._context.settings.group_consumer_assignors[0]
+        name = group.assignor_name(members.values(), default)
+        specs = {
+            m.member_id: MemberSpec(
+                self.catalog.ids_of(subscription(m, regexes)), group.target_of(m), m.instance_id
+            )
+            for m in members.values()
+        }
+        topics = sorted({t for spec in specs.values() for t in spec.topics})
+        partitions = {t: self.catalog.partitions_of(t) for t in topics}
+        assigned = ASSIGNORS.get(name, uniform_assignor.assign)(GroupSpec(specs, partitions))
+        for member_id in sorted(assigned):
+            if assigned[member_id] != group.target.get(member_id):
+                draft.records.append(group.target_record(member_id, assigned[member_id]))
+        draft.records.append(group.target_metadata_record(epoch, now_ms))
+        self.made += 1
+        self._context.deadlines.cancel(self._key(group))
+        return assigned

@@ -1,0 +1,201 @@
+"""Decisions and replay that consumer groups (KIP-848) and share groups (KIP-932) share.
+
+`ModernGroups` is the kind (`groups.Kind`) of one class of `ModernGroup` in one shard. It replays
+the five records of both kinds, extends sessions and serves deadlines. The heartbeats are in
+`consumer_membership` and `share_membership`. A record without a value is a tombstone. The tombstone
+of the group's epoch comes last and removes the group.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, TypeVar
+from uuid import UUID
+
+from shoal.coordinator.contract import Reply, Result, Token
+from shoal.coordinator.deadlines import Key
+from shoal.coordinator.group.groups import Context, Draft, Replay
+from shoal.coordinator.group.modern_group import ModernGroup, Value
+from shoal.coordinator.group.modern_target_assignment import ModernTargetAssignments
+from shoal.coordinator.group.records import RecordType
+from shoal.coordinator.group.topics import Catalog
+from shoal.protocol.errors import ApiError, ErrorCode
+
+#: A member with this epoch leaves the group.
+LEAVE_EPOCH = -1
+#: The heartbeat interval of a member that waits for a target or for partitions. A rebalance takes
+#: as long as its slowest member, and not a heartbeat interval longer.
+WAITING_HEARTBEAT_INTERVAL_MS = 500
+
+G = TypeVar("G", bound=ModernGroup[Any])
+T = TypeVar("T", bound=ModernTargetAssignments)
+
+
+class ModernGroups(ABC, Generic[G, T]):
+    """The groups of one kind in one shard. `name` starts the keys of their deadlines."""
+
+    def __init__(self, context: Context, kind: type[G], targets: T) -> None:
+        self.context = context
+        self.name = kind.type.value
+        self._kind = kind
+        self._targets = targets
+        types = kind.record_types
+        self.replays: dict[RecordType, Replay] = {
+            types.group: self._replay_epoch,
+            types.member: self._replay_member,
+            types.target_metadata: self._replay_target_metadata,
+            types.target: self._replay_target,
+            types.current: self._replay_current,
+        }
+
+    # The kind's own part.
+
+    @abstractmethod
+    def expire(self, group: G, member_id: str, draft: Draft, now_ms: int) -> None:
+        """Fence a member: a deadline of the member has passed."""
+
+    @abstractmethod
+    def assign_due(self, group: G, draft: Draft, now_ms: int) -> None:
+        """Compute the target assignment that had to wait for the assignment interval."""
+
+    @abstractmethod
+    def member_loaded(self, group: G, member_id: str, now_ms: int) -> None:
+        """Set the deadlines of a member that was loaded."""
+
+    def forget(self, group_id: str) -> None:
+        """Drop the soft state of a group that was deleted."""
+        self._targets.forget(group_id)
+
+    @property
+    @abstractmethod
+    def default_assignor(self) -> str: ...
+
+    @property
+    @abstractmethod
+    def max_size(self) -> int:
+        """The number of members that a group may have."""
+
+    # Requests.
+
+    def describe(self, group_id: str, token: Token) -> Result:
+        """One group of a ConsumerGroupDescribe v0-1 or ShareGroupDescribe v1 response. Raises
+        GROUP_ID_NOT_FOUND."""
+        described = self._find(group_id).describe(self.catalog, self.default_assignor)
+        return Result(replies=(Reply(token, described),))
+
+    def check_size(self, group: G) -> None:
+        """Raises GROUP_MAX_SIZE_REACHED when no further member may join."""
+        limit = self.max_size
+        if len(group.members) >= limit:
+            raise ApiError(
+                ErrorCode.group_max_size_reached,
+                f"The {self.name} group has reached its maximum capacity of {limit} members.",
+            )
+
+    def fenced(self, epoch: int, *, stored: int, known: int) -> ApiError:
+        """The refusal of a member epoch. `stored` is the epoch of the member's last record, `known`
+        the epoch that the member has reached."""
+        relation = "greater" if epoch > stored else "smaller"
+        return ApiError(
+            ErrorCode.fenced_member_epoch,
+            f"The {self.name} group member has a {relation} member epoch ({epoch}) than the one "
+            f"known by the group coordinator ({known}). The member must abandon all its "
+            "partitions and rejoin.",
+        )
+
+    # Time.
+
+    def loaded(self, now_ms: int) -> None:
+        for group in self._all():
+            for member_id in group.members:
+                self.member_loaded(group, member_id, now_ms)
+
+    def due(self, key: Key, now_ms: int) -> Result:
+        _, what, group_id, *rest = key
+        group = self.context.groups.get(group_id)
+        draft = Draft()
+        if not isinstance(group, self._kind):
+            return draft.result()
+        if what == "assignment":
+            if group.members and group.epoch > group.assignment_epoch:
+                self.assign_due(group, draft, now_ms)
+        elif rest and rest[0] in group.members:
+            self.expire(group, rest[0], draft, now_ms)
+        return draft.result()
+
+    def metadata_changed(self, deleted: Sequence[tuple[str, UUID]], now_ms: int) -> Result:
+        self._targets.mark_all_stale()
+        return Result()
+
+    def extend_session(self, group: G, member_id: str, timeout_ms: int, now_ms: int) -> None:
+        self.context.deadlines.set(self.key("session", group, member_id), now_ms + timeout_ms)
+
+    def key(self, what: str, group: G, *member_id: str) -> Key:
+        """The key of a deadline of the group or of one of its members."""
+        return (self.name, what, group.group_id, *member_id)
+
+    # Configs and metadata.
+
+    @property
+    def rebalances(self) -> int:
+        """Assignments computed since the shard was loaded, for metrics."""
+        return self._targets.made
+
+    @property
+    def catalog(self) -> Catalog:
+        return Catalog(self.context.image)
+
+    def _config(self, group: G, name: str) -> int:
+        value: int = self.context.image.group_config(group.group_id)[f"{self.name}.{name}"]
+        return value
+
+    def _find(self, group_id: str) -> G:
+        return self.context.groups.find_of(group_id, self._kind)
+
+    def _all(self) -> list[G]:
+        return [g for g in self.context.groups if isinstance(g, self._kind)]
+
+    # Replay.
+
+    def _replayed(self, key: Mapping[str, Any], value: Value) -> G | None:
+        """The group of a record, created if it does not exist. A tombstone creates none."""
+        group_id = key["group_id"]
+        found = self.context.groups.get(group_id)
+        if isinstance(found, self._kind):
+            return found
+        if value is None:
+            return None
+        group = self._kind(group_id)
+        self.context.groups.add(group)
+        return group
+
+    def _replay_epoch(self, key: Mapping[str, Any], value: Value, _at: Any) -> None:
+        group = self._replayed(key, value)
+        if group is None:
+            return
+        if value is None:
+            self.context.groups.remove(group.group_id)
+            self.forget(group.group_id)
+        else:
+            group.replay_epoch(value)
+
+    def _replay_member(self, key: Mapping[str, Any], value: Value, _at: Any) -> None:
+        group = self._replayed(key, value)
+        if group is not None:
+            group.replay_member(key["member_id"], value)
+
+    def _replay_target_metadata(self, key: Mapping[str, Any], value: Value, _at: Any) -> None:
+        group = self._replayed(key, value)
+        if group is not None:
+            group.replay_target_metadata(value)
+
+    def _replay_target(self, key: Mapping[str, Any], value: Value, _at: Any) -> None:
+        group = self._replayed(key, value)
+        if group is not None:
+            group.replay_target(key["member_id"], value)
+
+    def _replay_current(self, key: Mapping[str, Any], value: Value, _at: Any) -> None:
+        group = self._replayed(key, value)
+        if group is not None:
+            group.replay_current(key["member_id"], value)

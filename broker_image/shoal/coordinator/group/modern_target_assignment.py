@@ -1,0 +1,74 @@
+"""When the group epoch is bumped and the target assignment is computed, for both kinds of group.
+
+The epoch is bumped when a subscription or the metadata of a subscribed topic has changed. The
+target assignment is computed when the group epoch is beyond it, and at most once in each assignment
+interval (KIP-1263). One that has to wait sets a deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from shoal.coordinator.deadlines import Key
+from shoal.coordinator.group.groups import Context, GroupType
+from shoal.coordinator.group.modern_group import ModernGroup
+from shoal.coordinator.group.topics import Catalog
+
+
+class ModernTargetAssignments:
+    """The target assignments of one kind of group in one shard."""
+
+    def __init__(self, context: Context, kind: GroupType) -> None:
+        self._context = context
+        self._kind = kind
+        #: Assignments computed since the shard was loaded, for metrics.
+        self.made = 0
+        #: Groups whose metadata hash was compared since the metadata changed last. Soft state.
+        self._fresh: set[str] = set()
+
+    @property
+    def catalog(self) -> Catalog:
+        return Catalog(self._context.image)
+
+    def waits(self, group: ModernGroup[Any]) -> bool:
+        """Whether an assignment is put off until the interval is over."""
+        return self._key(group) in self._context.deadlines
+
+    def is_fresh(self, group: ModernGroup[Any]) -> bool:
+        """Whether the group's metadata hash was compared since the metadata changed last."""
+        return group.group_id in self._fresh
+
+    def mark_stale(self, group_id: str) -> None:
+        """Compare the group's metadata hash at the next heartbeat."""
+        self._fresh.discard(group_id)
+
+    def mark_all_stale(self) -> None:
+        self._fresh.clear()
+
+    def forget(self, group_id: str) -> None:
+        """Drop the soft state of a group that was deleted."""
+        self._fresh.discard(group_id)
+
+    def bumped_epoch(
+        self, group: ModernGroup[Any], names: Callable[[], frozenset[str]], *, bump: bool
+    ) -> tuple[int, int]:
+        """Return the group epoch and the hash of the metadata of the subscribed topics, `names`.
+        The epoch is bumped if the hash has changed, or with `bump`."""
+        if not bump and self.is_fresh(group):
+            return group.epoch, group.metadata_hash
+        metadata_hash = self.catalog.hash_of(names())
+        self._fresh.add(group.group_id)
+        changed = bump or metadata_hash != group.metadata_hash
+        return group.epoch + changed, metadata_hash
+
+    def _key(self, group: ModernGroup[Any]) -> Key:
+        return (self._kind.value, "assignment", group.group_id)
+
+    def _due_ms(self, group: ModernGroup[Any]) -> int:
+        """When the next assignment may be computed; 0 for the first one."""
+        if group.assignment_timestamp_ms == 0:
+            return 0
+        config = self._context.image.group_config(group.group_id)
+        interval_ms: int = config[f"{self._kind.value}.assignment.interval.ms"]
+        return group.assignment_timestamp_ms + interval_ms

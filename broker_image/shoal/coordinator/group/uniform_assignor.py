@@ -1,0 +1,143 @@
+"""The `uniform` assignor of consumer groups (KIP-848): balanced first, then sticky.
+
+Every assignable partition of a subscribed topic goes to exactly one subscriber. With equal
+subscriptions the sizes of the assignments differ by at most one, and as few partitions move as
+that allows. With unequal ones the sizes are as even as the subscriptions permit: no partition, and
+no chain of partitions handed from member to member, could move to a member that has at least two
+fewer. That is an optimal semi-matching; the chains are its cost-reducing paths (Harvey, Ladner,
+Lovasz, Tamir: "Semi-matchings for bipartite graphs and load balancing").
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from uuid import UUID
+
+from shoal.coordinator.group.assignment import (
+    Assignment,
+    GroupSpec,
+    TopicIdPartition,
+    flat,
+    grouped,
+    subscribed,
+)
+
+NAME = "uniform"
+
+
+def assign(spec: GroupSpec) -> dict[str, Assignment]:
+    """The target assignment of every member."""
+    if not spec.members:
+        return {}
+    owned, free = _kept(spec)
+    if spec.homogeneous:
+        _fill_quotas(owned, free)
+    else:
+        _Balance(spec, owned).settle(free)
+    return {m: grouped(owned[m]) for m in sorted(owned)}
+
+
+def _kept(spec: GroupSpec) -> tuple[dict[str, list[TopicIdPartition]], list[TopicIdPartition]]:
+    """The partitions that members keep, and those without a member. A partition has one member."""
+    wanted = {t for m in spec.members.values() for t in m.topics}
+    free = {(t, p) for t in sorted(wanted) for p in spec.partitions.get(t, ())}
+    owned: dict[str, list[TopicIdPartition]] = {}
+    for member_id in sorted(spec.members):
+        member = spec.members[member_id]
+        kept = [tp for tp in flat(member.assigned) if tp[0] in member.topics and tp in free]
+        free.difference_update(kept)
+        owned[member_id] = kept
+    return owned, sorted(free)
+
+
+def _fill_quotas(owned: dict[str, list[TopicIdPartition]], free: list[TopicIdPartition]) -> None:
+    total = len(free) + sum(map(len, owned.values()))
+    quota, longer = divmod(total, len(owned))
+    # The members with most partitions get the longer quotas, which moves the fewest partitions.
+    order = sorted(owned, key=lambda m: (-len(owned[m]), m))
+    quotas = {m: quota + (index < longer) for index, m in enumerate(order)}
+    for member in order:
+        free += owned[member][quotas[member] :]
+        del owned[member][quotas[member] :]
+    at = 0
+    for member in sorted(owned):
+        missing = quotas[member] - len(owned[member])
+        owned[member] += free[at : at + missing]
+        at += missing
+
+
+class _Balance:
+    """Moves partitions between members of unequal subscriptions until they are balanced."""
+
+    def __init__(self, spec: GroupSpec, owned: dict[str, list[TopicIdPartition]]) -> None:
+        self.owned = owned
+        self.takers = {t: list(subscribed(spec, t)) for t in sorted(spec.partitions)}
+        self.by_topic: dict[str, dict[UUID, list[int]]] = {m: {} for m in owned}
+        for member, partitions in owned.items():
+            for topic, partition in partitions:
+                self.by_topic[member].setdefault(topic, []).append(partition)
+        self.load = {m: len(partitions) for m, partitions in owned.items()}
+
+    def settle(self, free: list[TopicIdPartition]) -> None:
+        # Topics with the fewest subscribers come first: their partitions have the least choice.
+        for topic, partition in sorted(free, key=lambda tp: (len(self.takers[tp[0]]), tp)):
+            taker = min(self.takers[topic], key=lambda m: (self.load[m], m))
+            self._give(taker, topic, partition)
+        while self._improve():
+            pass
+        for member, topics in self.by_topic.items():
+            self.owned[member] = [(t, p) for t in topics for p in topics[t]]
+
+    def _improve(self) -> bool:
+        """Move along one path from a loaded member to one with at least two fewer, if any."""
+        for member in sorted(self.load, key=lambda m: (-self.load[m], m)):
+            path = self._path(member)
+            if path:
+                for giver, topic, taker in path:
+                    self._give(taker, topic, self._take(giver, topic))
+                return True
+        return False
+
+    def _path(self, start: str) -> list[tuple[str, UUID, str]]:
+        """The shortest chain of (giver, topic, taker) from `start`; empty if there is none."""
+        limit = self.load[start] - 2
+        came: dict[str, tuple[str, UUID, str] | None] = {start: None}
+        seen: set[UUID] = set()
+        queue = deque([start])
+        while queue:
+            giver = queue.popleft()
+            for topic in sorted(self.by_topic[giver]):
+                if topic in seen:
+                    continue
+                seen.add(topic)
+                for taker in self.takers[topic]:
+                    if taker in came:
+                        continue
+                    came[taker] = (giver, topic, taker)
+                    if self.load[taker] <= limit:
+                        return self._back(came, taker)
+                    queue.append(taker)
+        return []
+
+    @staticmethod
+    def _back(
+        came: dict[str, tuple[str, UUID, str] | None], end: str
+    ) -> list[tuple[str, UUID, str]]:
+        path = []
+        step = came[end]
+        while step is not None:
+            path.append(step)
+            step = came[step[0]]
+        return path[::-1]
+
+    def _give(self, member: str, topic: UUID, partition: int) -> None:
+        self.by_topic[member].setdefault(topic, []).append(partition)
+        self.load[member] += 1
+
+    def _take(self, member: str, topic: UUID) -> int:
+        partitions = self.by_topic[member][topic]
+        partition = partitions.pop()
+        if not partitions:
+            del self.by_topic[member][topic]
+        self.load[member] -= 1
+        return partition

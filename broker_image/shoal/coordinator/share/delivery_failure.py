@@ -1,0 +1,51 @@
+"""Policies of a group for deliveries that failed: retry back-off and dead letters.
+
+A failed record may wait before it is available again (`backoff`). One whose delivery failed for
+good may need a dead letter before it leaves the window (KIP-1191); it is ARCHIVING until then.
+Callers of the state machine pass a `FailurePolicy`. Without one, KIP-932 alone applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import NamedTuple
+
+from shoal.coordinator.share.backoff import Backoff
+
+
+class FailurePolicy(NamedTuple):
+    """The group's policies at `now_ms`; `random` gives numbers in [0, 1)."""
+
+    now_ms: int
+    random: Callable[[], float]
+    backoff: Backoff | None = None
+    dead_letters: bool = False
+
+    def due_ms(self, delivery_count: int) -> int | None:
+        """When a record that was delivered so many times is available again; None for now."""
+        if self.backoff is None or delivery_count == 0:
+            return None
+        return self.now_ms + self.backoff.delay_ms(delivery_count, self.random)
+
+
+class Cause(Enum):
+    """Why delivery of a record has failed for good, as its dead letter tells: Kafka's sentences,
+    but for the corrupt batch, which Kafka archives without a letter."""
+
+    REJECTED = "Offset rejected by client."
+    LIMIT = "Offset delivery count exceeded the threshold."
+    CORRUPT = "Record batch is corrupt."
+
+
+class DeadLetterRange(NamedTuple):
+    """Offsets that are ARCHIVING and alike, since when. `member_id` is who held them last and
+    `client_id` its client.id, "" where that is unknown."""
+
+    first: int
+    last: int
+    delivery_count: int
+    cause: Cause
+    member_id: str
+    client_id: str = ""
+    since_ms: int = 0

@@ -1,0 +1,184 @@
+"""Scans the records of a share partition for `selection`: once, in log order, in bounded steps.
+
+A scan resumes where the last one stopped, also within a batch. Offsets that the log has lost, or
+never delivers, are passed by: the window archives them, and those in HOLDS_KEY are freed. If only
+keys are needed, of new batches without holes, one call reads the keys of a whole read.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from itertools import islice
+from typing import Protocol
+
+from shoal.coordinator.share import compiled
+from shoal.coordinator.share.batches import WHOLE_BATCH_OFFSETS_MAX, Batches
+from shoal.coordinator.share.delivery_failure import Cause
+from shoal.coordinator.share.record_facts import Fact, HeaderReader, facts, key_hashes
+from shoal.coordinator.share.settings import ShareSettings
+from shoal.coordinator.share.share_partition import SharePartition, StateBatch
+from shoal.coordinator.share.states import AVAILABLE, is_terminal
+from shoal.record.batch import CorruptBatch
+
+
+class Places(Protocol):
+    """Where records are put that were looked at."""
+
+    def take_in(self, fact: Fact, now_ms: int) -> None:
+        """One record."""
+
+    def take_in_new(self, first: int, keys: array[int]) -> None:
+        """Records that were never delivered, from `first` on, of which only the keys count."""
+
+
+class RecordScanner:
+    """How far one share partition was looked at. `keys` tells whether keys are wanted, `headers`
+    reads the headers where they are."""
+
+    __slots__ = ("_keys", "_open", "_open_last", "_share", "cursor", "headers")
+
+    def __init__(self, share: SharePartition, *, keys: bool, headers: HeaderReader | None) -> None:
+        self._share = share
+        self._keys = keys
+        self.headers = headers
+        #: What lies below has been looked at.
+        self.cursor = share.start_offset
+        #: The rest of a batch that one look did not get through, and its last offset.
+        self._open: Iterator[Fact] | None = None
+        self._open_last = -1
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a batch is half read: `resume` goes on with it, and no read is needed."""
+        return self._open is not None
+
+    def next_offset(self) -> int:
+        """The offset to read the log from: behind the cursor, past what is complete."""
+        share, runs = self._share, self._share.runs
+        self.cursor = max(self.cursor, share.start_offset)
+        if self._open is None and self.cursor < runs.end:
+            row = runs.row_of(self.cursor)
+            while row < len(runs) and is_terminal(runs.states[row]):
+                row += 1
+            if row == len(runs):
+                self.cursor = runs.end
+            else:
+                self.cursor = max(self.cursor, runs.firsts[row])
+        return self.cursor
+
+    def start_moved(self, start: int) -> None:
+        """What lay below an offset is gone from the log."""
+        if self._open is not None and self._open_last < start:
+            self._open = None
+        self.cursor = max(self.cursor, start)
+
+    def scan(
+        self,
+        batches: Batches,
+        places: Places,
+        now_ms: int,
+        budget: int,
+        settings: ShareSettings,
+        changes: list[StateBatch],
+    ) -> int:
+        """Look at what was read from `next_offset` on, up to about `budget` records: how many those
+        were. What was passed by is added to `changes`."""
+        share = self._share
+        whole, taken = self._scan_keys(batches, places, budget)
+        passed = iter(batches.passed_by)
+        gap = next(passed, None)
+        for at in range(whole, len(batches) if taken < budget else whole):
+            base, last = batches.bases[at], batches.lasts[at]
+            while gap is not None and gap[0] <= max(base, self.cursor):
+                # A hole before this batch, or control batches: this one, or more.
+                self._pass_by(max(gap[0], self.cursor), gap[1], changes)
+                self.cursor = max(self.cursor, gap[1] + 1)
+                gap = next(passed, None)
+            if last < self.cursor:
+                continue
+            if last >= share.end_offset:
+                share.extend(last)
+            begin = batches.ends[at - 1] if at else 0
+            self._open = facts(batches.data, begin, keys=self._keys, headers=self.headers)
+            self._open_last = last
+            taken += self.resume(places, now_ms, budget - taken, settings, changes)
+            if taken >= budget:
+                break
+        return taken
+
+    def _scan_keys(self, batches: Batches, places: Places, budget: int) -> tuple[int, int]:
+        """Look at the batches that come first, as far as the keys alone are wanted of them and the
+        window has them as new and without holes: how many batches and records that was."""
+        share, runs, cursor = self._share, self._share.runs, self.cursor
+        if not self._keys or self.headers is not None or batches.passed_by:
+            return 0, 0
+        if cursor < runs.end and (cursor < runs.firsts[-1] or runs.states[-1] != AVAILABLE):
+            return 0, 0
+        whole, keys = self._keys_of(batches, budget)
+        if not whole:
+            return 0, 0
+        last = batches.lasts[whole - 1]
+        if last >= share.end_offset:
+            share.extend(last)
+        places.take_in_new(cursor, keys)
+        self.cursor = last + 1
+        return whole, len(keys)
+
+    def _keys_of(self, batches: Batches, budget: int) -> tuple[int, array[int]]:
+        """The key hashes from the cursor on of the batches that come first and end before the
+        budget does, as far as they can be told at once: how many batches, and the hashes."""
+        bases, lasts, ends, cursor = batches.bases, batches.lasts, batches.ends, self.cursor
+        whole, keys = 0, array("q")
+        if compiled.native is not None:
+            whole, found = compiled.native.keys(batches.data, bases, lasts, ends, cursor, budget)
+            keys.frombytes(found)
+        data = b""
+        while whole < len(batches) and lasts[whole] - cursor < budget:
+            data = data or bytes(batches.data)
+            hashes = key_hashes(data, ends[whole - 1] if whole else 0, ends[whole])
+            if hashes is None:
+                break
+            keys.extend(hashes[max(cursor - bases[whole], 0) :])
+            whole += 1
+        return whole, keys
+
+    def resume(
+        self,
+        places: Places,
+        now_ms: int,
+        budget: int,
+        settings: ShareSettings,
+        changes: list[StateBatch],
+    ) -> int:
+        """Go on with the batch that is open: how many of its records were looked at."""
+        assert self._open is not None
+        scanned, cause = 0, None
+        if self.headers is not None:
+            self.headers.now_ms = now_ms
+        try:
+            for fact in islice(self._open, budget):
+                scanned += 1
+                offset = fact[0]
+                if self.cursor <= offset <= self._open_last:
+                    if offset > self.cursor:  # Compaction took what was between.
+                        self._pass_by(self.cursor, offset - 1, changes)
+                    self.cursor = offset + 1
+                    places.take_in(fact, now_ms)
+            if scanned == budget:
+                return scanned
+        except CorruptBatch:
+            # A batch that claims two billion offsets gets no letter for each.
+            if settings.dead_letters and self._open_last - self.cursor < WHOLE_BATCH_OFFSETS_MAX:
+                cause = Cause.CORRUPT
+        self._open = None
+        if self.cursor <= self._open_last:
+            self._pass_by(self.cursor, self._open_last, changes, cause)
+            self.cursor = self._open_last + 1
+        return max(scanned, 1)
+
+    def _pass_by(
+        self, first: int, last: int, changes: list[StateBatch], cause: Cause | None = None
+    ) -> None:
+        self._share.archive(first, last, changes, cause)
+        changes += self._share.free(first, last)

@@ -1,0 +1,82 @@
+"""Sets of offsets as ranges: a few ranges stand for many offsets.
+
+A range is a pair of its first and its last offset, both included.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+
+
+def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
+    """Return ascending `offsets` as ranges that do not touch each other."""
+    found: list[tuple[int, int]] = []
+    for offset in offsets:
+        if found and found[-1][1] + 1 == offset:
+            found[-1] = (found[-1][0], offset)
+        else:
+            found.append((offset, offset))
+    return found
+
+
+class OffsetSet:
+    """A mutable set of offsets, held as ranges in ascending order that do not touch."""
+
+    __slots__ = ("_firsts", "_lasts")
+
+    def __init__(self, offsets: Iterable[int] = ()) -> None:
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        for offset in offsets:
+            self.add(offset)
+
+    @classmethod
+    def parse(cls, text: str) -> OffsetSet:
+        """Return the set that a text such as `3-7,9` names. Raises `ValueError` for other text."""
+        found = cls()
+        for word in filter(None, text.split(",")):
+            first, dash, last = word.partition("-")
+            found.add(int(first), int(last) if dash else int(first))
+        return found
+
+    def __str__(self) -> str:
+        return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in self.ranges())
+
+    def __len__(self) -> int:
+        return sum(last - first + 1 for first, last in self.ranges())
+
+    def __contains__(self, offset: int) -> bool:
+        at = bisect_right(self._firsts, offset) - 1
+        return at >= 0 and offset <= self._lasts[at]
+
+    def __iter__(self) -> Iterator[int]:
+        for first, last in self.ranges():
+            yield from range(first, last + 1)
+
+    def ranges(self) -> Iterator[tuple[int, int]]:
+        """The ranges in ascending order."""
+        return zip(self._firsts, self._lasts, strict=True)
+
+    def add(self, first: int, last: int | None = None) -> None:
+        """Add an offset or a range. Raises `ValueError` if the range ends before it begins."""
+        last = first if last is None else last
+        if last < first or first < 0:
+            raise ValueError(f"{first}-{last} is no range of offsets")
+        low = bisect_left(self._lasts, first - 1)
+        high = bisect_right(self._firsts, last + 1)
+        if low < high:
+            first, last = min(first, self._firsts[low]), max(last, self._lasts[high - 1])
+        self._firsts[low:high], self._lasts[low:high] = [first], [last]
+
+    def first_missing(self, offset: int) -> int:
+        """Return the first offset at or after `offset` that is not in the set."""
+        at = bisect_right(self._firsts, offset) - 1
+        return self._lasts[at] + 1 if at >= 0 and offset <= self._lasts[at] else offset
+
+    def forget(self, below: int) -> None:
+        """Remove all offsets below `below`."""
+        at = bisect_left(self._lasts, below)
+        del self._firsts[:at], self._lasts[:at]
+        if self._firsts and self._firsts[0] < below:
+            self._firsts[0] = below

@@ -1,0 +1,74 @@
+"""This node as its cluster and its clients know it: endpoints, incarnation, broker registration."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Protocol
+
+from shoal.log.directory import LogDirectory
+from shoal.metadata import controller
+from shoal.metadata.image import BrokerImage, Endpoint
+from shoal.quorum.voters import Endpoint as QuorumEndpoint
+from shoal.server.cluster_config import Listeners
+from shoal.server.node import Node
+
+
+class BoundListener(Protocol):
+    """A listener that has its address."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+
+
+class Registration:
+    """Owns the incarnation id of this start."""
+
+    def __init__(
+        self, node: Node, directory: LogDirectory, listeners: Sequence[BoundListener]
+    ) -> None:
+        """`listeners` gets the node's listeners as they are bound."""
+        self._node = node
+        self._directory = directory
+        self.listeners = listeners
+        self.incarnation_id = node.random_id()
+
+    def endpoints(self) -> list[Endpoint]:
+        """Return the advertised address of each listener."""
+        advertised = self._node.config.advertised
+        endpoints = []
+        for listener in self.listeners:
+            known = advertised.get(listener.name)
+            host = known.host if known else listener.host
+            if host in ("", "0.0.0.0", "::"):
+                host = socket.getfqdn()
+            port = known.port if known and known.port else listener.port
+            endpoints.append(Endpoint(listener.name, host, port))
+        return endpoints
+
+    def quorum_endpoints(self) -> tuple[QuorumEndpoint, ...]:
+        """Return the addresses at which this node serves the metadata quorum."""
+        return tuple(
+            QuorumEndpoint(e.name, e.host, e.port)
+            for e in self.endpoints()
+            if e.name == self._node.cluster.listener
+        )
+
+    def broker(self) -> BrokerImage:
+        """Return the registration that this broker sends to the controller (KIP-631)."""
+        kinds = self._node.cluster.kinds
+        clients = [e for e in self.endpoints() if Listeners.BROKER in kinds[e.name]]
+        return BrokerImage(
+            self._node.id,
+            self.incarnation_id,
+            -1,
+            tuple(clients),
+            controller.SUPPORTED_FEATURES,
+            self._node.config["broker.rack"],
+            fenced=False,
+            log_dirs=(self._directory.directory_id,),
+        )

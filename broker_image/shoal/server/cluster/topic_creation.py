@@ -1,0 +1,88 @@
+"""Topics that this broker creates itself: internal topics, and topics that clients name first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from shoal.metadata.topics import NewTopic, create_topics, internal_topic
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.cluster.controller_channel import ControllerChannel
+from shoal.server.cluster.metadata_log import Metadata
+from shoal.server.metadata_cache import MetadataCache
+from shoal.server.node import Node
+
+#: How long this broker waits until its image has the topics that the controller created.
+IMAGE_TIMEOUT_S = 5.0
+
+
+class Named(Protocol):
+    """An internal topic, by its name."""
+
+    @property
+    def name(self) -> str: ...
+
+
+class TopicCreation:
+    """Creates topics through the active controller. It owns no state."""
+
+    def __init__(
+        self, node: Node, cache: MetadataCache, metadata: Metadata, channel: ControllerChannel
+    ) -> None:
+        self._node = node
+        self._cache = cache
+        self._metadata = metadata
+        self._channel = channel
+
+    async def create_internal_topic(self, topic: Named) -> None:
+        """Create the topic of a coordinator. Raises `ApiError` if it cannot be created."""
+        (row,) = await self.create_topics([internal_topic(self._cache.image, topic.name)])
+        if row["error_code"] not in (ErrorCode.none, ErrorCode.topic_already_exists):
+            self._node.log.error("an internal topic was not made", topic=topic.name, **row)
+            raise ApiError(ErrorCode.coordinator_not_available, row["error_message"])
+
+    def create_topics(self, topics: Sequence[NewTopic]) -> asyncio.Future[list[dict[str, Any]]]:
+        """Create topics.
+
+        The future is the rows of CreateTopics, once this broker's image has the new topics. It
+        fails with `ApiError`.
+        """
+        if self._metadata.is_active:
+            return self._metadata.submit(
+                lambda image: create_topics(image, topics, new_id=self._node.random_id)
+            )
+        return asyncio.ensure_future(self._request(topics))
+
+    async def _request(self, topics: Sequence[NewTopic]) -> list[dict[str, Any]]:
+        """Create topics through the controller on another node."""
+        fields = {
+            "topics": [
+                {
+                    "name": topic.name,
+                    "num_partitions": topic.partitions,
+                    "replication_factor": topic.replication_factor,
+                    "assignments": (),
+                    "configs": [{"name": n, "value": v} for n, v in topic.configs],
+                }
+                for topic in topics
+            ],
+            "timeout_ms": self._node.config["request.timeout.ms"],
+            "validate_only": False,
+        }
+        answer = await self._channel.request(ApiKey.CREATE_TOPICS, fields)
+        rows = [
+            {
+                "name": row.name,
+                "error_code": ErrorCode(row.error_code),
+                "error_message": row.error_message,
+            }
+            for row in answer.topics
+        ]
+        created = {row["name"] for row in rows if row["error_code"] is ErrorCode.none}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(IMAGE_TIMEOUT_S):
+                await self._cache.until(lambda image: created <= image.topics.keys())
+        return rows

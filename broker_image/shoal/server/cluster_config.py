@@ -1,0 +1,190 @@
+"""The configs of a node about its cluster: roles, first voters, kinds of listeners."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Flag
+from typing import NamedTuple
+
+from shoal.quorum.replica import QuorumSettings
+from shoal.quorum.voters import Endpoint, ReplicaKey, Voter, VoterSet
+from shoal.server.config import BrokerConfig, InvalidConfig
+
+_VOTER = re.compile(r"(\d+)@(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]@]+)):(\d+)")
+_ADDRESS = re.compile(r"(?:\[([0-9a-fA-F:.%]+)\]|([^:\[\]@]+)):(\d+)")
+BROKER, CONTROLLER = "broker", "controller"
+
+
+class Listeners(Flag):
+    """Kinds of listeners: for clients and brokers, and for controllers.
+
+    A listener is of both kinds if the quorum uses the port of the clients (ADR 0052).
+    """
+
+    BROKER = 1
+    CONTROLLER = 2
+    BOTH = 3
+
+
+class ClusterConfig(NamedTuple):
+    """`voters` is None for a cluster of one node. `listener` serves the quorum, and `inter_broker`
+    serves other brokers. `kinds` has the listeners that this node opens, by name."""
+
+    roles: frozenset[str]
+    cluster_id: str | None
+    voters: VoterSet | None
+    listener: str
+    inter_broker: str
+    kinds: Mapping[str, Listeners]
+    settings: QuorumSettings
+
+    @property
+    def clustered(self) -> bool:
+        return self.voters is not None
+
+    @property
+    def is_broker(self) -> bool:
+        return BROKER in self.roles
+
+    @property
+    def is_controller(self) -> bool:
+        return CONTROLLER in self.roles
+
+    @property
+    def has_controller_listener(self) -> bool:
+        return any(Listeners.CONTROLLER in kind for kind in self.kinds.values())
+
+
+def cluster_config(config: BrokerConfig) -> ClusterConfig:
+    """Return the configs of a node about its cluster. Raises `InvalidConfig`."""
+    names = [listener.name for listener in config.listeners]
+    of_controllers = [n.upper() for n in config["controller.listener.names"] or ()]
+    listener = next((n for n in of_controllers if n in names), None)
+    named = config["inter.broker.listener.name"]
+    inter_broker = named.upper() if named else _first(names, of_controllers)
+    if named and inter_broker not in names:
+        raise InvalidConfig(
+            f"inter.broker.listener.name is {inter_broker}, which is not in listeners: name one of"
+            f" {', '.join(names)}."
+        )
+    roles = frozenset(config["process.roles"])
+    kinds = _kinds(roles, names, of_controllers, inter_broker)
+    listener = listener or (of_controllers[0] if of_controllers else inter_broker)
+    voters = _voters(config, listener)
+    if voters is not None:
+        _check_node(config, roles, voters)
+    elif CONTROLLER not in roles:
+        raise InvalidConfig(
+            "process.roles is broker alone, and no controller is named: set"
+            " controller.quorum.voters or controller.quorum.bootstrap.servers, or let the broker"
+            " be its own controller (process.roles=broker,controller)."
+        )
+    return ClusterConfig(
+        roles, _cluster_id(config), voters, listener, inter_broker, kinds, _settings(config)
+    )
+
+
+def _kinds(
+    roles: frozenset[str], names: list[str], of_controllers: list[str], inter_broker: str
+) -> dict[str, Listeners]:
+    """Return the kind of each listener. Raises `InvalidConfig`.
+
+    A node without the controller role opens no listeners for controllers. On a node without the
+    broker role, all listeners are for controllers.
+    """
+    if CONTROLLER in roles and of_controllers and not set(of_controllers) & set(names):
+        raise InvalidConfig(
+            f"controller.listener.names is {','.join(of_controllers)}, which listeners has not: add"
+            f" {of_controllers[0]}://host:port to listeners."
+        )
+    if BROKER not in roles:
+        return dict.fromkeys(names, Listeners.CONTROLLER)
+    kinds = {}
+    for name in names:
+        if name not in of_controllers:
+            kinds[name] = Listeners.BROKER
+        elif CONTROLLER in roles:
+            # Kafka does not permit the same listener for both (ADR 0052).
+            kinds[name] = Listeners.BOTH if name == inter_broker else Listeners.CONTROLLER
+    if not kinds:
+        raise InvalidConfig(
+            "controller.listener.names has all the listeners, and process.roles has no controller:"
+            " leave one listener for clients and brokers."
+        )
+    return kinds
+
+
+def _first(names: list[str], of_controllers: list[str]) -> str:
+    return next((n for n in names if n not in of_controllers), names[0])
+
+
+def _voters(config: BrokerConfig, listener: str) -> VoterSet | None:
+    """Return the configured voters.
+
+    Bootstrap servers become voters with negative ids, because their ids are not known yet.
+    """
+    found = []
+    for text in config["controller.quorum.voters"]:
+        match = _VOTER.fullmatch(text.strip())
+        if match is None or not 0 < int(match[4]) < 65536:
+            raise InvalidConfig(
+                f"controller.quorum.voters has {text!r}, which is not of the form id@host:port."
+            )
+        endpoint = Endpoint(listener, match[2] or match[3], int(match[4]))
+        found.append(Voter(ReplicaKey(int(match[1])), (endpoint,)))
+    if not found:
+        for at, text in enumerate(config["controller.quorum.bootstrap.servers"]):
+            match = _ADDRESS.fullmatch(text.strip())
+            if match is None or not 0 < int(match[3]) < 65536:
+                raise InvalidConfig(
+                    f"controller.quorum.bootstrap.servers has {text!r}, which is no host:port."
+                )
+            endpoint = Endpoint(listener, match[1] or match[2], int(match[3]))
+            found.append(Voter(ReplicaKey(-2 - at), (endpoint,)))
+    if not found:
+        return None
+    try:
+        return VoterSet.of(found)
+    except ValueError as error:
+        raise InvalidConfig(
+            f"controller.quorum.voters does not hold together: {error}. Give each node once."
+        ) from None
+
+
+def _check_node(config: BrokerConfig, roles: frozenset[str], voters: VoterSet) -> None:
+    """Check that this node fits the voters. Raises `InvalidConfig`."""
+    listed = config.node_id in voters.voters
+    if listed and CONTROLLER not in roles:
+        raise InvalidConfig(
+            f"controller.quorum.voters has this node, {config.node_id}, and process.roles has no"
+            " controller: add controller to process.roles, or take the node out of the voters."
+        )
+    if not listed and roles == {CONTROLLER} and min(voters.ids) >= 0:
+        return  # a controller that can join the voters later
+    if "node.id" not in config.given and "broker.id" not in config.given:
+        raise InvalidConfig("A node of a cluster needs an id of its own: set node.id (--node-id).")
+
+
+def _cluster_id(config: BrokerConfig) -> str | None:
+    """Return the configured cluster id. Raises `InvalidConfig`."""
+    text: str | None = config["shoal.cluster.id"]
+    if text is None:
+        return None
+    if not re.fullmatch(r"[A-Za-z0-9_\-]{1,64}", text):
+        raise InvalidConfig(
+            f"shoal.cluster.id is {text!r}; it may have letters, digits, - and _, up to 64 of them."
+        )
+    return text
+
+
+def _settings(config: BrokerConfig) -> QuorumSettings:
+    return QuorumSettings(
+        election_timeout_ms=max(1, config["controller.quorum.election.timeout.ms"]),
+        election_backoff_max_ms=max(1, config["controller.quorum.election.backoff.max.ms"]),
+        fetch_timeout_ms=max(1, config["controller.quorum.fetch.timeout.ms"]),
+        request_timeout_ms=max(1, config["controller.quorum.request.timeout.ms"]),
+        retry_backoff_ms=max(1, config["controller.quorum.retry.backoff.ms"]),
+        fetch_max_bytes=config["controller.quorum.fetch.max.bytes"],
+        fetch_snapshot_max_bytes=config["controller.quorum.fetch.snapshot.max.bytes"],
+    )

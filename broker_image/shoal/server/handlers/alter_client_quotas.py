@@ -1,0 +1,49 @@
+"""AlterClientQuotas: set and remove quotas of users, clients and addresses (KIP-546)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from shoal.metadata.client_quotas import QuotaChange
+from shoal.metadata.client_quotas import alter as decide
+from shoal.server.handlers.describe_client_quotas import entity_fields
+from shoal.server.network.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    changes = [
+        QuotaChange(
+            [(e.entity_type, e.entity_name) for e in entry.entity],
+            [(op.key, None if op.remove else op.value) for op in entry.ops],
+        )
+        for entry in request.body.entries
+    ]
+    validate_only = request.body.validate_only
+    return broker.metadata.submit(
+        lambda image: decide(image, changes, validate_only=validate_only),
+        lambda outcomes: {
+            "entries": [
+                _row(change.entity, code, message)
+                for change, (code, message) in zip(changes, outcomes, strict=True)
+            ]
+        },
+    )
+
+
+def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
+    return {
+        "entries": [
+            _row([(e.entity_type, e.entity_name) for e in entry.entity], code, message)
+            for entry in request.body.entries
+        ]
+    }
+
+
+def _row(
+    entity: Iterable[tuple[str, str | None]], code: int, message: str | None
+) -> dict[str, Any]:
+    return {"entity": entity_fields(entity), "error_code": code, "error_message": message}

@@ -1,0 +1,35 @@
+"""AlterPartitionReassignments: move partitions to other brokers, or cancel a move (KIP-455)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.metadata.reassignments import Move
+from shoal.metadata.reassignments import alter as decide
+from shoal.protocol.errors import ErrorCode
+from shoal.server.network.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    other_factor = getattr(body, "allow_replication_factor_change", True)
+    moves = [
+        Move(topic.name, partition.partition_index, partition.replicas)
+        for topic in body.topics
+        for partition in topic.partitions
+    ]
+    return broker.metadata.submit(
+        lambda image: decide(image, moves, other_factor=other_factor),
+        lambda rows: {
+            "allow_replication_factor_change": other_factor,
+            "error_code": ErrorCode.none,
+            "responses": rows,
+        },
+    )
+
+
+def refuse(request: Request, code: int, message: str | None) -> dict[str, Any]:
+    return {"error_code": code, "error_message": message}

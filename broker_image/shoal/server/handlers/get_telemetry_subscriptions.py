@@ -1,0 +1,56 @@
+"""GetTelemetrySubscriptions: the metrics that a client is to push (KIP-714).
+
+Subscriptions are configs of the type client-metrics (`metadata.client_metrics`). The subscription
+of a client is computed for each request, so the broker keeps no state of clients.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from shoal.log.uuids import uuid_text
+from shoal.metadata.client_metrics import Subscription, subscribe
+from shoal.metadata.image import ResourceType
+from shoal.protocol.errors import ErrorCode
+from shoal.server.network.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+#: zstd, lz4, gzip, snappy: the order in which clients should take them.
+COMPRESSION_TYPES = (4, 3, 1, 2)
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    client_id = request.body.client_instance_id or broker.node.random_id()
+    subscription = subscription_of(broker, request, client_id)
+    return {
+        "error_code": ErrorCode.none,
+        "client_instance_id": client_id,
+        "subscription_id": subscription.subscription_id,
+        "accepted_compression_types": COMPRESSION_TYPES,
+        "push_interval_ms": subscription.interval_ms,
+        "telemetry_max_bytes": broker.image.broker_config["telemetry.max.bytes"],
+        "delta_temporality": True,
+        "requested_metrics": subscription.metrics,
+    }
+
+
+def subscription_of(broker: Broker, request: Request, client_id: UUID) -> Subscription:
+    """The subscription of the client instance that sent the request."""
+    peer = request.peer
+    client = {
+        "client_instance_id": uuid_text(client_id),
+        "client_id": request.header.client_id or "",
+        "client_software_name": peer.client_software[0],
+        "client_software_version": peer.client_software[1],
+        "client_source_address": peer.host,
+        "client_source_port": str(peer.port),
+    }
+    found = {
+        name: texts
+        for (kind, name), texts in broker.image.configs.items()
+        if kind == ResourceType.CLIENT_METRICS
+    }
+    return subscribe(found, client)

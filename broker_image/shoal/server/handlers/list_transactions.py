@@ -1,0 +1,43 @@
+"""ListTransactions: the transactions of this coordinator (KIP-664, KIP-994, KIP-1152)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.network.api import Answer, Request
+from shoal.transaction.states import State
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+STATES = tuple(state.title for state in State)
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    text = getattr(body, "transactional_id_pattern", None)
+    try:
+        pattern = re.compile(text) if text else None
+    except re.error as error:
+        raise ApiError(ErrorCode.invalid_regular_expression, f"{text}: {error}") from None
+    shards = broker.transactions.all_shards()
+    unknown = [state for state in body.state_filters if state not in STATES]
+    found: list[Mapping[str, Any]] = []
+    # A filter of unknown states alone matches no transaction.
+    if len(unknown) < len(body.state_filters) or not body.state_filters:
+        for shard in shards:
+            found += shard.list_transactions(
+                states=body.state_filters,
+                producer_ids=body.producer_id_filters,
+                duration_ms=getattr(body, "duration_filter", -1),
+                pattern=pattern,
+                now_ms=broker.clock.now_ms(),
+            )
+    return {
+        "error_code": ErrorCode.none,
+        "unknown_state_filters": unknown,
+        "transaction_states": found,
+    }

@@ -1,0 +1,33 @@
+"""PushTelemetry: a client pushes its metrics (KIP-714).
+
+The request is checked and its metrics are dropped, as on a Kafka broker without a receiver.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.server.handlers.get_telemetry_subscriptions import COMPRESSION_TYPES, subscription_of
+from shoal.server.network.api import Answer, Request
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+_UNCOMPRESSED = 0
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body = request.body
+    if body.client_instance_id is None:
+        raise ApiError(ErrorCode.invalid_request)
+    if (
+        body.subscription_id
+        != subscription_of(broker, request, body.client_instance_id).subscription_id
+    ):
+        raise ApiError(ErrorCode.unknown_subscription_id)
+    if body.compression_type not in (_UNCOMPRESSED, *COMPRESSION_TYPES):
+        raise ApiError(ErrorCode.unsupported_compression_type)
+    if len(body.metrics) > broker.image.broker_config["telemetry.max.bytes"]:
+        raise ApiError(ErrorCode.telemetry_too_large)
+    return {"error_code": ErrorCode.none}

@@ -1,0 +1,79 @@
+"""The Raft requests of the metadata quorum, which one replica of the node answers (`shoal.quorum`).
+
+Vote, BeginQuorumEpoch, EndQuorumEpoch, FetchSnapshot and Fetch of the metadata log (KIP-595,
+KIP-630, KIP-996); AddRaftVoter, RemoveRaftVoter and UpdateRaftVoter (KIP-853).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.protocol.errors import ApiError, ErrorCode, WireError
+from shoal.quorum import wire
+from shoal.quorum.messages import AddRaftVoterRequest, Response, VoteRequest
+from shoal.server.cluster_config import Listeners
+from shoal.server.handlers import fetch as partitions
+from shoal.server.network.api import Answer, Request
+from shoal.server.network.fetch_sessions import TOPIC_IDS_FROM
+from shoal.server.network.responses import mapped
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    body, quorum = request.body, broker.quorum
+    cluster_id = getattr(body, "cluster_id", None)
+    if cluster_id is not None and cluster_id != broker.cluster_id:
+        raise ApiError(
+            ErrorCode.inconsistent_cluster_id,
+            f"This is a node of cluster {broker.cluster_id}, not of {cluster_id}.",
+        )
+    if quorum.fault is not None:
+        raise ApiError(ErrorCode.kafka_storage_error, quorum.fault)
+    try:
+        source, message = wire.read_request(request.header.api_key, body)
+    except WireError as error:
+        raise ApiError(ErrorCode.invalid_request, str(error)) from None
+    known = quorum.raft.voters
+    if isinstance(message, VoteRequest) and known.latest_offset < 0:
+        # Nobody has led yet: two sets of first voters could elect a leader each.
+        if source not in known.latest.voters and min(known.latest.ids) >= 0:
+            raise ApiError(
+                ErrorCode.inconsistent_voter_set,
+                f"Node {source} is not among the voters that this node was given.",
+            )
+    if isinstance(message, AddRaftVoterRequest):
+        _check_endpoints(broker, message)
+    endpoint = wire.leader_endpoint(body)
+    if endpoint is not None:
+        quorum.learn(source, endpoint)
+
+    def form(response: Response) -> dict[str, Any]:
+        leader_id = response.leader_id
+        leader = None if leader_id is None else quorum.endpoint_of(leader_id)
+        return wire.response_fields(response, leader)
+
+    return mapped(quorum.receive(source, message), form)
+
+
+def _check_endpoints(broker: Broker, request: AddRaftVoterRequest) -> None:
+    """A new voter names where it listens for controllers, as Kafka demands. Raises `ApiError`."""
+    wanted, names = broker.cluster.listener, {e.name for e in request.voter.endpoints}
+    named = broker.config["controller.listener.names"]
+    if named and broker.served.kind(wanted) is Listeners.CONTROLLER and wanted not in names:
+        raise ApiError(
+            ErrorCode.invalid_request,
+            f"The new voter {request.voter.key.id} names no endpoint of the listener {wanted},"
+            " which controllers use: set controller.listener.names on it.",
+        )
+
+
+def fetch(broker: Broker, request: Request) -> Answer:
+    """Fetch on a listener of controllers: the metadata log, and partitions if brokers share it."""
+    topics = request.body.topics
+    if request.version >= TOPIC_IDS_FROM and len(topics) == 1 and wire.is_metadata(topics[0]):
+        return handle(broker, request)
+    if Listeners.BROKER in broker.served.kind(request.peer.listener):
+        return partitions.handle(broker, request)
+    return {"error_code": ErrorCode.invalid_request, "responses": ()}

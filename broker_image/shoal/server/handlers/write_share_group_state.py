@@ -1,0 +1,45 @@
+"""WriteShareGroupState: a leader persists its share partitions (KIP-932, KIP-1226)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal.coordinator.contract import Result
+from shoal.coordinator.share.records import ShareKey
+from shoal.coordinator.share.state_store import NONE, ShareStateShard
+from shoal.protocol.errors import ErrorCode
+from shoal.server.handlers.share_group_state import for_each_partition
+from shoal.server.network.api import Answer, Request
+from shoal.server.share.persister import answer_of, delays_of
+
+if TYPE_CHECKING:
+    from shoal.server.broker import Broker
+
+
+def handle(broker: Broker, request: Request) -> Answer:
+    def one(
+        shard: ShareStateShard, now_ms: int, key: ShareKey, entry: Any
+    ) -> tuple[dict[str, Any], Result]:
+        batches = [
+            (b.first_offset, b.last_offset, b.delivery_state, b.delivery_count)
+            for b in entry.state_batches
+        ]
+        delays = delays_of(entry)
+        ranges = [*((b[0], b[1], b[3]) for b in batches), *(d[:3] for d in delays)]
+        if any(first > last or first < 0 or count < 0 for first, last, count in ranges):
+            message = "a state batch whose offsets are no range, or of a negative delivery count"
+            return {"error_code": ErrorCode.invalid_request, "error_message": message}, Result()
+        return answer_of(
+            shard.write(
+                now_ms,
+                key,
+                state_epoch=entry.state_epoch,
+                leader_epoch=entry.leader_epoch,
+                start_offset=entry.start_offset,
+                delivery_complete_count=getattr(entry, "delivery_complete_count", NONE),
+                batches=batches,
+                delays=delays,
+            )
+        )
+
+    return for_each_partition(broker, request, one)

@@ -1,0 +1,133 @@
+"""What the metrics of share groups read of the share service and of the share partitions it leads.
+
+`server.share` satisfies these ports. It registers its families by `metrics.share.register`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from shoal.coordinator.share.selection import Selection
+from shoal.coordinator.share.sessions import ShareSessions
+from shoal.coordinator.share.settings import ShareSettings
+from shoal.coordinator.share.share_partition import SharePartition
+from shoal.replication.partition import Partition
+from shoal.server.metrics.registry import Labels, Samples, label
+from shoal.server.metrics.share_meters import FetchMeter, Mean, ShareTopicMeter
+
+
+class DeadLetterFailure(Protocol):
+    """Why dead letters cannot be written now."""
+
+    @property
+    def reason(self) -> str:
+        """One word for a label."""
+
+
+class PendingDeadLetters(Protocol):
+    """The dead letters that a share partition still has to write."""
+
+    @property
+    def pending(self) -> bool: ...
+    @property
+    def trouble(self) -> DeadLetterFailure | None: ...
+
+
+class LeaderPort(Protocol):
+    """A share partition that is loaded here."""
+
+    #: Records acquired, acquired again, and those whose lock timed out.
+    acquired_total: int
+    redelivered_total: int
+    expired_total: int
+
+    @property
+    def partition(self) -> Partition: ...
+    @property
+    def share(self) -> SharePartition: ...
+    @property
+    def selection(self) -> Selection | None: ...
+    @property
+    def settings(self) -> ShareSettings: ...
+    @property
+    def fetches(self) -> FetchMeter: ...
+    @property
+    def dead_letters(self) -> PendingDeadLetters: ...
+
+    def limit(self, settings: ShareSettings) -> int:
+        """Return the offset below which records may be delivered."""
+
+    def is_delivery_stopped(self, settings: ShareSettings) -> bool:
+        """Whether nothing is delivered now."""
+
+    def is_full(self, settings: ShareSettings) -> bool:
+        """Whether the limit on records in flight stops delivery."""
+
+
+class DeadLetterCounts(Protocol):
+    """Dead letters by group, and failed attempts by group and reason."""
+
+    written: Counter[str]
+    dropped: Counter[str]
+    attempts: Counter[str]
+    failed: Counter[tuple[str, str]]
+
+
+class DeadLetterRates(Protocol):
+    """The dead letters of the last minute, by group."""
+
+    def last_minute(self, group_id: str) -> int: ...
+    def is_exceeded(self, group_id: str, limit: int) -> bool:
+        """Whether the group reached `limit`. Without a limit (0) it never does."""
+
+    def groups(self) -> list[str]: ...
+
+
+class ShareServicePort(Protocol):
+    """The share partitions led by this broker, and the share sessions of its clients."""
+
+    load_times: Mean
+    acquire_times: Mean
+    fetch_ratios: Mean
+    write_times: Mean
+    acknowledged: Counter[int]
+    expired_fetches: int
+
+    @property
+    def leaders(self) -> Mapping[str, Mapping[Any, LeaderPort]]:
+        """By group id and partition."""
+
+    @property
+    def topics(self) -> Mapping[str, ShareTopicMeter]: ...
+    @property
+    def sessions(self) -> ShareSessions: ...
+    @property
+    def dead_letters(self) -> DeadLetterCounts: ...
+    @property
+    def dlq_rate_limit(self) -> DeadLetterRates: ...
+    def now_ms(self) -> int: ...
+    def settings(self, group_id: str) -> ShareSettings: ...
+    def unloaded(self) -> Iterable[tuple[str, Partition, int]]:
+        """Yield the group id, the partition and the persisted lag of each share partition that is
+        led here and not loaded. An unknown lag is -1."""
+
+
+def of_leaders(
+    service: ShareServicePort, value: Callable[[LeaderPort], float]
+) -> Callable[[], Samples]:
+    """A family with one sample for each share partition that is loaded."""
+    return lambda: [(labels, value(leader)) for labels, leader in leaders(service)]
+
+
+def leaders(service: ShareServicePort) -> Iterator[tuple[Labels, LeaderPort]]:
+    """Yield the labels and the leader of each share partition that is loaded."""
+    for group_id, group in service.leaders.items():
+        for leader in group.values():
+            partition = leader.partition
+            yield share_partition_labels(group_id, partition.topic, partition.index), leader
+
+
+def share_partition_labels(group_id: str, topic: str, index: int) -> Labels:
+    return label(group=group_id, topic=topic, partition=str(index))

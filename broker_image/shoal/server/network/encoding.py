@@ -1,0 +1,84 @@
+"""Bodies of responses: encoded, with a throttle time, and for a request that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kio.static.constants import EntityType
+
+from shoal.protocol import codec
+from shoal.protocol.api import ApiKey
+from shoal.protocol.compiler import Gather
+from shoal.protocol.errors import ApiError, ErrorCode, WireError
+from shoal.server.metrics.registry import Metrics
+from shoal.server.network.api import Api, Body, Buffer, Request
+
+Buffers = list[Buffer]
+
+#: APIs other than Produce whose handlers encode their bodies. From this version on, such a body
+#: begins with the throttle time.
+_BEGIN_WITH_THROTTLE_TIME: dict[int, int] = {
+    ApiKey.METADATA: 3,
+    ApiKey.SHARE_FETCH: 1,
+    ApiKey.SHARE_ACKNOWLEDGE: 1,
+}
+
+
+def encode_body(request: Request, body: Body) -> Buffers:
+    """Encode a response body in the version of its request. Return the buffers of a body that is
+    already encoded."""
+    if isinstance(body, list):
+        return body
+    if isinstance(body, Mapping):
+        header = request.header
+        out = Gather()
+        codec.writer(header.api_key, header.api_version, EntityType.response)(out, body)
+        return out.parts()
+    return list(body)
+
+
+def with_throttle_time(request: Request, body: Body, throttle_ms: int) -> Body:
+    """Set the throttle time of a response body, if its version has that field."""
+    if isinstance(body, Mapping):
+        return {**body, "throttle_time_ms": max(throttle_ms, body.get("throttle_time_ms", 0))}
+    key, version = request.header.api_key, request.version
+    parts, throttle_time = list(body), throttle_ms.to_bytes(4, "big")
+    if key == ApiKey.PRODUCE:
+        last = bytes(parts[-1])
+        end = len(last) - codec.flexible(key, version)  # The tagged fields, which are empty.
+        parts[-1] = last[: end - 4] + throttle_time + last[end:]
+    elif version >= _BEGIN_WITH_THROTTLE_TIME.get(key, version + 1):
+        parts[0] = throttle_time + bytes(parts[0][4:])
+    return parts
+
+
+class ErrorResponses:
+    """Turns exceptions into error responses, logs and counts them."""
+
+    def __init__(self, log: Any, table: Mapping[int, Api], metrics: Metrics) -> None:
+        self._log = log
+        self._table = table
+        self._metrics = metrics
+
+    def body(self, request: Request, error: BaseException) -> Body:
+        """Return the response body for a request that failed with `error`.
+
+        An `ApiError` keeps its code and message. Any other exception is a bug: it is logged with
+        its traceback and becomes UNKNOWN_SERVER_ERROR. Raises `WireError` for an API whose
+        response has no error code.
+        """
+        row = self._table[request.header.api_key]
+        if isinstance(error, ApiError):
+            code, message = error.code, error.message
+        else:
+            name = ApiKey(request.header.api_key).name
+            self._log.error("a request failed", api=name, exc_info=error)
+            code, message = ErrorCode.unknown_server_error, None
+        self._metrics.error(request.header.api_key, code)
+        if row.refuse is not None:
+            return row.refuse(request, code, message)
+        entity = codec.entity(row.key, request.version, EntityType.response)
+        if not any(f.name == "error_code" for f in codec.struct_of(entity).fields):
+            raise WireError(f"{row.key.name} was refused: {message or code.name}")
+        return {"error_code": code, "error_message": message}

@@ -1,0 +1,65 @@
+"""Requests that arrive in an Envelope (KIP-590): another node forwards them to the controller.
+
+The controller's own requests to itself take the same way, without an Envelope on the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shoal.protocol import codec, frames
+from shoal.protocol.errors import ApiError, ErrorCode, WireError
+from shoal.server.network.api import Api, Peer, Request
+from shoal.server.network.encoding import ErrorResponses, encode_body
+
+
+class EnvelopeHandler:
+    """Handles forwarded requests. It owns no state."""
+
+    def __init__(
+        self,
+        context: Any,
+        table: Mapping[int, Api],
+        errors: ErrorResponses,
+        *,
+        is_active_controller: Callable[[], bool],
+    ) -> None:
+        """`context` is the first argument of every handler in `table`."""
+        self._context = context
+        self._table = table
+        self._errors = errors
+        self._is_active_controller = is_active_controller
+
+    async def handle(self, frame: bytes, peer: Peer, request_id: bytes = b"") -> bytes:
+        """Handle the request in `frame` as the active controller. Return its response body.
+
+        `peer` is the client that sent the request to the other node. Raises `ApiError` with
+        NOT_CONTROLLER if this node is not the active controller, or stops being it. Raises
+        `WireError` if the frame is malformed or its API cannot be forwarded.
+        """
+        if len(frame) < 10:
+            raise WireError(f"a request of {len(frame)} bytes has no header")
+        row = self._table.get(frame[0] << 8 | frame[1])
+        if row is None or not row.by_controller:
+            raise WireError(f"API key {frame[0] << 8 | frame[1]} is not passed on")
+        header = frames.read_request_header(frame, row.versions)
+        if header.api_version not in row.versions:
+            raise WireError(f"{row.key.name} v{header.api_version} is not served")
+        body = codec.read_request(
+            header.api_key, header.api_version, memoryview(frame), header.body_at
+        )
+        request = Request(header, body, peer, id=request_id)
+        if not self._is_active_controller():
+            raise ApiError(ErrorCode.not_controller)
+        try:
+            found: Any = row.handle(self._context, request)
+            if not isinstance(found, (list, Mapping)):
+                found = await found
+        except WireError:
+            raise
+        except Exception as error:
+            if isinstance(error, ApiError) and error.code is ErrorCode.not_controller:
+                raise
+            found = self._errors.body(request, error)
+        return b"".join(encode_body(request, found))

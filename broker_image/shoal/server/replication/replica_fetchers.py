@@ -1,0 +1,367 @@
+"""The fetches of this broker's followers from their leaders.
+
+Each leader has up to `num.replica.fetchers` tasks, and each partition belongs to one of them. When
+the config changes, partitions move between tasks; no partition is fetched by two tasks at a time.
+The rules of one task are those of `shoal.replication.replica_fetcher`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from uuid import UUID
+from zlib import crc32
+
+from shoal.client.errors import ClientError
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ErrorCode
+from shoal.replication.leadership import NOT_ELIGIBLE
+from shoal.replication.partition import Divergence, Partition, ReplicaFetched
+from shoal.replication.replica_fetcher import (
+    FetchOutcome,
+    FetchRequest,
+    FetchResponse,
+    Key,
+    ReplicaFetcher,
+)
+from shoal.server.replication.isr_changes import broker_epoch
+
+if TYPE_CHECKING:
+    from shoal.metadata.delta import MetadataDelta
+    from shoal.metadata.image import MetadataImage
+    from shoal.server.metadata_cache import MetadataCache
+    from shoal.server.network.links import Link
+    from shoal.server.network.peers import Peers
+    from shoal.server.node import Node
+    from shoal.server.replication.log_maintenance import LogMaintenance
+    from shoal.server.replication.partitions import Partitions
+    from shoal.server.replication.quotas import ReplicationQuota
+
+#: First and longest back-off after a failed fetch.
+_RECONNECT_MS, _RECONNECT_MAX_MS = 20, 500
+EARLIEST, LATEST = -2, -1
+
+
+class UnreachableLeaders(Protocol):
+    """Notes which leaders answer (`cluster.unreachable_leaders`)."""
+
+    def disconnected(self, broker_id: int) -> None:
+        """The connection to the broker broke."""
+
+    def connected(self, broker_id: int) -> None:
+        """The broker has answered."""
+
+
+class FetcherKey(NamedTuple):
+    """One task: its leader, and its number among the tasks of that leader."""
+
+    leader_id: int
+    number: int
+
+
+class ReplicaFetcherManager:
+    """Owns the fetch tasks, and which partition belongs to which of them."""
+
+    def __init__(
+        self,
+        node: Node,
+        cache: MetadataCache,
+        partitions: Partitions,
+        *,
+        peers: Peers,
+        throttle: ReplicationQuota,
+        leaders: UnreachableLeaders,
+        maintenance: LogMaintenance,
+    ) -> None:
+        self.node = node
+        self.cache = cache
+        self.partitions = partitions
+        self.peers = peers
+        self.throttle = throttle
+        self.leaders = leaders
+        self.maintenance = maintenance
+        self.tasks: dict[FetcherKey, _FetcherTask] = {}
+        self._key_of: dict[Key, FetcherKey] = {}
+
+    def stop(self) -> None:
+        for task in self.tasks.values():
+            task.stop()
+
+    def follow_leader(self, partition: Partition) -> None:
+        """Fetch the partition from its leader; fetch nothing if this broker leads it."""
+        before = self._key_of.get(partition.key)
+        leader_id = partition.leader_id if not partition.is_leader else -1
+        if before is not None and before.leader_id != leader_id:
+            self.forget(partition)
+        if leader_id >= 0:
+            key = self._task_key(leader_id, partition)
+            self._key_of[partition.key] = key
+            self._task(key).follow(partition)
+
+    def forget(self, partition: Partition) -> None:
+        """Stop to fetch the partition."""
+        key = self._key_of.pop(partition.key, None)
+        if key is not None:
+            self.tasks[key].fetcher.forget(partition)
+
+    def start(self) -> None:
+        """Follow num.replica.fetchers in the metadata."""
+        self.cache.subscribe(self._metadata_changed)
+
+    def _metadata_changed(self, image: MetadataImage, delta: MetadataDelta) -> None:
+        if delta.broker_config_changed:
+            self.resize()
+
+    def resize(self) -> None:
+        """Apply num.replica.fetchers: move partitions to the tasks they belong to now, and end
+        the tasks that have none left."""
+        for partition in list(self.partitions):
+            before = self._key_of.get(partition.key)
+            if before is None:
+                continue
+            key = self._task_key(before.leader_id, partition)
+            if key != before:
+                task = self._task(key)
+                self.tasks[before].fetcher.hand_over(partition, task.fetcher)
+                self._key_of[partition.key] = key
+                task.wake()
+        for key in self.tasks.keys() - set(self._key_of.values()):
+            if key.number:
+                self.tasks.pop(key).stop()
+
+    def _task_key(self, leader_id: int, partition: Partition) -> FetcherKey:
+        count: int = self.cache.image.broker_config["num.replica.fetchers"]
+        topic_id, index = partition.key
+        return FetcherKey(leader_id, (crc32(topic_id.bytes) + index) % count)
+
+    def _task(self, key: FetcherKey) -> _FetcherTask:
+        task = self.tasks.get(key)
+        if task is None:
+            task = self.tasks[key] = _FetcherTask(self, key.leader_id)
+        return task
+
+
+class _FetcherTask:
+    """Fetches some partitions of one leader, one request at a time."""
+
+    def __init__(self, manager: ReplicaFetcherManager, leader_id: int) -> None:
+        self._manager = manager
+        self._node = manager.node
+        self._wakeup = asyncio.Event()
+        self._leader_id = leader_id
+        self.fetcher = ReplicaFetcher(
+            leader_id,
+            backoff_max_ms=manager.node.config["replica.fetch.backoff.ms"],
+            throttle=manager.throttle,
+            on_synced=self._wakeup.set,
+        )
+        self._link: Link | None = None
+        #: The leader's broker epoch when the link was opened.
+        self._link_epoch = NOT_ELIGIBLE
+        self._listing: set[asyncio.Task[None]] = set()
+        self._task = asyncio.ensure_future(self._run())
+
+    def follow(self, partition: Partition) -> None:
+        self.fetcher.follow(partition)
+        if self._link is not None and self._link_epoch != self._leader_epoch():
+            # The leader has restarted. After a power loss its machine does not reset the old
+            # connection, and a fetch would wait on it until replica.socket.timeout.ms.
+            self._drop_link()
+        self._wakeup.set()
+
+    def wake(self) -> None:
+        """Check again which partitions to fetch."""
+        self._wakeup.set()
+
+    def _leader_epoch(self) -> int:
+        return broker_epoch(self._manager.cache, self._leader_id)
+
+    def stop(self) -> None:
+        self._task.cancel()
+        for task in self._listing:
+            task.cancel()
+        if self._link is not None:
+            self._link.close()
+
+    async def _run(self) -> None:
+        pause_ms = _RECONNECT_MS
+        while True:
+            now_ms = self._node.clock.now_ms()
+            request = self.fetcher.next_fetch(now_ms)
+            if request is None:
+                await self._wait(now_ms)
+                continue
+            try:
+                response = await self._fetch(request)
+            except ClientError:
+                self.fetcher.fail_fetch(self._node.clock.now_ms())
+                self._drop_link()
+                await asyncio.sleep(pause_ms / 1000)
+                pause_ms = min(2 * pause_ms, _RECONNECT_MAX_MS)
+                continue
+            except Exception:
+                # A bug or an invalid response. Log it and go on replicating.
+                self._node.log.exception("a replica's fetch failed", leader=self._leader_id)
+                self.fetcher.fail_fetch(self._node.clock.now_ms())
+                self._drop_link()
+                await asyncio.sleep(_RECONNECT_MAX_MS / 1000)
+                continue
+            pause_ms = _RECONNECT_MS
+            self._manager.leaders.connected(self._leader_id)
+            self._apply_outcome(self.fetcher.complete_fetch(response, self._node.clock.now_ms()))
+
+    async def _wait(self, now_ms: int) -> None:
+        """Wait until a partition is added or synced, or until a back-off ends."""
+        due_ms = self.fetcher.next_due_ms()
+        timeout_s = None if due_ms is None else max(0.001, (due_ms - now_ms) / 1000)
+        if due_ms is not None and due_ms <= now_ms:
+            timeout_s = 0.5  # A partition waits for its disk.
+        self._wakeup.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wakeup.wait()
+        except TimeoutError:
+            pass
+
+    def _drop_link(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    async def _request(self, api_key: ApiKey, fields: dict[str, Any]) -> Any:
+        peers, config = self._manager.peers, self._node.config
+        address = peers.address_of(self._leader_id)
+        if self._link is None or self._link.address != address:
+            self._drop_link()
+            if address is None:
+                raise ClientError(f"broker {self._leader_id} is not registered")
+            self._link = peers.link(
+                address,
+                config["replica.socket.timeout.ms"],
+                on_lost=lambda: self._manager.leaders.disconnected(self._leader_id),
+            )
+            self._link_epoch = self._leader_epoch()
+        return await self._link.request(api_key, fields)
+
+    async def _fetch(self, request: FetchRequest) -> FetchResponse:
+        config = self._node.config
+        partition_max_bytes = config["replica.fetch.max.bytes"]
+        throttled_bytes = self._throttled_bytes(request)
+        topics: dict[UUID, list[dict[str, Any]]] = {}
+        for (topic_id, index), position in request.partitions:
+            entry = {
+                "partition": index,
+                "current_leader_epoch": position.current_leader_epoch,
+                "fetch_offset": position.fetch_offset,
+                "last_fetched_epoch": position.last_fetched_epoch,
+                "log_start_offset": position.log_start_offset,
+                "partition_max_bytes": min(
+                    partition_max_bytes, throttled_bytes.get((topic_id, index), partition_max_bytes)
+                ),
+            }
+            topics.setdefault(topic_id, []).append(entry)
+        forgotten: dict[UUID, list[int]] = {}
+        for topic_id, index in request.forgotten:
+            forgotten.setdefault(topic_id, []).append(index)
+        fields = {
+            "replica_state": {
+                "replica_id": self._node.id,
+                "replica_epoch": broker_epoch(self._manager.cache, self._node.id),
+            },
+            "max_wait_ms": config["replica.fetch.wait.max.ms"],
+            "min_bytes": config["replica.fetch.min.bytes"],
+            "max_bytes": config["replica.fetch.response.max.bytes"],
+            "session_id": request.session_id,
+            "session_epoch": request.session_epoch,
+            "topics": [{"topic_id": t, "partitions": entries} for t, entries in topics.items()],
+            "forgotten_topics_data": [
+                {"topic_id": t, "partitions": indexes} for t, indexes in forgotten.items()
+            ],
+        }
+        return _response(await self._request(ApiKey.FETCH, fields))
+
+    def _throttled_bytes(self, request: FetchRequest) -> dict[Key, int]:
+        """Return the bytes that each throttled partition out of sync may fetch now. Together they
+        take what the throttle has left; the leader sends at least one batch."""
+        manager, node = self._manager, self._node
+        throttle = manager.throttle
+        if not throttle.active:
+            return {}
+        found = [manager.partitions.get(*key) for key, _ in request.partitions]
+        keys = [p.key for p in found if p and node.id not in p.isr and throttle.throttles(p)]
+        return dict.fromkeys(
+            keys, throttle.available_bytes(node.clock.now_ms()) // max(1, len(keys))
+        )
+
+    def _apply_outcome(self, outcome: FetchOutcome) -> None:
+        for partition in outcome.sync:
+            self._node.disk.sync_soon(partition)
+        if any(not partition.group_commit for partition in outcome.sync):
+            # The recovery point on disk must not cover records that replace truncated ones.
+            self._manager.maintenance.checkpoint()
+        for partition, error in outcome.failed:
+            self._node.log.error(
+                "a follower cannot write",
+                topic=partition.topic,
+                partition=partition.index,
+                error=str(error),
+            )
+        for partition in outcome.list_offsets:
+            task = asyncio.ensure_future(self._list_offsets(partition))
+            self._listing.add(task)
+            task.add_done_callback(self._listing.discard)
+
+    async def _list_offsets(self, partition: Partition) -> None:
+        """Request the start and end offsets of the leader's log."""
+        epoch = partition.leader_epoch
+        found = {EARLIEST: -1, LATEST: -1}
+        code = ErrorCode.none
+        try:
+            for timestamp in found:
+                fields = {
+                    "replica_id": self._node.id,
+                    "topics": [
+                        {
+                            "name": partition.topic,
+                            "partitions": [
+                                {
+                                    "partition_index": partition.index,
+                                    "current_leader_epoch": epoch,
+                                    "timestamp": timestamp,
+                                }
+                            ],
+                        }
+                    ],
+                }
+                answer = await self._manager.peers.request(
+                    self._leader_id, ApiKey.LIST_OFFSETS, fields
+                )
+                entry = answer.topics[0].partitions[0]
+                code = code or ErrorCode(entry.error_code)
+                found[timestamp] = entry.offset
+        except ClientError:
+            code = ErrorCode.request_timed_out
+        now_ms = self._node.clock.now_ms()
+        self._apply_outcome(
+            self.fetcher.complete_list_offsets(
+                partition, epoch, code, found[EARLIEST], found[LATEST], now_ms
+            )
+        )
+        self._wakeup.set()
+
+
+def _response(answer: Any) -> FetchResponse:
+    found: dict[Key, ReplicaFetched] = {}
+    for topic in answer.responses:
+        for entry in topic.partitions:
+            diverging = entry.diverging_epoch
+            found[(topic.topic_id, entry.partition_index)] = ReplicaFetched(
+                ErrorCode(entry.error_code),
+                entry.high_watermark,
+                entry.log_start_offset,
+                Divergence(diverging.epoch, diverging.end_offset)
+                if diverging is not None and diverging.end_offset >= 0
+                else None,
+                entry.records or b"",
+            )
+    return FetchResponse(ErrorCode(answer.error_code), answer.session_id, found)

@@ -1,0 +1,158 @@
+"""The replicas on this broker: which of them follow, and which followers a leader waits for.
+
+`ReplicaFetcherManager` fetches the partitions that follow; `IsrChanges` asks the controller for
+other ISRs. The rules of replication are in `shoal.replication`. This module adds the clock.
+
+A follower's fetch waits at its leader for records. A fetch that was sent before a partition was
+assigned to the follower does not name that partition, and would delay its first fetch. A leader
+therefore answers a follower at once when it becomes the leader of a partition of that follower, and
+within `AWAITED_FETCH_WAIT_MS` until the follower has fetched the partition in the leader's epoch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from shoal.replication.leadership import UNKNOWN_OFFSET
+from shoal.replication.partition import Partition
+from shoal.replication.replica_fetcher import Key
+
+if TYPE_CHECKING:
+    from shoal.server.network.purgatory import Purgatory
+    from shoal.server.node import Node
+    from shoal.server.replication.isr_changes import IsrChanges
+    from shoal.server.replication.partitions import Partitions
+    from shoal.server.replication.replica_fetchers import ReplicaFetcherManager
+
+#: Longest wait of a fetch whose follower has not fetched all its partitions, and the time after
+#: which the leader gives up on the follower.
+AWAITED_FETCH_WAIT_MS = 20
+AWAITED_FETCH_MS = 5_000
+
+
+class BrokerSession(Protocol):
+    """This broker's session with the controller (`cluster.lifecycle`)."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether no controller has answered for broker.session.timeout.ms."""
+
+    @property
+    def is_put_out(self) -> bool:
+        """Whether a controller has answered that this broker is fenced."""
+
+
+class ReplicaManager:
+    """Owns the times of followers' fetches, and the fetches that leaders wait for."""
+
+    def __init__(
+        self,
+        node: Node,
+        partitions: Partitions,
+        isr_changes: IsrChanges,
+        *,
+        fetchers: ReplicaFetcherManager,
+        purgatory: Purgatory,
+        session: BrokerSession,
+    ) -> None:
+        self._node = node
+        self._partitions = partitions
+        self._isr_changes = isr_changes
+        self.fetchers = fetchers
+        self._purgatory = purgatory
+        self._session = session
+        #: By broker: partitions led here that it has not fetched in their epoch, with the time
+        #: until which the leader waits for that.
+        self._awaited_fetches: dict[int, dict[Key, int]] = {}
+        #: By broker: the time of its last fetch, in seconds of the loop's clock.
+        self._last_fetch_s: dict[int, float] = {}
+        partitions.on_registered.append(self._registered)
+        partitions.on_removed.append(self._removed)
+
+    def start(self) -> None:
+        """Follow the metadata, which has been read, and look for followers that lag."""
+        self.fetchers.start()
+        config = self._node.config
+        self._node.timers.every(
+            lambda: max(100, config["replica.lag.time.max.ms"] // 2), self._tick
+        )
+
+    def stop(self) -> None:
+        self.fetchers.stop()
+        self._isr_changes.stop()
+
+    # Roles
+
+    def _registered(self, partition: Partition) -> None:
+        """Follow the partition's leader, or wait for the followers of a partition led here."""
+        self.fetchers.follow_leader(partition)
+        if partition.is_leader and partition.leadership is not None:
+            self._await_followers(partition)
+
+    def _removed(self, partition: Partition) -> None:
+        self.fetchers.forget(partition)
+        self._isr_changes.discard(partition)
+
+    # Followers that no longer fetch
+
+    def follower_fetched(self, replica_id: int) -> None:
+        """Note a fetch of that broker."""
+        self._last_fetch_s[replica_id] = self._node.loop.time()
+
+    def is_cut_off(self, partition: Partition) -> bool:
+        """Whether a partition that this broker leads can commit nothing for now.
+
+        So it is if the controller and an in-sync follower have been silent for
+        broker.session.timeout.ms: nobody can remove the follower from the ISR, and another broker
+        may be the leader by now. It is also so after a controller has fenced this broker.
+        """
+        if partition.leadership is None or not self._session.is_lost:
+            return False
+        if self._session.is_put_out:
+            return True
+        node = self._node
+        since = node.loop.time() - node.config["broker.session.timeout.ms"] / 1000
+        return any(
+            replica != node.id and self._last_fetch_s.get(replica, 0.0) < since
+            for replica in partition.isr
+        )
+
+    @property
+    def some_cut_off(self) -> bool:
+        """Whether any partition is cut off. Other brokers may then know newer leaders and
+        coordinators."""
+        return self._session.is_lost and any(map(self.is_cut_off, self._partitions))
+
+    def wake_cut_off(self) -> None:
+        """Retry the requests that wait for commits of partitions that are cut off."""
+        for partition in self._partitions:
+            if self.is_cut_off(partition):
+                self._purgatory.wake(partition.key)
+
+    def _await_followers(self, partition: Partition) -> None:
+        assert partition.leadership is not None
+        until_ms = self._node.clock.now_ms() + AWAITED_FETCH_MS
+        for replica, follower in partition.leadership.followers.items():
+            if follower.log_end_offset == UNKNOWN_OFFSET:
+                self._awaited_fetches.setdefault(replica, {})[partition.key] = until_ms
+                self._purgatory.wake(("replica", replica))
+
+    def awaits_fetch(self, replica_id: int, now_ms: int) -> bool:
+        """Whether that broker has yet to fetch a partition in its leader epoch."""
+        awaited = self._awaited_fetches.get(replica_id)
+        if not awaited:
+            return False
+        for key, until_ms in list(awaited.items()):
+            partition = self._partitions.get(*key)
+            leadership = None if partition is None else partition.leadership
+            follower = None if leadership is None else leadership.followers.get(replica_id)
+            pending = follower is not None and follower.log_end_offset == UNKNOWN_OFFSET
+            if until_ms <= now_ms or not pending:
+                del awaited[key]
+        return bool(awaited)
+
+    def _tick(self) -> None:
+        now_ms = self._node.clock.now_ms()
+        for partition in self._partitions:
+            if partition.leadership is not None:
+                partition.tick(now_ms)

@@ -1,0 +1,47 @@
+"""Calls that are spread over turns of the event loop, so that other work gets its turn.
+
+Thousands of locks may expire at once, and one member may hold a million records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+
+#: How long the calls of one turn take, about.
+STEP_S = 0.005
+
+
+class CallQueue:
+    """Calls in the order of their arrival, for `STEP_S` seconds a turn of the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._calls: deque[Callable[[], None]] = deque()
+        self._scheduled = False
+
+    def add(self, call: Callable[[], None]) -> None:
+        """Call in a later turn of the loop."""
+        self._calls.append(call)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._run)
+
+    def begin(self, calls: Iterable[Callable[[], None]]) -> None:
+        """Call in this turn of the loop, unless earlier calls wait."""
+        self._calls.extend(calls)
+        if not self._scheduled:
+            self._run()
+
+    def _run(self) -> None:
+        calls, end = self._calls, self._loop.time() + STEP_S
+        try:
+            while calls:
+                calls.popleft()()
+                if self._loop.time() >= end:
+                    break
+        finally:
+            self._scheduled = bool(calls)
+            if calls:
+                self._loop.call_soon(self._run)

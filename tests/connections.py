@@ -1,0 +1,168 @@
+"""Connections without sockets, and the parts of a server's network without a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from shoal.metadata.image import Scope
+from shoal.protocol import codec, frames
+from shoal.protocol.api import ApiKey
+from shoal.server.config import resolve
+from shoal.server.metadata_cache import MetadataCache
+from shoal.server.metrics.registry import Metrics
+from shoal.server.network.api import Api, Peer, Request
+from shoal.server.network.connection import Connection, ListenerPort
+from shoal.server.network.dispatch import Dispatcher
+from shoal.server.network.encoding import ErrorResponses
+from shoal.server.network.purgatory import Purgatory
+from shoal.server.network.request_limits import RequestLimits
+from shoal.server.node import Node
+from shoal.server.quota.client_quotas import ClientQuotas
+
+LISTENER = "PLAINTEXT"
+
+
+def request_frame(api: ApiKey, version: int, body: Mapping[str, Any]) -> bytes:
+    """A request with its size prefix."""
+    frame = frames.request_head(api, version, 1, "t") + bytes(
+        codec.write_request(api, version, body)
+    )
+    return struct.pack(">i", len(frame)) + frame
+
+
+class LocalController:
+    """The active controller is this node (`dispatch.ControllerPort`)."""
+
+    is_local = True
+
+    def forward(self, frame: bytes | bytearray, request: Request) -> asyncio.Future[list[bytes]]:
+        raise AssertionError("a request was forwarded")
+
+
+class FakeListener:
+    """The listener of connections without sockets (`connection.ListenerPort`)."""
+
+    def __init__(self, node: Node) -> None:
+        self.loop = node.loop
+        self.request_size_max: int = node.config["socket.request.max.bytes"]
+        self.request_limits = RequestLimits(node)
+        self.bytes_in = self.bytes_out = self.bytes_buffered = 0
+        self.connections: set[Connection] = set()
+        #: Why connections failed, in order.
+        self.failures: list[str] = []
+
+    def register(self, connection: Connection, transport: asyncio.Transport) -> Peer | None:
+        host, port = transport.get_extra_info("peername")
+        self.connections.add(connection)
+        return Peer(
+            host,
+            port,
+            LISTENER,
+            "User:ANONYMOUS",
+            f"{host}:{port}",
+            {},
+            pause=connection.mute,
+            close_after_responses=connection.close_after_responses,
+        )
+
+    def unregister(self, connection: Connection, peer: Peer) -> None:
+        self.connections.remove(connection)
+
+    def connection_failed(self, connection: Connection, reason: str) -> None:
+        self.failures.append(reason)
+
+
+class Server:
+    """The network of a node that serves `rows`, without anything behind it. The handlers' context
+    is this object."""
+
+    def __init__(self, *rows: Api, **configs: str) -> None:
+        given = {name.replace("_", "."): value for name, value in configs.items()}
+        self.node = Node(resolve(given, {}), asyncio.get_running_loop())
+        self.cache = MetadataCache(Scope(self.node.id, self.node.config.given))
+        self.metrics = Metrics()
+        self.purgatory = Purgatory(self.node.loop, self.node.timers)
+        self.table: dict[int, Api] = {row.key: row for row in rows}
+        self.errors = ErrorResponses(self.node.log, self.table, self.metrics)
+        self.dispatcher = Dispatcher(
+            context=self,
+            served={LISTENER: self.table},
+            cache=self.cache,
+            metrics=self.metrics,
+            quotas=ClientQuotas(self.node, self.cache, self.metrics),
+            purgatory=self.purgatory,
+            controller=LocalController(),
+            errors=self.errors,
+        )
+        self.listener = FakeListener(self.node)
+
+    def connect(self, **hooks: Callable[[], None]) -> Wire:
+        """A new connection; for `hooks` see `Wire`."""
+        return Wire(self.listener, self.dispatcher, **hooks)
+
+
+class Wire(asyncio.Transport):
+    """A connection and its transport, which has no socket: it keeps what the connection writes.
+
+    `on_write` is called after each write, `on_resume` when the connection resumes reading.
+    """
+
+    def __init__(
+        self,
+        listener: ListenerPort,
+        dispatcher: Dispatcher,
+        *,
+        on_write: Callable[[], None] = lambda: None,
+        on_resume: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1)})
+        self._on_write, self._on_resume = on_write, on_resume
+        self.written: list[bytes] = []
+        self.closed = self.reading_paused = False
+        self.connection = Connection(listener, dispatcher)
+        self.connection.connection_made(self)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def pause_reading(self) -> None:
+        self.reading_paused = True
+
+    def resume_reading(self) -> None:
+        self.reading_paused = False
+        self._on_resume()
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.connection.connection_lost(None)
+
+    def abort(self) -> None:
+        self.close()
+
+    def write(self, data: Any) -> None:
+        self.written.append(bytes(data))
+        self._on_write()
+
+    def writelines(self, list_of_data: Iterable[Any]) -> None:
+        self.write(b"".join(list_of_data))
+
+    def receive(self, data: bytes) -> None:
+        """Receive these bytes, as far as the connection reads."""
+        while data and not self.reading_paused and not self.closed:
+            buffer = self.connection.get_buffer(-1)
+            part, data = data[: len(buffer)], data[len(buffer) :]
+            buffer[: len(part)] = part
+            self.connection.buffer_updated(len(part))
+
+    def send(self, api: ApiKey, version: int, body: Mapping[str, Any]) -> None:
+        """Receive a request."""
+        self.receive(request_frame(api, version, body))

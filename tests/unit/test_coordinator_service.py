@@ -1,0 +1,252 @@
+"""The coordinators' services, without a broker: their collaborators are fakes of their ports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+from uuid import UUID
+
+import pytest
+import uvloop
+from shoal.client.errors import Unreachable
+from shoal.coordinator.contract import Reply, Result, Token
+from shoal.coordinator.group import consumer_membership, share_membership
+from shoal.coordinator.group.groups import GroupType
+from shoal.coordinator.group.modern_membership import LEAVE_EPOCH
+from shoal.coordinator.group.shard import GroupShard
+from shoal.log.config import LogConfig
+from shoal.log.log import Log
+from shoal.log.memory import MemoryStorage
+from shoal.metadata.delta import MetadataDelta
+from shoal.metadata.image import MetadataImage, PartitionImage, Scope, TopicImage
+from shoal.protocol.api import ApiKey
+from shoal.protocol.errors import ApiError, ErrorCode
+from shoal.replication.partition import Partition
+from shoal.server import logs
+from shoal.server.config import resolve
+from shoal.server.coordinators.groups import TOPIC, GroupService
+from shoal.server.coordinators.service import InternalTopic
+from shoal.server.coordinators.transactions import TransactionService
+from shoal.server.metadata_cache import MetadataCache
+from shoal.server.metrics.registry import Metrics
+from shoal.server.network.purgatory import Purgatory
+from shoal.server.node import Node
+from shoal.transaction.shard import WriteMarkers
+
+NODE_ID = 1
+TOPIC_ID = UUID(int=7)
+
+
+def image(*names: str) -> MetadataImage:
+    """The metadata of topics with one partition each, which this node leads."""
+    led = PartitionImage((NODE_ID,), (NODE_ID,), NODE_ID, 0, 0)
+    topics = {name: TopicImage(name, TOPIC_ID, (led,)) for name in names}
+    return MetadataImage(scope=Scope(NODE_ID), topics=topics)
+
+
+def replica(topic: str) -> Partition:
+    log = Log.open(MemoryStorage(), f"{topic}-0", LogConfig.of({}), now_ms=1, clean=False)
+    return Partition(
+        topic,
+        TOPIC_ID,
+        0,
+        log,
+        node_id=NODE_ID,
+        leader_id=NODE_ID,
+        leader_epoch=0,
+        isr=(NODE_ID,),
+        replicas=(NODE_ID,),
+    )
+
+
+class Partitions:
+    """The replicas of this node, by topic: each topic has one partition."""
+
+    def __init__(self) -> None:
+        self.by_topic: dict[str, Partition] = {}
+
+    def by_name(self, topic: str, index: int) -> Partition | None:
+        return self.by_topic.get(topic)
+
+
+class Replicas:
+    """Whether this node is cut off from its cluster."""
+
+    def __init__(self) -> None:
+        self.cut_off = False
+
+    def is_cut_off(self, partition: Partition) -> bool:
+        return self.cut_off
+
+
+class ProducerIds:
+    def take(self) -> int:
+        return 0
+
+    def filled(self) -> asyncio.Future[Any] | None:
+        return None
+
+
+class Peers:
+    """No other broker can be reached."""
+
+    async def request(
+        self,
+        broker_id: int,
+        api_key: ApiKey,
+        fields: Mapping[str, Any],
+        *,
+        timeout_ms: int | None = None,
+    ) -> Any:
+        raise Unreachable(f"broker {broker_id}")
+
+
+class Coordinators:
+    """Both services of one node, within a running loop."""
+
+    def __init__(self) -> None:
+        config = resolve({"node.id": str(NODE_ID)}, {})
+        self.node = node = Node(config, asyncio.get_running_loop())
+        self.cache = MetadataCache(Scope(NODE_ID))
+        self.partitions, self.replicas = Partitions(), Replicas()
+        #: The error of the next creations of a topic.
+        self.refusal: ApiError | None = None
+        self.created: list[str] = []
+        shared = (node, self.cache, self.partitions, self.replicas, self.create_topic, Metrics())
+        self.groups = GroupService(*shared)
+        self.transactions = TransactionService(
+            *shared,
+            groups=self.groups,
+            producer_ids=ProducerIds(),
+            peers=Peers(),
+            purgatory=Purgatory(node.loop, node.timers),
+        )
+
+    async def create_topic(self, topic: InternalTopic) -> None:
+        await asyncio.sleep(0)
+        self.created.append(topic.name)
+        if self.refusal is not None:
+            raise self.refusal
+        self.lead(topic.name)
+
+    def lead(self, topic: str) -> None:
+        """Publish metadata by which this node leads the topic's partition, and load it."""
+        self.partitions.by_topic[topic] = replica(topic)
+        self.cache.publish(image(topic), MetadataDelta(MetadataImage()))
+        self.groups.start()
+        self.transactions.start()
+
+    def stop(self) -> None:
+        self.node.timers.stop()
+        self.node.disk.close()
+
+
+def echo(shard: GroupShard, now_ms: int, token: Token) -> Result:
+    return Result((), (Reply(token, {"answered": True}),))
+
+
+def run(test: Callable[[Coordinators], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        coordinators = Coordinators()
+        try:
+            await test(coordinators)
+        finally:
+            coordinators.stop()
+
+    logs.configure(json=True, level="critical")
+    uvloop.run(main())
+
+
+def test_services_are_made_before_there_is_metadata() -> None:
+    async def test(coordinators: Coordinators) -> None:
+        coordinators.groups.start()
+        coordinators.transactions.start()
+        assert coordinators.groups.all_shards() == []
+        with pytest.raises(ApiError) as refused:
+            coordinators.transactions.coordinator_of("id")
+        assert refused.value.code is ErrorCode.coordinator_not_available
+
+    run(test)
+
+
+def test_requests_wait_for_the_creation_of_the_topic() -> None:
+    async def test(coordinators: Coordinators) -> None:
+        first, second = (coordinators.groups.submit(id, echo) for id in "ab")
+        assert coordinators.groups.queued == 2
+        assert await first == await second == {"answered": True}
+        assert coordinators.created == [TOPIC]
+
+    run(test)
+
+
+def test_a_topic_that_cannot_be_created_refuses_the_requests_that_wait_for_it() -> None:
+    async def test(coordinators: Coordinators) -> None:
+        coordinators.refusal = ApiError(ErrorCode.invalid_replication_factor)
+        for _ in range(2):
+            with pytest.raises(ApiError) as refused:
+                await coordinators.groups.submit("g", echo)
+            assert refused.value.code is ErrorCode.coordinator_not_available
+        assert coordinators.created == [TOPIC, TOPIC]
+
+    run(test)
+
+
+def test_a_broker_that_is_cut_off_is_no_coordinator() -> None:
+    async def test(coordinators: Coordinators) -> None:
+        coordinators.lead(TOPIC)
+        assert await coordinators.groups.submit("g", echo) == {"answered": True}
+        coordinators.replicas.cut_off = True
+        assert coordinators.groups.is_stuck("g")
+        with pytest.raises(ApiError) as refused:
+            await coordinators.groups.submit("g", echo)
+        assert refused.value.code is ErrorCode.not_coordinator
+
+    run(test)
+
+
+def test_only_share_groups_have_their_state_deleted_first() -> None:
+    async def test(coordinators: Coordinators) -> None:
+        deleted: list[str] = []
+
+        async def delete(group_id: str) -> None:
+            deleted.append(group_id)
+
+        coordinators.lead(TOPIC)
+        coordinators.groups.before_deleting(GroupType.SHARE, delete)
+        for epoch in (0, LEAVE_EPOCH):
+            share = share_membership.HeartbeatRequest(
+                "shared", "m", epoch, subscribed_topic_names=frozenset({"t"})
+            )
+            await coordinators.groups.submit(
+                "shared",
+                lambda shard, now_ms, token, r=share: shard.share.heartbeat(r, now_ms, token),
+            )
+            consumer = consumer_membership.HeartbeatRequest(
+                "consumed",
+                "m",
+                epoch,
+                rebalance_timeout_ms=1_000,
+                subscribed_topic_names=frozenset({"t"}),
+                owned={},
+            )
+            await coordinators.groups.submit(
+                "consumed",
+                lambda shard, now_ms, token, r=consumer: shard.consumer.heartbeat(r, now_ms, token),
+            )
+        for group_id in ("consumed", "shared"):
+            await coordinators.groups.delete(group_id)
+        assert deleted == ["shared"]
+        with pytest.raises(ApiError) as refused:
+            await coordinators.groups.delete("shared")
+        assert refused.value.code is ErrorCode.group_id_not_found
+
+    run(test)
+
+
+def test_a_class_of_effects_has_one_performer() -> None:
+    async def test(coordinators: Coordinators) -> None:
+        with pytest.raises(AssertionError):
+            coordinators.transactions.on_effect(WriteMarkers, lambda markers: None)
+
+    run(test)

@@ -1,0 +1,40 @@
+"""A flood of dead letters: counted over a minute, against a plain list of what was noted."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from shoal.coordinator.share.dead_letter_rate import WINDOW_MS, DeadLetterRate
+
+STEP_MS = 1_000
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 20_000), st.integers(1, 50)), max_size=40),
+    st.integers(1, 200),
+)
+def test_the_last_minute_is_counted_and_when_it_falls_below_a_limit(
+    notes: list[tuple[int, int]], limit: int
+) -> None:
+    rate, seen, now_ms = DeadLetterRate(), [], 1_000_000
+
+    def total(at_ms: int) -> int:
+        """Letters whose second began less than a minute before."""
+        return sum(n for ms, n in seen if ms - ms % STEP_MS + WINDOW_MS > at_ms)
+
+    for pause_ms, dead_letters in notes:
+        now_ms += pause_ms
+        rate.note(now_ms, dead_letters)
+        seen.append((now_ms, dead_letters))
+        assert rate.total(now_ms) == total(now_ms)
+    ends_ms = rate.ends_ms(now_ms, limit)
+    if ends_ms is None:
+        assert total(now_ms) < limit
+    else:
+        assert total(ends_ms) < limit <= total(ends_ms - 1)
+
+
+def test_without_a_limit_nothing_is_exceeded() -> None:
+    rate = DeadLetterRate()
+    rate.note(0, 1_000_000)
+    assert rate.ends_ms(0, 0) is None
