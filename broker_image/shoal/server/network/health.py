@@ -1,8 +1,8 @@
 """The optional HTTP listener: `/metrics` for Prometheus, `/healthz` and `/readyz` for Kubernetes.
 
-One small request, one answer, and the connection is closed. Healthy means that the event loop
-answers and the log directory is online; ready means that clients are served as well. Each answer's
-`Server` header tells the broker's version.
+A connection serves one request and is then closed. `/healthz` succeeds if the event loop runs and
+the log directory is online, `/readyz` if the broker serves clients. The `Server` header of each
+response has the version.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from shoal.server.metrics.registry import Metrics
 from shoal.server.network.listener import bound_socket
 from shoal.server.node import Node
 
-#: A request's head may have this many bytes; curl's has 80, Prometheus' some 300.
+#: The largest head of a request, in bytes. curl sends 80 bytes, Prometheus about 300.
 HEAD_SIZE_MAX = 8192
-#: A scraper that connects and says nothing is let go after this.
+#: A connection without a request is closed after this time.
 TIMEOUT_S = 10
 CONNECTIONS_MAX = 100
 _REASONS = {
@@ -63,7 +63,7 @@ class HealthListener:
             self._server.close()
 
     def answer(self, path: str) -> tuple[int, str, str]:
-        """(status, content type, body) of a path."""
+        """Return the status, the content type and the body for a path."""
         match path.partition("?")[0]:
             case "/metrics":
                 return 200, _METRICS, self._metrics.text()
@@ -84,7 +84,7 @@ class _Http(asyncio.Protocol):
         self._timeout: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by behaviour alone
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it.
         self._listener.connections += 1
         if self._listener.connections > CONNECTIONS_MAX:
             self._transport.abort()
