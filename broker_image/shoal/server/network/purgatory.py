@@ -73,7 +73,7 @@ class Purgatory:
     ) -> asyncio.Future[Body]:
         """Park a request. Return a future of the first response of `attempt`, or of `expire`.
 
-        To cancel the future, because the connection is closed, removes the request.
+        Cancel the future to remove the request, when its connection is closed.
         """
         future: asyncio.Future[Body] = self._loop.create_future()
         self._park(_Parked(keys, attempt, future), expire, deadline_ms)
@@ -86,8 +86,8 @@ class Purgatory:
         expire: Callable[[], Body],
         deadline_ms: int,
     ) -> DeferredResponse:
-        """Park a consumer's fetch. Unlike with `park`, callbacks run at once, the fetch may complete
-        early, and it may expire a little early, together with the fetches of other consumers."""
+        """Park a consumer's fetch. Its callbacks run at once when it completes. It may complete
+        before the end of the turn, and expire a little early with fetches of other consumers."""
         response = DeferredResponse()
         self._park(_Parked(keys, attempt, response), expire, deadline_ms, FETCH_LEEWAY)
         return response
