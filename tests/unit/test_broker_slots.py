@@ -76,15 +76,15 @@ def test_the_listener_of_controllers_is_that_of_who_may_be_one() -> None:
 @pytest.mark.parametrize(
     ("given", "parts"),
     [
-        ({"listeners": "PLAINTEXT://a:65534"}, ["65534", "no port left"]),
+        ({"listeners": "PLAINTEXT://a:65534"}, ["65534", "no port"]),
         ({"listeners": "PLAINTEXT://a:0"}, ["PLAINTEXT", "any free port"]),
         (
             {"listeners": "PLAINTEXT://a:9092", "shoal_metrics_listener": "a:9094"},
-            ["Broker 1 (metrics) and broker 3 (PLAINTEXT)", "port 9094", "leave as many"],
+            ["Broker 1 (metrics) and broker 3 (PLAINTEXT)", "port 9094", "at least 3 apart"],
         ),
         (
             {"process_roles": "controller", "controller_quorum_voters": QUORUM},
-            ["process.roles has no broker", "shoal.brokers.per.host"],
+            ["process.roles does not include broker", "shoal.brokers.per.host"],
         ),
     ],
     ids=["too-high", "any-port", "clash", "controller"],
@@ -97,15 +97,11 @@ def test_what_cannot_be(given: dict[str, str], parts: list[str]) -> None:
 
 def test_the_directory_of_a_single_broker_is_not_taken(tmp_path: Path) -> None:
     given = config(log_dirs=str(tmp_path))
-    assert (
-        broker_slots.data_dir_conflict(given) is None
-        and broker_slots.existing_cluster_id(given) is None
-    )
+    assert broker_slots.data_dir_conflict(given) is None
+    assert broker_slots.existing_cluster_id(given) is None
     (tmp_path / "meta.properties").write_text("version=1\ncluster.id=c\nnode.id=1\n")
-    assert f"move what is in there to {tmp_path}/1" in str(broker_slots.data_dir_conflict(given))
+    assert f"move its data to {tmp_path}/1" in str(broker_slots.data_dir_conflict(given))
     (tmp_path / "1").mkdir()
     (tmp_path / "meta.properties").rename(tmp_path / "1" / "meta.properties")
-    assert (
-        broker_slots.data_dir_conflict(given) is None
-        and broker_slots.existing_cluster_id(given) == "c"
-    )
+    assert broker_slots.data_dir_conflict(given) is None
+    assert broker_slots.existing_cluster_id(given) == "c"
