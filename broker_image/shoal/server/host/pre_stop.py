@@ -1,8 +1,9 @@
 """Waits until the other brokers of a pod have stopped.
 
 Usage: `python -m shoal.server.host.pre_stop PORT...`. Kubernetes runs it as the `preStop` hook of
-the first broker of a pod, while it sends SIGTERM to the others. The first broker votes, and may be the active controller, through which the others hand
-over their partitions. So it has to stop last, as on a host (`host`).
+the first broker of a pod, while it sends SIGTERM to the others. The first broker votes, and may be
+the active controller, through which the others hand over their partitions. So it has to stop last,
+as on a host (`host`).
 
 The ports are those of the health checks of the others. A broker that is stopping is not ready, and
 one that has stopped refuses the connection. If the others stay ready, only this container restarts,
