@@ -364,8 +364,8 @@ def _archiving(leader: LeaderPort) -> int:
 def behind_dead_letters(leader: LeaderPort) -> int:
     """Return the number of records that wait for a HELD record, without the HELD record itself.
 
-    These are the records of its key. If so many keys are held that nothing is delivered, these are
-    all records that are not in flight.
+    These are the records of its key. When held keys stop all delivery, these are all records that
+    are not in flight.
     """
     selection, share = leader.selection, leader.share
     if selection is None or not share.held:

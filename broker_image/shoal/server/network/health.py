@@ -73,7 +73,7 @@ class HealthListener:
             case "/readyz":
                 why = self._health.not_ready()
                 return (200, _TEXT, "ready\n") if why is None else (503, _TEXT, why + "\n")
-        return 404, _TEXT, "There are /metrics, /healthz and /readyz.\n"
+        return 404, _TEXT, "Not found. The paths are /metrics, /healthz and /readyz.\n"
 
 
 class _Http(asyncio.Protocol):
@@ -109,9 +109,9 @@ class _Http(asyncio.Protocol):
     def _response(self) -> bytes:
         words = self._head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            status, kind, body = 400, _TEXT, "This is an HTTP listener.\n"
+            status, kind, body = 400, _TEXT, "This listener serves HTTP.\n"
         elif words[0] not in ("GET", "HEAD"):
-            status, kind, body = 405, _TEXT, "GET or HEAD.\n"
+            status, kind, body = 405, _TEXT, "Use GET or HEAD.\n"
         else:
             status, kind, body = self._listener.answer(words[1])
         data = body.encode()

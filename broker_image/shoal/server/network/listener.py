@@ -213,8 +213,8 @@ def _listen_error_message(host: str, port: int, error: OSError) -> str:
             )
         case errno.EADDRNOTAVAIL:
             return prefix + (
-                "this machine has no such address. Listen on one it has, or on 0.0.0.0,"
-                " and tell clients the other one by advertised.listeners."
+                "this machine has no such address. Listen on an address of this machine or on"
+                " 0.0.0.0, and give clients the other address by advertised.listeners."
             )
         case errno.EACCES:
             return prefix + "ports below 1024 need a privilege. Choose a higher port."

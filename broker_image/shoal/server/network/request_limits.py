@@ -138,8 +138,8 @@ class RequestLimits:
         stalled = [c for c in self._receiving if c.active_at < since and not c.is_paused]
         for connection in stalled:
             connection.fail(
-                f"a request stopped arriving for {STALL_S:.0f} s while others waited for the room"
-                " of queued.max.request.bytes"
+                f"no byte of an incomplete request came for {STALL_S:.0f} s, while other"
+                " connections waited for queued.max.request.bytes"
             )
 
 
