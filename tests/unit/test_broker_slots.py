@@ -1,4 +1,4 @@
-"""Which settings each of a host's brokers has."""
+"""The settings of several brokers on one host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def found(**given: str) -> list[broker_slots.BrokerSlot]:
     return broker_slots.allocate(config(**given), host="one", cluster_id="made-up")
 
 
-def test_what_is_given_is_the_first_ones() -> None:
+def test_the_first_broker_has_the_given_settings() -> None:
     rows = found(
         node_id="10",
         listeners="PLAINTEXT://:9092",
@@ -44,12 +44,12 @@ def test_what_is_given_is_the_first_ones() -> None:
         }
 
 
-def test_the_rack_that_is_given_stays() -> None:
+def test_a_given_rack_is_kept() -> None:
     assert all("broker.rack" not in slot.settings for slot in found(broker_rack="zone-a"))
 
 
-def test_a_host_by_itself_is_a_cluster() -> None:
-    """Its first broker is the only voter; all are told the cluster's id."""
+def test_one_host_is_a_cluster() -> None:
+    """The first broker is the only voter. All brokers get the id of the cluster."""
     for slot in found(listeners="PLAINTEXT://[::1]:9092"):
         assert slot.settings["controller.quorum.voters"] == "1@[::1]:9092"
         assert slot.settings["shoal.cluster.id"] == "made-up"
@@ -59,7 +59,7 @@ def test_a_host_by_itself_is_a_cluster() -> None:
     assert wide[0].settings["controller.quorum.voters"] == "1@one:9092"
 
 
-def test_the_listener_of_controllers_is_that_of_who_may_be_one() -> None:
+def test_only_controllers_get_a_controller_listener() -> None:
     rows = found(
         listeners="PLAINTEXT://one:9092,CONTROLLER://one:9192",
         listener_security_protocol_map="PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
@@ -89,13 +89,13 @@ def test_the_listener_of_controllers_is_that_of_who_may_be_one() -> None:
     ],
     ids=["too-high", "any-port", "clash", "controller"],
 )
-def test_what_cannot_be(given: dict[str, str], parts: list[str]) -> None:
+def test_invalid_settings(given: dict[str, str], parts: list[str]) -> None:
     with pytest.raises(InvalidConfig) as refused:
         found(**given)
     assert all(part in str(refused.value) for part in parts), refused.value
 
 
-def test_the_directory_of_a_single_broker_is_not_taken(tmp_path: Path) -> None:
+def test_the_directory_of_a_single_broker_is_refused(tmp_path: Path) -> None:
     given = config(log_dirs=str(tmp_path))
     assert broker_slots.data_dir_conflict(given) is None
     assert broker_slots.existing_cluster_id(given) is None

@@ -1,4 +1,4 @@
-"""Faults of handlers, and what the client and its connection get of them."""
+"""Responses of handlers and errors of handlers, as clients see them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VERSION = 4
 
 
 def answer_of(handler: Handler) -> Buffers | None:
-    """What leaves the connection when InitProducerId is handled by `handler`."""
+    """Return the response to InitProducerId if `handler` handles it."""
 
     async def main() -> Buffers | None:
         server = Server(Api(ApiKey.INIT_PRODUCER_ID, range(6), handler))
@@ -75,7 +75,7 @@ def raising(error: Exception) -> Handler:
         (lambda b, r: {"producer_id": "no number"}, ErrorCode.unknown_server_error),
     ],
 )
-def test_answers(handler: Handler, code: ErrorCode) -> None:
+def test_responses_and_errors(handler: Handler, code: ErrorCode) -> None:
     body = parsed(answer_of(handler))
     assert (body.error_code, body.producer_id) == (code, 5 if code is ErrorCode.none else -1)
 
@@ -86,5 +86,5 @@ def test_wire_errors_close_the_connection(handler: Handler) -> None:
         answer_of(handler)
 
 
-def test_no_answer() -> None:
+def test_no_response() -> None:
     assert answer_of(lambda b, r: None) is None

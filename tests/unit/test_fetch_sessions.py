@@ -47,7 +47,7 @@ def sessions(slots: int = 2) -> FetchSessions:
     return FetchSessions(slots, eviction_ms=120_000, random_id=lambda: next(ids))
 
 
-def test_an_incremental_request_changes_what_is_remembered() -> None:
+def test_an_incremental_request_changes_the_session() -> None:
     cache = sessions()
     session, incremental, cursors = cache.begin(request(0, 0, (TOPIC, 0, 5), (OTHER, 1, 6)), 16, 0)
     assert session is not None and session.id == 100 and not incremental
@@ -69,7 +69,9 @@ def test_an_incremental_request_changes_what_is_remembered() -> None:
         (100, 1, 12, ErrorCode.fetch_session_topic_id_error),
     ],
 )
-def test_out_of_turn(session_id: int, epoch: int, version: int, code: ErrorCode) -> None:
+def test_invalid_session_ids_and_epochs(
+    session_id: int, epoch: int, version: int, code: ErrorCode
+) -> None:
     cache = sessions()
     cache.begin(request(0, 0, (TOPIC, 0, 5)), 16, 0)
     with pytest.raises(ApiError) as refused:
@@ -87,7 +89,7 @@ def test_the_session_ends_with_its_last_partition_or_by_the_final_epoch() -> Non
     assert session is None and len(cache) == 0
 
 
-def test_a_full_cache_gives_way_only_to_idle_sessions() -> None:
+def test_a_full_cache_replaces_only_idle_sessions() -> None:
     cache = sessions(slots=1)
     cache.begin(request(0, 0, (TOPIC, 0, 5)), 16, now_ms=0)
     session, _, cursors = cache.begin(request(0, 0, (OTHER, 0, 5)), 16, now_ms=120_000)
@@ -96,7 +98,7 @@ def test_a_full_cache_gives_way_only_to_idle_sessions() -> None:
     assert session is not None and cache.evictions_total == 1
 
 
-def test_partitions_with_data_move_behind_the_others() -> None:
+def test_partitions_with_data_move_to_the_end() -> None:
     cache = sessions()
     session, _, cursors = cache.begin(request(0, 0, (TOPIC, 0, 0), (OTHER, 0, 0)), 16, 0)
     assert session is not None
