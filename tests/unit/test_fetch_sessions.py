@@ -2,10 +2,11 @@
 
 import itertools
 import uuid
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from shoal.protocol import codec
+from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.network.fetch_sessions import FetchSessions
 
@@ -16,30 +17,27 @@ OTHER = uuid.UUID(int=2)
 def request(
     session_id: int, epoch: int, *asked: tuple[uuid.UUID, int, int], forgotten: Any = ()
 ) -> Any:
-    """`asked` are (topic id, partition, fetch offset)."""
-    return SimpleNamespace(
-        session_id=session_id,
-        session_epoch=epoch,
-        topics=[
-            SimpleNamespace(
-                topic_id=topic_id,
-                partitions=[
-                    SimpleNamespace(
-                        partition=index,
-                        fetch_offset=offset,
-                        partition_max_bytes=1000,
-                        current_leader_epoch=-1,
-                        last_fetched_epoch=-1,
-                    )
+    """A Fetch request of version 16. `asked` are (topic id, partition, fetch offset)."""
+    body = {
+        "max_wait_ms": 0,
+        "min_bytes": 0,
+        "session_id": session_id,
+        "session_epoch": epoch,
+        "topics": [
+            {
+                "topic_id": topic_id,
+                "partitions": [
+                    {"partition": index, "fetch_offset": offset, "partition_max_bytes": 1000}
                 ],
-            )
+            }
             for topic_id, index, offset in asked
         ],
-        forgotten_topics_data=[
-            SimpleNamespace(topic_id=topic_id, partitions=indexes)
-            for topic_id, indexes in forgotten
+        "forgotten_topics_data": [
+            {"topic_id": topic_id, "partitions": indexes} for topic_id, indexes in forgotten
         ],
-    )
+    }
+    data = bytes(codec.write_request(ApiKey.FETCH, 16, body))
+    return codec.read_request(ApiKey.FETCH, 16, memoryview(data), 0)
 
 
 def sessions(slots: int = 2) -> FetchSessions:
