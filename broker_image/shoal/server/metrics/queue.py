@@ -46,7 +46,7 @@ class DeliveredPort(Protocol):
     def start_offset(self) -> int: ...
     @property
     def complete(self) -> int:
-        """Records from the start offset on whose delivery is complete."""
+        """Offsets after the start offset whose delivery is complete (KIP-1226)."""
 
 
 class LagLeaderPort(Protocol):
