@@ -189,7 +189,7 @@ test_how_much_metadata_a_follower_asks_for controller.quorum.fetch.max.bytes
 test_settings_of_the_quorum controller.quorum.fetch.snapshot.max.bytes
 
 unit/test_broker_slots.py
-test_what_is_given_is_the_first_ones shoal.brokers.per.host
+test_the_first_broker_has_the_given_settings shoal.brokers.per.host
 
 unit/test_offsets.py
 test_an_offset_in_a_transaction_counts_from_its_marker_on offsets.retention.minutes

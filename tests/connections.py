@@ -15,7 +15,7 @@ from shoal.server.metadata_cache import MetadataCache
 from shoal.server.metrics.registry import Metrics
 from shoal.server.network.api import Api, Peer, Request
 from shoal.server.network.connection import Connection, ListenerPort
-from shoal.server.network.dispatch import Dispatcher
+from shoal.server.network.dispatch import ControllerPort, Dispatcher
 from shoal.server.network.encoding import ErrorResponses
 from shoal.server.network.purgatory import Purgatory
 from shoal.server.network.request_limits import RequestLimits
@@ -33,13 +33,23 @@ def request_frame(api: ApiKey, version: int, body: Mapping[str, Any]) -> bytes:
     return struct.pack(">i", len(frame)) + frame
 
 
-class LocalController:
-    """The active controller is this node (`dispatch.ControllerPort`)."""
+class FakeController:
+    """The active controller (`dispatch.ControllerPort`). It returns `body` for a forwarded
+    request."""
 
-    is_local = True
+    def __init__(self, *, is_local: bool = True, body: bytes = b"") -> None:
+        self._is_local, self._body = is_local, body
+        self.forwarded: list[bytes] = []
+
+    @property
+    def is_local(self) -> bool:
+        return self._is_local
 
     def forward(self, frame: bytes | bytearray, request: Request) -> asyncio.Future[list[bytes]]:
-        raise AssertionError("a request was forwarded")
+        self.forwarded.append(bytes(frame))
+        done: asyncio.Future[list[bytes]] = asyncio.get_running_loop().create_future()
+        done.set_result([self._body])
+        return done
 
 
 class FakeListener:
@@ -79,7 +89,9 @@ class Server:
     """The network of a node that serves `rows`, without anything behind it. The handlers' context
     is this object."""
 
-    def __init__(self, *rows: Api, **configs: str) -> None:
+    def __init__(
+        self, *rows: Api, controller: ControllerPort | None = None, **configs: str
+    ) -> None:
         given = {name.replace("_", "."): value for name, value in configs.items()}
         self.node = Node(resolve(given, {}), asyncio.get_running_loop())
         self.cache = MetadataCache(Scope(self.node.id, self.node.config.given))
@@ -94,7 +106,7 @@ class Server:
             metrics=self.metrics,
             quotas=ClientQuotas(self.node, self.cache, self.metrics),
             purgatory=self.purgatory,
-            controller=LocalController(),
+            controller=controller or FakeController(),
             errors=self.errors,
         )
         self.listener = FakeListener(self.node)

@@ -1,4 +1,4 @@
-"""Which settings each of a host's brokers has."""
+"""The settings of several brokers on one host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def found(**given: str) -> list[broker_slots.BrokerSlot]:
     return broker_slots.allocate(config(**given), host="one", cluster_id="made-up")
 
 
-def test_what_is_given_is_the_first_ones() -> None:
+def test_the_first_broker_has_the_given_settings() -> None:
     rows = found(
         node_id="10",
         listeners="PLAINTEXT://:9092",
@@ -44,12 +44,12 @@ def test_what_is_given_is_the_first_ones() -> None:
         }
 
 
-def test_the_rack_that_is_given_stays() -> None:
+def test_a_given_rack_is_kept() -> None:
     assert all("broker.rack" not in slot.settings for slot in found(broker_rack="zone-a"))
 
 
-def test_a_host_by_itself_is_a_cluster() -> None:
-    """Its first broker is the only voter; all are told the cluster's id."""
+def test_one_host_is_a_cluster() -> None:
+    """The first broker is the only voter. All brokers get the id of the cluster."""
     for slot in found(listeners="PLAINTEXT://[::1]:9092"):
         assert slot.settings["controller.quorum.voters"] == "1@[::1]:9092"
         assert slot.settings["shoal.cluster.id"] == "made-up"
@@ -59,7 +59,7 @@ def test_a_host_by_itself_is_a_cluster() -> None:
     assert wide[0].settings["controller.quorum.voters"] == "1@one:9092"
 
 
-def test_the_listener_of_controllers_is_that_of_who_may_be_one() -> None:
+def test_only_controllers_get_a_controller_listener() -> None:
     rows = found(
         listeners="PLAINTEXT://one:9092,CONTROLLER://one:9192",
         listener_security_protocol_map="PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
@@ -76,36 +76,32 @@ def test_the_listener_of_controllers_is_that_of_who_may_be_one() -> None:
 @pytest.mark.parametrize(
     ("given", "parts"),
     [
-        ({"listeners": "PLAINTEXT://a:65534"}, ["65534", "no port left"]),
+        ({"listeners": "PLAINTEXT://a:65534"}, ["65534", "no port"]),
         ({"listeners": "PLAINTEXT://a:0"}, ["PLAINTEXT", "any free port"]),
         (
             {"listeners": "PLAINTEXT://a:9092", "shoal_metrics_listener": "a:9094"},
-            ["Broker 1 (metrics) and broker 3 (PLAINTEXT)", "port 9094", "leave as many"],
+            ["Broker 1 (metrics) and broker 3 (PLAINTEXT)", "port 9094", "at least 3 apart"],
         ),
         (
             {"process_roles": "controller", "controller_quorum_voters": QUORUM},
-            ["process.roles has no broker", "shoal.brokers.per.host"],
+            ["process.roles does not include broker", "shoal.brokers.per.host"],
         ),
     ],
     ids=["too-high", "any-port", "clash", "controller"],
 )
-def test_what_cannot_be(given: dict[str, str], parts: list[str]) -> None:
+def test_invalid_settings(given: dict[str, str], parts: list[str]) -> None:
     with pytest.raises(InvalidConfig) as refused:
         found(**given)
     assert all(part in str(refused.value) for part in parts), refused.value
 
 
-def test_the_directory_of_a_single_broker_is_not_taken(tmp_path: Path) -> None:
+def test_the_directory_of_a_single_broker_is_refused(tmp_path: Path) -> None:
     given = config(log_dirs=str(tmp_path))
-    assert (
-        broker_slots.data_dir_conflict(given) is None
-        and broker_slots.existing_cluster_id(given) is None
-    )
+    assert broker_slots.data_dir_conflict(given) is None
+    assert broker_slots.existing_cluster_id(given) is None
     (tmp_path / "meta.properties").write_text("version=1\ncluster.id=c\nnode.id=1\n")
-    assert f"move what is in there to {tmp_path}/1" in str(broker_slots.data_dir_conflict(given))
+    assert f"move its data to {tmp_path}/1" in str(broker_slots.data_dir_conflict(given))
     (tmp_path / "1").mkdir()
     (tmp_path / "meta.properties").rename(tmp_path / "1" / "meta.properties")
-    assert (
-        broker_slots.data_dir_conflict(given) is None
-        and broker_slots.existing_cluster_id(given) == "c"
-    )
+    assert broker_slots.data_dir_conflict(given) is None
+    assert broker_slots.existing_cluster_id(given) == "c"

@@ -1,4 +1,4 @@
-"""Client quotas: which can be, which of them is a client's, and the pauses that they ask for."""
+"""Client quotas: which are valid, which one applies to a client, and the throttle times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Pair = tuple[str, str | None]
 
 
 def after(image: MetadataImage, entity: list[Pair], **values: float | None) -> MetadataImage:
-    """The image once an entity's quotas are set, through the bytes of the records."""
+    """Return the image after the quotas of an entity are set, through encoded records."""
     decision = alter(image, [QuotaChange(entity, list(values.items()))])
     assert decision.response == [(ErrorCode.none, None)]
     records = [decode(encode(record)) for record in decision.records]
@@ -50,14 +50,14 @@ def after(image: MetadataImage, entity: list[Pair], **values: float | None) -> M
         ([("user", "a")], {"request_percentage": float("nan")}),
     ],
 )
-def test_what_is_no_quota_is_refused(entity: list[Pair], values: dict[str, float]) -> None:
+def test_invalid_quotas_are_refused(entity: list[Pair], values: dict[str, float]) -> None:
     decision = alter(MetadataImage(), [QuotaChange(entity, list(values.items()))])
     ((code, message),) = decision.response
     assert code is ErrorCode.invalid_request and message
     assert not decision.records
 
 
-def test_an_entity_or_a_key_named_twice() -> None:
+def test_duplicate_entities_and_keys_are_refused() -> None:
     one = QuotaChange([("user", "a")], [("producer_byte_rate", 1.0)])
     decision = alter(MetadataImage(), [one, one])
     assert [code for code, _ in decision.response] == [ErrorCode.none, ErrorCode.invalid_request]
@@ -65,7 +65,7 @@ def test_an_entity_or_a_key_named_twice() -> None:
     assert alter(MetadataImage(), [twice]).response[0][0] is ErrorCode.invalid_request
 
 
-def test_only_what_changes_is_written() -> None:
+def test_only_changes_are_written() -> None:
     image = after(MetadataImage(), [("user", "a")], producer_byte_rate=5.0)
     same = QuotaChange([("user", "a")], [("producer_byte_rate", 5.0), ("consumer_byte_rate", None)])
     assert not alter(image, [same]).records
@@ -88,16 +88,14 @@ def test_only_what_changes_is_written() -> None:
         ([("host", 0, "a")], ErrorCode.unsupported_version),
     ],
 )
-def test_filters_that_cannot_be(
-    components: list[tuple[str, int, str | None]], code: ErrorCode
-) -> None:
+def test_invalid_filters(components: list[tuple[str, int, str | None]], code: ErrorCode) -> None:
     with pytest.raises(ApiError) as refused:
         describe({}, [Component(*c) for c in components], strict=False)
     assert refused.value.code is code
 
 
-def test_the_most_specific_quota_counts() -> None:
-    """Each level over those below it, taken away from the top down (KIP-55)."""
+def test_the_most_specific_quota_applies() -> None:
+    """Each level overrides the less specific ones; they are removed one by one (KIP-55)."""
     levels: list[tuple[list[Pair], tuple[str, str]]] = [
         ([("user", "u"), ("client-id", "c")], ("u", "c")),
         ([("user", "u"), ("client-id", None)], ("u", "c")),
@@ -119,7 +117,7 @@ def test_the_most_specific_quota_counts() -> None:
     assert find(image.client_quotas, "producer_byte_rate", "u", "c") is None
 
 
-def test_addresses() -> None:
+def test_quotas_of_addresses() -> None:
     quotas: dict[Entity, dict[str, float]] = {
         (("ip", "10.0.0.1"),): {"connection_creation_rate": 3.0},
         (("ip", None),): {"connection_creation_rate": 7.0},
@@ -140,10 +138,12 @@ def test_a_rate_counts_as_all_windows_but_one_from_the_start() -> None:
 
 
 @given(st.integers(50, 5000), st.lists(st.integers(1, 3000), min_size=30, max_size=60))
-def test_who_pauses_as_told_keeps_the_limit(limit: int, values: list[int]) -> None:
-    """Whatever is done at once: the limit, one burst, and what the coarse windows let slip, which
-    are eleven and the one in which they turn. What a window forgets at a bad moment comes on top:
-    1.6 times the limit was the most that a search found."""
+def test_a_client_that_waits_for_its_throttle_times_keeps_the_limit(
+    limit: int, values: list[int]
+) -> None:
+    """The bound is the limit, one burst, and the error of the windows, which are eleven and the
+    current one. A window that ends at a bad moment adds to that: a search found at most 1.6 times
+    the limit."""
     rate, now_ms, total = Rate(11, 1000, 0), 0, 0
     for value in values:
         rate.add(value, now_ms)

@@ -166,9 +166,9 @@ def test_a_fetch_leaves_before_the_response_to_the_request_that_woke_it() -> Non
     in_loop(test)
 
 
-def test_a_record_leaves_to_its_consumer_before_its_producer_is_told(tmp_path: Path) -> None:
-    """Found by profiles of a record's way: half of it was the write to its producer's socket, whose
-    reader sleeps; a fetch that waited came after it."""
+def test_a_record_leaves_before_the_response_to_its_producer(tmp_path: Path) -> None:
+    """Found by profiles: half of a record's latency was the write to the socket of the producer,
+    whose reader sleeps. The waiting fetch was completed after that."""
     left: list[str] = []
 
     async def main() -> None:

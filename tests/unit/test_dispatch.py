@@ -1,4 +1,4 @@
-"""Faults of handlers, and what the client and its connection get of them."""
+"""Responses of handlers and errors of handlers, as clients see them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from typing import Any
 
 import pytest
 import uvloop
-from connections import LISTENER, Server
+from connections import LISTENER, FakeController, Server
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode, WireError
 from shoal.server import logs
 from shoal.server.network.api import Api, Handler, Peer
-from shoal.server.network.dispatch import PendingResponse
+from shoal.server.network.dispatch import ControllerPort, PendingResponse
 from shoal.server.network.encoding import Buffers
 
 VERSION = 4
 
 
-def answer_of(handler: Handler) -> Buffers | None:
-    """What leaves the connection when InitProducerId is handled by `handler`."""
+def answer_of(
+    handler: Handler, *, by_controller: bool = False, controller: ControllerPort | None = None
+) -> Buffers | None:
+    """Return the response to InitProducerId if `handler` handles it."""
 
     async def main() -> Buffers | None:
-        server = Server(Api(ApiKey.INIT_PRODUCER_ID, range(6), handler))
+        row = Api(ApiKey.INIT_PRODUCER_ID, range(6), handler, by_controller=by_controller)
+        server = Server(row, controller=controller)
         body = codec.write_request(ApiKey.INIT_PRODUCER_ID, VERSION, {})
         frame = frames.request_head(ApiKey.INIT_PRODUCER_ID, VERSION, 7, "t") + body
         peer = Peer("h", 1, LISTENER, "User:ANONYMOUS", "c", {})
@@ -75,7 +78,7 @@ def raising(error: Exception) -> Handler:
         (lambda b, r: {"producer_id": "no number"}, ErrorCode.unknown_server_error),
     ],
 )
-def test_answers(handler: Handler, code: ErrorCode) -> None:
+def test_responses_and_errors(handler: Handler, code: ErrorCode) -> None:
     body = parsed(answer_of(handler))
     assert (body.error_code, body.producer_id) == (code, 5 if code is ErrorCode.none else -1)
 
@@ -86,5 +89,14 @@ def test_wire_errors_close_the_connection(handler: Handler) -> None:
         answer_of(handler)
 
 
-def test_no_answer() -> None:
+def test_no_response() -> None:
     assert answer_of(lambda b, r: None) is None
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_requests_to_the_controller_are_forwarded_from_other_nodes(is_local: bool) -> None:
+    remote = bytes(codec.write_response(ApiKey.INIT_PRODUCER_ID, VERSION, {"producer_id": 6}))
+    controller = FakeController(is_local=is_local, body=remote)
+    buffers = answer_of(lambda b, r: {"producer_id": 5}, by_controller=True, controller=controller)
+    assert parsed(buffers).producer_id == (5 if is_local else 6)
+    assert len(controller.forwarded) == (0 if is_local else 1)

@@ -2,10 +2,11 @@
 
 import itertools
 import uuid
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from shoal.protocol import codec
+from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.network.fetch_sessions import FetchSessions
 
@@ -16,30 +17,27 @@ OTHER = uuid.UUID(int=2)
 def request(
     session_id: int, epoch: int, *asked: tuple[uuid.UUID, int, int], forgotten: Any = ()
 ) -> Any:
-    """`asked` are (topic id, partition, fetch offset)."""
-    return SimpleNamespace(
-        session_id=session_id,
-        session_epoch=epoch,
-        topics=[
-            SimpleNamespace(
-                topic_id=topic_id,
-                partitions=[
-                    SimpleNamespace(
-                        partition=index,
-                        fetch_offset=offset,
-                        partition_max_bytes=1000,
-                        current_leader_epoch=-1,
-                        last_fetched_epoch=-1,
-                    )
+    """A Fetch request of version 16. `asked` are (topic id, partition, fetch offset)."""
+    body = {
+        "max_wait_ms": 0,
+        "min_bytes": 0,
+        "session_id": session_id,
+        "session_epoch": epoch,
+        "topics": [
+            {
+                "topic_id": topic_id,
+                "partitions": [
+                    {"partition": index, "fetch_offset": offset, "partition_max_bytes": 1000}
                 ],
-            )
+            }
             for topic_id, index, offset in asked
         ],
-        forgotten_topics_data=[
-            SimpleNamespace(topic_id=topic_id, partitions=indexes)
-            for topic_id, indexes in forgotten
+        "forgotten_topics_data": [
+            {"topic_id": topic_id, "partitions": indexes} for topic_id, indexes in forgotten
         ],
-    )
+    }
+    data = bytes(codec.write_request(ApiKey.FETCH, 16, body))
+    return codec.read_request(ApiKey.FETCH, 16, memoryview(data), 0)
 
 
 def sessions(slots: int = 2) -> FetchSessions:
@@ -47,7 +45,7 @@ def sessions(slots: int = 2) -> FetchSessions:
     return FetchSessions(slots, eviction_ms=120_000, random_id=lambda: next(ids))
 
 
-def test_an_incremental_request_changes_what_is_remembered() -> None:
+def test_an_incremental_request_changes_the_session() -> None:
     cache = sessions()
     session, incremental, cursors = cache.begin(request(0, 0, (TOPIC, 0, 5), (OTHER, 1, 6)), 16, 0)
     assert session is not None and session.id == 100 and not incremental
@@ -69,7 +67,9 @@ def test_an_incremental_request_changes_what_is_remembered() -> None:
         (100, 1, 12, ErrorCode.fetch_session_topic_id_error),
     ],
 )
-def test_out_of_turn(session_id: int, epoch: int, version: int, code: ErrorCode) -> None:
+def test_invalid_session_ids_and_epochs(
+    session_id: int, epoch: int, version: int, code: ErrorCode
+) -> None:
     cache = sessions()
     cache.begin(request(0, 0, (TOPIC, 0, 5)), 16, 0)
     with pytest.raises(ApiError) as refused:
@@ -87,7 +87,7 @@ def test_the_session_ends_with_its_last_partition_or_by_the_final_epoch() -> Non
     assert session is None and len(cache) == 0
 
 
-def test_a_full_cache_gives_way_only_to_idle_sessions() -> None:
+def test_a_full_cache_replaces_only_idle_sessions() -> None:
     cache = sessions(slots=1)
     cache.begin(request(0, 0, (TOPIC, 0, 5)), 16, now_ms=0)
     session, _, cursors = cache.begin(request(0, 0, (OTHER, 0, 5)), 16, now_ms=120_000)
@@ -96,7 +96,7 @@ def test_a_full_cache_gives_way_only_to_idle_sessions() -> None:
     assert session is not None and cache.evictions_total == 1
 
 
-def test_partitions_with_data_move_behind_the_others() -> None:
+def test_partitions_with_data_move_to_the_end() -> None:
     cache = sessions()
     session, _, cursors = cache.begin(request(0, 0, (TOPIC, 0, 0), (OTHER, 0, 0)), 16, 0)
     assert session is not None

@@ -1,4 +1,4 @@
-"""A broker's connections to other nodes: who waits on one is told when it is closed."""
+"""Links to other nodes: what callers get when a link is closed, lost or slow to open."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shoal.server.node import Node
 
 
 class Silent(asyncio.Protocol):
-    """Takes connections and never answers."""
+    """Accepts connections and sends nothing."""
 
     def __init__(self, connected: asyncio.Event) -> None:
         self._connected = connected
@@ -32,7 +32,7 @@ class Silent(asyncio.Protocol):
 
 @asynccontextmanager
 async def two_wait() -> AsyncIterator[tuple[Link, list[asyncio.Future[Any]]]]:
-    """A link, and two who wait for its connection."""
+    """A link and two callers that wait for its connection."""
     connected = asyncio.Event()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: Silent(connected), "127.0.0.1", 0)
@@ -49,8 +49,8 @@ async def two_wait() -> AsyncIterator[tuple[Link, list[asyncio.Future[Any]]]]:
         yield link, asked
 
 
-def test_closing_a_link_that_is_connecting_refuses_who_waits_and_cancels_nobody() -> None:
-    """A cancelled caller would be a node's heartbeats, or its start, ended by another's closing."""
+def test_closing_a_link_that_is_connecting_fails_its_callers() -> None:
+    """The callers are not cancelled: one may be the task that sends heartbeats."""
 
     async def main() -> None:
         async with two_wait() as (link, asked):
@@ -62,7 +62,7 @@ def test_closing_a_link_that_is_connecting_refuses_who_waits_and_cancels_nobody(
     asyncio.run(main())
 
 
-def test_a_caller_that_is_cancelled_leaves_the_connection_to_the_others() -> None:
+def test_a_cancelled_caller_does_not_close_the_connection() -> None:
     async def main() -> None:
         async with two_wait() as (link, (first, second)):
             first.cancel()
@@ -77,7 +77,7 @@ def test_a_caller_that_is_cancelled_leaves_the_connection_to_the_others() -> Non
 
 
 class Deaf:
-    """A link whose peer does not answer any more; nothing tells that its connection is dead."""
+    """A link whose peer does not answer any more, while its connection seems to be alive."""
 
     address = ("127.0.0.1", 9)
     closed = False
@@ -113,8 +113,8 @@ async def refuse_locally(frame: bytes, peer: Peer, request_id: bytes) -> bytes:
     raise ApiError(ErrorCode.not_controller)
 
 
-def test_a_controller_that_does_not_answer_is_asked_on_another_connection() -> None:
-    """After a partition the old one may take minutes to carry anything: TCP backs off."""
+def test_a_request_that_times_out_is_repeated_on_a_new_connection() -> None:
+    """After a network partition, TCP may take minutes to send on the old connection again."""
 
     async def main() -> None:
         link = Deaf()
@@ -143,8 +143,8 @@ def test_a_controller_that_does_not_answer_is_asked_on_another_connection() -> N
 
 
 def test_the_limit_on_opening_doubles_with_each_failure() -> None:
-    """socket.connection.setup.timeout.ms and .max.ms, for all links to one address; an open
-    connection ends it. A request waits no longer than its own time."""
+    """socket.connection.setup.timeout.ms and .max.ms, for all links to one address. A connection
+    that opens resets the limit. A request does not wait longer than its own timeout."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The first broker of a pod waits for those that stop, and for nobody else."""
+"""The pre-stop hook of the first broker of a pod waits for the brokers that are stopping."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONG_S = 60.0
 
 
 class Broker(ThreadingHTTPServer):
-    """What is known of another broker: what its /readyz says, and how often it was asked."""
+    """Another broker: the status of its /readyz, and the requests that it gets."""
 
     daemon_threads = True
 
@@ -57,14 +57,14 @@ def waiting(ports: list[int]) -> Iterator[threading.Thread]:
     assert not thread.is_alive()
 
 
-def test_where_nobody_is_nothing_is_waited_for() -> None:
+def test_it_does_not_wait_without_other_brokers() -> None:
     with waiting(free_ports(2)):
         pass
 
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_who_stops_is_waited_for(ready: bool) -> None:
-    """Also where Kubernetes has not told it yet."""
+def test_it_waits_for_a_broker_that_is_stopping(ready: bool) -> None:
+    """Also if Kubernetes has not sent SIGTERM to it yet."""
     with other(ready=ready) as broker, waiting([*free_ports(1), broker.server_port]) as thread:
         for still in (ready, False):
             broker.ready = still
@@ -75,14 +75,14 @@ def test_who_stops_is_waited_for(ready: bool) -> None:
         broker.server_close()
 
 
-def test_who_does_not_stop_is_not_waited_for() -> None:
-    """A container that is started anew by itself is not kept from it."""
+def test_it_does_not_wait_for_a_broker_that_stays_ready() -> None:
+    """Only this container restarts, and the hook does not delay that."""
     with other(ready=True) as broker:
         pre_stop.wait_until_stopped([broker.server_port], ready_grace_s=0.0, timeout_s=LONG_S)
         assert broker.asked.acquire(blocking=False)
 
 
-def test_nobody_is_waited_for_without_end() -> None:
+def test_the_wait_has_a_limit() -> None:
     with other(ready=False) as broker:
         pre_stop.wait_until_stopped([broker.server_port], timeout_s=0.2)
         assert broker.asked.acquire(blocking=False)

@@ -46,8 +46,8 @@ def run(test: Callable[[Server], Awaitable[None]], **configs: str) -> None:
 BYTES = {"queued_max_request_bytes": "300000", "socket_request_max_bytes": "300000"}
 
 
-def test_connections_go_on_in_the_order_in_which_they_stopped() -> None:
-    """queued.max.request.bytes: never more than the limit and one request are in memory."""
+def test_connections_resume_in_the_order_in_which_they_stopped() -> None:
+    """queued.max.request.bytes: memory never exceeds the limit by more than one request."""
     frame = produce()
 
     async def test(server: Server) -> None:
@@ -62,8 +62,8 @@ def test_connections_go_on_in_the_order_in_which_they_stopped() -> None:
             wire.receive(frame[: SIZE // 2])
             assert wire.reading_paused
         assert limits.waiting == 6 and limits.bytes == 2 * (len(frame) - 4)
-        # A connection that goes while it waits is forgotten; one that goes while its request
-        # arrives gives its room back.
+        # A connection that closes while it waits leaves the queue. The bytes of one that closes
+        # while it receives a request do not count any more.
         late[1].close()
         first[0].close()
         first[1].receive(frame[SIZE // 2 :])
@@ -82,7 +82,7 @@ def test_connections_go_on_in_the_order_in_which_they_stopped() -> None:
     run(test, **BYTES)
 
 
-def test_without_a_limit_nobody_waits() -> None:
+def test_without_a_limit_no_connection_waits() -> None:
     frame = produce()
 
     async def test(server: Server) -> None:
@@ -97,8 +97,8 @@ def test_without_a_limit_nobody_waits() -> None:
     run(test)
 
 
-def test_a_client_that_stalls_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else two clients that send half a request and then nothing would stop all others."""
+def test_a_client_that_stalls_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, two clients that send half a request and then nothing would stop all others."""
     monkeypatch.setattr(request_limits, "STALL_S", 0.05)
     monkeypatch.setattr(request_limits, "_STALL_CHECK_S", 0.02)
     frame = produce()

@@ -210,7 +210,7 @@ def test_every_repeats_until_stop() -> None:
     run(test)
 
 
-def test_parked_requests_are_answered_once() -> None:
+def test_parked_requests_complete_once() -> None:
     async def test(timers: Timers) -> None:
         purgatory = Purgatory(asyncio.get_running_loop(), timers)
         ready: dict[str, Body] = {}
@@ -238,7 +238,7 @@ def test_parked_requests_are_answered_once() -> None:
     run(test)
 
 
-def test_parked_requests_expire_and_can_be_given_up() -> None:
+def test_parked_requests_expire_and_can_be_cancelled() -> None:
     async def test(timers: Timers) -> None:
         purgatory = Purgatory(asyncio.get_running_loop(), timers)
         expired = purgatory.park(["a"], lambda: None, lambda: {"e": 1}, now_ms() + 10)
@@ -269,7 +269,7 @@ def test_an_attempt_that_fails_fails_its_request_alone() -> None:
     run(test)
 
 
-def test_a_few_woken_fetches_go_ahead() -> None:
+def test_a_few_woken_fetches_complete_early() -> None:
     async def test(timers: Timers) -> None:
         purgatory = Purgatory(asyncio.get_running_loop(), timers)
         deadline_ms = now_ms() + 60_000
@@ -292,8 +292,8 @@ def test_a_few_woken_fetches_go_ahead() -> None:
     run(test)
 
 
-def test_nothing_goes_ahead_where_many_requests_come() -> None:
-    """What a fetch takes then is what a whole turn has brought."""
+def test_no_fetch_completes_early_while_many_requests_come() -> None:
+    """Then a fetch gets all records of a turn."""
 
     async def test(timers: Timers) -> None:
         purgatory = Purgatory(asyncio.get_running_loop(), timers)
@@ -320,7 +320,7 @@ def test_nothing_goes_ahead_where_many_requests_come() -> None:
     run(test)
 
 
-def test_a_fetch_whose_attempt_fails_is_refused_and_harms_no_other() -> None:
+def test_an_attempt_that_fails_early_fails_only_its_fetch() -> None:
     async def test(timers: Timers) -> None:
         purgatory = Purgatory(asyncio.get_running_loop(), timers)
 

@@ -20,8 +20,8 @@ from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import BatchHeader, CorruptBatch
 
 if TYPE_CHECKING:
-    from shoal.log.state import LogState
     from shoal.log.segment import Segment
+    from shoal.log.state import LogState
 
 #: Batches that one search looks at, of all producers: five unanswered ones of 400 producers. It
 #: takes 7 ms with batches of 1 kB and 0.1 s with those of 60 kB.

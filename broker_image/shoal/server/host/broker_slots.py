@@ -1,9 +1,10 @@
-"""Several brokers on one host: which settings each has (`shoal.brokers.per.host`).
+"""The settings of several brokers on one host (`shoal.brokers.per.host`).
 
-What a user sets is the first broker's. The next ones have the next ids, the next ports of every
-listener and of the metrics, and data directories beside the first one's. All name the host as their
-rack, so that no two replicas of a partition are on one host while there are others. Pure: who runs
-them is `host`.
+The first broker has the user's settings. The next brokers have the next ids, the next port of each
+listener and of the metrics, and data directories next to the first one. All brokers have the host
+as their rack, so that the replicas of a partition are on different hosts where possible.
+
+This module only computes; `host` runs the brokers.
 """
 
 from __future__ import annotations
@@ -16,26 +17,29 @@ from shoal.server.cluster_config import cluster_config
 from shoal.server.config import BrokerConfig, Endpoint, InvalidConfig, bracketed
 
 SETTING = "shoal.brokers.per.host"
-#: What `controller_listener` may have set, and no flag has.
+#: Settings that `controller_listener` may add and that no flag sets.
 _OF_CONTROLLERS = ("controller.listener.names", "listener.security.protocol.map")
 _PORT_MAX = 65_535
 
 
 class BrokerSlot(NamedTuple):
-    """One broker of the host: its id, and its settings where they are not those of the host."""
+    """One broker of the host: its id, and the settings that differ from those of the host."""
 
     id: int
     settings: Mapping[str, str]
 
 
 def allocate(config: BrokerConfig, *, host: str, cluster_id: str) -> list[BrokerSlot]:
-    """The brokers of a host of that name. `cluster_id` is for a cluster that has this host alone,
-    whose first broker is its only voter. Raises `InvalidConfig`."""
+    """Return the brokers of the host named `host`.
+
+    `cluster_id` is the id of a new cluster that consists of this host only, with the first broker
+    as its only voter. Raises `InvalidConfig`.
+    """
     cluster = cluster_config(config)
     if not cluster.is_broker:
         raise InvalidConfig(
-            f"{SETTING} is {config[SETTING]}, and process.roles has no broker: run a controller by"
-            " itself."
+            f"{SETTING} is {config[SETTING]}, but process.roles does not include broker. Run a"
+            " controller without this setting."
         )
     shared = {SETTING: "1"}
     shared |= {name: config.given[name] for name in _OF_CONTROLLERS if name in config.given}
@@ -71,15 +75,16 @@ def _single_voter(config: BrokerConfig, listener: str, host: str) -> str:
     advertised = config.advertised.get(found.name, found)
     if not advertised.port:
         raise InvalidConfig(
-            f"{SETTING} is {config[SETTING]}, and the listener {found.name} takes any free port:"
-            " give it one, at which the host's brokers find each other."
+            f"{SETTING} is {config[SETTING]}, but listener {found.name} takes any free port."
+            " Give it a port, so that the brokers of the host can find each other."
         )
     name = host if advertised.host in ("", "0.0.0.0", "::") else advertised.host
     return f"{config.node_id}@{bracketed(name)}:{advertised.port}"
 
 
 def _listener_settings(config: BrokerConfig, number: int, is_controller: bool) -> dict[str, str]:
-    """The listeners of the broker of that number; those of controllers are for who may be one."""
+    """Return the settings of the listeners of broker `number`. Only a controller gets listeners
+    for controllers."""
     controller_names = {name.upper() for name in config["controller.listener.names"] or ()}
     listeners = [
         one for one in config.listeners if is_controller or one.name not in controller_names
@@ -98,14 +103,14 @@ def _shifted(endpoint: Endpoint, number: int) -> str:
     port = endpoint.port + number if endpoint.port else 0
     if port > _PORT_MAX:
         raise InvalidConfig(
-            f"The port {endpoint.port} of {endpoint.name} is too high for {number + 1} brokers"
-            f" ({SETTING}): the last one has no port left. Choose a lower one."
+            f"Port {endpoint.port} of {endpoint.name} is too high for {number + 1} brokers"
+            f" ({SETTING}): the last broker would have no port. Choose a lower port."
         )
     return f"{endpoint.name}://{bracketed(endpoint.host)}:{port}"
 
 
 def _check_ports(found: list[BrokerSlot]) -> None:
-    """No two brokers listen at one port. Raises `InvalidConfig`."""
+    """Raise `InvalidConfig` if two brokers listen at the same port."""
     taken: dict[str, tuple[int, str]] = {}
     for slot in found:
         texts = slot.settings["listeners"].split(",")
@@ -118,25 +123,25 @@ def _check_ports(found: list[BrokerSlot]) -> None:
                 other, its = taken[port]
                 raise InvalidConfig(
                     f"Broker {other} ({its}) and broker {slot.id} ({name}) would both listen at"
-                    f" port {port}: each of the {len(found)} brokers ({SETTING}) takes the next"
-                    " port of every listener, so leave as many between them."
+                    f" port {port}. Each of the {len(found)} brokers ({SETTING}) takes the next"
+                    f" port of each listener. Choose ports that are at least {len(found)} apart."
                 )
             taken[port] = (slot.id, name)
 
 
 def data_dir_conflict(config: BrokerConfig) -> str | None:
-    """Why the host's directory is that of a single broker, or None."""
+    """Return the message if the data directory of the host has the data of a single broker."""
     if not (Path(config.data_dir) / "meta.properties").exists():
         return None
     return (
-        f"{config.data_dir} has the data of a single broker, and with {SETTING} each broker has a"
-        f" directory of its own in it: move what is in there to {config.data_dir}/{config.node_id}"
-        " (while no broker runs), or name another by --data-dir."
+        f"{config.data_dir} has the data of a single broker. With {SETTING}, each broker has a"
+        f" subdirectory. Stop the broker and move its data to {config.data_dir}/{config.node_id},"
+        " or choose another directory by --data-dir."
     )
 
 
 def existing_cluster_id(config: BrokerConfig) -> str | None:
-    """The id of the cluster that the first broker's directory was made for, if it was."""
+    """Return the cluster id in the first broker's data directory, or None if it is new."""
     try:
         text = (Path(config.data_dir) / str(config.node_id) / "meta.properties").read_text()
     except OSError:

@@ -1,15 +1,15 @@
-"""The processes of a host's brokers: started, watched, started again, and stopped together.
+"""Supervises the broker processes of one host: starts, restarts and stops them.
 
-* The host is ready once all of its brokers are. One that does not start at first ends the whole,
-  with its sentence: a mistake in the settings is not tried again and again.
-* A broker that ends later is started again, after a pause that doubles up to a bound and begins
-  anew once the broker has stayed up. The others go on meanwhile.
-* SIGTERM or SIGINT stops all, those that may vote last: the others hand over by them. A second
-  signal ends at once who has not stopped yet.
-* Brokers do not outlive this process.
+* The host is ready when all of its brokers are. If a broker fails at its first start, the host
+  stops with the message of that broker: an error in the settings is not retried.
+* A broker that ends later is restarted after a pause. The pause doubles up to a maximum, and is
+  reset after the broker has run for `STEADY_S`. The other brokers continue.
+* SIGTERM or SIGINT stops all brokers. Controllers stop last, since the other brokers hand over
+  their partitions through them. A second signal kills the brokers that still run.
+* The kernel terminates the brokers when this process ends.
 
-What the brokers print comes out line by line, with the number of the broker before what does not
-tell it itself.
+The output of the brokers is forwarded line by line. The number of the broker is added to lines that
+do not contain it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from shoal.server.cluster_config import CONTROLLER
 from shoal.server.host.broker_slots import BrokerSlot
 
-#: The pause before a broker is started again, and after how long a run pauses begin anew.
+#: The first and the longest pause before a restart, and the running time that resets the pause.
 PAUSE_S, PAUSE_MAX_S, STEADY_S = 1.0, 30.0, 60.0
 _LINE_SIZE_MAX = 1 << 20
 _PR_SET_PDEATHSIG = 1
@@ -48,8 +48,8 @@ class _BrokerProcess:
 
 
 class Host:
-    """Owns the processes. `command` makes a broker's command line, `say` tells the user, and
-    `warn` tells on standard error."""
+    """Owns the processes. `command` returns the command line of a broker. `say` writes a line for
+    the user, `warn` writes one to standard error."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Host:
         self._stop = asyncio.Event()
 
     async def run(self, started: float) -> int:
-        """Until it is told to stop, or a broker does not start; the exit status. `started` is
-        `perf_counter` at the process' start."""
+        """Run until a signal comes or a broker does not start. Return the exit status. `started` is
+        the `perf_counter` at the start of this process."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -80,7 +80,7 @@ class Host:
         await asyncio.wait(watches)
         if not failed:
             self._say("Stopped.")
-        # Who is told to stop before it listens for that ends by the signal.
+        # A broker that has no signal handler yet ends by the signal.
         return 1 if failed or any(one.status not in _STOPPED for one in self._processes) else 0
 
     def _on_signal(self) -> None:
@@ -98,7 +98,7 @@ class Host:
         self._say(f"Ready after {took_s:.2f} s: {count} brokers. Ctrl-C or SIGTERM stops them.")
 
     async def _supervise(self, one: _BrokerProcess) -> bool:
-        """Run a broker for as long as the host runs; True if it never started."""
+        """Run and restart a broker until the host stops. Return True if it did not start."""
         pause_s = PAUSE_S
         while not self._stopping:
             began = time.monotonic()
@@ -129,18 +129,18 @@ class Host:
             pass
 
     async def _run_once(self, one: _BrokerProcess) -> None:
-        """From a broker's start to its end."""
+        """Run a broker once."""
         process = one.process = await asyncio.create_subprocess_exec(
             *one.command_line,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=_LINE_SIZE_MAX,
-            # A terminal's Ctrl-C is this process' to pass on.
+            # Ctrl-C in a terminal reaches only this process, which stops the brokers in order.
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
-        if self._stopping:  # It was told to while this one was started.
+        if self._stopping:  # The signal came while the process was created.
             self._signal(one, signal.SIGTERM)
         assert process.stdout is not None and process.stderr is not None
         await asyncio.gather(
@@ -156,7 +156,7 @@ class Host:
         while True:
             try:
                 line = (await stream.readline()).decode(errors="replace")
-            except ValueError:  # A line without an end in sight.
+            except ValueError:  # The line is too long.
                 continue
             if not line:
                 return
@@ -169,11 +169,11 @@ class Host:
             if write_line is self._say or (refusal and self._all_ready):
                 line = f"broker {one.slot.id}: {line}"
             elif refusal:
-                continue  # `_supervise` tells it.
+                continue  # `_supervise` writes it.
             write_line(line)
 
     async def _stop_all(self) -> None:
-        """Stop who still runs."""
+        """Stop the brokers that run, controllers last."""
         self._stopping = True
         self._stop.set()
         for is_controller in (False, True):
@@ -198,6 +198,6 @@ def _exit_reason(status: int) -> str:
 
 
 def _end_with_parent() -> None:
-    """In the broker's process: SIGTERM when its parent is gone."""
+    """Ask the kernel for SIGTERM when the parent ends. Runs in the broker's process."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,11 +1,15 @@
-"""Waits for the other brokers of a pod: `python -m shoal.server.host.pre_stop PORT...`.
+"""Waits until the other brokers of a pod have stopped.
 
-Kubernetes runs it before it stops the first broker of a pod (`preStop`), and tells all others to
-stop at that time. The first one votes, and may be the controller by which the others hand over what
-they lead; so it goes last, as on a host (`host`). The ports are those of the others' health checks:
-a broker that is stopping is not ready, and one that has stopped is not there. Where they do not
-stop, since this container alone is started anew, there is nothing to wait for. Of other modules the
-standard library's alone are imported: it runs beside a broker that is busy.
+Usage: `python -m shoal.server.host.pre_stop PORT...`. Kubernetes runs it as the `preStop` hook of
+the first broker of a pod, while it sends SIGTERM to the others. The first broker votes, and may be
+the active controller, through which the others hand over their partitions. So it has to stop last,
+as on a host (`host`).
+
+The ports are those of the health checks of the others. A broker that is stopping is not ready, and
+one that has stopped refuses the connection. If the others stay ready, only this container restarts,
+and the hook returns.
+
+The module imports only the standard library, since it runs next to a busy broker.
 """
 
 from __future__ import annotations
@@ -16,9 +20,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 
-#: How long others may be ready still: Kubernetes tells them to stop at about the same time.
+#: How long the others may stay ready. Kubernetes stops all containers at about the same time.
 READY_GRACE_S = 2.0
-#: No broker is waited for any longer; one that finds no controller gives up after 3 s.
+#: The longest wait. A broker that finds no controller stops after 3 s.
 TIMEOUT_S = 20.0
 _POLL_INTERVAL_S = 0.1
 
@@ -26,7 +30,7 @@ _POLL_INTERVAL_S = 0.1
 def wait_until_stopped(
     ports: Sequence[int], *, ready_grace_s: float = READY_GRACE_S, timeout_s: float = TIMEOUT_S
 ) -> None:
-    """Return when nobody stops any more at those ports of this host."""
+    """Return when no broker at these ports of this host is stopping."""
     began = time.monotonic()
     while states := {_is_ready(port) for port in ports} - {None}:
         waited_s = time.monotonic() - began
@@ -36,7 +40,7 @@ def wait_until_stopped(
 
 
 def _is_ready(port: int) -> bool | None:
-    """Whether the broker with that port serves; None where there is none."""
+    """Whether the broker at that port is ready; None if there is no broker."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=TIMEOUT_S):
             return True

@@ -94,19 +94,23 @@ def _register_replicas(metrics: Metrics, partitions: Iterable[Partition]) -> Non
     def count(name: str, help: str, counts: Callable[[Partition], bool]) -> None:
         metrics.gauge(_MANAGER + name, help, lambda: sum(map(counts, partitions)))
 
-    count("PartitionCount", "Partitions here.", lambda p: True)
-    count("LeaderCount", "Partitions led here.", lambda p: p.is_leader)
+    count("PartitionCount", "Partitions with a replica on this broker.", lambda p: True)
+    count("LeaderCount", "Partitions that this broker leads.", lambda p: p.is_leader)
     count(
         "UnderReplicatedPartitions",
-        "Partitions led here with a replica out of sync.",
+        "Partitions led by this broker with a replica out of sync.",
         lambda p: p.is_leader and len(p.isr) < len(p.replicas),
     )
     count(
         "UnderMinIsrPartitionCount",
-        "Partitions led here with fewer in sync than min.insync.replicas.",
+        "Partitions led by this broker with fewer in-sync replicas than min.insync.replicas.",
         lambda p: p.is_leader and len(p.isr) < p.min_isr,
     )
-    count("OfflineReplicaCount", "Logs that the disk failed under.", lambda p: p.log.offline)
+    count(
+        "OfflineReplicaCount",
+        "Logs that are offline after a disk failure.",
+        lambda p: p.log.offline,
+    )
 
 
 def _register_purgatory(
@@ -123,7 +127,7 @@ def _register_purgatory(
         metrics.add(
             f"kafka_server_DelayedOperationPurgatory_{name}",
             "gauge",
-            "Requests that wait for records, for acknowledgement or for time.",
+            "Requests that wait for records, acknowledgements or a deadline.",
             waiting,
         )
 
@@ -140,7 +144,7 @@ def _register_fetch_sessions(metrics: Metrics, sessions: FetchSessionsPort) -> N
     metrics.add(
         f"{_SESSIONS}IncrementalFetchSessionEvictionsPerSec_total",
         "counter",
-        "Fetch sessions that gave way to others.",
+        "Fetch sessions replaced by others.",
         lambda: [((), sessions.evictions_total)],
     )
 
@@ -153,7 +157,7 @@ def _register_request_limits(metrics: Metrics, limits: RequestLimitsPort) -> Non
     )
     metrics.gauge(
         "kafka_network_SocketServer_MemoryPoolUsed",
-        "Bytes of requests that are arriving or wait to be appended.",
+        "Bytes of requests that are being received or wait to be appended.",
         lambda: limits.bytes,
     )
     metrics.gauge(
@@ -163,7 +167,7 @@ def _register_request_limits(metrics: Metrics, limits: RequestLimitsPort) -> Non
     )
     metrics.gauge(
         "shoal_network_connections_waiting_for_room",
-        "Connections that wait for room for their next request.",
+        "Connections that wait to send their next request, because a limit is reached.",
         lambda: limits.waiting,
     )
 
@@ -172,25 +176,25 @@ def _register_disk(metrics: Metrics, disk: Disk, log_maintenance: LogMaintenance
     metrics.add(
         "kafka_log_LogFlushStats_LogFlushRateAndTimeMs_count",
         "counter",
-        "Syncs of a log to disk.",
+        "Logs synced to disk.",
         lambda: [((), disk.synced_total)],
     )
     metrics.add(
         "shoal_disk_sync_rounds_total",
         "counter",
-        "Rounds of syncs; each carries all logs that were due.",
+        "Rounds of syncs. Each round syncs all logs that are due.",
         lambda: [((), disk.rounds_total)],
     )
     metrics.add(
         "shoal_log_compactions_total",
         "counter",
-        "Rounds of compaction that ended.",
+        "Completed rounds of compaction.",
         lambda: [((), log_maintenance.compactions_total)],
     )
     metrics.add(
         "shoal_log_segments_deleted_total",
         "counter",
-        "Segments that retention and compaction took away.",
+        "Segments deleted by retention and compaction.",
         lambda: [((), log_maintenance.segments_deleted_total)],
     )
 
@@ -205,15 +209,15 @@ def _register_sockets(metrics: Metrics, listeners: Sequence[ListenerPort]) -> No
 
         metrics.add(_SOCKETS + name, kind, help, collect)
 
-    add("connection_count", "gauge", "Connections open.", "count")
-    add("connection_creation_total", "counter", "Connections that came in.", "opened_total")
+    add("connection_count", "gauge", "Open connections.", "count")
+    add("connection_creation_total", "counter", "Connections accepted.", "opened_total")
     add(
         "connection_refused_total",
         "counter",
-        "Connections closed for what their client did, or for want of room.",
+        "Connections refused by a limit or closed after an error.",
         "refused_total",
     )
-    add("held_bytes", "gauge", "Bytes of answers that clients are slow to take.", "bytes_buffered")
+    add("held_bytes", "gauge", "Bytes of responses that wait for slow clients.", "bytes_buffered")
     add("incoming_byte_total", "counter", "Bytes received.", "bytes_in")
     add("outgoing_byte_total", "counter", "Bytes sent.", "bytes_out")
 
@@ -228,6 +232,6 @@ def _register_logs(metrics: Metrics, partitions: Iterable[Partition]) -> None:
 
         metrics.add(f"kafka_log_Log_{name}", "gauge", help, collect)
 
-    add("LogStartOffset", "First offset of a log.", "log_start_offset")
-    add("LogEndOffset", "Offset of a log's next record.", "log_end_offset")
-    add("Size", "Bytes in a log.", "size_bytes")
+    add("LogStartOffset", "First offset of the log.", "log_start_offset")
+    add("LogEndOffset", "Offset of the next record.", "log_end_offset")
+    add("Size", "Size of the log in bytes.", "size_bytes")

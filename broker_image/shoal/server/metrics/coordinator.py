@@ -1,8 +1,8 @@
 """Metrics of one coordinator's runtime, under Kafka's names (`CoordinatorRuntimeMetricsImpl`).
 
-A coordinator of Kafka has threads with a queue before them. Here the one thread of the event loop
-decides when a request comes: only what waits for the coordinator's topic to be made is queued, and
-idle is what the loop is.
+In Kafka, a coordinator has threads and a queue. Here the thread of the event loop decides each
+request at once. So only requests that wait for the coordinator's topic to be created count as
+queued, and the idle ratio is that of the loop.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, ClassVar, Protocol
 from shoal.coordinator.runtime import Phase, Runtime
 from shoal.server.metrics.registry import Metrics, Samples, label
 
-#: The idle ratio is of the time since a look that is at least so old.
+#: The shortest time over which the idle ratio is measured.
 IDLE_WINDOW_S = 1.0
 
 
 class IdleRatio:
-    """The part of the time in which the thread that asks was not at work, by its CPU time.
+    """The part of the time in which the calling thread did not use the CPU.
 
-    `clock` and `busy` give seconds: of the wall, and of the thread's work.
+    `clock` and `busy` return seconds: of wall-clock time, and of the thread's CPU time.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class IdleRatio:
         self._ratio = 1.0
 
     def __call__(self) -> float:
-        """0 to 1, since the last look that was a second ago or more."""
+        """Return the ratio, 0 to 1, since a call at least one second ago."""
         now, busy = self._clock(), self._busy()
         elapsed = now - self._seen[0]
         if elapsed >= IDLE_WINDOW_S:
@@ -43,16 +43,16 @@ class IdleRatio:
         return self._ratio
 
 
-#: By FindCoordinator's number of a coordinator's keys.
+#: The coordinators, by the key type of FindCoordinator.
 _KINDS = ("group", "transaction", "share")
 
 
 class CoordinatorPort(Protocol):
     """One coordinator of this broker."""
 
-    #: FindCoordinator's number of the kind of its keys.
+    #: Its key type in FindCoordinator.
     key_type: ClassVar[int]
-    #: Partitions of its topic that were loaded, and the sum of the times in milliseconds.
+    #: The number of partitions loaded, and the sum of the load times in milliseconds.
     load_times: tuple[int, int]
 
     @property
@@ -69,7 +69,7 @@ def register(metrics: Metrics, service: CoordinatorPort) -> None:
     metrics.add(
         f"{prefix}num_partitions",
         "gauge",
-        "Partitions of the coordinator's topic that are led here, by state.",
+        "Partitions of the coordinator's topic that this broker leads, by state.",
         lambda: _phases(service),
     )
     loads = f"{prefix}partition_load_time_ms"
@@ -78,10 +78,12 @@ def register(metrics: Metrics, service: CoordinatorPort) -> None:
     metrics.add(f"{loads}_sum", "counter", help, lambda: [((), service.load_times[1])])
     metrics.gauge(
         f"{prefix}event_queue_size",
-        "Requests that wait for the coordinator's topic to be made; others are decided at once.",
+        "Requests that wait until the coordinator's topic is created.",
         lambda: service.queued,
     )
-    metrics.gauge(f"{prefix}thread_idle_ratio_avg", "Part of the time the loop was idle.", idle)
+    metrics.gauge(
+        f"{prefix}thread_idle_ratio_avg", "Part of the time in which the event loop was idle.", idle
+    )
 
 
 def _phases(service: CoordinatorPort) -> Samples:

@@ -1,5 +1,7 @@
-"""Metrics of what share groups have beyond Kafka's, and the lag of each share partition, which
-Kafka tells only to an admin. Dead letters have Kafka's names (KIP-1191) beside ours."""
+"""Metrics of share groups that Kafka does not have, such as the lag of each share partition.
+
+Dead letters have both Kafka's names (KIP-1191) and ours.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from shoal.server.metrics.share_ports import (
     share_partition_labels,
 )
 
-#: Seconds ahead. Records held back are counted by whether they are due later than each.
+#: Seconds from now. For each, records are counted that are due later than that.
 DUE_WITHIN_S = (0, 10, 30, 60, 120, 300, 600)
 _GROUP = "kafka_server_ShareGroupMetrics_DeadLetterQueue"
 #: A metric of each share partition: its name, type, help, and value.
@@ -44,7 +46,7 @@ class DeliveredPort(Protocol):
     def start_offset(self) -> int: ...
     @property
     def complete(self) -> int:
-        """Records from the start offset on whose delivery is complete."""
+        """Offsets after the start offset whose delivery is complete (KIP-1226)."""
 
 
 class LagLeaderPort(Protocol):
@@ -74,7 +76,7 @@ def register(metrics: Metrics, service: ShareServicePort) -> None:
     add(
         "shoal_share_group_held",
         "gauge",
-        "Share partitions of a group that are not delivered, or not in full, and why.",
+        "Share partitions of a group whose delivery is held, fully or in part, by reason.",
         lambda: delivery_holds(service),
     )
     add(
@@ -91,14 +93,14 @@ def _register_partitions(metrics: Metrics, service: ShareServicePort) -> None:
         (
             "redelivered_records_total",
             "counter",
-            "Records acquired that had been delivered before.",
+            "Records acquired that were delivered before.",
             lambda x: x.redelivered_total,
         ),
-        ("locks", "gauge", "Acquisition locks that run.", lambda x: len(x.share.locks.live)),
+        ("locks", "gauge", "Acquisition locks.", lambda x: len(x.share.locks.live)),
         (
             "locked_records",
             "gauge",
-            "Records that those locks hold.",
+            "Records under acquisition locks.",
             _locked,
         ),
         (
@@ -110,7 +112,7 @@ def _register_partitions(metrics: Metrics, service: ShareServicePort) -> None:
         (
             "oldest_lock_age_seconds",
             "gauge",
-            "For how long the oldest of those locks has been held, renewals included.",
+            "Age of the oldest acquisition lock, including renewals.",
             lambda x: _oldest_lock_age_s(x, service.now_ms()),
         ),
         (
@@ -122,13 +124,13 @@ def _register_partitions(metrics: Metrics, service: ShareServicePort) -> None:
         (
             "held_by_key_records",
             "gauge",
-            "Records that wait for one before them with the same key (share.ordering=key).",
+            "Records that wait for an earlier record with the same key (share.ordering=key).",
             lambda x: x.selection.held_by_key if x.selection else 0,
         ),
         (
             "delayed_records",
             "gauge",
-            "Records that are held back by a header (share.delay.max.ms).",
+            "Records delayed by a header (share.delay.max.ms).",
             lambda x: x.selection.delayed if x.selection else 0,
         ),
         (
@@ -140,7 +142,7 @@ def _register_partitions(metrics: Metrics, service: ShareServicePort) -> None:
         (
             "archiving_records",
             "gauge",
-            "Records that wait for their dead letter.",
+            "Records that wait until their dead letter is written.",
             _archiving,
         ),
     )
@@ -149,7 +151,8 @@ def _register_partitions(metrics: Metrics, service: ShareServicePort) -> None:
 
 
 def _register_due(metrics: Metrics, service: ShareServicePort) -> None:
-    """When records that are delayed or in back-off are due; no sample without such records."""
+    """Add the families of records that are delayed or in back-off. A share partition without such
+    records has no sample."""
 
     def waiting() -> Iterator[tuple[Labels, LeaderPort]]:
         for labels, x in leaders(service):
@@ -169,19 +172,19 @@ def _register_due(metrics: Metrics, service: ShareServicePort) -> None:
     metrics.add(
         "shoal_share_partition_not_due_records",
         "gauge",
-        "Records that a delay or a back-off holds back for longer than `within` seconds.",
+        "Records that are due later than in `within` seconds, because of a delay or a back-off.",
         later,
     )
     metrics.add(
         "shoal_share_partition_next_due_timestamp_seconds",
         "gauge",
-        "When the next record that is delayed or in back-off is due, in Unix time.",
+        "Unix time at which the next record that is delayed or in back-off is due.",
         next_due,
     )
 
 
 def next_due_s(leader: LeaderPort) -> float | None:
-    """Return when the next record that is held back by time is due, in Unix time; None without."""
+    """Return when the next record that is delayed or in back-off is due, in Unix time, or None."""
     due_ms = [leader.share.waits.next_deadline_ms()]
     if leader.selection is not None:
         due_ms.append(leader.selection.next_due_ms)
@@ -189,7 +192,7 @@ def next_due_s(leader: LeaderPort) -> float | None:
 
 
 def _register_selections(metrics: Metrics, service: ShareServicePort) -> None:
-    """Of groups with key order, delay or priority."""
+    """Add the families of groups with key order, delay or priority."""
 
     def failures() -> Samples:
         return [
@@ -212,13 +215,13 @@ def _register_selections(metrics: Metrics, service: ShareServicePort) -> None:
     metrics.add(
         "shoal_share_partition_header_failures_total",
         "counter",
-        "Records delivered other than their headers say, by reason.",
+        "Records whose delay or priority header was not applied as given, by reason.",
         failures,
     )
     metrics.add(
         "shoal_share_partition_look_ahead_full",
         "gauge",
-        "1 while no further records are looked at, by the config that bounds it.",
+        "1 while a config stops the scan for more records, by config.",
         full,
     )
 
@@ -257,7 +260,7 @@ def _register_dead_letters(metrics: Metrics, service: ShareServicePort) -> None:
     add(
         "shoal_share_group_dead_letters_dropped_total",
         "counter",
-        "Records that left their group without a dead letter.",
+        "Records dropped without a dead letter.",
         by_group(meter.dropped),
     )
     add(
@@ -269,7 +272,7 @@ def _register_dead_letters(metrics: Metrics, service: ShareServicePort) -> None:
     add(
         "shoal_share_group_dead_letters_last_minute",
         "gauge",
-        "Dead letters of the last minute, which a flood limit is held against.",
+        "Dead letters of the last minute, which the flood limit applies to.",
         lambda: [
             (label(group=group), service.dlq_rate_limit.last_minute(group))
             for group in service.dlq_rate_limit.groups()
@@ -278,8 +281,8 @@ def _register_dead_letters(metrics: Metrics, service: ShareServicePort) -> None:
 
 
 def delivery_holds(service: ShareServicePort) -> Samples:
-    """By group and reason: how many share partitions are held. Those that nobody reads are not
-    loaded, and held all the same by what stops a whole group."""
+    """Return by group and reason the number of share partitions whose delivery is held. A reason
+    that holds a whole group also counts share partitions that are not loaded."""
     counts: Counter[tuple[str, str]] = Counter()
     for group_id, _, _ in service.unloaded():
         settings = service.settings(group_id)
@@ -303,7 +306,8 @@ def delivery_holds(service: ShareServicePort) -> Samples:
 
 
 def lags(service: LagServicePort) -> Samples:
-    """Lag by share partition that is led here: of those loaded, and, as persisted, of others.
+    """Return the lag of each share partition that is led here. It is the persisted lag if the share
+    partition is not loaded.
 
     A new leader's high watermark may lag behind the share partition's start offset at first
     (KIP-207). Until it has caught up, the lag is unknown and the partition has no sample.
@@ -362,9 +366,10 @@ def _archiving(leader: LeaderPort) -> int:
 
 
 def behind_dead_letters(leader: LeaderPort) -> int:
-    """Return the number of records that wait behind HOLDS_KEY records.
+    """Return the number of records that wait behind HOLDS_KEY records, which do not count.
 
-    These are records of the same key, or all that are not in flight once the maximum is reached.
+    These are the records of the same key. When held keys stop all delivery, these are all records
+    that are not in flight.
     """
     selection, share = leader.selection, leader.share
     if selection is None or not share.key_holders:
@@ -381,7 +386,7 @@ def _oldest_lock_age_s(leader: LeaderPort, now_ms: int) -> float:
     return (now_ms - min(lock.since_ms for lock in locks)) / 1000
 
 
-#: Families of records whose dead letter is written and holds their key, or is to be written.
+#: Families of dead letters that hold their key.
 _OF_DEAD_LETTERS: tuple[Family, ...] = (
     (
         "keys_held_by_dead_letters",
@@ -392,7 +397,7 @@ _OF_DEAD_LETTERS: tuple[Family, ...] = (
     (
         "behind_dead_letters_records",
         "gauge",
-        "Records that nobody gets until a dead letter before them is redriven or skipped.",
+        "Records that wait until an earlier dead letter is redriven or skipped.",
         behind_dead_letters,
     ),
 )

@@ -1,9 +1,10 @@
 """Counters and gauges of one broker, and their Prometheus text.
 
 Names are those of Kafka's MBeans as the Prometheus JMX exporter writes them: domain, type and name
-joined by underscores, meters as a counter with `_total` (`kafka_server_BrokerTopicMetrics_
-MessagesInPerSec_total`). On the hot path a metric is a plain attribute or dictionary that is added
-to; text is made when it is asked for. Gauges are functions, called then.
+joined by underscores. A meter is a counter with the suffix `_total` (`kafka_server_
+BrokerTopicMetrics_MessagesInPerSec_total`). On the hot path a metric is a plain attribute or
+dictionary entry that is incremented. Gauges are functions; they are called when the text is
+requested.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _BUCKETS_NS = tuple(int(ms * 1_000_000) for ms in TIME_BUCKETS_MS)
 
 
 class Family(NamedTuple):
-    """One metric of the exposition: its name, kind, help, and what gives its samples."""
+    """One metric: its name, type, help, and the function that returns its samples."""
 
     name: str
     kind: str
@@ -36,7 +37,7 @@ class Family(NamedTuple):
 
 
 class TopicMeter:
-    """What has gone through one topic since the start."""
+    """Counts of one topic since the start."""
 
     __slots__ = (
         "bytes_in",
@@ -64,7 +65,7 @@ class _RequestMeter:
 
 
 class Metrics:
-    """The registry. `add` takes families of other parts; names are unique."""
+    """The registry. Names are unique. Other parts add their families by `add` and `gauge`."""
 
     def __init__(self) -> None:
         self.topics: dict[str, TopicMeter] = {}
@@ -74,7 +75,7 @@ class Metrics:
         self._add_own()
 
     def add(self, name: str, kind: str, help: str, collect: Callable[[], Samples]) -> None:
-        """Register a family: `collect` gives (labels, value) pairs whenever text is made."""
+        """Register a family. `collect` returns (labels, value) pairs for each exposition."""
         assert name not in self._families, name
         self._families[name] = Family(name, kind, help, collect)
 
@@ -83,18 +84,18 @@ class Metrics:
         self.add(name, "gauge", help, lambda: (((), value()),))
 
     def topic(self, name: str) -> TopicMeter:
-        """The meter of a topic."""
+        """Return the meter of a topic."""
         meter = self.topics.get(name)
         if meter is None:
             meter = self.topics[name] = TopicMeter()
         return meter
 
     def forget_topic(self, name: str) -> None:
-        """The topic is gone."""
+        """Drop the meter of a deleted topic."""
         self.topics.pop(name, None)
 
     def request(self, api_key: int, version: int, elapsed_ns: int) -> None:
-        """A request has been answered."""
+        """Count a request and the time until its response."""
         meter = self._requests.get((api_key, version))
         if meter is None:
             meter = self._requests[(api_key, version)] = _RequestMeter()
@@ -103,11 +104,11 @@ class Metrics:
         meter.buckets[bisect_left(_BUCKETS_NS, elapsed_ns)] += 1
 
     def error(self, api_key: int, code: int) -> None:
-        """A request, or a partition of it, was refused."""
+        """Count a request, or a partition of one, that failed."""
         self._errors[(api_key, code)] = self._errors.get((api_key, code), 0) + 1
 
     def text(self) -> str:
-        """The exposition, in Prometheus' text format 0.0.4."""
+        """Return all metrics in Prometheus' text format 0.0.4."""
         lines: list[str] = []
         for family in self._families.values():
             lines.append(f"# HELP {family.name} {family.help}")
@@ -123,8 +124,16 @@ class Metrics:
             ("BytesOutPerSec", "bytes_out", "Bytes that consumers fetched."),
             ("TotalProduceRequestsPerSec", "produces", "Partitions in produce requests."),
             ("TotalFetchRequestsPerSec", "fetches", "Partitions in fetch requests."),
-            ("FailedProduceRequestsPerSec", "failed_produces", "Produces that were refused."),
-            ("FailedFetchRequestsPerSec", "failed_fetches", "Fetches that were refused."),
+            (
+                "FailedProduceRequestsPerSec",
+                "failed_produces",
+                "Partitions in produce requests that failed.",
+            ),
+            (
+                "FailedFetchRequestsPerSec",
+                "failed_fetches",
+                "Partitions in fetch requests that failed.",
+            ),
         )
         for name, attribute, help in meters:
             self.add(
@@ -145,7 +154,7 @@ class Metrics:
         self.add(
             "kafka_network_RequestMetrics_ErrorsPerSec_total",
             "counter",
-            "Requests, or partitions in them, refused.",
+            "Requests, or partitions in them, that failed.",
             lambda: [
                 ((("request", _api(key)), ("error", ErrorCode(code).name.upper())), count)
                 for (key, code), count in self._errors.items()
@@ -160,7 +169,7 @@ class Metrics:
     def _request_times(self, lines: list[str]) -> None:
         name = "kafka_network_RequestMetrics_TotalTimeMs"
         lines.append(
-            f"# HELP {name} Time from a request's last byte to its answer, waiting included."
+            f"# HELP {name} Time from the last byte of a request to its response, waits included."
         )
         lines.append(f"# TYPE {name} histogram")
         for key in sorted({k for k, _ in self._requests}):
@@ -176,7 +185,7 @@ class Metrics:
 
 
 def _api(key: int) -> str:
-    """The API's name as Kafka's metrics have it: `ListOffsets`."""
+    """Return the API's name as in Kafka's metrics: `ListOffsets`."""
     return "".join(word.capitalize() for word in ApiKey(key).name.split("_"))
 
 
@@ -203,10 +212,10 @@ def _resident_bytes() -> float:
 
 
 def label(**names: str) -> Labels:
-    """Labels in the order given."""
+    """Return labels in the order of the arguments."""
     return tuple(names.items())
 
 
 def constant(samples: Mapping[Labels, float]) -> Callable[[], Samples]:
-    """A collector of a mapping that its owner keeps up to date."""
+    """Return a collector of a mapping that its owner updates."""
     return lambda: list(samples.items())

@@ -1,5 +1,4 @@
-"""Metrics of share groups, under Kafka's names (`ShareGroupMetricsRegistry`), and the lag of each
-share partition, which Kafka has only as an admin request."""
+"""Metrics of share groups that Kafka has too, under Kafka's names (`ShareGroupMetricsRegistry`)."""
 
 from __future__ import annotations
 
@@ -22,13 +21,21 @@ def register(metrics: Metrics, service: ShareServicePort) -> None:
     """Add the families."""
     topics = (
         ("TotalShareFetchRequestsPerSec", "fetches", "Partitions in share fetches."),
-        ("FailedShareFetchRequestsPerSec", "failed_fetches", "Those refused."),
+        (
+            "FailedShareFetchRequestsPerSec",
+            "failed_fetches",
+            "Partitions in share fetches that failed.",
+        ),
         (
             "TotalShareAcknowledgementRequestsPerSec",
             "acknowledgements",
             "Partitions in share acknowledgements.",
         ),
-        ("FailedShareAcknowledgementRequestsPerSec", "failed_acknowledgements", "Those refused."),
+        (
+            "FailedShareAcknowledgementRequestsPerSec",
+            "failed_acknowledgements",
+            "Partitions in share acknowledgements that failed.",
+        ),
     )
     for name, attribute, help in topics:
         metrics.add(
@@ -45,8 +52,16 @@ def register(metrics: Metrics, service: ShareServicePort) -> None:
     )
     means = (
         ("PartitionLoadTimeMs", service.load_times, "Time to load a share partition."),
-        ("TopicPartitionsAcquireTimeMs", service.acquire_times, "Time of a fetch to acquire."),
-        ("RequestTopicPartitionsFetchRatio", service.fetch_ratios, "Partitions got in a hundred."),
+        (
+            "TopicPartitionsAcquireTimeMs",
+            service.acquire_times,
+            "Time in which a fetch acquires records.",
+        ),
+        (
+            "RequestTopicPartitionsFetchRatio",
+            service.fetch_ratios,
+            "Percentage of the requested partitions that were acquired.",
+        ),
     )
     for name, mean, help in means:
         metrics.add(f"{_GROUP}{name}_count", "counter", help, partial(mean.samples, 0))
@@ -65,7 +80,7 @@ def register(metrics: Metrics, service: ShareServicePort) -> None:
     metrics.add(
         f"{_SESSIONS}ShareSessionEvictionsPerSec_total",
         "counter",
-        "Share sessions ended with their connection.",
+        "Share sessions that ended with their connection.",
         lambda: (((), service.sessions.evictions_total),),
     )
 
@@ -74,7 +89,7 @@ def _register_delayed(metrics: Metrics, service: ShareServicePort) -> None:
     metrics.add(
         "kafka_server_DelayedShareFetchMetrics_ExpiresPerSec_total",
         "counter",
-        "Share fetches that waited in vain.",
+        "Share fetches that expired.",
         lambda: (((), service.expired_fetches),),
     )
     mean = service.write_times
@@ -92,13 +107,13 @@ def _register_partitions(metrics: Metrics, service: ShareServicePort) -> None:
         (
             "InFlightMessageCount",
             "gauge",
-            "Records in a share partition's window.",
+            "Records in flight.",
             lambda x: x.share.in_flight,
         ),
         (
             "InFlightBatchCount",
             "gauge",
-            "Runs of offsets in the window that are alike.",
+            "Ranges of records in flight with the same state.",
             lambda x: len(x.share.runs),
         ),
         (
@@ -116,31 +131,31 @@ def _register_partitions(metrics: Metrics, service: ShareServicePort) -> None:
         (
             "AcquisitionLockTimeoutPerSec_total",
             "counter",
-            "Records whose lock ended.",
+            "Records whose acquisition lock timed out.",
             lambda x: x.expired_total,
         ),
         (
             "FetchLockTimeMs_count",
             "counter",
-            "Fetches that had the share partition to themselves.",
+            "Fetches that used the share partition exclusively.",
             lambda x: x.fetches.count,
         ),
         (
             "FetchLockTimeMs_sum",
             "counter",
-            "How long they had it.",
+            "Time in which a fetch used the share partition exclusively.",
             lambda x: x.fetches.time_ns / 1e6,
         ),
         (
             "FetchLockRatio_count",
             "counter",
-            "As FetchLockTimeMs_count.",
+            "Fetches that used the share partition exclusively.",
             lambda x: x.fetches.count,
         ),
         (
             "FetchLockRatio_sum",
             "counter",
-            "Of each in a hundred, its part of the time since the one before.",
+            "Percentage of the time since the previous fetch, summed over all fetches.",
             lambda x: x.fetches.ratio_sum,
         ),
     )

@@ -16,7 +16,7 @@ class ShareTopicMeter:
 
 
 class Mean:
-    """Number and sum of observations by group."""
+    """The number and the sum of observations, by group."""
 
     def __init__(self) -> None:
         self.sums: dict[str, tuple[int, int]] = {}
@@ -27,14 +27,15 @@ class Mean:
         self.sums[group_id] = (count + 1, total + value)
 
     def samples(self, at: int) -> Samples:
-        """By group: the count (0) or the sum (1)."""
+        """Return by group the number (0) or the sum (1) of observations."""
         return [(label(group=group), sums[at]) for group, sums in self.sums.items()]
 
 
 class FetchMeter:
-    """How long fetches had a share partition to themselves. Kafka takes a lock for that; here it
-    is the time of the loop. `ratio_sum` adds up, in hundredths, the part of each fetch of the time
-    since the end of the one before; `batches` counts ranges acquired."""
+    """How long fetches used a share partition exclusively. Kafka measures the time under a lock;
+    here it is the time on the event loop. `ratio_sum` is the sum of the ratios, in percent, of the
+    time of a fetch to the time since the previous fetch ended. `batches` counts acquired ranges.
+    """
 
     __slots__ = ("_ended_ns", "batches", "count", "ratio_sum", "time_ns")
 

@@ -1,16 +1,17 @@
-"""What a handler is given and what it may return.
+"""Handlers: what they take, what they return, and the rows of the table that lists them.
 
 A handler is `handle(context, request)`. The context is whatever `Dispatcher` was given for its
 handlers; this package does not depend on its type. A handler returns at once, with one of:
 
-* a mapping: the response body, written by the codec of the request's version;
-* a list of buffers: the response body already encoded (the hot path);
-* an `asyncio.Future` or `DeferredResponse` of either, for what waits (purgatories, commits,
-  rebalances), and of None for a request that waits and has no response;
+* a mapping: the response body, which the codec of the request's version encodes;
+* a list of buffers: the response body, already encoded (the hot path);
+* an `asyncio.Future` or a `DeferredResponse` of either, for a request that waits (in a purgatory,
+  for a commit or a rebalance); its result is None if the request has no response;
 * None: no response is sent (Produce with acks=0).
 
-Whole-request refusals are raised as `ApiError`; dispatch maps them to the API's error response.
-Responses leave a connection in the order of its requests, whenever their futures are done.
+A handler raises `ApiError` to refuse a whole request; dispatch maps it to the error response of the
+API. A connection sends responses in the order of its requests, not in the order in which their
+futures complete.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Body = Mapping[str, Any] | Sequence[Buffer]
 
 
 class AwaitableBody(Protocol):
-    """An answer that is due: an `asyncio.Future`, or a `DeferredResponse`."""
+    """A body that is not complete yet: an `asyncio.Future` or a `DeferredResponse`."""
 
     def add_done_callback(self, call: Callable[[Any], object], /) -> None: ...
     def cancel(self) -> bool: ...
@@ -44,16 +45,16 @@ Answer = Body | AwaitableBody | None
 
 
 def _nothing(*_: int) -> None:
-    """A peer without a connection has nothing to pause or to close."""
+    """Do nothing: a peer without a connection has nothing to pause or to close."""
 
 
 @dataclass(slots=True)
 class Peer:
-    """Who is at the other end of a connection; lives as long as the connection.
+    """The client at the other end of a connection. It lives as long as the connection.
 
-    `on_close` callbacks run once when the connection is gone, with no argument. `pause` stops
-    reading from the connection for some milliseconds. `close_after_responses` closes it once the
-    responses that are due by then are sent. `number` numbers the connections of a listener in the
+    `on_close` callbacks run once, without arguments, when the connection is closed. `pause` stops
+    reading from the connection for a number of milliseconds. `close_after_responses` closes it
+    after the responses that are due are sent. `number` counts the connections of a listener in the
     order in which they were opened.
     """
 
@@ -71,11 +72,11 @@ class Peer:
 
 @dataclass(slots=True)
 class Request:
-    """One request: its header, its parsed body (kio's entity of that version), and its sender.
+    """One request: its header, its decoded body (kio's entity of that version), and its sender.
 
-    `size` is that of its frame in bytes. `busy_ns` is the time that the broker has spent on it,
-    measured where there are quotas. `id` is that of a request which may be tried again: the same
-    16 bytes each time.
+    `size` is the size of its frame in bytes. `busy_ns` is the time that the broker has spent on the
+    request; it is measured only if there are quotas. `id` identifies a request that may be sent
+    again: each attempt has the same 16 bytes.
     """
 
     header: RequestHeader
@@ -93,15 +94,15 @@ class Request:
 
     @property
     def holds_records(self) -> bool:
-        """Whether it is a produce whose records are still in memory."""
+        """Whether this is a produce request whose records are still in memory."""
         return isinstance(self.body, ProduceRequest) and bool(self.body.topics)
 
     def when_released(self, call: Callable[[], None]) -> None:
-        """Call `call` once, when the records are not needed any more."""
+        """Call `call` once, when `release` is called."""
         self._on_released = call
 
     def release(self) -> None:
-        """Drop the records of a produce: they are appended, or nobody waits for them."""
+        """Drop the records of a produce request, once they are appended or its client is gone."""
         if self.holds_records:
             self.body = self.body._replace(topics=[])
         on_released, self._on_released = self._on_released, None
@@ -115,21 +116,21 @@ Handler = Callable[[Any, Request], Answer]
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One row of the table of handlers: the versions served, by what, and on which listeners."""
+    """One row of the table of handlers: an API, its versions, its handler and its listeners."""
 
     key: ApiKey
     versions: range
     handle: Handler
-    #: Builds the response body of a whole-request error: (request, code, message) -> body.
-    #: Without it dispatch answers with the response's own error code, if it has one.
+    #: Builds the response body for an error of the whole request: (request, code, message) -> body.
+    #: Without it, dispatch sets the top-level error code of the response.
     refuse: Callable[[Request, ErrorCode, str | None], Body] | None = None
-    #: Reads the body in place of kio where a benchmark asked for it: (version, frame, at) -> body.
+    #: Decodes the body instead of kio, for APIs on the hot path: (version, frame, offset) -> body.
     read: Callable[[int, memoryview, int], Any] | None = None
-    #: Answered by the active controller alone: another node passes the request on to it.
+    #: Only the active controller handles it. Other nodes forward the request to the controller.
     by_controller: bool = False
-    #: A feature that has to be on: at its level 0 requests get UNSUPPORTED_VERSION.
+    #: The feature that it belongs to. At level 0 of the feature, requests get UNSUPPORTED_VERSION.
     feature: str = ""
     #: The listeners that serve it, as in Kafka 4.3.1.
     on: Listeners = Listeners.BROKER
-    #: The handler on listeners of controllers, where that is another one.
+    #: The handler on controller listeners, if it is another one.
     on_controllers: Handler | None = None

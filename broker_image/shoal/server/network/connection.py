@@ -1,15 +1,19 @@
-"""One client connection: frames in, answers out in the order of their requests.
+"""One client connection: it receives frames and sends responses in the order of their requests.
 
-A frame is a size prefix of four bytes and that many bytes. Small frames are cut out of one scratch
-buffer that all connections of the loop share; a frame that does not fit what was read is received
-into a buffer of its own, so the payload of a large produce request is copied by the kernel alone.
-That buffer grows with what has arrived, so a size that is announced costs nothing by itself.
+A frame is a size prefix of four bytes and that many bytes. Small frames are copied out of one
+scratch buffer, which all connections of the loop share. A larger frame is received into a buffer of
+its own, so that only the kernel copies the payload of a large produce request. That buffer grows
+with the bytes received, so a client cannot reserve memory by announcing a large size.
 
-Requests are handled as they arrive, also while earlier ones wait. Reading stops, and goes on when
-there is room, at a number of unanswered requests, at a sum of their sizes, while the client does
-not take its answers, while it is over a quota, and while the broker has no room for a large request
-or a produce (`server/network/request_limits.py`). Bytes that are no frame close the connection:
-`WireError` ends here.
+Requests are handled as they arrive, even while earlier ones wait. A connection stops reading
+
+* at a number of pending requests, or at a sum of their sizes;
+* while the client does not read its responses;
+* while the client is throttled by a quota;
+* before a large request or a produce request, while the limits of the broker are reached
+  (`request_limits`).
+
+It resumes when the condition ends. Malformed bytes close the connection: `WireError` ends here.
 """
 
 from __future__ import annotations
@@ -30,17 +34,17 @@ from shoal.server.network.request_limits import (
 )
 from shoal.server.network.sendfile_writer import SendfileWriter
 
-#: What one read may bring at most; uvloop reads as much at a time by itself.
+#: Bytes of one read. uvloop reads at most this many at a time.
 SCRATCH_SIZE = 256 * 1024
-#: A frame's own buffer starts at this size at most and doubles as it fills.
+#: The largest initial size of a frame's own buffer, which doubles as it fills.
 FRAME_START_SIZE = 2 * 1024 * 1024
-#: Unanswered requests of one connection, in number and in bytes. Clients keep 1 to 5 in flight
-#: (librdkafka up to 1,000,000 by default, which it bounds by its queue).
+#: Pending requests of one connection, in number and in bytes. Clients keep 1 to 5 in flight
+#: (librdkafka up to 1,000,000 by default, which the size of its queue bounds).
 PENDING_MAX = 256
 PENDING_BYTES_MAX = 64 * 1024 * 1024
-#: Answers not yet taken by the client, in bytes: reading stops above.
+#: Bytes of responses in the write buffer. Above this, the connection stops reading.
 WRITE_BUFFER_HIGH = 4 * 1024 * 1024
-#: Up to here a copy costs less than a system call that gathers.
+#: Up to this size, joining buffers costs less than a system call that gathers them.
 JOIN_SIZE_MAX = 8192
 
 _SIZE = struct.Struct(">i")
@@ -76,7 +80,7 @@ class ListenerPort(Protocol):
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Owns the transport, the frame that is arriving and the answers that are due."""
+    """Owns the transport, the frame that is being received and the pending responses."""
 
     __slots__ = (
         "_awaits_capacity",
@@ -115,14 +119,14 @@ class Connection(asyncio.BufferedProtocol):
         self._size = self._filled = 0
         self._out: list[Buffer | FileSlice] = []
         self._sendfile_writer: SendfileWriter | None = None
-        #: To be closed once the sendfile writer has drained.
+        #: Whether to close the connection when the sendfile writer has sent its queue.
         self._is_closing = False
         self._pending: deque[PendingResponse] = deque()
         self._pending_bytes = 0
         self._bytes_buffered = 0
         self._paused = self._write_paused = False
         self._request_limits = listener.request_limits
-        #: It waits for room.
+        #: Whether it waits in the queue of the request limits.
         self._awaits_capacity = False
         self._muted: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
@@ -130,7 +134,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer: Peer | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by behaviour alone
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it.
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
         self.active_at = self._loop.time()
         self.peer = self._listener.register(self, self._transport)
@@ -146,14 +150,14 @@ class Connection(asyncio.BufferedProtocol):
         self._frame = None
         if self._sendfile_writer is not None:
             self._sendfile_writer.close()
-        # What gives up at once may come back here.
-        given_up, self._pending = self._pending, deque()
-        for pending in given_up:
+        # Cancelling a response may call this connection again.
+        cancelled, self._pending = self._pending, deque()
+        for pending in cancelled:
             pending.cancel()
         if self.peer is not None:
             self._listener.unregister(self, self.peer)
 
-    # What arrives.
+    # Receiving.
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._frame is not None:
@@ -194,7 +198,7 @@ class Connection(asyncio.BufferedProtocol):
             self._start_frame(frame)
 
     def _start_frame(self, received: bytearray | memoryview) -> None:
-        """A buffer for the frame of `_size` bytes that starts with `received`."""
+        """Allocate a buffer for the frame of `_size` bytes that begins with `received`."""
         filled = len(received)
         frame = bytearray(min(self._size, max(FRAME_START_SIZE, 2 * filled)))
         frame[:filled] = received
@@ -203,7 +207,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frame_view = memoryview(frame)
 
     def _parse_frames(self, data: memoryview) -> None:
-        """Handle the whole frames in `data` and keep what is behind them."""
+        """Handle the complete frames in `data` and keep the rest."""
         at, end = 0, len(data)
         while end - at >= 4:
             if self._paused:
@@ -256,10 +260,10 @@ class Connection(asyncio.BufferedProtocol):
         if len(self._pending) >= PENDING_MAX or self._pending_bytes >= PENDING_BYTES_MAX:
             self._pause()
 
-    # What leaves.
+    # Sending.
 
     def _ready(self, _: object) -> None:
-        """An answer has come: those at the head of the queue may leave."""
+        """Send the responses at the head of the queue that are complete."""
         pending = self._pending
         while pending and pending[0].ready:
             first = pending.popleft()
@@ -288,7 +292,7 @@ class Connection(asyncio.BufferedProtocol):
                     self._transport.writelines(out)  # type: ignore[arg-type]
 
     def _send_files(self, out: list[Buffer | FileSlice]) -> None:
-        """Send buffers that have slices of files among them."""
+        """Send buffers and slices of files."""
         transport = self._transport
         assert transport is not None
         if transport.get_write_buffer_size():
@@ -308,7 +312,7 @@ class Connection(asyncio.BufferedProtocol):
             self._pause()
 
     def _send_drained(self) -> None:
-        """The client has taken the slices that waited for it, or is gone."""
+        """Resume after the sendfile writer has sent its queue, or has failed."""
         if self._transport is None or self._transport.is_closing():
             return
         self.resume_writing()
@@ -316,7 +320,7 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def _send_failed(self, error: OSError) -> None:
-        """A slice could not be sent to its end: the client is gone, or the disk fails."""
+        """Close the connection: the client is gone, or a file could not be read."""
         if not isinstance(error, ConnectionError):
             self._listener.connection_failed(
                 self, f"an answer could not be read from the log: {error}"
@@ -337,12 +341,13 @@ class Connection(asyncio.BufferedProtocol):
         self._resume()
 
     def _reset_bytes_buffered(self) -> None:
-        """The client has taken its answers, or is gone."""
+        """Subtract the bytes that this connection had in its write buffer from the listener's."""
         self._listener.bytes_buffered -= self._bytes_buffered
         self._bytes_buffered = 0
 
     def mute(self, pause_ms: int) -> None:
-        """Read nothing for so long: its client is over a quota. A longer pause stands."""
+        """Stop reading for `pause_ms`, because the client exceeds a quota. A longer pause that has
+        begun continues."""
         if self._transport is None:
             return
         until = self._loop.time() + pause_ms / 1000
@@ -382,28 +387,28 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_paused(self) -> bool:
-        """Whether the broker has stopped reading."""
+        """Whether the connection has stopped reading."""
         return self._paused
 
     def capacity_available(self) -> None:
-        """There is room again for what this connection stopped at."""
+        """Resume: the request limits admit the next request."""
         self._awaits_capacity = False
         self._resume()
 
     def fail(self, reason: str) -> None:
-        """Close at once: what the client sent, or did not send, ends its connection."""
+        """Close at once and log `reason`."""
         if self._transport is not None and not self._transport.is_closing():
             self._listener.connection_failed(self, reason)
             self._flush()
             self._transport.close()
 
     def close_after_responses(self) -> None:
-        """Close once what this read has brought is answered, and that is sent; what waits is given
-        up."""
+        """Close after the requests of this read are handled and their responses are sent. Requests
+        that still wait are cancelled."""
         self._loop.call_soon(self.close)
 
     def close(self) -> None:
-        """Close once what has been written is sent."""
+        """Close after the responses that are written are sent."""
         if self._sendfile_writer is not None and self._sendfile_writer.is_blocked:
             self._is_closing = True
         elif self._transport is not None:

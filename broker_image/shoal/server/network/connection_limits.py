@@ -1,9 +1,10 @@
-"""Who may connect: how many at a time, and how many a second.
+"""Limits on the number of connections and on the rate of new ones.
 
-A connection above `max.connections` or `max.connections.per.ip` is refused at once, where Kafka
-leaves those above the first waiting: whoever cannot be served should look elsewhere now. One that
-comes faster than `max.connection.creation.rate` is served when its turn comes. An address over its
-quota (`connection_creation_rate`) waits, for a window of the quota at most, and is then refused.
+* A connection above `max.connections` or `max.connections.per.ip` is closed at once. Kafka lets
+  connections above `max.connections` wait; here the client can try another broker immediately.
+* Above `max.connection.creation.rate`, new connections are served with a delay.
+* An address above its quota `connection_creation_rate` waits for at most one window of the quota,
+  then its connection is closed.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from shoal.server.metadata_cache import MetadataCache
 from shoal.server.node import Node
 from shoal.server.quota.rates import Rate
 
-#: Without such a limit nothing is measured.
+#: The default of max.connection.creation.rate. At this value, no rate is measured.
 _NO_LIMIT = 2**31 - 1
-#: Addresses whose rates are kept at a time; above, those that are idle go.
+#: The number of addresses with a rate. Above it, idle rates are dropped.
 RATES_MAX = 10_000
 
 
 class Throttle(NamedTuple):
-    """When a new connection is served: after a wait, or, refused, never."""
+    """How long a new connection waits, and whether it is closed after that."""
 
     delay_ms: int
     refused: bool = False
 
 
 class ConnectionLimits:
-    """Owns the rates at which connections come, in all and by address."""
+    """Owns the rates of new connections: of all, and by address."""
 
     def __init__(self, node: Node, cache: MetadataCache) -> None:
         self._clock = node.clock
@@ -42,7 +43,8 @@ class ConnectionLimits:
         self._overrides: tuple[str, dict[str, int]] = ("", {})
 
     def allows(self, host: str, total: int, from_host: int) -> bool:
-        """Whether one more may come, with so many connected in all and from its address."""
+        """Whether `host` may connect, with `total` connections open and `from_host` of them its
+        own."""
         config = self._cache.image.broker_config
         text = config["max.connections.per.ip.overrides"]
         if text != self._overrides[0]:
@@ -51,7 +53,7 @@ class ConnectionLimits:
         return total < config["max.connections"] and from_host < most
 
     def throttle(self, host: str) -> Throttle:
-        """Note a new connection; when it is served."""
+        """Count a new connection from `host`, and return its delay."""
         image = self._cache.image
         now_ms = self._clock.now_ms()
         quota = connection_rate(image.client_quotas, host) if image.client_quotas else None
@@ -59,7 +61,7 @@ class ConnectionLimits:
             rate = self._rate_of(host, now_ms)
             rate.add(1, now_ms)
             if delay_ms := rate.throttle_ms(quota, now_ms):
-                rate.add(-1, now_ms)  # It will not be served.
+                rate.add(-1, now_ms)  # A refused connection does not count.
                 return Throttle(min(delay_ms, self._window_ms), refused=True)
         limit = image.broker_config["max.connection.creation.rate"]
         if limit >= _NO_LIMIT:

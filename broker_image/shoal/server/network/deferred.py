@@ -1,10 +1,12 @@
-"""An answer that is due, whose callbacks run when it is there, not a turn of the loop later.
+"""A response that is completed later. Its callbacks run at once, not in the next turn of the loop.
 
-A turn costs a poll of the sockets. An answer to one record's acknowledgement is made in the turn in
-which its write is committed, and leaves in that turn: a third of the broker's time for a job
-(`bench`, one commit a record). A fetch that waits is answered so, too, and may overtake the answer
-to the produce that it waits for. It has of a future what dispatch and a connection ask for, and is
-none: making one costs 2 µs.
+A turn of the loop costs a poll of the sockets. With an `asyncio.Future`, the response to a share
+acknowledgement would leave one turn after its write is committed: a third of the broker's time for
+a job that commits each record (`bench`). A waiting fetch is completed in the same way, so that its
+response can leave before the response to the produce request that woke it.
+
+The class has the methods of a future that dispatch and connections use. It is not a future, since
+creating one takes 2 µs.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from shoal.server.network.api import Body
 
 
 class DeferredResponse:
-    """An answer that is due. Its callbacks must neither raise nor depend on a fresh stack."""
+    """A response body that is set once. Callbacks run on the caller's stack and must not raise."""
 
     __slots__ = ("_calls", "_cancelled", "_error", "_result")
 
@@ -43,7 +45,7 @@ class DeferredResponse:
         self._call()
 
     def cancel(self) -> bool:
-        """Give it up, if it is not there yet."""
+        """Cancel the response. Return False if it is complete."""
         if self.done():
             return False
         self._cancelled = True

@@ -182,7 +182,7 @@ class Dispatcher:
         """Return the buffers of a response whose future is done. Raises `WireError` to close the
         connection."""
         if future.cancelled():
-            raise WireError("the request was given up while the broker stops")
+            raise WireError("the request was cancelled because the broker is stopping")
         error = future.exception()
         if isinstance(error, WireError):
             raise error

@@ -42,7 +42,7 @@ class EnvelopeHandler:
             raise WireError(f"a request of {len(frame)} bytes has no header")
         row = self._table.get(frame[0] << 8 | frame[1])
         if row is None or not row.by_controller:
-            raise WireError(f"API key {frame[0] << 8 | frame[1]} is not passed on")
+            raise WireError(f"API key {frame[0] << 8 | frame[1]} cannot be forwarded")
         header = frames.read_request_header(frame, row.versions)
         if header.api_version not in row.versions:
             raise WireError(f"{row.key.name} v{header.api_version} is not served")

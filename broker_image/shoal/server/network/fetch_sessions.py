@@ -1,9 +1,11 @@
-"""Incremental fetch sessions (KIP-227): what a fetcher asks for is remembered between requests.
+"""Incremental fetch sessions (KIP-227): the broker remembers what a client fetches.
 
-A session holds the partitions of a client in the order in which they are read; those that gave data
-move to the end, so that a small `max_bytes` serves all in turn. An incremental request names only
-what changes and gets only what is new. The cache is bounded: a new session takes the place of one
-that was idle, otherwise its client goes on with full requests, which need no session.
+A session holds the partitions in the order in which they are read. A partition that returned data
+moves to the end, so that all partitions get their turn when `max_bytes` is small. An incremental
+request names only the partitions that change, and its response has only the partitions with news.
+
+The cache is bounded. A new session replaces an idle one. If no session is idle, the client
+continues with full requests, which need no session.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ PartitionKey = tuple[Any, int]
 
 
 class Cursor:
-    """What a client wants of one partition, and what it was told last."""
+    """What a client requests of one partition, and what the last response returned."""
 
     __slots__ = (
         "at_end",
@@ -50,17 +52,17 @@ class Cursor:
         self.index: int = requested.partition
         #: (high watermark, log start offset) of the last response, None before the first.
         self.last_sent: tuple[int, int] | None = None
-        #: What a follower's fetch has found once it was at the end of a log where all is committed.
+        #: State of a follower's fetch at the log end offset (`server.replication`).
         self.at_end: Any = None
         self.update(requested)
 
     def update(self, requested: Any) -> None:
-        """Take over a request's entry."""
+        """Set the fields that a request has for this partition."""
         self.fetch_offset: int = requested.fetch_offset
         self.max_bytes: int = requested.partition_max_bytes
         self.current_leader_epoch: int = getattr(requested, "current_leader_epoch", -1)
         self.last_fetched_epoch: int = getattr(requested, "last_fetched_epoch", -1)
-        #: A follower's.
+        #: Only in a follower's request.
         self.log_start_offset: int = getattr(requested, "log_start_offset", -1)
 
     @property
@@ -69,10 +71,10 @@ class Cursor:
 
 
 class Session:
-    """The partitions of one fetcher; `epoch` is that of the request it expects next.
+    """The partitions of one fetcher. `epoch` is the epoch of the next request.
 
-    A follower's session knows which of them are to be looked at (`active`): the others are quiet,
-    and come back when something happens to them (`stir`).
+    In a follower's session, `active` has the partitions that the next fetch reads. The others have
+    no news; `activate` brings one back when it changes.
     """
 
     __slots__ = (
@@ -92,28 +94,28 @@ class Session:
         self.last_used_ms = now_ms
         self.cursors: dict[PartitionKey, Cursor] = {}
         self.active: dict[PartitionKey, Cursor] | None = None
-        #: The follower's, at its last fetch.
+        #: The follower's broker epoch at its last fetch.
         self.broker_epoch = -1
 
     def rotate(self, cursor: Cursor) -> None:
-        """This partition gave data: others come before it the next time."""
+        """Move a partition that returned data to the end."""
         for partitions in (self.cursors, self.active):
             if partitions is not None and partitions.pop(cursor.key, None) is not None:
                 partitions[cursor.key] = cursor
 
     def deactivate(self, cursor: Cursor) -> None:
-        """Do not look at this partition until it stirs."""
+        """Skip this partition until `activate`."""
         if self.active is not None:
             self.active.pop(cursor.key, None)
 
     def activate(self, cursor: Cursor) -> None:
-        """Look at this partition at the next fetch."""
+        """Read this partition at the next fetch."""
         if self.active is not None and self.cursors.get(cursor.key) is cursor:
             self.active[cursor.key] = cursor
 
 
 class FetchSessions:
-    """The cache. `random_id` gives a new positive session id."""
+    """The cache. `random_id` returns a random positive session id."""
 
     def __init__(
         self, slots_max: int, *, random_id: Callable[[], int], eviction_ms: int = EVICTION_MS
@@ -121,7 +123,7 @@ class FetchSessions:
         self._slots_max = slots_max
         self._eviction_ms = eviction_ms
         self._random_id = random_id
-        #: By id, the one used longest ago first.
+        #: By id, the least recently used first.
         self._sessions: dict[int, Session] = {}
         self.evictions_total = 0
 
@@ -129,16 +131,16 @@ class FetchSessions:
         return len(self._sessions)
 
     def partitions(self) -> int:
-        """Partitions remembered by all sessions."""
+        """Return the number of partitions in all sessions."""
         return sum(len(s.cursors) for s in self._sessions.values())
 
     def begin(
         self, request: Any, version: int, now_ms: int, *, follower: bool = False
     ) -> tuple[Session | None, bool, list[Cursor]]:
-        """The session of a request, whether it is an incremental one, and what is to be read: of a
-        follower's session what is active.
+        """Return the session of a request, whether the request is incremental, and the partitions
+        to read. In a follower's session, these are the active ones.
 
-        Raises `ApiError` for a session that is not there or an epoch out of turn.
+        Raises `ApiError` for an unknown session, or for an epoch that is not the next one.
         """
         session_id = getattr(request, "session_id", NO_SESSION)
         epoch = getattr(request, "session_epoch", FINAL_EPOCH)
@@ -200,7 +202,7 @@ class FetchSessions:
         session.last_used_ms = now_ms
         if session.cursors:
             self._sessions[session.id] = self._sessions.pop(session.id)
-        else:  # nothing left to fetch: the session ends, and this request is the last it answers
+        else:  # A session without partitions ends with this request.
             del self._sessions[session.id]
 
 

@@ -1,8 +1,8 @@
 """The optional HTTP listener: `/metrics` for Prometheus, `/healthz` and `/readyz` for Kubernetes.
 
-One small request, one answer, and the connection is closed. Healthy means that the event loop
-answers and the log directory is online; ready means that clients are served as well. Each answer's
-`Server` header tells the broker's version.
+A connection serves one request and is then closed. `/healthz` succeeds if the event loop runs and
+the log directory is online, `/readyz` if the broker serves clients. The `Server` header of each
+response has the version.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from shoal.server.metrics.registry import Metrics
 from shoal.server.network.listener import bound_socket
 from shoal.server.node import Node
 
-#: A request's head may have this many bytes; curl's has 80, Prometheus' some 300.
+#: The largest head of a request, in bytes. curl sends 80 bytes, Prometheus about 300.
 HEAD_SIZE_MAX = 8192
-#: A scraper that connects and says nothing is let go after this.
+#: A connection without a request is closed after this time.
 TIMEOUT_S = 10
 CONNECTIONS_MAX = 100
 _REASONS = {
@@ -64,7 +64,7 @@ class HealthListener:
             self._server.close()
 
     def answer(self, path: str) -> tuple[int, str, str]:
-        """(status, content type, body) of a path."""
+        """Return the status, the content type and the body for a path."""
         match path.partition("?")[0]:
             case "/metrics":
                 return 200, _METRICS, self._metrics.text()
@@ -74,7 +74,7 @@ class HealthListener:
             case "/readyz":
                 why = self._health.not_ready()
                 return (200, _TEXT, "ready\n") if why is None else (503, _TEXT, why + "\n")
-        return 404, _TEXT, "There are /metrics, /healthz and /readyz.\n"
+        return 404, _TEXT, "Not found. The paths are /metrics, /healthz and /readyz.\n"
 
 
 class _Http(asyncio.Protocol):
@@ -85,7 +85,7 @@ class _Http(asyncio.Protocol):
         self._timeout: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by behaviour alone
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it.
         self._listener.connections += 1
         if self._listener.connections > CONNECTIONS_MAX:
             self._transport.abort()
@@ -110,9 +110,9 @@ class _Http(asyncio.Protocol):
     def _response(self) -> bytes:
         words = self._head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
         if len(words) != 3 or not words[2].startswith("HTTP/1."):
-            status, kind, body = 400, _TEXT, "This is an HTTP listener.\n"
+            status, kind, body = 400, _TEXT, "This listener serves HTTP.\n"
         elif words[0] not in ("GET", "HEAD"):
-            status, kind, body = 405, _TEXT, "GET or HEAD.\n"
+            status, kind, body = 405, _TEXT, "Use GET or HEAD.\n"
         else:
             status, kind, body = self._listener.answer(words[1])
         data = body.encode()

@@ -1,12 +1,12 @@
-"""Connections of this broker to other nodes, for requests of its own.
+"""Connections of this node to other nodes, for its own requests.
 
-A `Link` is one connection to one address that is made when it is needed and made anew when it was
-lost. Requests on it are answered in their order, so a request that may wait at its peer has a link
-of its own.
+A `Link` is one connection to one address. It connects at the first request, and again after the
+connection is lost. Responses come in the order of the requests, so requests that may wait at the
+other node have a link of their own.
 
-A connection that does not open fails after `socket.connection.setup.timeout.ms`. The limit doubles
-with each failure in a row at that address, up to `socket.connection.setup.timeout.max.ms`: a peer
-that is slow, and not gone, is reached in the end. All links of a node share one `SetupTimeouts`.
+An attempt to connect fails after `socket.connection.setup.timeout.ms`. The limit doubles with each
+failure in a row at that address, up to `socket.connection.setup.timeout.max.ms`, so that a slow
+node is reached in the end. All links of a node share one `SetupTimeouts`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from shoal.server.config import BrokerConfig
 
 
 class SetupTimeouts:
-    """How long a connection may take to open, by address, in milliseconds."""
+    """The time that a connection may take to open, by address, in milliseconds."""
 
     def __init__(self, initial_ms: int, max_ms: int) -> None:
         self._initial_ms, self._max_ms = initial_ms, max_ms
-        #: Failures in a row, of addresses whose last attempt failed.
+        #: Failures in a row, for addresses whose last attempt failed.
         self._failures: dict[Address, int] = {}
 
     @classmethod
@@ -39,8 +39,8 @@ class SetupTimeouts:
         )
 
     def timeout_ms(self, address: Address) -> int:
-        """The limit of the next attempt."""
-        # A shift by more than the bits of any limit only costs memory.
+        """Return the limit of the next attempt to connect."""
+        # No limit has more bits; a longer shift would only use memory.
         timeout_ms = self._initial_ms << min(self._failures.get(address, 0), 63)
         return min(timeout_ms, max(self._initial_ms, self._max_ms))
 
@@ -78,7 +78,7 @@ class Link:
     async def request(
         self, api_key: ApiKey, fields: Mapping[str, Any], *, timeout_ms: int | None = None
     ) -> Any:
-        """kio's entity of the response. Raises `ClientError`."""
+        """Send a request. Return kio's entity of the response. Raises `ClientError`."""
         connection = self._connection
         if connection is None or connection.closed:
             connection = await self._connect(timeout_ms or self._request_timeout_ms)
@@ -91,9 +91,9 @@ class Link:
                 self.on_lost()
             raise
 
-    async def _connect(self, patience_ms: int) -> Connection:
-        """Callers that ask while a connection is being made share it, and wait for as long as the
-        request may take. Raises `ClientError`."""
+    async def _connect(self, timeout_ms: int) -> Connection:
+        """Return a connection; concurrent callers share one attempt. Raises `ClientError` after
+        `timeout_ms`."""
         if self._connecting is None:
             settings = Settings(
                 (self.address,),
@@ -104,11 +104,11 @@ class Link:
             self._connecting = asyncio.ensure_future(connect(settings, self.address))
             self._connecting.add_done_callback(self._connected)
         try:
-            async with asyncio.timeout(patience_ms / 1000):
+            async with asyncio.timeout(timeout_ms / 1000):
                 return await joined(self._connecting, self.address)
         except TimeoutError:
             host, port = self.address
-            raise Unreachable(f"no connection to {host}:{port} within {patience_ms} ms") from None
+            raise Unreachable(f"no connection to {host}:{port} within {timeout_ms} ms") from None
 
     def _connected(self, done: asyncio.Task[Connection]) -> None:
         if not done.cancelled():

@@ -1,9 +1,8 @@
-"""A listening socket and the connections that came in by it.
+"""A listening socket and its connections.
 
-Bounds in number: `max.connections` over the broker's listeners (those for controllers apart),
-`max.connections.per.ip` with its exceptions; who comes above is refused at once. In time:
-`max.connection.creation.rate` and the connection quotas of addresses, in `connection_limits`; and
-`connections.max.idle.ms`, checked by one sweep over all connections.
+`connection_limits` bounds the number of connections and the rate of new ones. `max.connections`
+counts the connections of all listeners for clients; listeners for controllers are counted
+separately. A periodic check closes connections that are idle for `connections.max.idle.ms`.
 """
 
 from __future__ import annotations
@@ -25,14 +24,15 @@ from shoal.server.node import Node
 from shoal.server.system import System
 
 #: Connections that the kernel completes before they are accepted, unless
-#: `socket.listen.backlog.size` is set; Kafka's 50 are few for a group that starts as a whole.
+#: `socket.listen.backlog.size` is set. Kafka's default of 50 is low for a group whose members all
+#: start at the same time.
 BACKLOG = 1024
-#: Between two looks for idle connections.
+#: The interval between two checks for idle connections.
 IDLE_SWEEP_MS = 10_000
 
 
 class ListenError(Exception):
-    """An address that cannot be listened on, as a sentence with its remedy."""
+    """The socket cannot listen at an address. The message names the remedy."""
 
 
 class Listener:
@@ -51,7 +51,7 @@ class Listener:
         self.loop = node.loop
         self.name = name
         self.host, self.port = "", 0
-        #: Bytes of answers that clients are slow to take.
+        #: Bytes of responses in the write buffers of clients that are slow to read.
         self.bytes_buffered = 0
         self.bytes_in = self.bytes_out = self.opened_total = self.refused_total = 0
         self.request_limits = request_limits
@@ -70,24 +70,24 @@ class Listener:
         self._idle_max_ms: int = config["connections.max.idle.ms"]
         given = "socket.receive.buffer.bytes" in config.given
         self._receive_buffer_bytes: int = config["socket.receive.buffer.bytes"] if given else -1
-        #: Large answers go in small steps, so that client and broker work side by side: with the
-        #: megabytes that Linux would take a consumer of 1 KB records is half as fast (`bench`).
+        #: A small send buffer lets client and broker work at the same time. With the megabytes that
+        #: Linux would buffer, a consumer of 1 KB records is half as fast (`bench`).
         self._send_buffer_bytes: int = config["socket.send.buffer.bytes"]
 
     @property
     def count(self) -> int:
-        """Connections that are open."""
+        """The number of open connections."""
         return len(self._connections)
 
     def bind(self, host: str, port: int) -> None:
-        """Take the address; port 0 takes a free one. Raises `ListenError`."""
+        """Bind the address and listen. Port 0 takes a free port. Raises `ListenError`."""
         self._socket = bound_socket(self._node.system, host, port, self._backlog)
         if self._receive_buffer_bytes > 0:  # Accepted connections inherit it.
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_buffer_bytes)
         self.host, self.port = host, self._socket.getsockname()[1]
 
     async def accept(self) -> None:
-        """Serve clients from here on."""
+        """Start to accept connections."""
         assert self._socket is not None
         self._server = await self.loop.create_server(
             lambda: Connection(self, self._dispatch), sock=self._socket, backlog=self._backlog
@@ -96,7 +96,7 @@ class Listener:
             self._node.timers.every(IDLE_SWEEP_MS, self._close_idle)
 
     def register(self, connection: Connection, transport: asyncio.Transport) -> Peer | None:
-        """A client has connected: who it is, or None when there is no room for it."""
+        """Register a new connection. Return its client, or None to refuse the connection."""
         self.opened_total += 1
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
         from_host = self._connections_by_host.get(host, 0)
@@ -130,9 +130,9 @@ class Listener:
         return peer
 
     def _connections_of_kind(self) -> int:
-        """Connections of the listeners that this one shares `max.connections` with. As in Kafka,
-        listeners for controllers are counted apart: clients cannot take all connections of the
-        quorum."""
+        """Return the number of connections that count against the same `max.connections`. As in
+        Kafka, listeners for controllers are counted separately, so that clients cannot take all
+        connections of the quorum."""
         kinds = self._node.cluster.kinds
         is_controller = kinds[self.name] is Listeners.CONTROLLER
         return sum(
@@ -142,7 +142,7 @@ class Listener:
         )
 
     def unregister(self, connection: Connection, peer: Peer) -> None:
-        """Its transport is gone."""
+        """Forget a connection whose transport is closed."""
         del self._connections[connection]
         left = self._connections_by_host[peer.host] - 1
         if left:
@@ -154,7 +154,7 @@ class Listener:
         peer.on_close.clear()
 
     def connection_failed(self, connection: Connection, reason: str) -> None:
-        """What a client sent ends its connection."""
+        """Count and log a connection that ends with an error."""
         self.refused_total += 1
         peer = connection.peer.connection_id if connection.peer else ""
         self._node.log.warning("connection closed", reason=reason, connection=peer)
@@ -166,11 +166,11 @@ class Listener:
             self._socket.close()
 
     async def close(self) -> None:
-        """Close every connection once its written answers are sent."""
+        """Close every connection after the responses that are written are sent."""
         self.stop_accepting()
         for connection in list(self._connections):
             connection.close()
-        # A turn of the loop lets transports that have nothing to send go.
+        # In this turn of the loop, transports without unsent bytes close.
         await asyncio.sleep(0)
 
     def _close_idle(self) -> None:
@@ -180,7 +180,7 @@ class Listener:
 
 
 def bound_socket(system: System, host: str, port: int, backlog: int = BACKLOG) -> socket.socket:
-    """A listening TCP socket; an empty host means all addresses. Raises `ListenError`."""
+    """Return a listening TCP socket. An empty host means all addresses. Raises `ListenError`."""
     try:
         return system.listen(host, port, backlog)
     except socket.gaierror as error:
@@ -202,8 +202,8 @@ def _listen_error_message(host: str, port: int, error: OSError) -> str:
             )
         case errno.EADDRNOTAVAIL:
             return prefix + (
-                "this machine has no such address. Listen on one it has, or on 0.0.0.0,"
-                " and tell clients the other one by advertised.listeners."
+                "this machine has no such address. Listen on an address of this machine or on"
+                " 0.0.0.0, and give clients the other address by advertised.listeners."
             )
         case errno.EACCES:
             return prefix + "ports below 1024 need a privilege. Choose a higher port."

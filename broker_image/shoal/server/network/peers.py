@@ -1,8 +1,10 @@
-"""Requests of this broker to the other brokers of its cluster: one connection to each, made when it
-is needed. What may wait at its peer (a replica's fetch) has a link of its own.
+"""Requests of this broker to other brokers of its cluster.
 
-Peers are found in the image, at the listener that brokers use among themselves; one that has come
-back elsewhere gets a new connection.
+There is one connection to each broker, which opens at the first request. A replica fetch, which may
+wait at its leader, has a link of its own.
+
+The image has the address of a broker, at the inter-broker listener. A broker that has moved to
+another address gets a new connection.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class Peers:
         self._links: dict[int, Link] = {}
 
     def address_of(self, broker_id: int) -> Address | None:
-        """Where a broker listens for others; None while it is not registered."""
+        """Return the address for other brokers, or None if the broker is not registered."""
         found = self._cache.image.brokers.get(broker_id)
         if found is None:
             return None
@@ -63,7 +65,7 @@ class Peers:
         *,
         timeout_ms: int | None = None,
     ) -> Any:
-        """kio's entity of that broker's answer. Raises `ClientError`."""
+        """Send a request to a broker. Return kio's entity of the response. Raises `ClientError`."""
         address = self.address_of(broker_id)
         if address is None:
             raise Unreachable(f"broker {broker_id} is not registered")

@@ -1,17 +1,17 @@
-"""Requests that wait for something to happen, and the keys that wake them.
+"""The purgatory: requests that wait for an event or a deadline.
 
-A request is parked under the keys of what it waits for, with an attempt that gives its answer or
-None, and a deadline after which `expire` gives one regardless. Nothing polls: `wake(key)` is called
-by whatever changed (a high watermark, a synced offset, a released record), and the attempts of that
-key run once at the end of the event loop's turn, so that many appends in one turn cost one attempt.
+A request is parked under one or more keys, with two functions: `attempt` returns its response or
+None, and `expire` returns its response at the deadline. Nothing polls. The part that changes (a
+high watermark, a synced offset, a released record) calls `wake(key)`. The attempts of that key run
+once, at the end of the turn of the event loop, so many appends in one turn cost one attempt.
 
-While few requests come, a consumer's fetch need not wait for that end: it goes ahead of the answers
-to the requests that woke it (`complete_early`), so a record is on its way to its consumer before
-its producer is told. To write to a socket whose reader sleeps takes longer than all else in a
-produce.
+While the broker is not busy, a consumer's fetch completes before the end of the turn
+(`complete_early`). Its response leaves before the response to the produce request that woke it.
+This matters because a write to a socket whose reader sleeps takes longer than the rest of a produce
+request.
 
-Callers: produce (acks that wait for disk or replicas), fetch and share fetch (min bytes, max wait),
-delete records.
+Callers: produce (acks that wait for the disk or for replicas), fetch and share fetch (min bytes,
+max wait), DeleteRecords.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from shoal.server.network.deferred import DeferredResponse
 from shoal.server.timers import Timer, Timers
 
 Attempt = Callable[[], Body | None]
-#: The part of a fetch's `max_wait`, its last, in which it may end with others: 50 of 500 ms.
+#: The last part of a fetch's `max_wait` in which it may expire early, together with others: 50 of
+#: 500 ms.
 FETCH_LEEWAY = 0.1
-#: So many fetches at most go ahead of the answers to one read's requests, which wait for them.
+#: The most fetches that complete before the responses to the requests of one read, which wait for
+#: them.
 EARLY_FETCHES_MAX = 2
-#: More reads in a window than that, and nothing goes ahead in the next one: 5,000 a second.
+#: After a window with more reads than this (5,000 a second), no fetch completes early in the next
+#: window.
 WINDOW_S, READS_MAX = 0.01, 50
 
 
@@ -68,9 +71,9 @@ class Purgatory:
         expire: Callable[[], Body],
         deadline_ms: int,
     ) -> asyncio.Future[Body]:
-        """A future of the answer: that of the first attempt that gives one, else of `expire`.
+        """Park a request. Return a future of the first response of `attempt`, or of `expire`.
 
-        Cancelling the future (its connection is gone) takes the request out.
+        Cancel the future to remove the request, when its connection is closed.
         """
         future: asyncio.Future[Body] = self._loop.create_future()
         self._park(_Parked(keys, attempt, future), expire, deadline_ms)
@@ -83,8 +86,8 @@ class Purgatory:
         expire: Callable[[], Body],
         deadline_ms: int,
     ) -> DeferredResponse:
-        """As `park`, for a consumer's fetch: it leaves in the turn in which it is answered, may go
-        ahead, and may expire a little early, with those of other idle consumers."""
+        """Park a consumer's fetch. Its callbacks run at once when it completes. It may complete
+        before the end of the turn, and expire a little early with fetches of other consumers."""
         response = DeferredResponse()
         self._park(_Parked(keys, attempt, response), expire, deadline_ms, FETCH_LEEWAY)
         return response
@@ -107,15 +110,15 @@ class Purgatory:
         parked.future.add_done_callback(lambda _: self._remove(parked))
 
     def wake(self, key: Hashable) -> None:
-        """What `key` stands for has changed: its requests try again in this turn of the loop."""
+        """Run the attempts of the requests under `key` at the end of this turn of the loop."""
         if key in self._by_key:
             if not self._woken:
                 self._loop.call_soon(self._attempt_woken)
             self._woken[key] = None
 
     def complete_early(self, now_s: float) -> None:
-        """The requests of one read, at `now_s` by the loop's clock, have been handled and are about
-        to be answered: some fetches that they woke may try before."""
+        """Run the attempts of some fetches that the requests of one read have woken. The connection
+        calls this before it sends the responses to those requests. `now_s` is the loop's time."""
         if now_s >= self._window_ends_s:
             just_ended = now_s < self._window_ends_s + WINDOW_S
             self._is_busy = just_ended and self._reads > READS_MAX
@@ -138,7 +141,7 @@ class Purgatory:
             return
         try:
             body = answer()
-        except Exception as error:  # the future carries it to dispatch, which answers and logs
+        except Exception as error:  # Dispatch turns it into an error response.
             parked.future.set_exception(error)
             return
         if body is not None:

@@ -1,14 +1,14 @@
-"""Room for requests, over all connections: `queued.max.requests` and `queued.max.request.bytes`.
+"""Limits on requests over all connections: `queued.max.requests` and `queued.max.request.bytes`.
 
-Apache Kafka bounds requests that were received and are not yet processed. One that waits for
-replicas, records or a coordinator does not count. Here a request is processed as soon as it has
-arrived, so two things take room: the bytes of large requests that are arriving, and produce
+Apache Kafka bounds requests that were received and are not yet processed. A request that waits for
+replicas, records or a coordinator does not count. This broker processes a request as soon as it is
+received, so two things count: the bytes of large requests that are being received, and produce
 requests whose records wait to be appended.
 
-While there is no room, a connection stops reading at its next large request or produce. Fetches,
-heartbeats and other small requests pass: without them, what takes the room might never finish.
-Connections go on in the order in which they stopped. A client that sent part of a large request and
-then nothing for `STALL_S` is disconnected if others wait.
+While a limit is reached, a connection stops reading before its next large request or produce
+request. Fetches, heartbeats and other small requests pass, since the requests that count may wait
+for them. Connections resume in the order in which they stopped. If others wait, a client that stops
+in the middle of a large request for `STALL_S` is disconnected.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from shoal.protocol.api import ApiKey
 from shoal.server.network.api import Request
 from shoal.server.node import Node
 
-#: Requests above this size count while they arrive. Smaller ones arrive in buffers that all
-#: connections share.
+#: Requests above this size count while they are received. Smaller ones are received into a buffer
+#: that all connections share.
 LARGE_REQUEST_BYTES = 64 * 1024
 _PRODUCE, _FETCH = (key.to_bytes(2, "big") for key in (ApiKey.PRODUCE, ApiKey.FETCH))
-#: Seconds without a byte after which a request that is arriving gives up its room.
+#: Seconds without a byte after which a client in the middle of a request is disconnected.
 STALL_S = 10.0
-#: Seconds between two searches for such requests.
+#: Seconds between two checks for such clients.
 _STALL_CHECK_S = 1.0
 
 
@@ -57,11 +57,11 @@ class RequestLimits:
         self._bytes_max = bytes_max if bytes_max > 0 else None
         #: Produce requests that wait to be appended.
         self.requests = 0
-        #: Their bytes, and those of requests that are arriving, by their announced sizes.
+        #: Their bytes, and the announced sizes of the requests that are being received.
         self.bytes = 0
-        #: As in Kafka, the last request that finds room may take more than was left.
+        #: As in Kafka, the last request admitted may exceed the limit.
         self.is_full = False
-        #: Connections with a request that is arriving, and those that wait, in order.
+        #: Connections that are receiving a large request, and those that wait, in order.
         self._receiving: dict[LimitedConnection, int] = {}
         self._waiting: dict[LimitedConnection, None] = {}
         self._wake_scheduled = False
@@ -69,27 +69,27 @@ class RequestLimits:
 
     @property
     def bytes_left(self) -> int | None:
-        """Bytes that may still be taken; None without a limit."""
+        """Bytes left until the limit; None without a limit."""
         return None if self._bytes_max is None else max(0, self._bytes_max - self.bytes)
 
     @property
     def waiting(self) -> int:
-        """Connections that wait."""
+        """The number of connections that wait."""
         return len(self._waiting)
 
     def receive_started(self, connection: LimitedConnection, size: int) -> None:
-        """A large request of `size` bytes begins to arrive."""
+        """Count a large request of `size` bytes that `connection` begins to receive."""
         self._receiving[connection] = size
         self._count(size)
 
     def receive_ended(self, connection: LimitedConnection) -> None:
-        """It has arrived and was handled, or its connection is gone."""
+        """Stop counting that request: it is handled, or the connection is closed."""
         size = self._receiving.pop(connection, None)
         if size is not None:
             self._count(-size)
 
     def request_queued(self, request: Request) -> None:
-        """A produce request waits to be appended; `Request.release` ends that."""
+        """Count a produce request that waits to be appended, until its `Request.release`."""
         size = request.size
         self._count(size, 1)
 
@@ -99,13 +99,13 @@ class RequestLimits:
         request.when_released(released)
 
     def wait(self, connection: LimitedConnection) -> None:
-        """Call `connection.capacity_available` when it is its turn."""
+        """Queue a connection until `connection.capacity_available` is called."""
         self._waiting[connection] = None
         if self._timer is None:
             self._timer = self._loop.call_later(_STALL_CHECK_S, self._disconnect_stalled)
 
     def connection_closed(self, connection: LimitedConnection) -> None:
-        """The connection is gone."""
+        """Forget a connection."""
         self._waiting.pop(connection, None)
         self.receive_ended(connection)
 
@@ -115,7 +115,7 @@ class RequestLimits:
         too_large = self._bytes_max is not None and self.bytes >= self._bytes_max
         self.is_full = too_large or self.requests >= self._requests_max
         if self._waiting and not self._wake_scheduled and not self.is_full:
-            # Not at once: a connection that goes on may give back room itself.
+            # Later: a connection that resumes may change the counts itself.
             self._wake_scheduled = True
             self._loop.call_soon(self._wake)
 
@@ -124,12 +124,12 @@ class RequestLimits:
         for connection in list(self._waiting):
             if self.is_full:
                 return
-            # One that goes on may have to wait again, behind the others.
+            # A connection that resumes may queue again, behind the others.
             if self._waiting.pop(connection, self) is None:
                 connection.capacity_available()
 
     def _disconnect_stalled(self) -> None:
-        """Disconnect clients that stall while others wait."""
+        """Disconnect clients that stopped in the middle of a request, if others wait."""
         self._timer = None
         if not self._waiting:
             return
@@ -138,12 +138,13 @@ class RequestLimits:
         stalled = [c for c in self._receiving if c.active_at < since and not c.is_paused]
         for connection in stalled:
             connection.fail(
-                f"a request stopped arriving for {STALL_S:.0f} s while others waited for the room"
-                " of queued.max.request.bytes"
+                f"no byte of an incomplete request came for {STALL_S:.0f} s, while other"
+                " connections waited for queued.max.request.bytes"
             )
 
 
 def needs_capacity(size: int, key: memoryview) -> bool:
-    """Whether a request of `size` bytes, which begins with the two bytes `key`, has to wait for
-    room. A follower's first fetch of many partitions is large, and others may wait for it."""
+    """Whether a request of `size` bytes waits while a limit is reached. `key` are its first two
+    bytes, the API key. A fetch never waits: a follower's first fetch of many partitions is large,
+    and produce requests may wait for it."""
     return key == _PRODUCE or (size > LARGE_REQUEST_BYTES and key != _FETCH)

@@ -1,6 +1,7 @@
-"""Answers made of the replies of several shards, or of one reply put into another form.
+"""Responses that are composed of the replies of several shards, or derived from one reply.
 
-Replies that are there already, as most are, make the answer at once: no task, no callback.
+If all replies are complete, as most are, the response is composed at once, without a task or a
+callback.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ Outcome = Response | ApiError
 def combined(
     replies: Sequence[asyncio.Future[Any]], combine: Callable[[list[Outcome]], Body]
 ) -> Answer:
-    """`combine` the outcomes, in the order of the replies, when the last is there. A reply that
-    was refused is its `ApiError`."""
+    """Call `combine` with the outcomes, in the order of `replies`, when all are complete. The
+    outcome of a reply that failed with `ApiError` is that error."""
     if all(reply.done() for reply in replies):
         return combine([_outcome(reply) for reply in replies])
     answer: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
@@ -32,7 +33,7 @@ def combined(
         nonlocal left
         left -= 1
         if not reply.cancelled():
-            reply.exception()  # Looked at, though the client may be gone.
+            reply.exception()  # Retrieved, so that asyncio does not log it.
         if left == 0 and not answer.done():
             try:
                 answer.set_result(combine([_outcome(reply) for reply in replies]))
@@ -45,7 +46,7 @@ def combined(
 
 
 def mapped(reply: asyncio.Future[Any], form: Callable[[Any], Body]) -> Answer:
-    """The reply in another form; a refusal stays one."""
+    """Apply `form` to a reply. An `ApiError` of the reply is the error of the response."""
 
     def one(outcomes: list[Outcome]) -> Body:
         (outcome,) = outcomes
@@ -66,7 +67,7 @@ def _outcome(reply: asyncio.Future[Any]) -> Outcome:
 
 
 def old_epoch_error(error: ErrorCode, version: int, since: int) -> ErrorCode:
-    """The error for a producer that may be too old to know PRODUCER_FENCED (KIP-588)."""
+    """Replace PRODUCER_FENCED by INVALID_PRODUCER_EPOCH before version `since` (KIP-588)."""
     if error is ErrorCode.producer_fenced and version < since:
         return ErrorCode.invalid_producer_epoch
     return error
@@ -75,7 +76,8 @@ def old_epoch_error(error: ErrorCode, version: int, since: int) -> ErrorCode:
 def leader_endpoints(
     image: MetadataImage, listener: str, leader_ids: Iterable[int]
 ) -> list[dict[str, Any]]:
-    """Where leaders are that a refusal has named, so that its client need not ask (KIP-951)."""
+    """Return the endpoints of the leaders that an error names, so that the client need not request
+    metadata (KIP-951)."""
     rows = []
     for leader_id in sorted(set(leader_ids)):
         found = image.brokers.get(leader_id)

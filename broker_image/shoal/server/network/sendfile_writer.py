@@ -1,11 +1,11 @@
-"""What leaves a connection once parts of files are among it: `sendfile` instead of two copies.
+"""Sends buffers and slices of log files on a connection, by `sendfile` instead of two copies.
 
-uvloop's transports take bytes alone, so from the first slice on the buffers of a connection go to a
-second descriptor of its socket, in order, until all have left; while they wait for the client the
-connection reads nothing. A transport that still holds bytes of its own goes first: then slices are
-read, as if there were no `sendfile`.
+uvloop's transports take only bytes. So from the first slice on, this writer sends the buffers of a
+connection through a second descriptor of its socket, in order, until its queue is empty. While the
+queue waits for the client, the connection reads nothing. If the transport has unsent bytes of its
+own, the connection reads the slices into memory and sends them through the transport.
 
-Consuming 1 KB records takes half of the broker's CPU that reading and writing took (`bench`).
+With `sendfile`, consuming 1 KB records takes half of the broker's CPU (`bench`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,16 @@ from collections.abc import Callable, Sequence
 from shoal.log.slices import FileSlice
 from shoal.server.network.api import Buffer
 
-#: Linux's flag for "more follows at once": the head of an answer leaves with its records.
+#: Linux's flag for "more data follows": the head of a response leaves with its records.
 _MORE = socket.MSG_MORE
 
 
 class SendfileWriter:
-    """Owns the second descriptor, and what has not left by it. `on_drained` is called when all has,
-    after the loop had to wait for the client; `on_failed` when the client or the file is gone."""
+    """Owns the second descriptor and the queue of unsent parts.
+
+    `on_drained` is called when a queue that had to wait for the client is sent. `on_failed` is
+    called when the client is gone or a file cannot be read.
+    """
 
     __slots__ = ("_is_blocked", "_loop", "_on_drained", "_on_failed", "_queue", "_socket")
 
@@ -46,18 +49,18 @@ class SendfileWriter:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether something has not left yet."""
+        """Whether unsent parts wait for the client."""
         return self._is_blocked
 
     def send(self, parts: Sequence[Buffer | FileSlice]) -> None:
-        """Send these behind all that waits, as far as the client takes them now."""
+        """Queue `parts`, and send as much of the queue as the socket accepts."""
         self._queue.extend(parts)
         if not self._is_blocked and not self._flush():
             self._is_blocked = True
             self._loop.add_writer(self._socket.fileno(), self._on_writable)
 
     def close(self) -> None:
-        """Give up what has not left; the connection's end is not complete before this."""
+        """Drop the queue and close the descriptor. The socket stays open until this is called."""
         if self._is_blocked:
             self._is_blocked = False
             self._loop.remove_writer(self._socket.fileno())
@@ -71,7 +74,7 @@ class SendfileWriter:
             self._on_drained()
 
     def _flush(self) -> bool:
-        """Send what the socket takes; whether that was all."""
+        """Send what the socket accepts. Return whether the queue is empty."""
         queue = self._queue
         try:
             while queue:
@@ -88,7 +91,7 @@ class SendfileWriter:
         return True
 
     def _send_bytes(self, part: Buffer) -> None:
-        """Raises `BlockingIOError` once what is left of it is first in the queue again."""
+        """Send one buffer. If the socket blocks, put the rest back and raise `BlockingIOError`."""
         queue, sent = self._queue, 0
         try:
             sent = self._socket.send(part, _MORE if queue else 0)

@@ -1,10 +1,10 @@
-"""Client quotas in force: what clients did, and how long they have to pause for it.
+"""Client quotas: measures what clients do, and throttles those that exceed a quota.
 
-A request is charged when its answer is made: Produce for its own bytes, Fetch and ShareFetch for
-those of the answer, every request for the time that it took the broker. Over its quota a client
-gets its answer all the same, with the time that it has to wait, and for that time nothing more is
-read from its connection (KIP-219): a client that does not wait gains nothing. Where no quota is set
-nothing is measured.
+A request is charged when its response is made: Produce for the bytes of the request, Fetch and
+ShareFetch for the bytes of the response, and every request for the time that the broker spent on
+it. A client over its quota gets its response with a throttle time. For that time, the broker reads
+nothing from the connection (KIP-219), so a client that ignores the throttle time gains nothing.
+Without quotas, nothing is measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shoal.server.metrics.registry import Metrics, Samples, label
 from shoal.server.node import Node
 from shoal.server.quota.rates import Bucket, Rate
 
-#: ClientRequests among brokers, which no quota is for.
+#: Requests between brokers, which no quota applies to.
 _EXEMPT = frozenset(
     {
         ApiKey.WRITE_TXN_MARKERS,
@@ -42,9 +42,9 @@ _EXEMPT = frozenset(
 )
 _CONSUMED = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 QUOTA_EXCEEDED = "The throttling quota has been exceeded."
-#: Rates kept at a time; above, those that are idle go.
+#: The number of rates kept. Above it, idle rates are dropped.
 RATES_MAX = 10_000
-#: Kafka's names of what is throttled, by quota.
+#: The names of the quotas in Kafka's metrics.
 _NAMES = {
     PRODUCER_BYTE_RATE: "Produce",
     CONSUMER_BYTE_RATE: "Fetch",
@@ -78,10 +78,10 @@ class ClientRequest(Protocol):
 
 
 class MutationQuota:
-    """One request's topic changes under a quota (KIP-599).
+    """The quota on the topic changes of one request (KIP-599).
 
-    A request of a version that knows the error is `strict`: what is over the quota is refused.
-    Others have all they ask for and pause afterwards.
+    If the version of the request has THROTTLING_QUOTA_EXCEEDED, the quota is `strict`: changes over
+    the quota are refused. Otherwise all changes are made, and the client is throttled afterwards.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class MutationQuota:
         self.throttle_ms = 0
 
     def allow(self, partitions: int) -> bool:
-        """Whether so many partitions may be made or deleted; if so they are charged."""
+        """Whether `partitions` may be created or deleted. If so, they are charged."""
         wait_ms = self._bucket.fill(*self._fill_arguments)
         if wait_ms and self._strict:
             self.throttle_ms = max(self.throttle_ms, wait_ms)
@@ -140,7 +140,7 @@ class ClientQuotas:
             self._buckets.clear()
 
     def charge(self, request: ClientRequest, answer_bytes: int) -> int:
-        """Note what a request did; the milliseconds that its client has to pause."""
+        """Charge a request. Return its throttle time in milliseconds."""
         key = request.header.api_key
         if key in _EXEMPT or _is_follower(request):
             return 0
@@ -149,14 +149,15 @@ class ClientQuotas:
             throttle_ms = self._charge(PRODUCER_BYTE_RATE, request, request.size)
         elif key in _CONSUMED:
             throttle_ms = self._charge(CONSUMER_BYTE_RATE, request, answer_bytes)
-        # Of the one loop that serves all, in percent; at most one window's pause for it.
+        # In percent of the event loop's time, which all clients share. The throttle time for this
+        # quota is at most one window.
         percent = request.busy_ns / 1e7
         of_time_ms = self._charge(REQUEST_PERCENTAGE, request, percent)
         return max(throttle_ms, min(of_time_ms, self._window_ms))
 
     def fetch_bytes_max(self, request: ClientRequest) -> int | None:
-        """Bytes that one fetch may return, so that its pause is no longer than the windows are;
-        None for any."""
+        """Return how many bytes one fetch may return, so that its throttle time does not exceed the
+        windows; None without a quota."""
         if not self.enabled or _is_follower(request):
             return None
         match = self._match(CONSUMER_BYTE_RATE, request.peer, request.header.client_id)
@@ -165,7 +166,7 @@ class ClientQuotas:
         return int(match.limit * max(1, self._samples - 1) * self._window_ms / 1000)
 
     def mutation_quota(self, request: ClientRequest, *, strict: bool) -> MutationQuota | None:
-        """The quota on topic changes that a request is under, if it is under one."""
+        """Return the quota on the topic changes of a request, or None without one."""
         if not self.enabled:
             return None
         match = self._match(CONTROLLER_MUTATION_RATE, request.peer, request.header.client_id)
@@ -219,13 +220,13 @@ class ClientQuotas:
             metrics.add(
                 f"kafka_server_{name}_{unit}",
                 "gauge",
-                f"{key} of clients that have such a quota.",
+                f"{key} of clients that have this quota.",
                 lambda key=key: list(self._samples_of(key)),  # type: ignore[misc]
             )
             metrics.add(
                 f"kafka_server_{name}_throttle_time_total",
                 "counter",
-                f"Milliseconds of pauses for {key}.",
+                f"Milliseconds of throttle time for {key}.",
                 lambda key=key: [  # type: ignore[misc]
                     (_labels(entity), ms)
                     for entity, ms in self._throttled_ms.items()
@@ -245,7 +246,7 @@ def _labels(entity: _Entity) -> tuple[tuple[str, str], ...]:
 
 
 def _is_follower(request: ClientRequest) -> bool:
-    """Whether another broker fetches."""
+    """Whether the request is the fetch of a follower."""
     if request.header.api_key != ApiKey.FETCH:
         return False
     body = request.body
@@ -255,7 +256,7 @@ def _is_follower(request: ClientRequest) -> bool:
 
 
 def throttle(request: ClientRequest, quota: MutationQuota | None) -> int:
-    """Pause a client for its topic changes; the milliseconds."""
+    """Throttle a client for its topic changes. Return the throttle time in milliseconds."""
     if quota is None or not quota.throttle_ms:
         return 0
     request.peer.pause(quota.throttle_ms)

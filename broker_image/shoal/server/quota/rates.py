@@ -1,8 +1,9 @@
-"""Rates of what happens, and how long to wait until a rate is under its limit again.
+"""Rates, and how long to wait until a rate is below its limit again.
 
-A `Rate` is Kafka's: sums over samples of a window each, over the time since the oldest began, which
-counts as all windows but one at least, so that a burst at the start is no violation. A `Bucket`
-holds tokens that come back at its rate, up to a burst.
+A `Rate` is measured as in Kafka: the sum of several samples, each of one window, divided by the
+time since the oldest sample began. That time counts as at least all windows but one, so that a
+burst at the start does not violate a limit. A `Bucket` holds tokens, which are refilled at a rate
+up to a burst.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import deque
 
 
 class Rate:
-    """A sum a second over the last `samples` windows of `window_ms` milliseconds."""
+    """The sum per second over the last `samples` windows of `window_ms` milliseconds."""
 
     __slots__ = ("_begin_ms", "_current", "_past", "_samples", "_window_ms")
 
@@ -25,14 +26,14 @@ class Rate:
         self._current = 0.0
 
     def add(self, value: float, now_ms: int) -> None:
-        """`value` more of it happened now."""
+        """Add `value` to the current sample."""
         if now_ms - self._begin_ms >= self._window_ms:
             self._past.append((self._begin_ms, self._current))
             self._begin_ms, self._current = now_ms, 0.0
         self._current += value
 
     def measure(self, now_ms: int) -> tuple[float, int]:
-        """(sum a second, the milliseconds that it was taken over)."""
+        """Return the sum per second, and the milliseconds over which it was measured."""
         oldest = now_ms - self._samples * self._window_ms
         while self._past and self._past[0][0] <= oldest:
             self._past.popleft()
@@ -46,17 +47,17 @@ class Rate:
         return total * 1000 / span_ms, span_ms
 
     def idle(self, now_ms: int) -> bool:
-        """Whether nothing has happened for as long as it looks back."""
+        """Whether nothing was added for longer than the measured time."""
         return now_ms - self._begin_ms > (self._samples + 1) * self._window_ms
 
     def throttle_ms(self, limit: float, now_ms: int) -> int:
-        """How long nothing may happen until the rate is at `limit` a second; 0 if it is below."""
+        """Return the milliseconds until the rate is down to `limit` per second, 0 if it is."""
         rate, span_ms = self.measure(now_ms)
         return round((rate - limit) / limit * span_ms) if rate > limit else 0
 
 
 class Bucket:
-    """Tokens that come back at `limit` a second, up to `burst_s` seconds' worth; may be in debt."""
+    """Tokens, refilled at `limit` per second up to `burst_s` seconds' worth. It may be in debt."""
 
     __slots__ = ("_at_ms", "tokens")
 
@@ -65,13 +66,13 @@ class Bucket:
         self._at_ms = now_ms
 
     def fill(self, limit: float, burst_s: float, now_ms: int, *, debt_s: float = math.inf) -> int:
-        """Let tokens come back; the milliseconds until there are some, 0 if there are. A debt that
-        takes longer than `debt_s` is forgiven that far."""
+        """Refill the bucket. Return the milliseconds until it has tokens; 0 if it has some. Of a
+        debt that takes longer than `debt_s` to refill, the excess is dropped."""
         gained = (now_ms - self._at_ms) / 1000 * limit
         self.tokens = min(max(self.tokens, -limit * debt_s) + gained, limit * burst_s)
         self._at_ms = now_ms
         return 0 if self.tokens > 0 else max(1, round(-self.tokens / limit * 1000))
 
     def take(self, count: float) -> None:
-        """Take that many, whether they are there or not."""
+        """Take `count` tokens, even if the bucket has fewer."""
         self.tokens -= count

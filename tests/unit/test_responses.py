@@ -1,4 +1,4 @@
-"""Answers made of replies: what becomes of a reply whose client is gone."""
+"""Responses that are derived from replies."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from shoal.protocol.errors import ApiError, ErrorCode
 from shoal.server.network.responses import mapped
 
 
-def test_a_refusal_that_nobody_waits_for_is_no_complaint() -> None:
-    """Found by the cluster's simulation (seed 77): a commit whose client had hung up, and which was
-    refused later, left a traceback in the broker's log."""
+def test_an_error_without_a_client_is_not_logged() -> None:
+    """Found by the cluster simulation (seed 77): a commit that failed after its client had
+    disconnected left a traceback in the log of the broker."""
 
     async def main() -> list[dict[str, Any]]:
         complaints: list[dict[str, Any]] = []
