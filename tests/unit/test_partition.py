@@ -198,11 +198,11 @@ class Led:
             leader_epoch=3,
             isr=isr,
             replicas=(1, 2, 3),
+            alter_isr=lambda _, change: self.asked.append(change),
+            broker_epoch_of=lambda broker_id: 10 + broker_id,
         )
         self.partition.min_isr = min_isr
         self.partition.lag_time_max_ms = 1_000
-        self.partition.alter_isr = lambda _, asked: self.asked.append(asked)
-        self.partition.broker_epoch_of = lambda broker_id: 10 + broker_id
 
     def fetch(self, replica: int, offset: int, now_ms: int = 0, **changes: int) -> ReplicaFetched:
         asked = {"fetch_offset": offset, "last_fetched_epoch": 3 if offset else -1}
