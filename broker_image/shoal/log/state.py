@@ -79,11 +79,6 @@ class LogState:
     def size_bytes(self) -> int:
         return sum(segment.size for segment in self.segments)
 
-    @property
-    def unsynced_messages(self) -> int:
-        """What flush.messages counts."""
-        return self.log_end_offset - self.recovery_point
-
     def repair(self) -> None:
         """Truncate what a failed append left behind. Raises `OSError`."""
         if self.fault is not None:

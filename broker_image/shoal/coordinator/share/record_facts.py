@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from shoal.coordinator.share import compiled
 from shoal.record.batch import (
     COMPRESSION_MASK,
-    CRC_FROM,
     HEADER_SIZE,
     Buffer,
     CorruptBatch,
     TimestampType,
     read_header,
 )
+from shoal.record.layout import OFFSETS
 from shoal.record.records import Span, headers_of, records_body
 
 #: Epoch milliseconds before which a record is not to be delivered.
@@ -30,7 +30,7 @@ DELIVER_AFTER = "shoal.deliver.after"
 PRIORITY_MAX = 9
 #: Attributes, last offset delta and number of records in a batch's header, and where they stand.
 _COUNTS = struct.Struct(">hi30xi")
-_COUNTS_AT = CRC_FROM
+_COUNTS_AT = OFFSETS["attributes"]
 #: Digits that a number in a header may have.
 _DIGITS_MAX = 18
 
