@@ -249,7 +249,7 @@ class QuietPartitions(RuleBasedStateMachine):
 
     @rule(times=st.integers(2, 4))
     def settle(self, times: int) -> None:
-        """What mostly happens: fetches until all is told."""
+        """Fetch until the follower has all, the usual case."""
         for _ in range(times):
             self.fetch(False)
 
@@ -296,7 +296,7 @@ class QuietPartitions(RuleBasedStateMachine):
 
     @rule(index=INDEXES, isr=st.sampled_from([(1,), (1, 2), (1, 3), (1, 2, 3)]))
     def registered(self, index: int, isr: tuple[int, ...]) -> None:
-        """As the controller tells; in the same epoch."""
+        """A new registration in the same leader epoch."""
         self.partition_epoch += 1
 
         def one(leader: Leader) -> None:
@@ -330,7 +330,7 @@ class QuietPartitions(RuleBasedStateMachine):
 
     @rule(index=INDEXES)
     def the_third_follows(self, index: int) -> None:
-        """Broker 3, by itself, up to the end."""
+        """Broker 3 fetches up to the log end offset."""
 
         def one(leader: Leader) -> None:
             partition = leader.partitions[index]

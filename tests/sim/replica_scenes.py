@@ -70,7 +70,7 @@ class ReplicaScene:
         self.world.run_until(self.world.now_ms + duration_ms)
 
     def write(self, id: int, value: bytes = b"", *, told: bool = False) -> Written:
-        """Send one record with acks=all to a broker, and wait for success if it is to be `told`."""
+        """Send one record with acks=all to a broker, and wait for success if `told` is set."""
         self._sent += 1
         value = b"%d %s" % (self._sent, value)
         written = Written()

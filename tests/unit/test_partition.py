@@ -393,7 +393,7 @@ def test_a_divergent_tail_is_cut_and_durable_before_the_next_fetch() -> None:
 
 
 def test_an_epoch_without_a_record_does_not_keep_a_follower_out_of_step() -> None:
-    """It was noted by who led for a moment; its leader has never heard of it."""
+    """A short leadership noted the epoch, which the current leader does not know."""
     led = Led()
     other = follower(led)
     assert other.log.latest_epoch == 1

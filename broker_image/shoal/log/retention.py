@@ -79,5 +79,5 @@ def _delete_oldest(log: LogState, count: int, reason: str, now_ms: int) -> list[
         segment.release()
         gone.append(DeletedSegment(segment, reason))
     log.forget_positions()
-    log.advance_log_start(log.bases[0], reason)
+    log.advance_log_start(log.bases[0])
     return gone

@@ -178,7 +178,7 @@ class LogState:
                     return out
         return out
 
-    def advance_log_start(self, offset: int, reason: str = "") -> bool:
+    def advance_log_start(self, offset: int) -> bool:
         """Hide the records below `offset`, which is at most the high watermark. The next
         `tick_retention` removes whole segments. Return whether the start has moved."""
         if offset > self.log_end_offset:
