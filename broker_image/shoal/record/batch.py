@@ -27,7 +27,7 @@ from shoal.record.layout import COMPRESSION_MASK as COMPRESSION_MASK
 from shoal.record.layout import CONTROL_BIT as CONTROL_BIT
 from shoal.record.layout import CRC_FROM as CRC_FROM
 from shoal.record.layout import DELETE_HORIZON_BIT as DELETE_HORIZON_BIT
-from shoal.record.layout import FORMAT, OFFSETS
+from shoal.record.layout import FORMAT, OFFSETS, format_of
 from shoal.record.layout import HEADER_SIZE as HEADER_SIZE
 from shoal.record.layout import LOG_APPEND_TIME_BIT as LOG_APPEND_TIME_BIT
 from shoal.record.layout import MAGIC as MAGIC
@@ -47,11 +47,11 @@ NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
 SEQUENCE_MAX = 2**31 - 1
 
-_PREFIX = struct.Struct(">qi")
-_EPOCH = struct.Struct(">i")
-_CRC = struct.Struct(">I")
-_ATTRIBUTES = struct.Struct(">h")
-_MAX_TIMESTAMP = struct.Struct(">q")
+_PREFIX = struct.Struct(format_of("base_offset", "batch_length"))
+_EPOCH = struct.Struct(format_of("leader_epoch"))
+_CRC = struct.Struct(format_of("crc"))
+_ATTRIBUTES = struct.Struct(format_of("attributes"))
+_MAX_TIMESTAMP = struct.Struct(format_of("max_timestamp"))
 _LENGTH_AT = OFFSETS["batch_length"]
 _EPOCH_AT = OFFSETS["leader_epoch"]
 _CRC_AT = OFFSETS["crc"]

@@ -27,10 +27,12 @@ from shoal.record.batch import (
     seal,
 )
 from shoal.record.compression import EXPANDED_BYTES_MAX, Compression, compress, decompress
+from shoal.record.layout import OFFSETS, format_of
 
 #: The batch header in two parts: before the CRC's range, and inside it.
-_UNSIGNED = struct.Struct(">qiibI")
-_SIGNED = struct.Struct(">hiqqqhii")
+_NAMES = tuple(OFFSETS)
+_UNSIGNED = struct.Struct(format_of(*_NAMES[: _NAMES.index("attributes")]))
+_SIGNED = struct.Struct(format_of(*_NAMES[_NAMES.index("attributes") :]))
 RecordHeaders = tuple[tuple[str, bytes | None], ...]
 #: (timestamp_ms, key, value, headers): a record for `build_batch`.
 NewRecord = tuple[int, bytes | None, bytes | None, Iterable[tuple[str, bytes | None]]]
