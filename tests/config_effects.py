@@ -254,7 +254,7 @@ test_members_come_and_go group.consumer.assignors=assignor
 compat/test_kill9_groups.py
 test_confirmed_offsets_survive group.initial.rebalance.delay.ms
 
-cluster/test_closest_replica.py
+cluster/test_replica_selector.py
 test_a_consumer_reads_in_its_rack replica.selector.class
 
 cluster/test_throttles.py

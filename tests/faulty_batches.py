@@ -244,7 +244,7 @@ def _flipped(data: bytes) -> bytes:
 
 
 def _bytes_of_records(codec: Compression) -> Iterator[Case]:
-    """Faults within one record, which stands between two sound ones."""
+    """Faults within one record between two valid ones."""
     long = b"\x80\x80\x80\x80\x80\x00"
     faults = {
         "attributes 1": record(1, attributes=1),

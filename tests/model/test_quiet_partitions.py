@@ -1,4 +1,4 @@
-"""A leader that looks only at partitions that stir answers and judges as one that looks at all.
+"""A leader that skips quiet partitions behaves as one that looks at all.
 
 Two leaders get the same writes, fetches, changes of leadership and time. One knows what is quiet in
 the follower's session, the other looks at every partition in each fetch: their answers, the ISRs
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 from itertools import count
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -38,6 +37,41 @@ class Registered(NamedTuple):
     leader: int = 1
     isr: tuple[int, ...] = (1, 2, 3)
     replicas: tuple[int, ...] = (1, 2, 3)
+
+
+class FetchPartition(NamedTuple):
+    """One partition of a Fetch request."""
+
+    partition: int
+    fetch_offset: int
+    partition_max_bytes: int
+    current_leader_epoch: int
+    last_fetched_epoch: int
+    log_start_offset: int
+
+
+class FetchTopic(NamedTuple):
+    topic: str
+    topic_id: UUID
+    partitions: list[FetchPartition]
+
+
+class ReplicaState(NamedTuple):
+    replica_id: int
+    replica_epoch: int
+
+
+class FetchBody(NamedTuple):
+    """A Fetch request of a follower."""
+
+    session_id: int
+    session_epoch: int
+    forgotten_topics_data: list[Any]
+    topics: list[FetchTopic]
+    max_bytes: int
+    min_bytes: int
+    max_wait: timedelta
+    replica_state: ReplicaState
 
 
 class Time:
@@ -106,10 +140,10 @@ class Leader:
             isr=(1, 2, 3),
             replicas=(1, 2, 3),
             partition_epoch=0,
+            alter_isr=lambda p, change: self.asked.append((p.index, change.members)),
+            broker_epoch_of=lambda broker: 10,
         )
         made.lag_time_max_ms = LAG_MS
-        made.broker_epoch_of = lambda broker: 10
-        made.alter_isr = lambda p, asked: self.asked.append((p.index, asked.members))
         return made
 
     def fetch(self, offsets: list[int], *, broker_epoch: int, wait: bool) -> Any:
@@ -118,7 +152,7 @@ class Leader:
         if not self.epoch:
             self.positions.clear()
         rows = [
-            SimpleNamespace(
+            FetchPartition(
                 partition=index,
                 fetch_offset=offset,
                 partition_max_bytes=10_000,
@@ -130,15 +164,15 @@ class Leader:
             if self.positions.get(index) != (offset, epoch)
         ]
         self.positions = dict(enumerate(asked))
-        body = SimpleNamespace(
+        body = FetchBody(
             session_id=self.session_id,
             session_epoch=self.epoch,
             forgotten_topics_data=[],
-            topics=[SimpleNamespace(topic="t", topic_id=UUID(int=9), partitions=rows)],
+            topics=[FetchTopic("t", UUID(int=9), rows)],
             max_bytes=100_000,
             min_bytes=1,
             max_wait=timedelta(milliseconds=500 if wait else 0),
-            replica_state=SimpleNamespace(replica_id=FOLLOWER, replica_epoch=broker_epoch),
+            replica_state=ReplicaState(FOLLOWER, broker_epoch),
         )
         session, incremental, cursors = self.sessions.begin(
             body, 17, self.now_ms, follower=self.knows_quiet
@@ -215,7 +249,7 @@ class QuietPartitions(RuleBasedStateMachine):
 
     @rule(times=st.integers(2, 4))
     def settle(self, times: int) -> None:
-        """What mostly happens: fetches until all is told."""
+        """Fetch until the follower has all, the usual case."""
         for _ in range(times):
             self.fetch(False)
 
@@ -262,7 +296,7 @@ class QuietPartitions(RuleBasedStateMachine):
 
     @rule(index=INDEXES, isr=st.sampled_from([(1,), (1, 2), (1, 3), (1, 2, 3)]))
     def registered(self, index: int, isr: tuple[int, ...]) -> None:
-        """As the controller tells; in the same epoch."""
+        """A new registration in the same leader epoch."""
         self.partition_epoch += 1
 
         def one(leader: Leader) -> None:
@@ -296,7 +330,7 @@ class QuietPartitions(RuleBasedStateMachine):
 
     @rule(index=INDEXES)
     def the_third_follows(self, index: int) -> None:
-        """Broker 3, by itself, up to the end."""
+        """Broker 3 fetches up to the log end offset."""
 
         def one(leader: Leader) -> None:
             partition = leader.partitions[index]

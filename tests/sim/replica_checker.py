@@ -45,7 +45,7 @@ def batches(log: Log, start: int, end: int) -> Iterator[Batch]:
 
 
 class Checker:
-    """The committed log of each partition as first seen, and what clients were told."""
+    """The committed log of each partition as first seen, and the responses to clients."""
 
     def __init__(self, partitions: int) -> None:
         self.committed: list[dict[int, Batch]] = [{} for _ in range(partitions)]
@@ -96,13 +96,13 @@ class Checker:
         self.ends[index] = max(self.ends[index], end)
 
     def told(self, index: int, offset: int, value: bytes) -> None:
-        """A producer was told that its record stands at `offset`."""
+        """A producer got a response that its record is at `offset`."""
         if self.acknowledged[index].setdefault(offset, value) != value:
             raise Violation("acknowledged", f"two records were acknowledged at {index}/{offset}")
         self.acknowledged_count += 1
 
     def listed(self, index: int, leader_epoch: int, latest: int) -> None:
-        """ListOffsets has told the end of a partition; a client does not believe older epochs."""
+        """ListOffsets returned the end of a partition; a client ignores older epochs."""
         epoch, before = self.latest.get(index, (-1, 0))
         if leader_epoch < epoch:
             return

@@ -305,7 +305,7 @@ def power_loss(cluster: ReplicaCluster) -> Callable[[], None] | None:
     """What was not synced is lost, or a part of it, the last write maybe torn."""
     node = _one(cluster)
     lost: set[int] = cluster.__dict__.setdefault("lost", set())
-    for id in list(lost):  # Whoever the controller knows to have lost is out of the ISR.
+    for id in list(lost):  # A broker is out of the ISR once the controller knows of its restart.
         state = cluster.controller.states[id]
         if cluster.nodes[id].up and state.incarnation == cluster.nodes[id].incarnation:
             lost.discard(id)

@@ -20,7 +20,7 @@ NO_LEADER = -1
 
 
 class Registered(NamedTuple):
-    """A partition, as brokers are told of it."""
+    """A partition in the image of the brokers."""
 
     leader: int
     leader_epoch: int
@@ -32,7 +32,7 @@ class Registered(NamedTuple):
 
 
 class Image(NamedTuple):
-    """All that brokers are told; `brokers` has the epochs of those that may be in sync."""
+    """The image of the brokers. `brokers` has the epochs of those that may join an ISR."""
 
     version: int
     partitions: tuple[Registered, ...]
@@ -98,7 +98,7 @@ class Controller:
             self._elect_all()
 
     def tick(self) -> None:
-        """Fence who was not heard of."""
+        """Fence brokers whose heartbeats are missing."""
         for broker, state in self.states.items():
             if not state.fenced and self.world.now_ms - state.heard_ms > SESSION_MS:
                 state.fenced = True

@@ -43,7 +43,7 @@ def takes_silence_for_refusal(patch: pytest.MonkeyPatch) -> None:
 
 
 def shrinks_before_the_controller_does(patch: pytest.MonkeyPatch) -> None:
-    """Who is to leave the ISR holds nothing back from the moment that the leader wants it out."""
+    """A member stops to hold back the high watermark when the leader proposes to remove it."""
     real = Leadership._propose
 
     def propose(self: Leadership, isr: tuple[int, ...]) -> None:
@@ -55,7 +55,7 @@ def shrinks_before_the_controller_does(patch: pytest.MonkeyPatch) -> None:
 
 
 def joins_before_it_has_caught_up(patch: pytest.MonkeyPatch) -> None:
-    """A follower joins wherever it stands."""
+    """A follower joins the ISR at any offset."""
 
     def expand(self: Leadership, replica_id: int, follower: Any) -> None:
         if self.proposed is None and self._may_join(replica_id, follower):
@@ -82,7 +82,7 @@ def commits_below_min_isr(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_a_divergent_tail(patch: pytest.MonkeyPatch) -> None:
-    """A leader does not tell a follower that their logs part."""
+    """A leader does not report divergence to a follower."""
     patch.setattr(Partition, "divergence", lambda self, **asked: None)
 
 
@@ -118,7 +118,7 @@ def takes_answers_of_another_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 def answers_any_epoch(patch: pytest.MonkeyPatch) -> None:
-    """A leader serves whoever asks, in whatever epoch."""
+    """A leader ignores the leader epoch of requests."""
 
     def epoch_error(self: Partition, current_leader_epoch: int) -> ErrorCode | None:
         return None if self.is_leader else ErrorCode.not_leader_or_follower
@@ -127,7 +127,7 @@ def answers_any_epoch(patch: pytest.MonkeyPatch) -> None:
 
 
 def tells_an_old_end(patch: pytest.MonkeyPatch) -> None:
-    """A new leader tells where the partition ends before it knows."""
+    """A new leader returns the end offset before it knows the committed end."""
     patch.setattr(Partition, "is_behind", property(lambda self: False))
 
 
@@ -144,7 +144,7 @@ def believes_the_leader_beyond_its_log(patch: pytest.MonkeyPatch) -> None:
 
 
 def acknowledges_in_a_later_epoch(patch: pytest.MonkeyPatch) -> None:
-    """Who waits for an offset is told when another epoch's records have reached it."""
+    """A produce request succeeds when records of another epoch reach its offset."""
     patch.setattr(Partition, "lost_leadership_since", lambda self, leader_epoch: False)
 
 

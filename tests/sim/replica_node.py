@@ -357,7 +357,7 @@ class ReplicaNode:
 
     def _do(self, fetcher: ReplicaFetcher, what: FetchOutcome) -> None:
         for partition in what.sync:
-            # The recovery point on disk must not vouch for what stands where the cut was.
+            # The recovery point on disk must not cover records that replace truncated ones.
             self._write_checkpoints()
             self._sync_soon(partition)
         for partition in what.list_offsets:

@@ -72,7 +72,7 @@ class ReplicaScene:
     def write(
         self, id: int, value: bytes = b"", *, told: bool = False, sequence: int = -1
     ) -> Written:
-        """Send one record with acks=all to a broker, and wait for success if it is to be `told`.
+        """Send one record with acks=all to a broker, and wait for success if `told` is set.
 
         With a `sequence` an idempotent producer sends it, the same record for the same sequence.
         """

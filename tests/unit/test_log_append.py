@@ -1,4 +1,4 @@
-"""What a log takes from producers, what it refuses and how, and where the batches then stand."""
+"""Appends of producers: what a log accepts, what it refuses, and the offsets it assigns."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refusal(log: Log, data: bytes | bytearray, origin: Origin = Origin.CLIENT) -
 
 
 def changed(data: bytearray, at: int, new: bytes) -> bytearray:
-    """The batch with other bytes, signed anew."""
+    """The batch with other bytes and a new CRC."""
     data = bytearray(data)
     data[at : at + len(new)] = new
     sign(data)
@@ -396,7 +396,7 @@ def test_a_disk_that_cannot_even_cut_keeps_refusing_until_it_can() -> None:
 
 
 def test_a_failed_fsync_takes_the_log_offline() -> None:
-    """The kernel tells of a lost page once: a second fsync that succeeds would be a lie."""
+    """The kernel reports a lost page once, so a later successful fsync proves nothing."""
     storage = MemoryStorage()
     log = open_log(storage)
     fill(log, [batch(b"a")])

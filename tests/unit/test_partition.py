@@ -198,11 +198,11 @@ class Led:
             leader_epoch=3,
             isr=isr,
             replicas=(1, 2, 3),
+            alter_isr=lambda _, change: self.asked.append(change),
+            broker_epoch_of=lambda broker_id: 10 + broker_id,
         )
         self.partition.min_isr = min_isr
         self.partition.lag_time_max_ms = 1_000
-        self.partition.alter_isr = lambda _, asked: self.asked.append(asked)
-        self.partition.broker_epoch_of = lambda broker_id: 10 + broker_id
 
     def fetch(self, replica: int, offset: int, now_ms: int = 0, **changes: int) -> ReplicaFetched:
         asked = {"fetch_offset": offset, "last_fetched_epoch": 3 if offset else -1}
@@ -393,7 +393,7 @@ def test_a_divergent_tail_is_cut_and_durable_before_the_next_fetch() -> None:
 
 
 def test_an_epoch_without_a_record_does_not_keep_a_follower_out_of_step() -> None:
-    """It was noted by who led for a moment; its leader has never heard of it."""
+    """A short leadership noted the epoch, which the current leader does not know."""
     led = Led()
     other = follower(led)
     assert other.log.latest_epoch == 1

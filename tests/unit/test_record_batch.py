@@ -128,6 +128,8 @@ def test_the_layout_is_that_of_kafka() -> None:
         "record_count": 57,
     }
     assert tuple(layout.OFFSETS) == BatchHeader._fields
+    assert layout.format_of(*layout.OFFSETS) == layout.FORMAT
+    assert layout.format_of("base_offset", "magic", "record_count") == ">q8xb40xi"
     assert (layout.OVERHEAD, layout.CRC_FROM, layout.HEADER_SIZE) == (12, 21, 61)
 
 

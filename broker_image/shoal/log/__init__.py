@@ -1,4 +1,4 @@
 """One partition's log: segment files in Kafka's format, their indexes, recovery and cleaning.
 
-All disk goes through `shoal.log.storage`, all time comes in as `now_ms`.
+All disk access goes through `shoal.log.storage`. Times are arguments (`now_ms`).
 """

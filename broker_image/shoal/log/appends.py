@@ -1,8 +1,9 @@
-"""What is appended, and what of it is checked: batches of clients, of coordinators and of a leader.
+"""Appends of batches from clients, coordinators and leaders, with the checks for each.
 
-A batch stays the bytes that came. A leader's log gives it its offset and leader epoch, in the first
-bytes of it, which the CRC leaves out; a follower's takes both as they are. `Log.write` then puts it
-at the log's end. A refusal is `AppendRefused`, and means that nothing of that batch is in the log.
+A batch stays the bytes that were received. A leader's log writes the offset and the leader epoch
+into the first bytes, which the CRC does not cover. A follower's log keeps both. `LogState.write`
+then writes the batch at the end of the log. After `AppendRefused` nothing of that batch is in the
+log.
 """
 
 from __future__ import annotations
@@ -35,20 +36,20 @@ from shoal.record.records import build_batch, build_own_batch
 if TYPE_CHECKING:
     from shoal.log.state import LogState
 
-#: The first bytes of a batch, which the CRC leaves out and an append replaces.
+#: The first bytes of a batch, which an append replaces and the CRC does not cover.
 _PREFIX_SIZE = 16
 
 
 class Origin(IntEnum):
-    """Who appends: it tells how much is checked."""
+    """Who appends, which determines the checks."""
 
     CLIENT = 0
     COORDINATOR = 1
 
 
 class Appended(NamedTuple):
-    """Where a batch now stands. append_time_ms is -1 under create time; `duplicate` says that
-    it stood there before; `size` is in bytes, what a leader's append has added to the log."""
+    """The position of an appended batch. `append_time_ms` is -1 under create time. `duplicate` is
+    set if the batch was there before. `size` is the bytes that a leader's append has added."""
 
     base_offset: int
     last_offset: int
@@ -61,7 +62,7 @@ class Appended(NamedTuple):
 def of_client(
     log: LogState, batch: Buffer | ValidatedBatch, now_ms: int, leader_epoch: int
 ) -> Appended:
-    """A producer's one batch, validated before or here; its earlier place if it was sent again."""
+    """Append one batch of a producer, or return the position of an earlier duplicate."""
     if not isinstance(batch, ValidatedBatch):
         batch = validate(batch, log.config, now_ms)
     header, data = batch
@@ -73,7 +74,7 @@ def of_client(
 
 
 def of_coordinator(log: LogState, data: Buffer, now_ms: int, leader_epoch: int) -> Appended:
-    """One batch or more that this broker has made."""
+    """Append one or more batches that this broker has built."""
     try:
         batches = [(at, header) for at, header in headers(data)]
     except CorruptBatch as error:
@@ -94,7 +95,7 @@ def of_coordinator(log: LogState, data: Buffer, now_ms: int, leader_epoch: int) 
 def of_records(
     log: LogState, records: Sequence[tuple[bytes, bytes | None]], now_ms: int, leader_epoch: int
 ) -> Appended:
-    """A coordinator's records as a batch made in its place, so there is nothing to check."""
+    """Append a coordinator's records as one batch, built in its final form without checks."""
     config, base_offset = log.config, log.log_end_offset
     if config.compression_type != "producer" or config.message_timestamp_type != "CreateTime":
         batch = build_batch((now_ms, key, value, ()) for key, value in records)
@@ -110,8 +111,8 @@ def of_records(
 
 
 def of_leader(log: LogState, data: Buffer, now_ms: int) -> Appended:
-    """Batches as a leader sent them: offsets and epochs are theirs, a torn last batch is passed
-    over. Batches before a refused one stay."""
+    """Append a leader's batches with their offsets and epochs, ignoring a partial last one.
+    Batches before a refused one stay."""
     view, first = memoryview(data), -1
     try:
         for at, header in headers(data):
@@ -142,7 +143,7 @@ def _note_producer(
     base_offset: int,
     now_ms: int,
 ) -> None:
-    """A producer's batch stands in the active segment now."""
+    """Note a producer's batch that was written to the active segment."""
     if not header.attributes & CONTROL_BIT:
         log.producers.note(header, base_offset, now_ms)
     elif marker is not None:
@@ -154,7 +155,7 @@ def _note_producer(
 def _place(
     log: LogState, data: Buffer, header: BatchHeader, now_ms: int, leader_epoch: int
 ) -> Appended:
-    """Give a checked batch its offset, epoch and perhaps time, and write it."""
+    """Set a checked batch's offset, epoch and perhaps time, and write it."""
     config = log.config
     base_offset = log.log_end_offset
     append_time = -1
@@ -184,7 +185,7 @@ def _place(
 
 
 def _again(log: LogState, batch: WrittenBatch) -> Appended:
-    """A batch that stands in the log already."""
+    """Return the position of a batch that is in the log already."""
     append_time = log.config.timestamp_type is TimestampType.LOG_APPEND_TIME
     return Appended(
         batch.base_offset,
@@ -196,7 +197,7 @@ def _again(log: LogState, batch: WrittenBatch) -> Appended:
 
 
 def _marker_of(data: Buffer, at: int, header: BatchHeader) -> EndTransactionMarker | None:
-    """The transaction marker in a control batch. Raises `AppendRefused`."""
+    """Return the transaction marker of a control batch, or None. Raises `AppendRefused`."""
     if not header.attributes & CONTROL_BIT or header.producer_id == NO_PRODUCER_ID:
         return None
     try:

@@ -1,7 +1,7 @@
 """Kafka's small text files: offset checkpoints, a log's leader epochs, its directory's identity.
 
-A checkpoint is a version line "0", a count, and so many lines. A file that does not read so is
-no checkpoint: the reader gets None and does without, at the price of a longer recovery.
+A checkpoint has a version line "0", a line with the number of entries, and one line per entry. A
+reader ignores any other file, and recovery then takes longer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _write_lines(storage: Storage, path: str, lines: Sequence[str], sync: bool) 
 
 
 def read_offsets(storage: Storage, path: str) -> dict[tuple[str, int], int]:
-    """(topic, partition) -> offset of an offset checkpoint; empty where there is no sound one."""
+    """Return offsets by (topic, partition); empty if the checkpoint is missing or invalid."""
     entries = _read_lines(storage, path) or ()
     try:
         return {(topic, int(index)): int(offset) for topic, index, offset in entries}
@@ -37,13 +37,13 @@ def read_offsets(storage: Storage, path: str) -> dict[tuple[str, int], int]:
 
 
 def write_offsets(storage: Storage, path: str, offsets: Mapping[tuple[str, int], int]) -> None:
-    """Put an offset checkpoint in place, durably."""
+    """Write an offset checkpoint atomically and durably."""
     lines = [f"{topic} {index} {offset}" for (topic, index), offset in sorted(offsets.items())]
     _write_lines(storage, path, lines, True)
 
 
 def read_epochs(storage: Storage, path: str) -> list[tuple[int, int]] | None:
-    """The (epoch, start offset) pairs of a leader-epoch checkpoint, None without a sound one."""
+    """Return the (epoch, start offset) pairs of a checkpoint; None if it is missing or invalid."""
     entries = _read_lines(storage, path)
     if entries is None:
         return None
@@ -56,12 +56,12 @@ def read_epochs(storage: Storage, path: str) -> list[tuple[int, int]] | None:
 def write_epochs(
     storage: Storage, path: str, entries: Iterable[tuple[int, int]], *, sync: bool
 ) -> None:
-    """Put a leader-epoch checkpoint in place."""
+    """Write a leader-epoch checkpoint atomically."""
     _write_lines(storage, path, [f"{epoch} {start}" for epoch, start in entries], sync)
 
 
 def read_properties(storage: Storage, path: str) -> dict[str, str] | None:
-    """A Java properties file of plain `key=value` lines; None where there is no file."""
+    """Read a Java properties file of `key=value` lines; None if it does not exist."""
     try:
         text = storage.read_file(path).decode()
     except FileNotFoundError:
@@ -71,13 +71,13 @@ def read_properties(storage: Storage, path: str) -> dict[str, str] | None:
 
 
 def write_properties(storage: Storage, path: str, values: Mapping[str, str]) -> None:
-    """Put a properties file in place, durably."""
+    """Write a properties file atomically and durably."""
     text = "#\n" + "".join(f"{key}={values[key]}\n" for key in sorted(values))
     storage.replace_file(path, text.encode(), sync=True)
 
 
 def read_partition_metadata(storage: Storage, path: str) -> str | None:
-    """The topic id (as Kafka writes it, base64) of a `partition.metadata` file, or None."""
+    """Return the topic id in a `partition.metadata` file (base64, as Kafka writes it), or None."""
     try:
         text = storage.read_file(path).decode()
     except FileNotFoundError:
@@ -87,5 +87,5 @@ def read_partition_metadata(storage: Storage, path: str) -> str | None:
 
 
 def write_partition_metadata(storage: Storage, path: str, topic_id: str) -> None:
-    """Tie a log's directory to a topic id (KIP-516); it is not durable yet."""
+    """Write a log directory's topic id (KIP-516). The file is not durable yet."""
     storage.replace_file(path, f"version: 0\ntopic_id: {topic_id}".encode(), sync=False)

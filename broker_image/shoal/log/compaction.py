@@ -1,20 +1,18 @@
-"""Log compaction: of each key, the last record stays (KIP-58, KIP-354, KIP-534).
+"""Log compaction: the last record of each key is retained (KIP-58, KIP-354, KIP-534).
 
-A round has two passes. The first walks the dirty part, from `cleaned_to` on, and maps each key's
-digest to its last offset, as far as the memory it was given reaches. The second writes every
-segment below the map's end anew, without the records that a later one of the same key replaces,
-without tombstones whose time has come, and without what aborted transactions wrote; small
-segments become one. Offsets, sequences and epochs stay as they are.
+A round has two passes. The first reads the dirty part, from `cleaned_to` on, and maps the digest of
+each key to its last offset, up to a memory limit. The second rewrites all segments below the end of
+the map. It drops records that a later one of the same key replaces, expired tombstones, and records
+of aborted transactions. Small segments are merged. Offsets, sequences and epochs do not change.
 
-Never touched: the active segment, and what is not durable or not stable yet, or too young
-(min.compaction.lag.ms).
-A producer's last batch and the last batch of a round stay, be they empty, since they tell
-sequences and offsets.
+A round leaves out the active segment, and records that are not durable, not stable, or younger than
+min.compaction.lag.ms. The last batch of each producer and the last batch of the round stay, even if
+they are empty, because they hold sequences and offsets.
 
-A new segment is written as `.cleaned`, made durable, renamed to `.swap`, and takes the names of
-those it replaces; `shoal.log.recovery` completes or undoes what a crash leaves. A round is a
-generator that yields after each bounded step, so that the broker's loop goes on in between; where
-it yields a `Sync`, that may be run in another thread before the next step.
+A new segment is written as `.cleaned`, synced, renamed to `.swap`, and then replaces its originals.
+`shoal.log.recovery` completes or undoes an interrupted swap. A round is a generator that yields
+after each bounded step, so that the event loop can do other work. A `Sync` that it yields may run
+in another thread before the next step.
 """
 
 from __future__ import annotations
@@ -45,12 +43,12 @@ from shoal.record.records import Span, key_of, put_span, records_body, spans
 if TYPE_CHECKING:
     from shoal.log.state import LogState
 
-#: Memory of one key in the map, in bytes: a 16-byte digest, an offset, and the dict's slot.
+#: Bytes per key in the map: a 16-byte digest, an offset, and the slot of the dict.
 #: Measured with tracemalloc: 116 when full, 141 at its emptiest, 159 while it grows.
 ENTRY_BYTES = 160
-#: Records between two yields: some 3 µs each.
+#: Records between two yields, about 3 µs each.
 _STEP_RECORDS = 512
-#: Bytes of untouched batches between two yields.
+#: Bytes of unchanged batches between two yields.
 _STEP_BYTES = 1 << 20
 
 Step = Sync | None
@@ -58,27 +56,27 @@ Step = Sync | None
 
 @dataclass(slots=True)
 class Cleanable:
-    """The part of a log that may be compacted now."""
+    """The part of a log that can be compacted now."""
 
     dirty_offset: int
     end_offset: int
     clean_bytes: int
     dirty_bytes: int
-    #: The oldest dirty batch is older than max.compaction.lag.ms allows.
+    #: Whether the oldest dirty batch is older than max.compaction.lag.ms.
     overdue: bool
 
     @property
     def ratio(self) -> float:
-        """What min.cleanable.dirty.ratio is compared with."""
+        """The dirty ratio, for min.cleanable.dirty.ratio."""
         total = self.clean_bytes + self.dirty_bytes
         return self.dirty_bytes / total if total else 0.0
 
 
 def cleanable(log: LogState, now_ms: int, high_watermark: int) -> Cleanable:
-    """What of `log` may be compacted now, be it worth it or not."""
+    """Return the part of `log` that can be compacted now, whether or not that is due."""
     config = log.config
     dirty = min(max(log.cleaned_to, log.log_start_offset), log.log_end_offset)
-    # Below the recovery point, so that recovery need not tell a cleaned gap from a lost end.
+    # Stay below the recovery point, so that recovery cannot mistake a cleaned gap for a loss.
     bound = min(log.last_stable_offset(high_watermark), log.active.base_offset, log.recovery_point)
     first = max(0, bisect_right(log.bases, dirty) - 1)
     if config.min_compaction_lag_ms > 0:
@@ -87,7 +85,7 @@ def cleanable(log: LogState, now_ms: int, high_watermark: int) -> Cleanable:
             if segment.age_timestamp() > youngest:
                 bound = min(bound, segment.base_offset)
                 break
-    # Only whole segments: up to the one that holds the bound.
+    # Only whole segments, up to the one with the bound.
     end = log.bases[max(0, bisect_right(log.bases, bound) - 1)]
     last = bisect_left(log.bases, end)
     dirty_bytes = sum(s.size for s in log.segments[first:last]) if dirty < end else 0
@@ -101,7 +99,7 @@ def cleanable(log: LogState, now_ms: int, high_watermark: int) -> Cleanable:
 
 
 class Compaction:
-    """The steps of one round, and the bytes that they have read and written so far."""
+    """The steps of one round, with the bytes read and written so far."""
 
     def __init__(self, round_: _Round) -> None:
         self._round = round_
@@ -119,8 +117,8 @@ class Compaction:
 
 
 def begin(log: LogState, now_ms: int, high_watermark: int, memory_bytes: int) -> Compaction | None:
-    """A round of compaction, None when there is nothing to do (or the log is being compacted, is
-    not compacted at all, or was found corrupt)."""
+    """Start a round of compaction. Return None if none is due, if one is running, or if the log
+    is not compacted or is corrupt."""
     if not log.config.compact or log.compacting or log.offline or log.uncleanable:
         return None
     part = cleanable(log, now_ms, high_watermark)
@@ -131,14 +129,14 @@ def begin(log: LogState, now_ms: int, high_watermark: int, memory_bytes: int) ->
 
 
 class _Aborted(Exception):
-    """The log was cut or closed under the round."""
+    """The log was truncated or closed during the round."""
 
 
 @dataclass(slots=True)
 class _Transactions:
-    """Which transactions a walk in offset order is in, and whether any of their data was met."""
+    """The open transactions of a scan in offset order, and whether the scan has met their data."""
 
-    #: Aborted ones by first offset, still ahead of the walk.
+    #: Aborted transactions ahead of the scan, by first offset.
     ahead: list[tuple[int, AbortedTransaction]] = field(default_factory=list)
     aborted: dict[int, AbortedTransaction] = field(default_factory=dict)
     seen: dict[int, None] = field(default_factory=dict)
@@ -160,8 +158,8 @@ class _Transactions:
         return False
 
     def end(self, header: BatchHeader, data: bytes, kept: TransactionIndex | None) -> bool:
-        """A control batch ends a transaction: whether none of its data was met, so that the marker
-        has nothing left to mark. An abort that has is entered into `kept`."""
+        """End a transaction at its control batch. Return whether the scan met none of its data, so
+        that the marker is not needed. An abort that is needed is added to `kept`."""
         self._pass(header.last_offset)
         if not header.record_count:
             return True
@@ -194,13 +192,13 @@ class _Round:
         self.generation = log.generation
         #: Digest of a key -> its last offset in the dirty part.
         self.latest: dict[bytes, int] = {}
-        #: The last offset that the map has taken in; records past it stay.
+        #: The last offset in the map; records above it stay.
         self.mapped_to = part.dirty_offset - 1
         self.next_horizon_ms: int | None = None
         self.steps = 0
         #: Bytes read from the log and written to new segments.
         self.io_bytes = 0
-        #: From here on only a restart undoes what was begun.
+        #: Whether a swap has started, which only a restart can complete after an error.
         self.swapping = False
         self.last_of_producers = {p.producer_id: (p.last_offset, p.epoch) for p in log.producers}
 
@@ -227,7 +225,7 @@ class _Round:
             raise _Aborted
 
     def _pause(self, records: int, size: int = 0) -> bool:
-        """Whether so much was done since the last pause that it is time for one."""
+        """Whether the work since the last pause has reached the limit of one step."""
         self.steps += records * (_STEP_BYTES // _STEP_RECORDS) + size
         if self.steps < _STEP_BYTES:
             return False
@@ -249,7 +247,7 @@ class _Round:
             elif not transactions.is_aborted(header):
                 yield from self._map_batch(header, data, start)
                 if len(self.latest) > self.entries_max and self.mapped_to >= start:
-                    return  # This batch is in the map in part, and so not below its end.
+                    return  # The map has only a part of this batch, so its end stays below.
             self.mapped_to = header.last_offset
             if self._pause(1, header.size):
                 yield None
@@ -272,7 +270,7 @@ class _Round:
     # The cleaning
 
     def _groups(self, end: int) -> list[list[Segment]]:
-        """The segments below `end`, in runs that fit one segment's limits."""
+        """Return the segments below `end`, in groups that each fit into one segment."""
         log, config = self.log, self.log.config
         limit = min(bisect_left(log.bases, end), len(log.segments) - 1)
         groups: list[list[Segment]] = []
@@ -331,8 +329,8 @@ class _Round:
         self._check()
 
     def _swap(self, cleaned: Segment, group: list[Segment]) -> None:
-        """Put the new segment in place of the old ones. Raises `OSError`; once the old ones are
-        touched the log is offline then, and a restart completes the swap."""
+        """Replace the old segments with the new one. Raises `OSError`. An error after the first
+        rename takes the log offline, and a restart completes the swap."""
         log = self.log
         cleaned.rename(SWAP, log_last=True)
         self.swapping = True
@@ -366,7 +364,7 @@ class _Round:
         transactions: _Transactions,
         index: TransactionIndex,
     ) -> Generator[Step, None, tuple[bytes, int] | None]:
-        """Gives (the batch as it stays, its largest timestamp), None when it goes."""
+        """Return (the retained batch, its largest timestamp), or None to drop the batch."""
         if not check_crc(data, 0, header):
             raise CorruptBatch(f"the CRC of the batch at offset {header.base_offset}")
         horizon = header.delete_horizon_ms
@@ -407,7 +405,7 @@ class _Round:
         return _rebuilt(header, body, kept, new_horizon)
 
     def _expect(self, horizon: int) -> None:
-        """Something may go at `horizon`: be back then."""
+        """Schedule the next round at or before `horizon`, when a tombstone expires."""
         if horizon > self.now_ms:
             self.next_horizon_ms = min(horizon, self.next_horizon_ms or horizon)
 
@@ -439,7 +437,7 @@ def _digest(key: bytes) -> bytes:
 
 
 def _emptied(header: BatchHeader) -> tuple[bytes, int]:
-    """A batch without records that keeps its offsets, sequences and epochs."""
+    """Return the batch without records, with its offsets, sequences and epochs."""
     attributes = header.attributes & ~(COMPRESSION_MASK | DELETE_HORIZON_BIT)
     if header.record_count == 0:
         attributes = header.attributes
@@ -450,8 +448,8 @@ def _emptied(header: BatchHeader) -> tuple[bytes, int]:
 def _rebuilt(
     header: BatchHeader, body: bytes, kept: list[Span], horizon: int | None
 ) -> tuple[bytes, int]:
-    """The batch with the records of `kept` alone. A new delete horizon becomes the timestamp that
-    the records' own are told from, as KIP-534 has it."""
+    """Return the batch with only the records of `kept`. A new delete horizon becomes the base of
+    the records' timestamp deltas (KIP-534)."""
     base = header.base_timestamp
     attributes = header.attributes
     if horizon is not None and header.delete_horizon_ms != horizon:

@@ -1,7 +1,7 @@
 """The configuration of one log: a topic's effective settings, by Kafka's names.
 
-`LogConfig.of` takes them under their property names, as `metadata` holds them; names that do not
-concern the log are passed over. Defaults are Kafka 4.3.1's.
+`LogConfig.of` reads them from property names, and ignores those that do not concern the log.
+Defaults are those of Kafka 4.3.1.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _LONG_MAX = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """A topic's settings that its logs act on. Times in milliseconds, sizes in bytes; -1 is no
-    limit where Kafka has it so."""
+    """The topic configs that a log uses. Times are in milliseconds and sizes in bytes; -1 means
+    no limit where Kafka allows it."""
 
     cleanup_policy: tuple[str, ...] = ("delete",)
     compression_type: str = "producer"
@@ -47,7 +47,7 @@ class LogConfig:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> LogConfig:
-        """From property names ("segment.bytes") and typed values; a list may be one string."""
+        """Convert property names ("segment.bytes") with typed values; a list may be one string."""
         found = {
             f.name: settings[name]
             for f in fields(cls)
@@ -76,13 +76,13 @@ class LogConfig:
 
     @property
     def roll_ms(self) -> int:
-        """The age at which a segment rolls. A compacted one must be closed to be cleaned, so
-        max.compaction.lag.ms bounds it (KIP-354)."""
+        """The age at which a segment rolls. Compaction needs closed segments, so
+        max.compaction.lag.ms limits the age for compacted logs (KIP-354)."""
         return min(self.segment_ms, self.max_compaction_lag_ms) if self.compact else self.segment_ms
 
     @property
     def compression_level(self) -> int | None:
-        """The level of `compression_type`, where it has one."""
+        """The level of `compression_type`, or None if it has none."""
         return {
             "gzip": self.compression_gzip_level,
             "lz4": self.compression_lz4_level,

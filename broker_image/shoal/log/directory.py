@@ -1,7 +1,7 @@
 """One data directory: its identity, its lock, its checkpoints, and the logs in it.
 
-A log lives in `<topic>-<partition>`, with the topic's id in `partition.metadata`; a deleted one is
-renamed to `<topic>-<partition>.<number>-delete` first, which is atomic, and removed later.
+A log lives in `<topic>-<partition>`, with the topic's id in `partition.metadata`. To delete a log,
+its directory is renamed to `<topic>-<partition>.<number>-delete`, atomically, and removed later.
 Files and formats are Kafka's: `meta.properties`, `.lock`, `.kafka_cleanshutdown`, and the offset
 checkpoints for recovery points, log start offsets, high watermarks and cleaned offsets.
 """
@@ -35,7 +35,7 @@ HIGH_WATERMARKS = "replication-offset-checkpoint"
 CLEANED_OFFSETS = "cleaner-offset-checkpoint"
 PARTITION_METADATA = "partition.metadata"
 DELETE_SUFFIX = "-delete"
-#: A directory's name is topic, "-" and partition; file systems take 255 bytes.
+#: A directory name is topic, "-" and partition; file systems allow 255 bytes.
 _NAME_MAX = 255
 
 Partition = tuple[str, int]
@@ -49,20 +49,20 @@ class LogDirectory:
         self.path = path
         self.logs: dict[Partition, Log] = {}
         self.topic_ids: dict[Partition, UUID] = {}
-        #: Whether the last stop was a clean one.
+        #: Whether the last shutdown was clean.
         self.clean = False
-        #: The broker epoch of before that stop; -1 if it is not known, or was not a clean one.
+        #: The broker epoch before that shutdown; -1 if it is unknown or the shutdown was not clean.
         self.stopped_epoch = -1
-        #: The broker's epoch now, for its clean stop to tell.
+        #: The current broker epoch, which a clean shutdown records.
         self.broker_epoch = -1
         self.cluster_id = ""
         self.node_id = -1
         self.directory_id = UUID(int=0)
-        #: High watermarks as last written; whoever leads a partition keeps them current.
+        #: The high watermarks of the last checkpoint; the broker updates them before the next one.
         self.high_watermarks: dict[Partition, int] = {}
         self._lock: File | None = None
         self._recovery_points: dict[Partition, int] = {}
-        #: The recovery points as the file has them.
+        #: The recovery points in the checkpoint file.
         self._checkpointed: dict[Partition, int] = {}
         self._log_starts: dict[Partition, int] = {}
         self._cleaned: dict[Partition, int] = {}
@@ -76,9 +76,9 @@ class LogDirectory:
         directory_id: UUID,
         its_cluster: bool = False,
     ) -> None:
-        """Lock the directory and read what it says of itself; a fresh one is given these ids.
+        """Lock the directory and read its identity. A new directory gets these ids.
 
-        With `its_cluster` a directory of another cluster is refused. Raises `DirectoryInUse`,
+        With `its_cluster`, a directory of another cluster is refused. Raises `DirectoryInUse`
         before anything is written to a directory of another broker.
         """
         self.storage.make_directory(self.path)
@@ -108,11 +108,11 @@ class LogDirectory:
         self._cleaned = read_offsets(self.storage, self._file(CLEANED_OFFSETS))
 
     def identity(self) -> Mapping[str, str] | None:
-        """What `meta.properties` says, before the directory is opened; None where it is not."""
+        """Return `meta.properties`, also before the directory is opened; None without the file."""
         return read_properties(self.storage, self._file(META))
 
     def note(self, name: str, value: str) -> None:
-        """Keep a note with the directory's ids. Raises `OSError`."""
+        """Write a property to `meta.properties`. Raises `OSError`."""
         known = dict(self.identity() or {})
         if known.get(name) != value:
             write_properties(self.storage, self._file(META), {**known, name: value})
@@ -143,7 +143,7 @@ class LogDirectory:
         self.directory_id = uuid_from_text(known.get("directory.id", "")) or UUID(int=0)
 
     def found(self) -> Iterator[tuple[Partition, UUID | None]]:
-        """The partitions that have a directory here, with their topic ids, by name."""
+        """Return the partitions that have a directory here, with their topic ids, by name."""
         for name in self.storage.names(self.path):
             topic, dash, index = name.rpartition("-")
             directory = self._file(name)
@@ -153,22 +153,22 @@ class LogDirectory:
             yield (topic, int(index)), uuid_from_text(topic_id) if topic_id else None
 
     def started(self) -> None:
-        """Before anything is written to a log: from here on, a stop is a clean one only if `close`
-        says so. `clean` still tells of the last stop, for the logs that are opened later."""
+        """Note the start, before anything is written to a log. From now on only `close` makes a
+        shutdown clean. `clean` still describes the last shutdown, for logs opened later."""
         self.storage.remove(self._file(CLEAN_SHUTDOWN))
         self.storage.sync_directory(self.path)
 
     def open_log(
         self, topic: str, index: int, config: LogConfig, *, now_ms: int, topic_id: UUID | None
     ) -> Log:
-        """The log of a partition, made if it is not there. Raises `OSError`."""
+        """Open the log of a partition, or create it. Raises `OSError`."""
         partition = (topic, index)
         if partition in self.logs:
             return self.logs[partition]
         directory = self._file(f"{topic}-{index}")
         fresh = not self.storage.exists(directory)
         if fresh and self._checkpointed.get(partition):
-            # The recovery point of a deleted log of this name must not vouch for this one.
+            # The recovery point of a deleted log of the same name must not apply to this one.
             self._write_recovery_points()
         log = Log.open(
             self.storage,
@@ -181,7 +181,7 @@ class LogDirectory:
             cleaned_to=self._cleaned.get(partition, 0),
         )
         if topic_id is not None and fresh:
-            # Made durable with the log's first records: a topic of many partitions is made at once.
+            # The first sync of records makes it durable, so that many partitions are created fast.
             metadata = f"{directory}/{PARTITION_METADATA}"
             write_partition_metadata(self.storage, metadata, uuid_text(topic_id))
             log.owed_paths.append(metadata)
@@ -192,8 +192,8 @@ class LogDirectory:
         return log
 
     def delete_log(self, topic: str, index: int) -> str | None:
-        """Take a partition's log out of service at once; the path that `purge` shall remove, after
-        file.delete.delay.ms, or None when there is no such log. Raises `OSError`."""
+        """Take a partition's log out of service. Return the path that `purge` removes after
+        file.delete.delay.ms, or None if there is no such log. Raises `OSError`."""
         partition = (topic, index)
         log = self.logs.pop(partition, None)
         self.topic_ids.pop(partition, None)
@@ -221,14 +221,14 @@ class LogDirectory:
         self.storage.remove_directory(staged)
 
     def staged_deletes(self) -> list[str]:
-        """What earlier runs staged and did not come to remove."""
+        """Return the directories that earlier runs staged and did not remove."""
         names = self.storage.names(self.path)
         return [self._file(name) for name in names if name.endswith(DELETE_SUFFIX)]
 
     def checkpoint(self) -> None:
         """Write recovery points, log start offsets, high watermarks and cleaned offsets.
 
-        Raises `OSError`, and the checkpoints of before stay.
+        Raises `OSError`, and then the previous checkpoints stay.
         """
         logs = self.logs
         self._recovery_points |= {p: log.recovery_point for p, log in logs.items()}
@@ -240,7 +240,7 @@ class LogDirectory:
         write_offsets(self.storage, self._file(CLEANED_OFFSETS), self._cleaned)
 
     def checkpoint_log_starts(self) -> None:
-        """Write log start offsets alone: DeleteRecords owes it before it answers."""
+        """Write the log start offsets only; DeleteRecords needs them before its response."""
         self._log_starts |= {p: log.log_start_offset for p, log in self.logs.items()}
         self._write_log_starts()
 
@@ -253,8 +253,8 @@ class LogDirectory:
         write_offsets(self.storage, self._file(LOG_STARTS), starts)
 
     def close(self) -> None:
-        """Close all logs and mark the stop as a clean one, unless a log failed. Raises `OSError`
-        when the checkpoints cannot be written."""
+        """Close all logs, and mark the shutdown as clean unless a log failed. Raises `OSError` if
+        the checkpoints cannot be written."""
         whole = True
         synced: set[str] = set()
         for log in self.logs.values():

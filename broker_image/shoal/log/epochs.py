@@ -1,8 +1,8 @@
-"""The leader epochs of a log: at which offset each began (KIP-101, KIP-320).
+"""The leader epochs of a log and their start offsets (KIP-101, KIP-320).
 
-Kept in `leader-epoch-checkpoint`. Epochs and start offsets only grow. The file is written when an
-epoch is added or cut off, and made durable with the log (whoever syncs the log looks at
-`unsynced`): recovery finds the epochs past the recovery point again in the batches.
+They are stored in `leader-epoch-checkpoint`, in ascending order. The file is written when an epoch
+is added or truncated, and the next sync of the log makes it durable (`unsynced`). Recovery restores
+the epochs above the recovery point from the batches.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ class LeaderEpochs:
 
     @property
     def latest(self) -> int:
-        """The newest epoch, -1 when there is none."""
+        """The newest epoch, -1 without one."""
         return self.entries[-1][0] if self.entries else -1
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """The epoch's first batch is at `start_offset`. An older or known epoch changes nothing."""
+        """Add an epoch that starts at `start_offset`. An older or known epoch changes nothing."""
         if epoch < 0 or epoch <= self.latest:
             return
-        # A later epoch that begins no later leaves nothing of those before it.
+        # Remove older epochs that start at or after the new one.
         count = bisect_left(self.entries, start_offset, key=lambda e: e[1])
         self._replace([*self.entries[:count], (epoch, start_offset)])
 
     def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """(largest epoch up to `epoch`, where it ends) or (-1, -1) if the log cannot tell.
+        """Return (largest epoch up to `epoch`, its end offset), or (-1, -1) if it is unknown.
 
-        OffsetForLeaderEpoch's rule: for the newest epoch the end is the log's own.
+        This is the rule of OffsetForLeaderEpoch: the newest epoch ends at the log end offset.
         """
         if epoch < 0 or not self.entries or epoch > self.latest:
             return UNDEFINED
@@ -53,18 +53,18 @@ class LeaderEpochs:
         return self.entries[at - 1][0], self.entries[at][1]
 
     def epoch_of(self, offset: int) -> int:
-        """The epoch under which `offset` was written, -1 when that is not known."""
+        """Return the epoch in which `offset` was written, -1 if it is unknown."""
         at = bisect_right(self.entries, offset, key=lambda e: e[1]) - 1
         return self.entries[at][0] if at >= 0 else -1
 
     def truncate_from_end(self, offset: int) -> None:
-        """Forget the epochs that begin at or past `offset`."""
+        """Remove the epochs that start at or above `offset`."""
         count = bisect_left(self.entries, offset, key=lambda e: e[1])
         if count < len(self.entries):
             self._replace(self.entries[:count])
 
     def truncate_from_start(self, offset: int) -> None:
-        """Forget what lies before `offset`; the epoch that holds it now begins there."""
+        """Remove the epochs below `offset`. The epoch that contains it then starts there."""
         at = bisect_right(self.entries, offset, key=lambda e: e[1]) - 1
         if at > 0 or (at == 0 and self.entries[0][1] < offset):
             self._replace([(self.entries[at][0], offset), *self.entries[at + 1 :]])
@@ -74,7 +74,7 @@ class LeaderEpochs:
             self._replace([])
 
     def _replace(self, entries: list[tuple[int, int]]) -> None:
-        """The file first: when the disk refuses it, nothing has changed."""
+        """Write the file first, so that nothing changes if the disk refuses it."""
         write_epochs(self._storage, self.path, entries, sync=False)
         self.entries = entries
         self.unsynced = True

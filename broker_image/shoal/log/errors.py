@@ -1,4 +1,4 @@
-"""What a log refuses, and what it finds broken."""
+"""Errors of a log: refused operations and damaged files."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from shoal.protocol.errors import ErrorCode
 
 
 class AppendRefused(Exception):
-    """Nothing was appended; `code` is Kafka's, `message` a sentence for the producer.
+    """Nothing was appended. `code` is Kafka's error code, `message` a sentence for the producer.
 
-    `record_errors` holds (index in the batch, message) of the records to blame (KIP-467).
+    `record_errors` holds (index in the batch, message) of the invalid records (KIP-467).
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class AppendRefused(Exception):
 
 
 class OffsetOutOfRange(Exception):
-    """An offset outside [log start offset, the bound of the read]."""
+    """An offset below the log start offset, or above the upper bound of the read."""
 
     def __init__(self, offset: int, start: int, end: int) -> None:
         super().__init__(f"offset {offset} is not within {start} to {end}")
@@ -33,12 +33,12 @@ class OffsetOutOfRange(Exception):
 
 
 class LogOffline(Exception):
-    """The disk failed under the log, and it could not be put right again."""
+    """The log is offline after a disk failure that it could not repair."""
 
 
 class CorruptLog(Exception):
-    """Files that recovery must not repair by itself: damage below the recovery point."""
+    """Damage below the recovery point, which recovery must not repair automatically."""
 
 
 class DirectoryInUse(Exception):
-    """Another broker holds the data directory, or it belongs to another broker or cluster."""
+    """Another process has locked the data directory, or it belongs to another broker or cluster."""

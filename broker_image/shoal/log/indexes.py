@@ -1,14 +1,15 @@
-"""The sparse indexes beside a segment, in Kafka's format.
+"""The sparse indexes of a segment, in Kafka's format.
 
-* `.index`: (offset - base u32, position u32), one for about every index.interval.bytes of log; the
-  offset is the last of the batch that begins at the position.
-* `.timeindex`: (timestamp i64, offset - base u32): no record up to the offset is younger.
+* `.index`: (offset - base u32, position u32), about one entry per index.interval.bytes of log. The
+  offset is the last one of the batch that starts at the position.
+* `.timeindex`: (timestamp i64, offset - base u32): no record up to the offset has a larger
+  timestamp.
 * `.txnindex`: (version i16, producer id i64, first offset i64, last offset i64, last stable offset
-  i64) for each aborted transaction, in the order of their markers.
+  i64), one entry per aborted transaction, in the order of their markers.
 
-Entries are kept in memory once a file is loaded, which happens at the first need, and are written
-behind at `flush`: recovery rebuilds what lies past the recovery point, so nothing is lost.
-Zeros at the end of a file, which Kafka leaves in an active segment, are passed over.
+A file is loaded into memory at its first use, and new entries are written at `flush`. Recovery
+rebuilds the entries above the recovery point, so a crash loses none. Zeros at the end of a file,
+which Kafka leaves in an active segment, are ignored.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _TIME_ENTRY = struct.Struct(">qI")
 _ABORTED = struct.Struct(">hqqqq")
 OFFSET_ENTRY_SIZE = 8
 TIME_ENTRY_SIZE = _TIME_ENTRY.size
-#: Offsets in an index are 32 bits, and signed in Kafka.
+#: Largest relative offset: index entries have 32 bits, which Kafka reads as signed.
 RELATIVE_OFFSET_MAX = 2**31 - 1
 
 
 class _Index:
-    """A file of entries, opened and loaded at the first need."""
+    """A file of fixed-size entries, opened and loaded at its first use."""
 
     __slots__ = (
         "_dirty",
@@ -47,9 +48,9 @@ class _Index:
         self._storage = storage
         self._file: File | None = None
         self._loaded = fresh
-        #: The file is still to be made, be it empty.
+        #: The file must still be created, even if it stays empty.
         self._missing = fresh
-        #: Written to since the last sync.
+        #: Whether it was written to since the last sync.
         self._dirty = False
         self._written = 0
         self.path = path
@@ -68,7 +69,7 @@ class _Index:
         return file.read(0, file.size())
 
     def _trim(self, size: int) -> None:
-        """End the file behind its entries: Kafka preallocates the index of an active segment."""
+        """Truncate the file after its entries: Kafka preallocates an active segment's index."""
         if self._file is not None and self._file.size() > size:
             self._file.truncate(size)
 
@@ -78,22 +79,22 @@ class _Index:
 
     def _write(self, at: int, data: bytes) -> None:
         self._open().write(at, [data])
-        # An empty file that is lost with the power is made anew from the batches.
+        # After a power loss, recovery rebuilds an empty file from the batches.
         self._dirty = self._dirty or bool(data)
 
     def unsynced(self) -> File | None:
-        """The file, if it is to be synced; asking takes the debt over."""
+        """Return the file if it must be synced, and mark it as synced by the caller."""
         dirty, self._dirty = self._dirty, False
         return self._open() if dirty else None
 
     def release(self) -> None:
-        """Forget the descriptor; it closes with its last user."""
+        """Drop the descriptor, which closes with its last user."""
         if not self._dirty:
             self._file = None
 
 
 class OffsetIndex(_Index):
-    """Where in a segment an offset is to be looked for."""
+    """Maps offsets to positions in a segment."""
 
     __slots__ = ("_offsets", "_positions")
 
@@ -122,22 +123,22 @@ class OffsetIndex(_Index):
         return len(self._offsets)
 
     def append(self, offset: int, position: int) -> None:
-        """Both must grow. The batch at `position` ends with `offset`."""
+        """Add a batch that starts at `position` and ends with `offset`. Both must ascend."""
         if not self._loaded:
             self._load()
         self._offsets.append(offset - self.base_offset)
         self._positions.append(position)
 
     def position_of(self, offset: int) -> int:
-        """A position at or before the batch that holds `offset`; 0 when the index knows none."""
+        """Return a position at or before the batch with `offset`; 0 if the index has none."""
         if not self._loaded:
             self._load()
         at = bisect_right(self._offsets, max(0, offset - self.base_offset)) - 1
         return self._positions[at] if at >= 0 else 0
 
     def whole_before(self, position: int) -> int:
-        """The start of a batch that surely ends at or before `position`, and close to it; 0 when
-        the index knows none."""
+        """Return the start of a batch that ends at or before `position` and close to it; 0 if the
+        index has none."""
         if not self._loaded:
             self._load()
         at = bisect_right(self._positions, position) - 2
@@ -149,7 +150,7 @@ class OffsetIndex(_Index):
         return self._positions[-1] if self._positions else 0
 
     def is_sound(self, size: int) -> bool:
-        """Whether the entries grow and lie within a segment of `size` bytes."""
+        """Whether the entries ascend and lie within a segment of `size` bytes."""
         if not self._loaded:
             self._load()
         if not self._positions:
@@ -158,7 +159,7 @@ class OffsetIndex(_Index):
         return self._positions[-1] < size and all(a < b for a, b in pairs)
 
     def truncate(self, offset: int) -> None:
-        """Drop the entries of batches that end at or past `offset`."""
+        """Remove the entries of batches that end at or above `offset`."""
         if not self._loaded:
             self._load()
         count = bisect_left(self._offsets, max(0, offset - self.base_offset))
@@ -168,7 +169,7 @@ class OffsetIndex(_Index):
             self._cut(count * OFFSET_ENTRY_SIZE)
 
     def flush(self) -> None:
-        """Write the entries that are not written yet."""
+        """Write the new entries to the file."""
         if not self._loaded or self._written == len(self._offsets):
             if self._missing:
                 self._write(0, b"")
@@ -181,7 +182,7 @@ class OffsetIndex(_Index):
         self._written = len(self._offsets)
 
     def unload(self) -> None:
-        """Give the memory back; the entries are read again when they are needed."""
+        """Free the memory. The next use loads the entries again."""
         if self._loaded and self._written == len(self._offsets):
             self._offsets, self._positions = array("I"), array("I")
             self._loaded = False
@@ -189,7 +190,7 @@ class OffsetIndex(_Index):
 
 
 class TimeIndex(_Index):
-    """Where in a segment a timestamp is first reached."""
+    """Maps timestamps to the first offset that reaches them."""
 
     __slots__ = ("_offsets", "_timestamps")
 
@@ -220,7 +221,7 @@ class TimeIndex(_Index):
         return len(self._timestamps)
 
     def append(self, timestamp: int, offset: int) -> None:
-        """Passed over unless the timestamp is greater than the last one."""
+        """Add an entry if its timestamp is greater than the last one."""
         if not self._loaded:
             self._load()
         if timestamp >= 0 and (not self._timestamps or timestamp > self._timestamps[-1]):
@@ -228,7 +229,7 @@ class TimeIndex(_Index):
             self._offsets.append(offset - self.base_offset)
 
     def last(self) -> tuple[int, int]:
-        """(timestamp, offset) of the youngest entry, (-1, base offset) without one."""
+        """Return (timestamp, offset) of the last entry, (-1, base offset) without one."""
         if not self._loaded:
             self._load()
         if not self._timestamps:
@@ -236,14 +237,14 @@ class TimeIndex(_Index):
         return self._timestamps[-1], self.base_offset + self._offsets[-1]
 
     def offset_of(self, timestamp: int) -> int:
-        """An offset at or before the first record that is as young as `timestamp`."""
+        """Return an offset at or before the first record that has reached `timestamp`."""
         if not self._loaded:
             self._load()
         at = bisect_left(self._timestamps, timestamp) - 1
         return self.base_offset + (self._offsets[at] if at >= 0 else 0)
 
     def truncate(self, offset: int) -> None:
-        """Drop the entries at or past `offset`."""
+        """Remove the entries at or above `offset`."""
         if not self._loaded:
             self._load()
         count = bisect_left(self._offsets, max(0, offset - self.base_offset))
@@ -253,7 +254,7 @@ class TimeIndex(_Index):
             self._cut(count * TIME_ENTRY_SIZE)
 
     def flush(self) -> None:
-        """Write the entries that are not written yet."""
+        """Write the new entries to the file."""
         if not self._loaded or self._written == len(self._offsets):
             if self._missing:
                 self._write(0, b"")
@@ -263,7 +264,7 @@ class TimeIndex(_Index):
         self._written = len(self._offsets)
 
     def unload(self) -> None:
-        """Give the memory back; the entries are read again when they are needed."""
+        """Free the memory. The next use loads the entries again."""
         if self._loaded and self._written == len(self._offsets):
             self._timestamps, self._offsets = array("q"), array("I")
             self._loaded = False
@@ -280,8 +281,8 @@ class AbortedTransaction(NamedTuple):
 
 
 class TransactionIndex(_Index):
-    """The aborted transactions whose markers are in a segment. There is no file before the
-    first."""
+    """The aborted transactions whose markers are in a segment. The first one creates the
+    file."""
 
     __slots__ = ("_entries",)
 
@@ -290,7 +291,7 @@ class TransactionIndex(_Index):
         self._entries: list[AbortedTransaction] = []
 
     def entries(self) -> list[AbortedTransaction]:
-        """All of them, by the offset of their marker."""
+        """Return all of them, ordered by the offset of their marker."""
         if not self._loaded:
             data = self._read()
             whole = data[: len(data) // _ABORTED.size * _ABORTED.size]
@@ -306,7 +307,7 @@ class TransactionIndex(_Index):
         self.entries().extend(aborted)
 
     def truncate(self, offset: int) -> None:
-        """Drop the transactions that ended at or past `offset`."""
+        """Remove the transactions that ended at or above `offset`."""
         entries = self.entries()
         entries[:] = [e for e in entries if e.last_offset < offset]
         if self._written > len(entries):
@@ -314,7 +315,7 @@ class TransactionIndex(_Index):
             self._cut(self._written * _ABORTED.size)
 
     def flush(self) -> None:
-        """Write the entries that are not written yet."""
+        """Write the new entries to the file."""
         if not self._loaded or self._written == len(self._entries):
             return
         new = b"".join(_ABORTED.pack(0, *e) for e in self._entries[self._written :])

@@ -40,8 +40,8 @@ from shoal.log.validation import ValidatedBatch
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import Buffer
 
-#: Log between two producer snapshots in a segment that does not roll: it bounds what recovery
-#: replays after kill -9.
+#: Bytes of log between two producer snapshots while a segment does not roll. They bound what
+#: recovery replays after kill -9.
 SNAPSHOT_INTERVAL_BYTES = 64 << 20
 
 
@@ -61,8 +61,8 @@ class Log(LogState):
         log_start_offset: int = 0,
         cleaned_to: int = 0,
     ) -> Log:
-        """Open, or make, the log in `directory`. After a `clean` stop nothing is scanned;
-        otherwise what lies past the recovery point is, and a torn tail is cut off.
+        """Open the log in `directory`, or create it. After a `clean` shutdown nothing is scanned.
+        Otherwise recovery scans the log above the recovery point and truncates a torn tail.
 
         Raises `OSError`.
         """
@@ -78,7 +78,7 @@ class Log(LogState):
 
     @property
     def unsynced_messages(self) -> int:
-        """What flush.messages counts."""
+        """The number of unsynced offsets, which flush.messages limits."""
         return self.log_end_offset - self.recovery_point
 
     # Appending
@@ -91,10 +91,10 @@ class Log(LogState):
         leader_epoch: int,
         origin: Origin = Origin.CLIENT,
     ) -> Appended:
-        """Validate, place and write what a producer or coordinator sent: one batch from a client,
-        validated before or not, one or more from a coordinator. `data` is left as it is.
+        """Validate and write one batch of a client, or one or more of a coordinator.
 
-        Raises `AppendRefused`, and then nothing was appended.
+        A client's batch may be validated already. `data` does not change. Raises `AppendRefused`;
+        then nothing was appended.
         """
         self._ready()
         if origin is Origin.CLIENT:
@@ -105,19 +105,19 @@ class Log(LogState):
     def append_records(
         self, records: Sequence[tuple[bytes, bytes | None]], *, now_ms: int, leader_epoch: int
     ) -> Appended:
-        """Write records of a coordinator, (key, value) pairs, as one batch. It is made in its place
-        and the log's form, so there is nothing to check. Raises `AppendRefused`."""
+        """Write (key, value) records of a coordinator as one batch. The batch is built in its
+        final form, so it needs no validation. Raises `AppendRefused`."""
         self._ready()
         return appends.of_records(self, records, now_ms, leader_epoch)
 
     def append_as_follower(self, data: Buffer, *, now_ms: int = 0) -> Appended:
-        """Write batches as a leader sent them: offsets and epochs are theirs, a torn last batch is
-        passed over. Raises `AppendRefused`; batches before the refused one stay."""
+        """Write a leader's batches with their offsets and epochs. A partial last batch is ignored.
+        Raises `AppendRefused`; the batches before the refused one stay."""
         self._ready()
         return appends.of_leader(self, data, now_ms)
 
     def _ready(self) -> None:
-        """Put right what a failed append left behind, before anything else is appended."""
+        """Repair what a failed append left behind. Raises `AppendRefused`."""
         if self.offline:
             raise AppendRefused(
                 ErrorCode.kafka_storage_error, f"the log in {self.directory} is offline"
@@ -129,15 +129,15 @@ class Log(LogState):
                 raise self.refuse(error) from None
 
     def begin_epoch(self, epoch: int) -> None:
-        """A leader's epoch begins at the log's end, be it before its first record. Raises
-        `AppendRefused` when the disk refuses it."""
+        """Start a leader epoch at the log end offset, before its first record. Raises
+        `AppendRefused` if the disk refuses it."""
         self.write_epoch(epoch, self.log_end_offset)
 
     # Rolling
 
     def roll_if_due(self, now_ms: int) -> bool:
-        """Close an active segment that is older than segment.ms by the broker's clock, so that an
-        idle log can be cleaned, too. Whether it did; raises `OSError`."""
+        """Roll an active segment that is older than segment.ms by the broker's clock, so that an
+        idle log can be cleaned. Return whether it did. Raises `OSError`."""
         if not rolling.due_by_age(self.config, self.active, now_ms):
             return False
         self.roll(self.log_end_offset, now_ms)
@@ -148,17 +148,17 @@ class Log(LogState):
     def read(
         self, offset: int, max_bytes: int, *, max_offset: int | None = None, min_one: bool = True
     ) -> Read:
-        """Whole batches from the one that holds `offset` up to `max_bytes`, none of which ends at
-        or past `max_offset`; with `min_one` the first one however large it is.
+        """Read up to `max_bytes` of whole batches below `max_offset`, starting with `offset`.
 
-        Raises `OffsetOutOfRange`; `OSError` and `CorruptBatch` when the disk fails or lies.
+        With `min_one` the first batch is read whatever its size. Raises `OffsetOutOfRange`;
+        `OSError` and `CorruptBatch` if the disk fails or has damaged data.
         """
         return reads.read(self, offset, max_bytes, max_offset, min_one)
 
     def slice(
         self, offset: int, max_bytes: int, *, max_offset: int | None = None, min_one: bool = True
     ) -> slices.Slice:
-        """`read`, but batches of some size are only found, for `sendfile`."""
+        """Like `read`, but return large results as a range of the file, for `sendfile`."""
         return reads.slice(self, offset, max_bytes, max_offset, min_one)
 
     def offset_for_timestamp(
@@ -173,41 +173,41 @@ class Log(LogState):
         return None if largest < 0 else self.offset_for_timestamp(largest)
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """(epoch, end offset) as OffsetForLeaderEpoch answers it, (-1, -1) if it cannot be told."""
+        """Return (epoch, end offset) by OffsetForLeaderEpoch's rule, (-1, -1) if unknown."""
         return self.epochs.end_offset(epoch, self.log_end_offset)
 
-    # Cutting
+    # Truncation
 
     def truncate(self, offset: int) -> None:
-        """Cut all from `offset` on, as a follower does. Raises `OSError`.
+        """Remove all records from `offset` on, as a follower does. Raises `OSError`.
 
-        The recovery point moves back: sync and checkpoint it before new batches are appended,
-        or a crash may bring back what was cut.
+        The recovery point moves back. Sync and checkpoint it before new batches are appended, or
+        a crash can restore truncated records.
         """
         truncation.from_offset(self, offset)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Drop all there is; the log goes on at `offset`. Raises `OSError`."""
+        """Remove all records and continue at `offset`. Raises `OSError`."""
         truncation.fully(self, offset)
 
     # Cleaning
 
     def tick_retention(self, now_ms: int, *, high_watermark: int) -> list[DeletedSegment]:
-        """Take away what retention.ms, retention.bytes and the log start offset no longer keep;
-        what is returned is to be removed after file.delete.delay.ms. Raises `OSError`."""
+        """Remove the segments that retention.ms, retention.bytes and the log start offset no longer
+        keep. Delete their files after file.delete.delay.ms. Raises `OSError`."""
         return retention.tick(self, now_ms, high_watermark)
 
     def compaction(
         self, now_ms: int, *, high_watermark: int, memory_bytes: int
     ) -> compaction.Compaction | None:
-        """A round of compaction, to be advanced step by step, or None when none is due. A `Sync`
-        that it yields may be run elsewhere before it goes on. Steps raise `OSError`."""
+        """Start a round of compaction that the caller advances step by step; None if none is due.
+        A `Sync` that it yields may run in another thread first. Steps raise `OSError`."""
         return compaction.begin(self, now_ms, high_watermark, memory_bytes)
 
     # Durability
 
     def sync_due(self, now_ms: int) -> bool:
-        """Whether flush.messages or flush.ms ask for a sync, or a closed segment waits for one."""
+        """Whether flush.messages, flush.ms or a closed segment require a sync."""
         config = self.config
         since = self.unsynced_since_ms
         return (
@@ -217,14 +217,14 @@ class Log(LogState):
         )
 
     def begin_sync(self) -> Sync | None:
-        """What is to be synced now, None when all is durable. Raises `OSError`."""
+        """Return what must be synced now, None if all is durable. Raises `OSError`."""
         if self.offline:
             raise LogOffline(self.directory)
         durable = self.recovery_point >= self.log_end_offset
         if durable and not self.names_changed and not self.sync_wanted:
             return None
         first = max(0, bisect_right(self.bases, self.recovery_point) - 1)
-        # What a full disk may refuse comes before any debt is taken over: the sync is tried again.
+        # A full disk may refuse these writes. They come first, so that the sync can be retried.
         for segment in self.segments[first:]:
             segment.flush()
         if self.snapshots.behind_bytes > SNAPSHOT_INTERVAL_BYTES and len(self.producers):
@@ -242,8 +242,8 @@ class Log(LogState):
         return Sync(self.storage, self.log_end_offset, self.generation, files, paths, names)
 
     def finish_sync(self, sync: Sync, error: OSError | None = None) -> None:
-        """The sync has run, or failed: then the log is offline, since what the disk holds is not
-        known any more (the kernel reports a failed write-back once and drops the pages)."""
+        """Apply the result of a sync. A failure takes the log offline: the kernel reports a failed
+        write-back once and drops the pages, so the content of the disk is unknown."""
         if error is not None:
             self.fault = error
             self.offline = True
@@ -251,8 +251,7 @@ class Log(LogState):
             self.recovery_point = max(self.recovery_point, sync.end_offset)
 
     def sync(self, synced: set[str] | None = None) -> None:
-        """Make all of the log durable, here and now, but directories that are `synced`. Raises
-        `OSError`."""
+        """Sync the log in this thread, except directories in `synced`. Raises `OSError`."""
         sync = self.begin_sync()
         if sync is not None:
             try:
@@ -263,12 +262,12 @@ class Log(LogState):
             self.finish_sync(sync)
 
     def expire_producers(self, now_ms: int, expiration_ms: int = EXPIRATION_MS) -> int:
-        """Forget producers that have long been silent; how many."""
+        """Remove producers that have been silent for `expiration_ms`. Return how many."""
         return self.producers.expire(now_ms, expiration_ms)
 
     def close(self, synced: set[str] | None = None) -> None:
-        """Make all durable and leave a producer snapshot, so that the next `open` may be a clean
-        one. Raises `OSError`. Logs that close together share the set of directories `synced`."""
+        """Sync the log and write a producer snapshot, so that the next `open` can be clean. Logs
+        that close together share the set of directories `synced`. Raises `OSError`."""
         if self.offline:
             raise LogOffline(self.directory)
         self.generation += 1
@@ -279,9 +278,9 @@ class Log(LogState):
             return
         entries = len(self.active.time_index)
         self.active.seal_times()
-        # The records may be durable already, and this entry not.
+        # This entry may need a sync even if the records do not.
         self.sync_wanted |= len(self.active.time_index) > entries
-        # Its name need not be durable: without it the batches behind an older one tell the state.
+        # Its name need not be durable: recovery can use an older snapshot and the batches.
         self.snapshots.write(self.log_end_offset, self.producers, self.bases)
         self.sync(synced)
         for segment in self.segments:

@@ -1,11 +1,12 @@
-"""Storage in memory, deterministic, with a disk's ways to fail: for simulations and tests.
+"""Deterministic storage in memory that can fail as a disk does, for simulations and tests.
 
-* `crash(choose)` is a power loss: of every file, what was not synced survives as a prefix of the
-  writes made, the last of them maybe in part. `choose(n)` gives a number in [0, n); a constant
-  0 loses all, `lambda n: n - 1` keeps all, as kill -9 does. Names are kept: a journaling
-  file system orders them.
-* `capacity_bytes` makes writes fail with ENOSPC when files would grow past it, after writing what
-  still fits. `fault` is called with (operation, path) before each, and may raise `OSError`.
+* `crash(choose)` is a power loss: of the unsynced writes of each file, a prefix survives, and the
+  last write of it perhaps in part. `choose(n)` returns a number in [0, n). A constant 0 loses all
+  of them; `lambda n: n - 1` keeps all, as kill -9 does. Names survive, because a journaling file
+  system orders them.
+* `capacity_bytes` makes writes fail with ENOSPC when the files would exceed it. The bytes that fit
+  are written first. `fault` is called with (operation, path) before each operation, and may raise
+  `OSError`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _Change = tuple[int, bytes | None]
 
 
 class _Node:
-    """A file's bytes now, and its durable bytes with the changes made since."""
+    """A file's current bytes, and its durable bytes with the changes since."""
 
     __slots__ = ("changes", "data", "durable", "locked", "modified_ms")
 
@@ -96,7 +97,7 @@ class MemoryFile:
         self._node.change((size, None))
 
     def reserve(self, size: int) -> None:
-        """Memory has nothing to reserve."""
+        """Do nothing: memory has no space to reserve."""
 
     def sync(self) -> None:
         self._storage.fault("sync", self.path)
@@ -120,7 +121,7 @@ class MemoryStorage:
         self._directories: dict[str, None] = {"": None}
 
     def crash(self, choose: Callable[[int], int]) -> None:
-        """Lose power; whatever had the files open must be dropped, not closed."""
+        """Simulate a power loss. Users must drop their open files, not close them."""
         for path in sorted(self._files):
             self._files[path].crash(choose)
 
@@ -128,7 +129,7 @@ class MemoryStorage:
         return sum(len(node.data) for node in self._files.values())
 
     def room(self, size: int, at: int, count: int) -> int:
-        """How many of `count` bytes at `at` a file of `size` may take."""
+        """Return how many of `count` bytes at `at` fit into a file of `size` bytes."""
         growth = max(0, at + count - size)
         if self.capacity_bytes is None or not growth:
             return count
@@ -199,7 +200,7 @@ class MemoryStorage:
         self._node(path, True)
         node = self._files[path] = _Node(self.now_ms)
         node.change((0, bytes(data)))
-        # The rename lands behind the data, so a crash leaves one or the other, never a part.
+        # The rename follows the data, so a crash leaves the old or the new file, never a part.
         node.sync()
 
     def modified_ms(self, path: str) -> int:

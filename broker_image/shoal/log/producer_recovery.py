@@ -25,7 +25,7 @@ def rebuild(log: LogState, now_ms: int, at_most: int | None = None) -> None:
 
 
 def _replay(log: LogState, segment: Segment, start: int, now_ms: int) -> None:
-    """Note the producers' batches of a segment from `start` on."""
+    """Replay the producers' batches of a segment from `start` on."""
     if start >= log.log_end_offset:
         return
     known = {entry.last_offset for entry in segment.aborted()}

@@ -1,9 +1,9 @@
-"""What a log knows of its producers: idempotence, fencing, and open transactions (KIP-98).
+"""The state of a log's producers: idempotence, fencing and open transactions (KIP-98).
 
-Of each producer id: its epoch, its last five batches, and where its open transaction began. A
-batch is checked before it is written (`check`) and noted after (`note`), each in constant time.
-The state at an offset is a `.snapshot` file in Kafka's format, which keeps the last batch of
-each producer; recovery loads the newest one and replays the batches behind it. `log.resent` finds
+Each producer id has an epoch, its last five batches, and the start of its open transaction. A batch
+is checked before it is written (`check`) and noted afterwards (`note`), each in constant time. A
+`.snapshot` file in Kafka's format stores the state at an offset, with the last batch of each
+producer. Recovery loads the newest snapshot and replays the batches behind it. `log.resent` finds
 the other four when a producer sends one of them again.
 """
 
@@ -27,9 +27,9 @@ from shoal.record.batch import (
 )
 from shoal.record.control import ControlType, EndTransactionMarker
 
-#: Batches remembered of a producer: max.in.flight.requests.per.connection with idempotence.
+#: Batches kept of each producer: max.in.flight.requests.per.connection with idempotence.
 BATCHES_MAX = 5
-#: producer.id.expiration.ms of Kafka.
+#: Kafka's default of producer.id.expiration.ms.
 EXPIRATION_MS = 86_400_000
 
 _HEAD = struct.Struct(">hIi")
@@ -39,11 +39,11 @@ _CRC_FROM = 6
 
 
 class CorruptSnapshot(Exception):
-    """A snapshot file that does not read; recovery takes an older one."""
+    """An invalid snapshot file. Recovery takes an older one."""
 
 
 class WrittenBatch(NamedTuple):
-    """A batch as its producer may send it again."""
+    """A written batch, which its producer may send again."""
 
     last_sequence: int
     last_offset: int
@@ -88,9 +88,9 @@ class Producer:
         self.coordinator_epoch = -1
         #: The largest timestamp of the last batch or marker, as DescribeProducers shows it.
         self.last_timestamp = -1
-        #: When it last wrote, by the broker's clock: what expiry counts from.
+        #: When it last wrote, by the broker's clock. Expiry counts from this time.
         self.seen_ms = seen_ms
-        #: Where its open transaction began, -1 when there is none.
+        #: The first offset of its open transaction, -1 without one.
         self.transaction_start = -1
         self.batches: list[WrittenBatch] = []
         #: Whether `batches` may lack earlier ones of this epoch, which a snapshot leaves out.
@@ -102,7 +102,7 @@ class Producer:
 
     @property
     def last_offset(self) -> int:
-        """The last data offset, -1 when there is none."""
+        """The last offset of its data, -1 without any."""
         return self.batches[-1].last_offset if self.batches else -1
 
     def enter_epoch(self, epoch: int) -> None:
@@ -113,13 +113,13 @@ class Producer:
 
 
 class ProducerStates:
-    """The producers of one log, and the transactions that hold back its last stable offset."""
+    """The producers of one log, and the transactions that bound its last stable offset."""
 
     def __init__(self) -> None:
         self._producers: dict[int, Producer] = {}
-        #: First offset -> producer id of open transactions; first offsets only grow.
+        #: First offset -> producer id of open transactions, in ascending order.
         self._open: dict[int, int] = {}
-        #: (first, last) offsets of ended transactions that may stand above the high watermark.
+        #: (first, last) offsets of ended transactions that may lie above the high watermark.
         self._ended: list[tuple[int, int]] = []
 
     def __len__(self) -> int:
@@ -132,10 +132,9 @@ class ProducerStates:
         return self._producers.get(producer_id)
 
     def check(self, header: BatchHeader, *, client: bool) -> WrittenBatch | None:
-        """Whether a data batch may be appended; the earlier batch when it is a duplicate.
+        """Check a data batch before its append. Return the earlier batch if this is a duplicate.
 
-        Sequences are checked for clients only: coordinators write without. Raises
-        `AppendRefused`.
+        Only clients' batches have sequences to check. Raises `AppendRefused`.
         """
         producer = self._producers.get(header.producer_id)
         if producer is None:
@@ -167,7 +166,7 @@ class ProducerStates:
         return None
 
     def check_marker(self, header: BatchHeader, marker: EndTransactionMarker) -> None:
-        """Whether a transaction marker may be appended. Raises `AppendRefused`."""
+        """Check a transaction marker before its append. Raises `AppendRefused`."""
         producer = self._producers.get(header.producer_id)
         if producer is None:
             return
@@ -181,7 +180,7 @@ class ProducerStates:
             )
 
     def note(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
-        """A data batch of a producer now stands at `base_offset`."""
+        """Note a producer's data batch that was written at `base_offset`."""
         producer = self._entry(header.producer_id, now_ms)
         producer.enter_epoch(header.producer_epoch)
         batches = producer.batches
@@ -197,9 +196,9 @@ class ProducerStates:
     def note_marker(
         self, header: BatchHeader, marker: EndTransactionMarker, offset: int, now_ms: int
     ) -> AbortedTransaction | None:
-        """A marker now stands at `offset`; the transaction it aborted, for the index.
+        """Note a marker that was written at `offset`. Return the transaction that it aborted.
 
-        A marker without a transaction before it (an empty one) ends nothing.
+        A marker of a transaction without data in this log ends nothing.
         """
         producer = self._entry(header.producer_id, now_ms)
         producer.enter_epoch(header.producer_epoch)
@@ -208,7 +207,7 @@ class ProducerStates:
         first, producer.transaction_start = producer.transaction_start, -1
         if first < 0:
             return None
-        # What stays undecided once this one has ended is told by those still open before it.
+        # The transactions still open before this one bound the last stable offset.
         stable = next((start for start in self._open if start != first), offset + 1)
         del self._open[first]
         self._ended.append((first, offset))
@@ -224,7 +223,8 @@ class ProducerStates:
         return producer
 
     def first_unstable_offset(self, high_watermark: int) -> int | None:
-        """Where the oldest transaction begins that is open, or ended above the high watermark."""
+        """Return the first offset of the transactions that are open, or ended above the high
+        watermark."""
         ended = self._ended
         if ended and ended[0][1] < high_watermark:
             ended[:] = [t for t in ended if t[1] >= high_watermark]
@@ -235,7 +235,7 @@ class ProducerStates:
         return first
 
     def expire(self, now_ms: int, expiration_ms: int = EXPIRATION_MS) -> int:
-        """Forget producers that have been silent, but for those in a transaction; how many."""
+        """Remove silent producers without an open transaction. Return how many."""
         gone = [
             p.producer_id
             for p in self._producers.values()
@@ -251,7 +251,7 @@ class ProducerStates:
         self._ended.clear()
 
     def snapshot(self) -> bytes:
-        """The state as the bytes of a `.snapshot` file."""
+        """Return the state as the bytes of a `.snapshot` file."""
         body = bytearray()
         for p in self._producers.values():
             last = p.batches[-1] if p.batches else WrittenBatch(NO_SEQUENCE, -1, 0, -1)
@@ -269,9 +269,9 @@ class ProducerStates:
         return _HEAD.pack(_VERSION, crc32c(count + body), len(self._producers)) + body
 
     def load(self, data: bytes, now_ms: int) -> None:
-        """Take the state of a `.snapshot` file. Raises `CorruptSnapshot`, then nothing changed.
+        """Load the state of a `.snapshot` file. Raises `CorruptSnapshot`; then nothing has changed.
 
-        Timestamps may lie far back, so that each producer counts as seen at `now_ms`.
+        The last write of each producer counts as made at `now_ms`, because timestamps may be old.
         """
         if len(data) < _HEAD.size:
             raise CorruptSnapshot(f"{len(data)} bytes")

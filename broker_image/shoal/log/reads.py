@@ -1,7 +1,7 @@
-"""Reading a log: the whole batches from an offset on, as bytes or as a place in a file.
+"""Reads of a log: whole batches from an offset on, as bytes or as a range of a file.
 
-Who reads on is served without a search: where reads ended in the files is remembered, until
-segments are cut, taken away or replaced.
+The file positions at which reads ended are remembered, so that sequential reads need no search.
+They are forgotten when segments are truncated, removed or replaced.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from shoal.record.batch import OVERHEAD, Buffer, headers, read_header
 if TYPE_CHECKING:
     from shoal.log.state import LogState
 
-#: Ends of reads whose place in the file is remembered.
+#: Number of remembered read ends.
 _HINTS_MAX = 64
-#: More than a header, so that one read tells a batch's size.
+#: Bytes to read for the header of a batch.
 _HEAD_BYTES = 64
 
 
 class Read(NamedTuple):
-    """Whole batches, the first of which holds the offset asked for; b"" when there are none yet.
+    """Whole batches, the first of which contains the requested offset; b"" if there are none yet.
 
-    `next_offset` is behind the last of them: where to read on.
+    `next_offset` is the offset behind the last batch, where the next read continues.
     """
 
     data: bytes | memoryview
@@ -34,7 +34,7 @@ class Read(NamedTuple):
 
 
 def read(log: LogState, offset: int, max_bytes: int, max_offset: int | None, min_one: bool) -> Read:
-    """Whole batches as bytes (`Log.read`)."""
+    """Read whole batches as bytes (`Log.read`)."""
     bound = _bound(log, offset, max_offset)
     place = _place(log, offset, bound)
     if place is None:
@@ -45,7 +45,7 @@ def read(log: LogState, offset: int, max_bytes: int, max_offset: int | None, min
 def slice(
     log: LogState, offset: int, max_bytes: int, max_offset: int | None, min_one: bool
 ) -> slices.Slice:
-    """Whole batches as a place in a file, if they are some (`Log.slice`)."""
+    """Find whole batches as a range of a file, or read a small result (`Log.slice`)."""
     bound = _bound(log, offset, max_offset)
     place = _place(log, offset, bound)
     if place is None:
@@ -61,7 +61,7 @@ def slice(
 
 
 def _bound(log: LogState, offset: int, max_offset: int | None) -> int:
-    """Where reading from `offset` ends. Raises `OffsetOutOfRange`."""
+    """Return the upper bound of a read from `offset`. Raises `OffsetOutOfRange`."""
     end = log.log_end_offset
     if not log.log_start_offset <= offset <= end:
         raise OffsetOutOfRange(offset, log.log_start_offset, end)
@@ -69,8 +69,7 @@ def _bound(log: LogState, offset: int, max_offset: int | None) -> int:
 
 
 def _place(log: LogState, offset: int, bound: int) -> tuple[Segment, int] | None:
-    """The segment and the position in it of the batch that holds `offset`, if that is below
-    `bound`."""
+    """Return the segment and position of the batch with `offset`, None at or above `bound`."""
     if offset >= bound:
         return None
     hint = log.read_ends.pop(offset, None)
@@ -100,7 +99,7 @@ def _read_at(
 ) -> Read:
     data: bytes | memoryview = segment.read(position, max(max_bytes, 0))
     stop = position + len(data)
-    # Begin the search for the last whole batch at one that the index knows to be whole.
+    # Search for the last whole batch from a batch that the index has as whole.
     start = segment.offset_index.whole_before(stop)
     if bound < log.log_end_offset:
         start = min(start, segment.offset_index.position_of(bound - 1))
@@ -112,7 +111,7 @@ def _read_at(
         data = segment.read(position, header.size)
         next_offset, last = header.next_offset, header.size
     if last < len(data):
-        # A copy costs 60 µs a megabyte; a view would keep a large buffer for a small part.
+        # A copy costs 60 µs per MB. A view of a small part would keep a large buffer alive.
         data = memoryview(data)[:last] if last > len(data) // 2 else data[:last]
     _remember(log, next_offset, segment, position + last)
     return Read(data, next_offset)
@@ -126,8 +125,8 @@ def _remember(log: LogState, offset: int, segment: Segment, position: int) -> No
 
 
 def _whole(data: Buffer, at: int, bound: int) -> tuple[int, int]:
-    """(next offset, end) of the whole batches in `data` from `at` on that end before `bound`;
-    a next offset of 0 says that there is none."""
+    """Return (next offset, end position) of the whole batches in `data` from `at` on that lie
+    below `bound`. A next offset of 0 means that there are none."""
     next_offset = 0
     for start, header in headers(data, at):
         if header.next_offset > bound:

@@ -1,12 +1,12 @@
-"""Opening a log: which files are in it, what a crash left unfinished, where it ends.
+"""Opens a log: finds its files, completes what a crash interrupted, and finds its end.
 
-After a clean stop, files are listed and the last batch is looked up through the index; nothing is
-scanned. Otherwise every batch past the recovery point is checked, CRC and order, and the log is
-cut at the first one that is not whole: what lies there was never acknowledged as durable.
-Batches below the recovery point are not read.
+After a clean shutdown the files are listed and the last batch is found through the index; nothing
+is scanned. Otherwise the CRC and order of each batch above the recovery point are checked, and the
+log is truncated at the first invalid batch. That batch was never acknowledged as durable. Batches
+below the recovery point are not read.
 
-Files in transit: `.deleted` and `.cleaned` go. A compaction's `.log.swap` is whole, and takes the
-place of the segments that it was made from; its indexes come with it.
+`.deleted` and `.cleaned` files are removed. A `.log.swap` file of a compaction is complete, and
+replaces the segments that it was made from. Its indexes are rebuilt.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ASIDE = ".tmp"
 def load(
     log: LogState, now_ms: int, clean: bool, recovery_point: int, log_start_offset: int
 ) -> None:
-    """Fill a new `Log` from its directory, which is made if it is not there."""
+    """Load a new log from its directory, which is created if necessary. Raises `OSError`."""
     log.storage.make_directory(log.directory)
     _finish_swaps(log, now_ms)
     _open_segments(log, now_ms, log_start_offset)
@@ -49,7 +49,7 @@ def load(
         recovery_point = _recover(log, recovery_point)
     log.recovery_point = min(recovery_point, log.log_end_offset)
     if log.log_end_offset < log_start_offset:
-        # The records that a crash took were deleted before it: their offsets do not come back.
+        # The lost records had been deleted before the crash. Do not reuse their offsets.
         truncation.fully(log, log_start_offset)
         return
     log.log_start_offset = max(log_start_offset, log.bases[0])
@@ -58,14 +58,14 @@ def load(
     log.names_changed = not clean
     log.epochs.truncate_from_end(log.log_end_offset)
     log.epochs.truncate_from_start(log.log_start_offset)
-    # What was aborted past the recovery point is to be found again, and so replayed.
+    # Replay from the recovery point, to find the aborted transactions above it again.
     producer_recovery.rebuild(
         log, now_ms, at_most=log.log_end_offset if clean else log.recovery_point
     )
 
 
 def _finish_swaps(log: LogState, now_ms: int) -> None:
-    """Complete or undo what a compaction or deletion had begun."""
+    """Complete or undo an interrupted compaction or deletion."""
     storage, directory = log.storage, log.directory
     names = storage.names(directory)
     cleaned = {n[: -len(CLEANED)] for n in names if n.endswith(CLEANED)}
@@ -74,7 +74,7 @@ def _finish_swaps(log: LogState, now_ms: int) -> None:
         if dot + suffix in (DELETED, CLEANED, _ASIDE):
             storage.remove(f"{directory}/{name}")
         elif dot + suffix == SWAP and stem.partition(".")[0] + LOG in cleaned:
-            # The log's own rename to .swap had not happened: the originals are all there.
+            # The .log file was not renamed to .swap, so all original segments are there.
             storage.remove(f"{directory}/{name}")
     for name in storage.names(directory):
         if name.endswith(LOG + SWAP) and name[:20].isdigit():
@@ -85,7 +85,7 @@ def _finish_swaps(log: LogState, now_ms: int) -> None:
 
 
 def _finish_swap(log: LogState, base_offset: int, now_ms: int) -> None:
-    """Remove the segments that a whole `.swap` segment replaces, and give it its name."""
+    """Remove the segments that a complete `.swap` segment replaces, and rename it."""
     storage, directory = log.storage, log.directory
     swapped = Segment(storage, directory, base_offset, now_ms=now_ms, suffix=SWAP)
     swapped.rebuild(interval_bytes=log.config.index_interval_bytes)
@@ -120,7 +120,7 @@ def _open_segments(log: LogState, now_ms: int, log_start_offset: int) -> None:
         )
         log.segments.append(fresh)
         log.bases.append(log_start_offset)
-    # A crash may have left space reserved behind it.
+    # A crash may have left reserved space behind the records.
     log.segments[-1].preallocated = log.config.preallocate
     for segment in log.segments:
         stem = f"{segment.base_offset:020d}"
@@ -129,17 +129,17 @@ def _open_segments(log: LogState, now_ms: int, log_start_offset: int) -> None:
 
 
 def _recover(log: LogState, recovery_point: int) -> int:
-    """Check all that lies past the recovery point; gives the point, or less where the log ends."""
+    """Check the log above the recovery point. Return the point, or the log end if that is less."""
     first = max(0, bisect_right(log.bases, recovery_point) - 1)
     if first:
-        # It may have been closed after the last sync, which then had no last time entry yet.
+        # It may have been closed after the last sync, which had no last time entry then.
         log.segments[first - 1].find_times()
         log.segments[first - 1].seal_times()
     expected = log.segments[first].base_offset
     at = first
     while at < len(log.segments):
         segment = log.segments[at]
-        # A gap: the segment before lost its unsynced end. Only compaction makes gaps otherwise.
+        # A gap means that the previous segment lost its unsynced end, except after compaction.
         if segment.base_offset < expected or (
             segment.base_offset > expected and at > first and not log.config.compact
         ):
@@ -157,8 +157,8 @@ def _recover(log: LogState, recovery_point: int) -> int:
 
 
 def _recover_segment(log: LogState, segment: Segment, recovery_point: int) -> bool:
-    """Check the segment's batches from the recovery point on and index them; cut it behind the
-    last sound one. Whether all of it was sound."""
+    """Check and index the segment's batches from the recovery point on. Truncate it behind the
+    last valid one. Return whether all were valid."""
     if not segment.offset_index.is_sound(segment.size):
         segment.offset_index.truncate(segment.base_offset)
         segment.time_index.truncate(segment.base_offset)
@@ -179,7 +179,7 @@ def _recover_segment(log: LogState, segment: Segment, recovery_point: int) -> bo
                 header.size,
                 header.last_offset,
                 header.max_timestamp,
-                # The batch at `start` is in the index already.
+                # The index has the batch at `start` already.
                 log.config.index_interval_bytes if at > start else 1 << 62,
             )
             log.epochs.assign(header.leader_epoch, header.base_offset)

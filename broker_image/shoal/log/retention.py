@@ -1,8 +1,8 @@
-"""Taking old segments away: by age, by size, and below the log start offset.
+"""Removes old segments: by age, by size, and below the log start offset.
 
-A segment goes whole, oldest first, and only when it lies below the high watermark. Its files are
-renamed to `.deleted` at once, so that a restart does not find them, and removed later: unlinking
-a large file takes a disk a while, which is for another thread.
+Only whole segments below the high watermark are removed, oldest first. Their files are renamed to
+`.deleted` at once, so that a restart ignores them. Another thread unlinks them later, because that
+is slow for large files.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def tick(log: LogState, now_ms: int, high_watermark: int) -> list[DeletedSegment]:
-    """Take away what the log's configuration no longer keeps; gives all that is to be removed,
-    what compaction replaced included. Raises `OSError`."""
+    """Remove the segments that the configuration no longer keeps. Return them, and those that
+    compaction has replaced. Raises `OSError`."""
     gone = log.garbage
     log.garbage = []
     if log.compacting or log.offline:
@@ -79,5 +79,5 @@ def _delete_oldest(log: LogState, count: int, reason: str, now_ms: int) -> list[
         segment.release()
         gone.append(DeletedSegment(segment, reason))
     log.forget_positions()
-    log.advance_log_start(log.bases[0], reason)
+    log.advance_log_start(log.bases[0])
     return gone

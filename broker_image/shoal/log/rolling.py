@@ -1,4 +1,4 @@
-"""When the active segment is to be closed: by size, by full indexes, and by age."""
+"""Decides when to roll the active segment: by size, by full indexes, and by age."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.log.storage import Storage
 def fresh_segment(
     storage: Storage, directory: str, config: LogConfig, base_offset: int, now_ms: int
 ) -> Segment:
-    """An empty segment, with its space on disk reserved if the log is to preallocate."""
+    """Create an empty segment, with reserved disk space if `preallocate` is set."""
     found = Segment(storage, directory, base_offset, now_ms=now_ms, fresh=True)
     if config.preallocate:
         found.file.reserve(config.segment_bytes)
@@ -28,10 +28,10 @@ def due_for(
     max_timestamp: int,
     now_ms: int,
 ) -> bool:
-    """Whether a batch must go to a new segment; the active one is not empty.
+    """Whether a batch must go to a new segment. The active segment is not empty.
 
-    segment.ms counts by the records' own time, from the segment's first batch on, as Kafka has it;
-    by the broker's clock where records have no time.
+    segment.ms counts by the timestamps of records, from the first batch of the segment on, as in
+    Kafka. Without timestamps it counts by the broker's clock.
     """
     if active.size + size > config.segment_bytes or not active.fits(last_offset):
         return True
@@ -48,13 +48,13 @@ def due_for(
 
 
 def due_by_age(config: LogConfig, active: Segment, now_ms: int) -> bool:
-    """Whether an active segment, idle or not, is old enough by the broker's clock."""
+    """Whether the active segment is older than segment.ms by the broker's clock."""
     waited = now_ms - active.created_ms
     return active.size > 0 and waited > config.roll_ms - _jitter(config, active)
 
 
 def _jitter(config: LogConfig, segment: Segment) -> int:
-    """A part of segment.jitter.ms that differs from log to log and segment to segment, and is
+    """Return a part of segment.jitter.ms that differs between logs and between segments, but is
     the same in every run."""
     limit = min(config.segment_jitter_ms, config.roll_ms)
     if limit <= 0:

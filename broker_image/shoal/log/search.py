@@ -1,4 +1,4 @@
-"""Finding records by their time, through the time indexes (ListOffsets)."""
+"""Finds records by timestamp, through the time indexes (ListOffsets)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TimestampOffset(NamedTuple):
 
 
 def since(log: LogState, timestamp_ms: int, max_offset: int | None) -> TimestampOffset | None:
-    """The first record below `max_offset` that is at least as young as `timestamp_ms`."""
+    """Return the first record below `max_offset` whose timestamp is at least `timestamp_ms`."""
     bound = log.log_end_offset if max_offset is None else max_offset
     for segment in log.segments:
         if segment.max_timestamp()[0] < timestamp_ms:
@@ -41,7 +41,7 @@ def since(log: LogState, timestamp_ms: int, max_offset: int | None) -> Timestamp
 def _within(
     segment: Segment, position: int, header: BatchHeader, timestamp_ms: int, start: int
 ) -> TimestampOffset | None:
-    """The record in one batch, None when those that are young enough lie before `start`."""
+    """Return the record in one batch, None if all that match lie before `start`."""
     whole = TimestampOffset(
         header.max_timestamp, max(header.base_offset, start), header.leader_epoch
     )
@@ -52,6 +52,6 @@ def _within(
             if record.timestamp_ms >= timestamp_ms and record.offset >= start:
                 return TimestampOffset(record.timestamp_ms, record.offset, header.leader_epoch)
     except CorruptBatch:
-        # A client garbled the records under a right CRC: its batch counts as a whole.
+        # The records are malformed under a correct CRC. The batch counts as a whole.
         return whole
     return None

@@ -1,8 +1,8 @@
 """One segment: a run of batches from its base offset on, in a `.log` file with its indexes.
 
-Batches are only ever appended, and a failed append leaves the file as long as it was. The size
-known here, not the file's, bounds every read, so what a failed write left behind is never
-seen. Files are named by the base offset in twenty digits, as Kafka names them.
+Batches are only appended. The size held here, not the file's size, bounds every read, so a reader
+never sees what a failed write left behind. Files are named by the base offset in twenty digits, as
+in Kafka.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LOG, INDEX, TIME_INDEX, TXN_INDEX, SNAPSHOT = (
 )
 DELETED, CLEANED, SWAP = ".deleted", ".cleaned", ".swap"
 FILES = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
-#: What a walk over batches reads at a time.
+#: Bytes that a scan of batches reads at a time.
 SCAN_BYTES = 256 * 1024
 
 
@@ -45,7 +45,7 @@ def file_name(base_offset: int, kind: str) -> str:
 
 
 class Segment:
-    """A segment and its files. `suffix` is that of files in transit (".cleaned", ".swap")."""
+    """A segment and its files. `suffix` marks files in transit (".cleaned", ".swap")."""
 
     __slots__ = (
         "_since_entry",
@@ -86,39 +86,39 @@ class Segment:
         self.offset_index = OffsetIndex(storage, self.path(INDEX), base_offset, fresh=fresh)
         self.time_index = TimeIndex(storage, self.path(TIME_INDEX), base_offset, fresh=fresh)
         self.txn_index = TransactionIndex(storage, self.path(TXN_INDEX), base_offset, fresh=fresh)
-        #: When the first batch came in, by the broker's clock; the file's age after a restart.
+        #: Time of the first append, by the broker's clock; after a restart the file's own time.
         self.created_ms = now_ms if fresh else min(now_ms, storage.modified_ms(self.path(LOG)))
-        #: The first batch's largest timestamp, which segment.ms counts from; None when unknown.
+        #: Largest timestamp of the first batch, from which segment.ms counts; None if unknown.
         self.first_timestamp: int | None = None
-        #: The largest timestamp and the last offset of the batch that has it; None: in the index.
+        #: The largest timestamp and the last offset of its batch; None if only the index has it.
         self.largest_timestamp: int | None = -1 if fresh else None
         self.largest_at = base_offset
         self._since_entry = 0
-        #: Whether space behind the records is reserved; not known of one that a crash left.
+        #: Whether space behind the records is reserved; unknown after a crash.
         self.preallocated = False
 
     def path(self, kind: str) -> str:
         return f"{self.directory}/{file_name(self.base_offset, kind)}{self.suffix}"
 
     def max_timestamp(self) -> tuple[int, int]:
-        """(largest timestamp, last offset of the first batch that has it); (-1, …) without."""
+        """Return (largest timestamp, last offset of its first batch); -1 without a timestamp."""
         if self.largest_timestamp is None:
             self.largest_timestamp, self.largest_at = self.time_index.last()
         return self.largest_timestamp, self.largest_at
 
     def first_batch_timestamp(self) -> int:
-        """The first batch's largest timestamp, -1 without one."""
+        """Return the largest timestamp of the first batch, -1 without one."""
         if self.first_timestamp is None:
             self.first_timestamp = next((h.max_timestamp for _, h in self.heads()), -1)
         return self.first_timestamp
 
     def age_timestamp(self) -> int:
-        """What retention.ms counts from: the youngest record, or the file's last change."""
+        """Return the time from which retention.ms counts: the largest timestamp or the file's."""
         timestamp, _ = self.max_timestamp()
         return timestamp if timestamp >= 0 else self.storage.modified_ms(self.path(LOG))
 
     def fits(self, last_offset: int) -> bool:
-        """Whether the indexes can express an offset as large as this."""
+        """Whether the indexes can hold this offset."""
         return last_offset - self.base_offset <= RELATIVE_OFFSET_MAX
 
     def append(
@@ -128,7 +128,7 @@ class Segment:
         max_timestamp: int,
         interval_bytes: int,
     ) -> int:
-        """Write one or more whole batches; gives their position. Raises `OSError`, after which
+        """Write one or more whole batches, and return their position. After an `OSError`,
         `repair` must succeed before the next append."""
         position = self.size
         size = self.file.write(position, buffers)
@@ -139,7 +139,7 @@ class Segment:
     def note(
         self, position: int, size: int, last_offset: int, max_timestamp: int, interval_bytes: int
     ) -> None:
-        """Index batches that stand in the file, in the order they stand there."""
+        """Add a batch of the file to the indexes, in file order."""
         if self.largest_timestamp is None:
             self.max_timestamp()
         if max_timestamp > self.largest_timestamp:  # type: ignore[operator]
@@ -153,16 +153,16 @@ class Segment:
         self._since_entry += size
 
     def repair(self) -> None:
-        """Cut off what a failed append left behind. Raises `OSError`."""
+        """Truncate what a failed append left behind. Raises `OSError`."""
         self.file.truncate(self.size)
 
     def read(self, position: int, size: int) -> bytes:
         return self.file.read(position, min(size, self.size - position))
 
     def batches(self, position: int = 0) -> Iterator[tuple[int, BatchHeader, bytes]]:
-        """(position, header, whole batch) from a batch's start on, within the known size.
+        """Iterate over (position, header, whole batch) from the start of a batch on.
 
-        Raises `CorruptBatch`; stops before a partial tail. Memory: one chunk or one batch.
+        Stops before a partial tail. Holds one chunk or one batch in memory. Raises `CorruptBatch`.
         """
         while position + HEADER_SIZE <= self.size:
             chunk = self.read(position, SCAN_BYTES)
@@ -180,7 +180,7 @@ class Segment:
             position += at
 
     def heads(self, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-        """(position, header) from a batch's start on; reads past the records of large batches."""
+        """Iterate over (position, header) from the start of a batch on, skipping large records."""
         while position + HEADER_SIZE <= self.size:
             chunk = self.read(position, 16 * 1024)
             at = 0
@@ -195,21 +195,21 @@ class Segment:
             position += at
 
     def find(self, offset: int) -> tuple[int, BatchHeader] | None:
-        """The first batch whose last offset is at least `offset`."""
+        """Return the first batch whose last offset is at least `offset`."""
         for position, header in self.heads(self.offset_index.position_of(offset)):
             if header.last_offset >= offset:
                 return position, header
         return None
 
     def next_offset(self) -> int:
-        """The offset behind the last batch; the base offset when there is none."""
+        """Return the offset behind the last batch, or the base offset without a batch."""
         found = self.base_offset
         for _, header in self.heads(self.offset_index.last_position()):
             found = header.next_offset
         return found
 
     def truncate(self, offset: int) -> int:
-        """Cut the batches that end at or past `offset`; gives how many bytes went."""
+        """Truncate the batches that end at or above `offset`. Return the removed bytes."""
         found = self.find(offset)
         if found is None:
             return 0
@@ -227,8 +227,8 @@ class Segment:
         return gone
 
     def find_times(self) -> None:
-        """Find the largest timestamp where the time index may lack its last entry: the indexes grow
-        together, so the batches behind their last entry tell it."""
+        """Find the largest timestamp if the time index may lack its last entry. The batches behind
+        the last entries of the indexes have it."""
         start = self.offset_index.last_position()
         self.largest_timestamp, self.largest_at = self.time_index.last()
         for _, header in self.heads(start):
@@ -237,7 +237,7 @@ class Segment:
         self._since_entry = self.size - start
 
     def rebuild(self, *, interval_bytes: int) -> None:
-        """Make offset and time index anew from the batches' headers."""
+        """Rebuild the offset and time indexes from the batch headers."""
         self.offset_index.truncate(self.base_offset)
         self.time_index.truncate(self.base_offset)
         self.largest_timestamp, self.largest_at = -1, self.base_offset
@@ -249,34 +249,34 @@ class Segment:
         self.seal_times()
 
     def seal_times(self) -> None:
-        """Give the time index its last entry, as on a roll and a close."""
+        """Add the last entry to the time index, before a roll or a close."""
         self.time_index.append(*self.max_timestamp())
 
     def trim(self) -> None:
-        """Give back reserved space: nothing more is written here. Raises `OSError`."""
+        """Release reserved space after the last write. Raises `OSError`."""
         if self.preallocated:
             self.file.truncate(self.size)
             self.preallocated = False
 
     def aborted(self) -> list[AbortedTransaction]:
-        """The aborted transactions whose markers are here."""
+        """Return the aborted transactions whose markers are in this segment."""
         return self.txn_index.entries()
 
     def flush(self) -> None:
-        """Hand what the indexes hold back to the operating system."""
+        """Write the new index entries to the files."""
         self.offset_index.flush()
         self.time_index.flush()
         self.txn_index.flush()
 
     def unsynced(self) -> list[File]:
-        """Flush, and give the files that a sync is owed; asking takes the debt over."""
+        """Flush, and return the files that the caller must sync."""
         self.flush()
         owed = (i.unsynced() for i in (self.offset_index, self.time_index, self.txn_index))
         return [self.file, *(file for file in owed if file is not None)]
 
     def rename(self, suffix: str, *, log_last: bool = False) -> None:
-        """Rename all files to another suffix, the `.log` first or last of them. Raises `OSError`,
-        and nothing has changed when that was the first."""
+        """Rename all files to another suffix, the `.log` file first or last. Raises `OSError`; if
+        the first rename failed, nothing has changed."""
         old, before = {kind: self.path(kind) for kind in FILES}, self.suffix
         self.suffix = suffix
         for kind in reversed(FILES) if log_last else FILES:
@@ -296,7 +296,7 @@ class Segment:
             index.release()
 
     def unload(self) -> None:
-        """Give back the memory of the indexes of a segment that is not being read."""
+        """Free the memory of the indexes of a segment without readers."""
         self.offset_index.unload()
         self.time_index.unload()
 
@@ -307,7 +307,7 @@ class Segment:
 
 
 class DeletedSegment:
-    """A segment that is out of the log; `remove` is due after file.delete.delay.ms."""
+    """A segment that was removed from the log. Call `remove` after file.delete.delay.ms."""
 
     __slots__ = ("_segment", "base_offset", "reason", "size_bytes")
 

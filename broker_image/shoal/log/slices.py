@@ -1,7 +1,8 @@
-"""Whole batches that are found and not read: a place in a segment's file, for `sendfile`.
+"""Ranges of a segment's file that hold whole batches, for `sendfile`.
 
-A slice stays good while it is held, also when its segment is deleted meanwhile; a file that is cut
-under it, as a replica's may be that no longer leads, ends early, which its sender has to notice.
+A slice stays valid while it is referenced, also if its segment is deleted. The file may be
+truncated meanwhile, when the replica no longer leads. It then ends early, and the sender has to
+detect that.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from shoal.log.storage import File
 if TYPE_CHECKING:
     from shoal.log.segment import Segment
 
-#: Below this a read and one write cost less than the system calls around a `sendfile`.
+#: Smallest slice in bytes: below it, a read and a write cost less than `sendfile`.
 SLICE_SIZE_MIN = 64 * 1024
 
 
@@ -32,7 +33,7 @@ class FileSlice:
 
 
 class Slice(NamedTuple):
-    """Whole batches, read or not, and the offset behind the last of them."""
+    """Whole batches, as bytes or as a slice, and the offset behind the last of them."""
 
     data: bytes | memoryview | FileSlice
     next_offset: int
@@ -41,12 +42,15 @@ class Slice(NamedTuple):
 def find(
     segment: Segment, position: int, max_bytes: int, *, bound: int, log_end_offset: int
 ) -> tuple[FileSlice, int] | None:
-    """The whole batches within `max_bytes` from the one at `position` on, none of which ends past
-    `bound`, and the offset behind them; None where they are too little to be worth it."""
+    """Find the whole batches within `max_bytes` from `position` on that lie below `bound`.
+
+    Return their slice and the offset behind them; None if they are smaller than
+    `SLICE_SIZE_MIN`.
+    """
     stop = min(position + max_bytes, segment.size)
     if stop - position < SLICE_SIZE_MIN or segment.file.fileno() < 0:
         return None
-    # Batches are walked from one on that the index knows to be whole, by their headers.
+    # Follow the headers from a batch that the index has as whole.
     start = segment.offset_index.whole_before(stop)
     if bound < log_end_offset:
         start = min(start, segment.offset_index.position_of(bound - 1))

@@ -1,7 +1,7 @@
-"""Files with the producers' state at an offset: one between segments each, and one behind them.
+"""Snapshot files of the producers' state: one at the base of each segment, and one at the end.
 
-None is synced. A checksum tells one that was lost or garbled, and the batches behind an older one
-tell the rest.
+They are not synced. A checksum detects a damaged file. The state then comes from an older snapshot
+and the batches behind it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from shoal.log.storage import Storage
 
 
 class ProducerSnapshots:
-    """The snapshots in a log's directory. `offset` is that of the newest that was written or read,
-    -1 without one; `behind_bytes` of the log were written since."""
+    """The snapshots in a log's directory. `offset` is that of the newest one that was written or
+    loaded, -1 without one. `behind_bytes` of the log were written since."""
 
     __slots__ = ("_directory", "_storage", "behind_bytes", "offset")
 
@@ -26,7 +26,8 @@ class ProducerSnapshots:
         self.behind_bytes = 0
 
     def write(self, offset: int, producers: ProducerStates, bases: Sequence[int]) -> None:
-        """Keep the state at the log's end; an older one that is not at a segment's base goes."""
+        """Write the state at the log end offset. Remove the previous one unless a segment starts
+        at it."""
         self._storage.replace_file(self._path(offset), producers.snapshot(), sync=False)
         stray = self.offset
         if stray >= 0 and stray != offset and stray not in bases:
@@ -35,8 +36,8 @@ class ProducerSnapshots:
         self.behind_bytes = 0
 
     def load(self, producers: ProducerStates, now_ms: int, at_most: int | None) -> int | None:
-        """Take the newest state of an offset `at_most`; that offset, None without any. What is
-        garbled is removed."""
+        """Load the newest snapshot of an offset `at_most`. Return that offset, None without any.
+        Damaged files are removed."""
         for offset in sorted(self._offsets(), reverse=True):
             if at_most is not None and offset > at_most:
                 continue
@@ -50,11 +51,11 @@ class ProducerSnapshots:
         return None
 
     def drop(self, offset: int) -> None:
-        """Remove the one of an offset, if there is one."""
+        """Remove the snapshot of an offset, if it exists."""
         self._storage.remove(self._path(offset))
 
     def drop_past(self, offset: int) -> None:
-        """Remove those of later offsets."""
+        """Remove the snapshots of larger offsets."""
         for found in self._offsets():
             if found > offset:
                 self.drop(found)

@@ -46,29 +46,29 @@ class LogState:
         self.log_start_offset = 0
         self.log_end_offset = 0
         self.recovery_point = 0
-        #: Where the dirty part of a compacted log begins.
+        #: Start of the dirty part of a compacted log.
         self.cleaned_to = 0
         self.unsynced_since_ms: int | None = None
-        #: The disk's last failure under an append; None once it was put right.
+        #: The disk error of the last failed append; None after the repair.
         self.fault: OSError | None = None
-        #: An fsync failed: what the disk holds is unknown until the broker starts again.
+        #: Whether an fsync failed. The content of the disk is then unknown until a restart.
         self.offline = False
-        #: Cut or replaced files make syncs and positions of before void.
+        #: Grows when files are truncated or replaced, which voids older syncs and positions.
         self.generation = 0
-        #: What compaction replaced, until `tick_retention` hands it out.
+        #: Segments that compaction replaced, until `tick_retention` returns them.
         self.garbage: list[DeletedSegment] = []
         self.compacting = False
-        #: Why compaction gave this log up; empty while all is well.
+        #: Why compaction gave up on this log; empty if it did not.
         self.uncleanable = ""
-        #: When the first tombstone that compaction met may go.
+        #: When compaction may remove the first tombstone that it kept.
         self.next_horizon_ms: int | None = None
-        #: The directory has names that are not durable yet.
+        #: Whether the directory has names that are not durable yet.
         self.names_changed = True
-        #: Small files and directories that the next sync covers, too.
+        #: Small files and directories that the next sync must include.
         self.owed_paths: list[str] = []
         self.owed_names: list[str] = []
         self.sync_wanted = False
-        #: Ends of reads and their places in the files, so that who reads on needs no search.
+        #: End offsets of reads with their file positions, so that the next read needs no search.
         self.read_ends: dict[int, tuple[Segment, int]] = {}
 
     @property
@@ -79,11 +79,6 @@ class LogState:
     def size_bytes(self) -> int:
         return sum(segment.size for segment in self.segments)
 
-    @property
-    def unsynced_messages(self) -> int:
-        """What flush.messages counts."""
-        return self.log_end_offset - self.recovery_point
-
     def repair(self) -> None:
         """Truncate what a failed append left behind. Raises `OSError`."""
         if self.fault is not None:
@@ -91,7 +86,7 @@ class LogState:
             self.fault = None
 
     def write_epoch(self, epoch: int, start_offset: int) -> None:
-        """For `appends`: a leader's epoch begins with the batch that comes next."""
+        """Start a leader epoch with the next batch. Raises `AppendRefused`."""
         try:
             self.epochs.assign(epoch, start_offset)
         except OSError as error:
@@ -106,7 +101,7 @@ class LogState:
         max_timestamp: int,
         now_ms: int,
     ) -> None:
-        """For `appends`: write one batch at the end of the log. Raises `AppendRefused`."""
+        """Write one batch at the end of the log. Raises `AppendRefused`."""
         active = self.segments[-1]
         try:
             if active.size and rolling.due_for(
@@ -136,9 +131,9 @@ class LogState:
         )
 
     def roll(self, base_offset: int, now_ms: int) -> Segment:
-        """Close the active segment and begin one at `base_offset`. Raises `OSError`, and then the
-        old one is active still."""
-        # Recovery would take a torn end of a segment for the end of the log.
+        """Close the active segment and start one at `base_offset`. Raises `OSError`; then the old
+        segment stays active."""
+        # Recovery would mistake a torn end of a segment for the end of the log.
         self.repair()
         old = self.segments[-1]
         old.seal_times()
@@ -153,7 +148,7 @@ class LogState:
         return new
 
     def batches(self, offset: int, end: int) -> Iterator[tuple[int, BatchHeader, bytes]]:
-        """(position in its segment, header, bytes) of the batches that hold [offset, end)."""
+        """Iterate over (position in its segment, header, bytes) of the batches in [offset, end)."""
         for segment in list(self.segments[max(0, bisect_right(self.bases, offset) - 1) :]):
             if segment.base_offset >= end:
                 return
@@ -166,14 +161,14 @@ class LogState:
                 yield position, header, data
 
     def last_stable_offset(self, high_watermark: int) -> int:
-        """Up to where no transaction is undecided."""
+        """Return the offset below which all transactions have ended."""
         first = self.producers.first_unstable_offset(high_watermark)
         if first is None or first > high_watermark:
             return high_watermark
         return max(first, self.log_start_offset)
 
     def aborted_transactions(self, start: int, end: int) -> list[AbortedTransaction]:
-        """The aborted transactions that overlap [start, end), by the offset of their marker."""
+        """Return the aborted transactions that overlap [start, end), by their marker's offset."""
         out = []
         for segment in self.segments[max(0, bisect_right(self.bases, start) - 1) :]:
             for entry in segment.aborted():
@@ -183,9 +178,9 @@ class LogState:
                     return out
         return out
 
-    def advance_log_start(self, offset: int, reason: str = "") -> bool:
-        """Records before `offset` are gone for readers; whole segments go with the next
-        `tick_retention`. `offset` is at most the high watermark; whether it moved."""
+    def advance_log_start(self, offset: int) -> bool:
+        """Hide the records below `offset`, which is at most the high watermark. The next
+        `tick_retention` removes whole segments. Return whether the start has moved."""
         if offset > self.log_end_offset:
             raise OffsetOutOfRange(offset, self.log_start_offset, self.log_end_offset)
         if offset <= self.log_start_offset:
@@ -196,6 +191,6 @@ class LogState:
         return True
 
     def forget_positions(self) -> None:
-        """Segments were taken away or replaced."""
+        """Forget file positions, after segments were removed or replaced."""
         self.read_ends.clear()
         self.names_changed = True

@@ -1,11 +1,11 @@
-"""The one door to the disk: what a log needs of it, and the disk itself.
+"""The port through which logs use the disk, and its implementation on the file system.
 
-Paths are strings with "/" between parts. A `File` is read and written at positions; a write that
-returns has handed all of its bytes to the operating system, one that raises `OSError` may have
-written some of them. Nothing is durable before `sync` (files) or `sync_directory` (names).
+Paths are strings with "/" between parts. A `File` is read and written at positions. A write that
+returns has passed all bytes to the operating system; one that raises `OSError` may have written
+some. Nothing is durable before `sync` (files) or `sync_directory` (names).
 
-A file that is dropped without `close` closes when its last user is gone: a segment may be deleted
-while a sync of it still runs elsewhere. `shoal.log.memory` is the same door to no disk at all.
+A file that is dropped without `close` closes with its last user, because a segment may be deleted
+while another thread syncs it. `shoal.log.memory` implements the port in memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol
 
 from shoal.record.batch import Buffer
 
-#: Linux's fallocate, which Python offers without flags; None elsewhere.
+#: Linux's fallocate with flags, which Python's own function lacks; None elsewhere.
 _fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
 _KEEP_SIZE = 1
 
@@ -31,26 +31,26 @@ class File(Protocol):
     def path(self) -> str: ...
 
     def size(self) -> int:
-        """Bytes in the file."""
+        """Return the size in bytes."""
 
     def read(self, at: int, size: int) -> bytes:
-        """Up to `size` bytes from `at`; fewer only at the end of the file."""
+        """Read up to `size` bytes from `at`; fewer only at the end of the file."""
 
     def write(self, at: int, buffers: Sequence[Buffer]) -> int:
-        """Write the buffers one behind the other from `at`; the bytes written are all of them."""
+        """Write all buffers, one after the other, from `at`. Return the number of bytes."""
 
     def truncate(self, size: int) -> None:
-        """Cut or extend the file to `size` bytes; space reserved behind them is given back."""
+        """Truncate or extend the file to `size` bytes. Reserved space behind it is released."""
 
     def reserve(self, size: int) -> None:
-        """Reserve space on the disk for `size` bytes from the start, if it can be had. The size of
-        the file stays."""
+        """Reserve disk space for `size` bytes from the start, if possible. The size of the file
+        does not change."""
 
     def sync(self) -> None:
         """Make data and size durable. Safe to call from another thread."""
 
     def fileno(self) -> int:
-        """The descriptor for sendfile; -1 where there is none."""
+        """Return the descriptor for sendfile, -1 without one."""
 
     def close(self) -> None: ...
 
@@ -59,45 +59,45 @@ class Storage(Protocol):
     """A tree of files."""
 
     def open(self, path: str, *, create: bool = False) -> File:
-        """Open for reading and writing. Raises `FileNotFoundError` unless it may be created."""
+        """Open for reading and writing. Raises `FileNotFoundError` unless `create` is set."""
 
     def exists(self, path: str) -> bool: ...
 
     def names(self, path: str) -> list[str]:
-        """The sorted names in a directory; empty where there is none."""
+        """Return the sorted names in a directory; empty if it does not exist."""
 
     def is_directory(self, path: str) -> bool: ...
 
     def make_directory(self, path: str) -> None:
-        """Make it and its parents; no error when it is there."""
+        """Create a directory and its parents, unless it exists."""
 
     def rename(self, path: str, to: str) -> None:
-        """Rename a file or directory; an existing file `to` is replaced, atomically."""
+        """Rename a file or directory. An existing file `to` is replaced atomically."""
 
     def remove(self, path: str) -> None:
-        """Remove a file; no error when it is gone already."""
+        """Remove a file, if it exists."""
 
     def remove_directory(self, path: str) -> None:
-        """Remove a directory and all in it; no error when it is gone already."""
+        """Remove a directory with its contents, if it exists."""
 
     def sync_directory(self, path: str) -> None:
         """Make the names in a directory durable."""
 
     def read_file(self, path: str) -> bytes:
-        """All of a small file. Raises `FileNotFoundError`."""
+        """Read a small file. Raises `FileNotFoundError`."""
 
     def replace_file(self, path: str, data: Buffer, *, sync: bool) -> None:
-        """Put a small file in place at once: readers see the old bytes or all of the new."""
+        """Replace a small file atomically: readers see the old or the new contents."""
 
     def modified_ms(self, path: str) -> int:
-        """When the file was last written, in epoch milliseconds."""
+        """Return the time of the last write, in epoch milliseconds."""
 
     def lock(self, path: str) -> File:
-        """Take a lock that only one process may hold, until the file is closed. Raises
-        `BlockingIOError` when another holds it."""
+        """Take an exclusive lock between processes, until the file is closed. Raises
+        `BlockingIOError` if another process has it."""
 
     def free_bytes(self, path: str) -> tuple[int, int]:
-        """(total, usable) bytes of the volume."""
+        """Return (total, usable) bytes of the volume."""
 
 
 class DiskFile:
@@ -131,7 +131,7 @@ class DiskFile:
         return size
 
     def _write_rest(self, at: int, done: int, buffers: Sequence[Buffer]) -> None:
-        """A short write: what is left goes out as one buffer, and an error shows by itself."""
+        """Complete a short write: write the rest as one buffer. Raises `OSError`."""
         left = memoryview(b"".join(buffers))[done:]
         while left:
             count = os.pwrite(self._fd, left, at + done)
@@ -142,7 +142,7 @@ class DiskFile:
 
     def reserve(self, size: int) -> None:
         if _fallocate is not None:
-            # It fails on file systems without it, and for lack of space: then nothing is reserved.
+            # Errors are ignored: without support or space nothing is reserved.
             _fallocate(self._fd, _KEEP_SIZE, ctypes.c_int64(0), ctypes.c_int64(size))
 
     def sync(self) -> None:

@@ -1,4 +1,4 @@
-"""Work for the disk alone: files to make durable, which may be done in another thread."""
+"""Files to make durable, a task that may run in another thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal.log.storage import File, Storage
 
 
 class Sync:
-    """Files that are to be made durable so that the recovery point may move to `end_offset`."""
+    """The files that must be durable before the recovery point moves to `end_offset`."""
 
     __slots__ = ("_done", "_files", "_names", "_paths", "_storage", "end_offset", "generation")
 
@@ -24,21 +24,21 @@ class Sync:
     ) -> None:
         self._storage = storage
         self._files = files
-        #: Small files that are not held open, and directories.
+        #: Small files that are not open, and directories.
         self._paths = paths
         self._names = names
         self._done = False
         self.end_offset = end_offset
-        #: The log's generation when the work was set down.
+        #: The log's generation when this sync was created.
         self.generation = generation
 
     def run(self, synced: set[str] | None = None) -> None:
-        """Wait for the disk. May run in another thread. Raises `OSError`. Directories that are
-        `synced` already, since all that is owed was done, are left out, and noted there."""
+        """Sync all files. May run in another thread. Directories in `synced` are skipped, and those
+        that this call syncs are added to it. Raises `OSError`."""
         for file in self._files:
             file.sync()
         for path in self._paths:
-            # One that is gone again was replaced, and whoever did that owes the next sync.
+            # A missing file was replaced, and the next sync covers its replacement.
             with contextlib.suppress(FileNotFoundError):
                 file = self._storage.open(path)
                 file.sync()
@@ -52,6 +52,6 @@ class Sync:
         self._done = True
 
     def run_once(self) -> None:
-        """`run`, unless that has been done."""
+        """Call `run` unless it has succeeded before."""
         if not self._done:
             self.run()

@@ -1,7 +1,7 @@
-"""Cutting a log's end off, as a follower does whose leader has other records.
+"""Truncates a log, as a follower does whose leader has other records.
 
-Positions, and syncs that are under way, mean nothing after it. The recovery point moves back: sync
-and checkpoint it before new batches are appended, or a crash may bring back what was cut.
+Truncation voids file positions and running syncs. The recovery point moves back. Sync and
+checkpoint it before new batches are appended, or a crash can restore truncated records.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def from_offset(log: LogState, offset: int) -> None:
-    """Cut all from `offset` on. Raises `OSError`."""
+    """Remove all records from `offset` on. Raises `OSError`."""
     if offset >= log.log_end_offset:
-        # Who led for a moment has noted an epoch that begins here and has no record.
+        # A short leadership may have noted an epoch that starts here and has no records.
         log.epochs.truncate_from_end(log.log_end_offset)
         return
     if offset < log.log_start_offset:
@@ -38,7 +38,7 @@ def from_offset(log: LogState, offset: int) -> None:
 
 
 def fully(log: LogState, offset: int) -> None:
-    """Drop all there is; the log goes on at `offset`. Raises `OSError`."""
+    """Remove all records and continue at `offset`. Raises `OSError`."""
     _void(log)
     now_ms = log.active.created_ms
     while log.segments:
@@ -61,7 +61,7 @@ def _void(log: LogState) -> None:
 
 
 def _drop(log: LogState, segment: Segment) -> None:
-    """Remove a segment that no reader may see again, at once."""
+    """Remove a segment at once, so that no reader sees it again."""
     segment.remove()
     segment.release()
     if segment.base_offset:

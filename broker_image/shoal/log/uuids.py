@@ -8,12 +8,12 @@ from uuid import UUID
 
 
 def uuid_text(value: UUID) -> str:
-    """22 characters."""
+    """Return the 22 characters of an id."""
     return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")
 
 
 def uuid_from_text(text: str) -> UUID | None:
-    """The id in Kafka's form or in the usual one with dashes; None if it is neither."""
+    """Parse an id in Kafka's form or with dashes; None for other text."""
     try:
         if len(text) == 36:
             return UUID(text)

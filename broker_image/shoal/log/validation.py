@@ -1,10 +1,9 @@
-"""What a producer's batch must be before it may stand in a log.
+"""Validation of a producer's batch before its append.
 
 `validate` checks the header, the CRC and every record, and returns the batch as the log stores it.
-It decompresses into a buffer of its caller's, or into memory that it frees at once; a batch that
-expands past `EXPANDED_BYTES_MAX` is refused. Where a record is to blame the refusal lists it
-(KIP-467). Batches of coordinators and of leaders are not validated
-(docs/adr/0051-validate-records-on-produce.md).
+It decompresses into a buffer of its caller, or into memory that it frees at once. A batch that
+expands beyond `EXPANDED_BYTES_MAX` is refused. The error lists invalid records (KIP-467). Batches
+of coordinators and of leaders are not validated (docs/adr/0051-validate-records-on-produce.md).
 """
 
 from __future__ import annotations
@@ -47,22 +46,22 @@ from shoal.record.compression import (
 from shoal.record.records import records_body
 
 _LONG_MIN, _LONG_MAX = -(2**63), 2**63 - 1
-#: Record errors in one answer. librdkafka puts at most 10,000 messages in a batch by default.
+#: Record errors in one response. librdkafka batches have at most 10,000 messages by default.
 RECORD_ERRORS_MAX = 10_000
-#: Records that Python walks in about a millisecond.
+#: Records that the Python walker checks in about a millisecond.
 _PYTHON_RECORDS_MAX = 1_000
 _NO_KEY = "This record has no key, and the topic is compacted."
 
 
 class ValidatedBatch(NamedTuple):
-    """A sound batch as it is stored; `data` are the bytes that came where nothing had to change."""
+    """A valid batch as it is stored. `data` are the received bytes if nothing had to change."""
 
     header: BatchHeader
     data: Buffer
 
 
 def is_large(data: Buffer, inline_bytes_max: int) -> bool:
-    """Whether an uncompressed batch takes too long to walk on an event loop."""
+    """Whether an uncompressed batch takes too long to validate on an event loop."""
     if len(data) > inline_bytes_max:
         return True
     if walker.native is not None or len(data) < HEADER_SIZE:
@@ -73,10 +72,10 @@ def is_large(data: Buffer, inline_bytes_max: int) -> bool:
 def validate(
     data: Buffer, config: LogConfig, now_ms: int, out: memoryview | None = None
 ) -> ValidatedBatch:
-    """Check the one batch that a produce request may hold for a partition.
+    """Validate the one batch that a produce request may hold for a partition.
 
-    Compressed records are expanded into `out`, which raises `OutputFull` where it is too small;
-    without one, into as much as `EXPANDED_BYTES_MAX` of memory. Raises `AppendRefused`.
+    Compressed records are expanded into `out`; `OutputFull` is raised if it is too small. Without
+    `out` they may take up to `EXPANDED_BYTES_MAX` of memory. Raises `AppendRefused`.
     """
     header = _read_header(data, config)
     _check_header(header)
@@ -101,7 +100,7 @@ def validate(
 
 @contextmanager
 def _buffer(out: memoryview | None) -> Iterator[memoryview]:
-    """`out`, or fresh memory that costs only what is written to it."""
+    """Return `out`, or new memory whose pages are allocated as they are written."""
     if out is not None:
         yield out
         return
@@ -111,7 +110,7 @@ def _buffer(out: memoryview | None) -> Iterator[memoryview]:
 
 
 def _read_header(data: Buffer, config: LogConfig) -> BatchHeader:
-    """The header of a whole batch of magic 2 within the size limits and with the right CRC."""
+    """Return the header of a whole batch of magic 2 with valid sizes and a correct CRC."""
     if not len(data):
         raise _invalid("a produce request holds one record batch for each partition, this has none")
     if len(data) > MAGIC_AT and (magic := data[MAGIC_AT]) != MAGIC:
@@ -170,7 +169,7 @@ def _check_header(header: BatchHeader) -> None:
 
 
 def _walk(body: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> walker.Walk:
-    """Walk the records. Raises `AppendRefused` for a fault, and where records are to blame."""
+    """Check the records. Raises `AppendRefused` for malformed or invalid records."""
     oldest, newest = _LONG_MIN, _LONG_MAX
     if config.timestamp_type is TimestampType.CREATE_TIME:
         oldest = max(_LONG_MIN, now_ms - config.message_timestamp_before_max_ms)
@@ -195,7 +194,7 @@ def _walk(body: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> 
 
 
 def _blamed(found: walker.Walk, count: int, oldest: int, newest: int) -> AppendRefused:
-    """The refusal that lists records without a key and timestamps out of bounds."""
+    """Return the error that lists records without a key and timestamps out of bounds."""
     errors, late = [], False
     for index, timestamp in found.flags:
         if timestamp is None:
@@ -221,8 +220,8 @@ def _invalid(message: str) -> AppendRefused:
 def _stored(
     data: Buffer, header: BatchHeader, body: Buffer, found: walker.Walk, config: LogConfig
 ) -> ValidatedBatch:
-    """The batch as it is stored: in the topic's compression.type, and under create time with the
-    records' largest timestamp in its header. Its bytes stay where they fit. Raises
+    """Return the batch as it is stored: in the topic's compression.type, and under create time
+    with the largest timestamp of its records in the header. The bytes stay if they fit. Raises
     `AppendRefused`."""
     attributes, latest = header.attributes, header.max_timestamp
     codec = target = attributes & COMPRESSION_MASK
@@ -248,7 +247,7 @@ def _stored(
 def recompressed(
     data: Buffer, header: BatchHeader, config: LogConfig
 ) -> tuple[Buffer, BatchHeader]:
-    """A coordinator's batch in the topic's compression.type. Raises `AppendRefused`."""
+    """Return a coordinator's batch in the topic's compression.type. Raises `AppendRefused`."""
     target = config.compression_type
     if target == "producer" or header.attributes & CONTROL_BIT:
         return data, header
@@ -267,7 +266,7 @@ def recompressed(
 
 
 def follower_batch(data: Buffer, at: int, header: BatchHeader, next_offset: int) -> None:
-    """A batch that a leader has validated: whole, sound, and behind what is there.
+    """Check a batch from the leader: whole, with a correct CRC, and behind the log end offset.
 
     Raises `AppendRefused`.
     """

@@ -1,10 +1,11 @@
 """The record batch of magic 2 as bytes: its 61-byte header in one `Struct`, and its CRC-32C.
 
-A batch is never taken apart on the way to the log or out of it: its header is read, its CRC is
-checked once, and base offset and leader epoch, which stand outside the CRC, are set in place.
+A batch stays bytes from the producer to the log and to the consumer. Its header is read and its CRC
+is checked once. The base offset and the leader epoch, which the CRC does not cover, are set in
+place. `layout` defines the fields:
 
     base_offset i64, batch_length i32 (of what follows it), leader_epoch i32, magic i8, crc u32,
-    -- from here on under the CRC --
+    -- the CRC covers the rest --
     attributes i16, last_offset_delta i32, base_timestamp i64, max_timestamp i64, producer_id i64,
     producer_epoch i16, base_sequence i32, record_count i32, records
 
@@ -26,7 +27,7 @@ from shoal.record.layout import COMPRESSION_MASK as COMPRESSION_MASK
 from shoal.record.layout import CONTROL_BIT as CONTROL_BIT
 from shoal.record.layout import CRC_FROM as CRC_FROM
 from shoal.record.layout import DELETE_HORIZON_BIT as DELETE_HORIZON_BIT
-from shoal.record.layout import FORMAT, OFFSETS
+from shoal.record.layout import FORMAT, OFFSETS, format_of
 from shoal.record.layout import HEADER_SIZE as HEADER_SIZE
 from shoal.record.layout import LOG_APPEND_TIME_BIT as LOG_APPEND_TIME_BIT
 from shoal.record.layout import MAGIC as MAGIC
@@ -46,11 +47,11 @@ NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1
 SEQUENCE_MAX = 2**31 - 1
 
-_PREFIX = struct.Struct(">qi")
-_EPOCH = struct.Struct(">i")
-_CRC = struct.Struct(">I")
-_ATTRIBUTES = struct.Struct(">h")
-_MAX_TIMESTAMP = struct.Struct(">q")
+_PREFIX = struct.Struct(format_of("base_offset", "batch_length"))
+_EPOCH = struct.Struct(format_of("leader_epoch"))
+_CRC = struct.Struct(format_of("crc"))
+_ATTRIBUTES = struct.Struct(format_of("attributes"))
+_MAX_TIMESTAMP = struct.Struct(format_of("max_timestamp"))
 _LENGTH_AT = OFFSETS["batch_length"]
 _EPOCH_AT = OFFSETS["leader_epoch"]
 _CRC_AT = OFFSETS["crc"]
@@ -60,11 +61,11 @@ _MAX_TIMESTAMP_AT = OFFSETS["max_timestamp"]
 
 
 class CorruptBatch(Exception):
-    """Bytes that are no whole, sound batch of magic 2."""
+    """The bytes are not a whole, valid batch of magic 2."""
 
 
 class UnsupportedMagic(CorruptBatch):
-    """A batch of magic 0 or 1, which Kafka 4 no longer takes (KIP-896), or of one to come."""
+    """A batch of magic 0 or 1, which Kafka 4 does not accept (KIP-896), or of an unknown magic."""
 
 
 class TimestampType(IntEnum):
@@ -75,7 +76,7 @@ class TimestampType(IntEnum):
 
 
 class BatchHeader(NamedTuple):
-    """The header's fields by Kafka's names, in wire order."""
+    """The fields of the header by Kafka's names, in wire order."""
 
     base_offset: int
     batch_length: int
@@ -93,7 +94,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the whole batch."""
+        """The size of the whole batch in bytes."""
         return self.batch_length + OVERHEAD
 
     @property
@@ -106,14 +107,14 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
-        """The sequence of the last record; sequences wrap to 0 behind 2^31 - 1."""
+        """The sequence of the last record. Sequences wrap from 2^31 - 1 to 0."""
         if self.base_sequence == NO_SEQUENCE:
             return NO_SEQUENCE
         return advance_sequence(self.base_sequence, self.last_offset_delta)
 
     @property
     def compression(self) -> int:
-        """The codec's number, see `shoal.record.compression`."""
+        """The number of the codec (`shoal.record.compression`)."""
         return self.attributes & COMPRESSION_MASK
 
     @property
@@ -130,23 +131,23 @@ class BatchHeader(NamedTuple):
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """When tombstones and markers in the batch may go; None before the first compaction."""
+        """When compaction may drop tombstones and markers; None before the first compaction."""
         return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
 
 def low_attributes(data: Buffer) -> int:
-    """The byte with all known attributes of the batch at the start of `data`; 0 where it is cut."""
+    """Return the attribute byte of the batch at the start of `data`; 0 if the data is too short."""
     return data[_ATTRIBUTES_LOW_AT] if len(data) > _ATTRIBUTES_LOW_AT else 0
 
 
 def advance_sequence(sequence: int, by: int) -> int:
-    """The sequence `by` records on, with Kafka's wrap from 2^31 - 1 to 0."""
+    """Return the sequence `by` records later, with Kafka's wrap from 2^31 - 1 to 0."""
     moved = sequence + by
     return moved - SEQUENCE_MAX - 1 if moved > SEQUENCE_MAX else moved
 
 
 def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
-    """The header at `at`. Raises `CorruptBatch` where there is none; checks no CRC."""
+    """Return the header at `at`. Raises `CorruptBatch`. Does not check the CRC."""
     left = len(buf) - at
     if left > MAGIC_AT and buf[at + MAGIC_AT] != MAGIC:
         raise UnsupportedMagic(f"magic {buf[at + MAGIC_AT]} at byte {at}, only 2 is known")
@@ -163,9 +164,9 @@ def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
 
 
 def headers(buf: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of every whole batch; stops before a partial tail.
+    """Iterate over (position, header) of each whole batch, up to a partial tail.
 
-    Raises `CorruptBatch` where the bytes are no batch.
+    Raises `CorruptBatch` if the bytes are not a batch.
     """
     end = len(buf)
     while end - at >= HEADER_SIZE:
@@ -177,7 +178,7 @@ def headers(buf: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
 
 
 def check_crc(buf: Buffer, at: int, header: BatchHeader) -> bool:
-    """Whether the whole batch is there and its CRC-32C is right."""
+    """Whether the whole batch is in `buf` and its CRC-32C is correct."""
     end = at + header.batch_length + OVERHEAD
     if end > len(buf):
         return False
@@ -185,7 +186,7 @@ def check_crc(buf: Buffer, at: int, header: BatchHeader) -> bool:
 
 
 def prefix(buf: Buffer, at: int, base_offset: int, leader_epoch: int) -> bytes:
-    """The first 16 bytes of the batch as they stand in the log: what the CRC leaves out."""
+    """Return the first 16 bytes of the batch for the log, which the CRC does not cover."""
     length = buf[at + _LENGTH_AT : at + OVERHEAD]
     return base_offset.to_bytes(8, "big") + bytes(length) + _EPOCH.pack(leader_epoch)
 
@@ -197,7 +198,7 @@ def assign(
     leader_epoch: int,
     append_time_ms: int | None = None,
 ) -> None:
-    """Set the batch's place in the log; `append_time_ms` makes it log-append time and re-signs."""
+    """Set offset and leader epoch. `append_time_ms` sets log-append time and a new CRC."""
     _PREFIX.pack_into(buf, at, base_offset, _PREFIX.unpack_from(buf, at)[1])
     _EPOCH.pack_into(buf, at + _EPOCH_AT, leader_epoch)
     if append_time_ms is not None:
@@ -208,14 +209,14 @@ def assign(
 
 
 def sign(buf: bytearray | memoryview, at: int = 0) -> None:
-    """Set batch_length's CRC over the batch at `at`, which must be whole."""
+    """Set the CRC of the batch at `at`, which must be whole."""
     end = at + OVERHEAD + _PREFIX.unpack_from(buf, at)[1]
     _CRC.pack_into(buf, at + _CRC_AT, crc32c(memoryview(buf)[at + CRC_FROM : end]))
 
 
 def seal(header: BatchHeader, records: Buffer) -> bytearray:
-    """A batch of these header fields around encoded (and compressed) records; length and CRC are
-    computed."""
+    """Build a batch from header fields and encoded (and compressed) records. The length and the
+    CRC are computed."""
     out = bytearray(HEADER_SIZE)
     out += records
     HEADER.pack_into(out, 0, *header._replace(batch_length=len(out) - OVERHEAD, crc=0))

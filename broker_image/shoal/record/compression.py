@@ -1,13 +1,13 @@
-"""The codecs of record batches, with decompression that costs bounded memory.
+"""The codecs of record batches. Decompression uses bounded memory.
 
-What expands past the bound is refused as corrupt, however small it came in: the output buffer
-starts small and doubles up to the bound, so the cost follows what is really inside.
-`decompress_into` leaves the buffer to the caller, and releases the GIL while it works.
+Data that expands beyond the limit is refused as corrupt. The output buffer starts small and doubles
+up to the limit, so its cost depends on the real content. `decompress_into` writes to the caller's
+buffer, and releases the GIL meanwhile.
 
 * gzip: RFC 1952. zstd: RFC 8878, with or without a content size.
-* snappy: written in the framing of xerial's SnappyOutputStream, as Kafka's Java clients do, and
-  read with or without it, since librdkafka sends a raw block.
-* lz4: the frame format, written with independent blocks, which Kafka's reader insists on.
+* snappy: written in the framing of xerial's SnappyOutputStream, as in Kafka's Java clients. Read
+  with or without it, because librdkafka sends a raw block.
+* lz4: the frame format, written with independent blocks, which Kafka's reader requires.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import cramjam
 
 from shoal.record.batch import Buffer, CorruptBatch
 
-#: The most a batch may expand to, in bytes. max.message.bytes is 1 MiB by default; text that
-#: expands a hundredfold still passes.
+#: Largest expanded size of a batch, in bytes. With the default max.message.bytes of 1 MiB, text may
+#: expand a hundredfold.
 EXPANDED_BYTES_MAX = 128 << 20
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
@@ -29,7 +29,7 @@ _XERIAL_HEAD = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 #: SnappyOutputStream's default block size.
 _XERIAL_BLOCK = 32 * 1024
 _SIZE = struct.Struct(">i")
-#: What cramjam says when the output buffer was too small: all codecs but snappy, and snappy.
+#: Messages of cramjam for a too small output buffer: of all codecs but snappy, and of snappy.
 _OUTPUT_FULL = ("failed to write whole buffer", "is smaller than required")
 _LZ4_MAGIC = 0x184D2204
 _UINT = struct.Struct("<I")
@@ -40,7 +40,7 @@ class OutputFull(Exception):
 
 
 class Compression(IntEnum):
-    """Codecs by their number in a batch's attributes."""
+    """The codecs, by their number in the attributes of a batch."""
 
     NONE = 0
     GZIP = 1
@@ -50,12 +50,12 @@ class Compression(IntEnum):
 
     @classmethod
     def of(cls, name: str) -> Compression:
-        """The codec of a `compression.type` ("uncompressed" is a topic's word for none)."""
+        """Return the codec of a `compression.type`. Topics write "uncompressed" for none."""
         return cls.NONE if name == "uncompressed" else cls[name.upper()]
 
 
 def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
-    """`data` in the codec's format. `level` is the codec's own, None for its default."""
+    """Compress `data`. `level` is specific to the codec, None for its default."""
     match codec:
         case Compression.NONE:
             return data
@@ -73,7 +73,7 @@ def compress(codec: int, data: Buffer, level: int | None = None) -> Buffer:
 
 
 def decompress(codec: int, data: Buffer, limit: int = EXPANDED_BYTES_MAX) -> Buffer:
-    """The bytes inside, at most `limit`. Raises `CorruptBatch`."""
+    """Decompress to at most `limit` bytes. Raises `CorruptBatch`."""
     match codec:
         case Compression.NONE:
             return data
@@ -91,10 +91,9 @@ def decompress(codec: int, data: Buffer, limit: int = EXPANDED_BYTES_MAX) -> Buf
 
 
 def decompress_into(codec: int, data: Buffer, out: memoryview) -> int:
-    """Decompress to the start of `out`; the number of bytes written.
+    """Decompress to the start of `out`, and return the number of bytes written.
 
-    Raises `OutputFull` where they are more than `out` holds, and `CorruptBatch`, also for bytes
-    behind the compressed data.
+    Raises `OutputFull` if `out` is too small, and `CorruptBatch`, also for trailing bytes.
     """
     match codec:
         case Compression.GZIP:
@@ -142,7 +141,7 @@ def _expand(call: Callable[[Buffer, Buffer], int], name: str, data: Buffer, limi
 
 
 def _check_single_lz4_frame(data: memoryview) -> None:
-    """Raise `CorruptBatch` unless `data` is one whole frame: Java clients read no further."""
+    """Raise `CorruptBatch` unless `data` is one whole frame. Java clients read only one."""
     try:
         (magic,) = _UINT.unpack_from(data)
         flags = data[4]
@@ -158,12 +157,12 @@ def _check_single_lz4_frame(data: memoryview) -> None:
 
 
 def _decompress_snappy(data: Buffer, limit: int, before: int) -> Buffer:
-    """One raw block; `before` bytes of the limit are used already."""
+    """Decompress one raw block; `before` bytes of the limit are already used."""
     try:
         size = cramjam.snappy.decompress_raw_len(data)
         if before + size > limit:
             raise CorruptBatch(f"snappy: expands past {limit} bytes")
-        # A size that the input cannot hold (at most 64 bytes from 3) is a lie: do not allocate it.
+        # Do not allocate a size that the input cannot contain (3 bytes expand to at most 64).
         if size > 32 * (len(data) + 16):
             raise CorruptBatch(f"snappy: {size} bytes announced by {len(data)}")
         return bytes(cramjam.snappy.decompress_raw(data))
@@ -179,7 +178,7 @@ def _decompress_xerial(data: Buffer, limit: int) -> Buffer:
 
 
 def _xerial_blocks(data: Buffer) -> Iterator[memoryview]:
-    """The blocks of one stream or of several in a row. Raises `CorruptBatch`."""
+    """Iterate over the blocks of one or more streams in a row. Raises `CorruptBatch`."""
     view, at = memoryview(data), 0
     while at < len(view):
         if view[at : at + 8] == _XERIAL_MAGIC:

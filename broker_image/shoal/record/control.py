@@ -1,7 +1,7 @@
-"""Control records: what brokers write among the data (KIP-98, KIP-595).
+"""Control records, which brokers write between data records (KIP-98, KIP-595).
 
-Key: version i16, type i16. An end-of-transaction marker's value: version i16, coordinator epoch
-i32. A control batch holds one record, and no client is shown it.
+Key: version i16, type i16. Value of an end-of-transaction marker: version i16, coordinator epoch
+i32. A control batch holds one record. Applications never see it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class EndTransactionMarker(NamedTuple):
 
 
 def read_marker(buf: Buffer, at: int = 0) -> EndTransactionMarker | None:
-    """The marker in the control batch at `at`; None for control records of another kind and for
-    a batch that compaction has emptied. Raises `CorruptBatch`."""
+    """Return the marker in the control batch at `at`; None for other control records, and for a
+    batch that compaction has emptied. Raises `CorruptBatch`."""
     for record in read_records(buf, at, bytes_max=1 << 20):
         if record.key is None or len(record.key) < _KEY.size:
             raise CorruptBatch("a control record without a type")
@@ -57,7 +57,7 @@ def build_marker(
     coordinator_epoch: int,
     timestamp_ms: int,
 ) -> bytearray:
-    """The control batch that ends a producer's transaction."""
+    """Build the control batch that ends a producer's transaction."""
     kind = ControlType.COMMIT if committed else ControlType.ABORT
     record = (timestamp_ms, _KEY.pack(0, kind), _MARKER.pack(0, coordinator_epoch), ())
     return build_batch(

@@ -33,6 +33,21 @@ OFFSETS = {
     name: struct.calcsize(">" + "".join(kind for _, kind in FIELDS[:at]))
     for at, (name, _) in enumerate(FIELDS)
 }
+
+
+def format_of(*names: str) -> str:
+    """Return the `struct` format of some fields, from the first to the last of them.
+
+    `names` are in wire order. The format skips the bytes of the fields between them.
+    """
+    kinds, position, out = dict(FIELDS), OFFSETS[names[0]], ">"
+    for name in names:
+        gap = OFFSETS[name] - position
+        out += f"{gap}x{kinds[name]}" if gap else kinds[name]
+        position = OFFSETS[name] + struct.calcsize(">" + kinds[name])
+    return out
+
+
 #: Bytes before the part that batch_length counts.
 OVERHEAD = OFFSETS["leader_epoch"]
 #: The first byte that the CRC covers.

@@ -1,7 +1,7 @@
-"""Records inside a batch, for those who need them: the compactor, coordinators, tools, clients.
+"""The records of a batch, for compaction, coordinators, tools and clients.
 
-A record is length, attributes (0), timestamp delta, offset delta, key, value and headers; all
-numbers are zigzag varints, a length of -1 is null. Source: Kafka's documentation, "Record".
+A record has a length, attributes (0), timestamp delta, offset delta, key, value and headers. All
+numbers are zigzag varints, and a length of -1 is null. Source: Kafka's documentation, "Record".
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from shoal.record.batch import (
     seal,
 )
 from shoal.record.compression import EXPANDED_BYTES_MAX, Compression, compress, decompress
+from shoal.record.layout import OFFSETS, format_of
 
-#: The batch header in two: what stands before the CRC's range, and what the CRC covers of it.
-_UNSIGNED = struct.Struct(">qiibI")
-_SIGNED = struct.Struct(">hiqqqhii")
+#: The batch header in two parts: before the CRC's range, and inside it.
+_NAMES = tuple(OFFSETS)
+_UNSIGNED = struct.Struct(format_of(*_NAMES[: _NAMES.index("attributes")]))
+_SIGNED = struct.Struct(format_of(*_NAMES[_NAMES.index("attributes") :]))
 RecordHeaders = tuple[tuple[str, bytes | None], ...]
-#: (timestamp_ms, key, value, headers), what `build_batch` takes.
+#: (timestamp_ms, key, value, headers): a record for `build_batch`.
 NewRecord = tuple[int, bytes | None, bytes | None, Iterable[tuple[str, bytes | None]]]
 
 
@@ -45,7 +47,7 @@ class Record(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Where one record and its parts stand in the records' bytes. Sizes of -1 mean null."""
+    """The positions of one record and its parts in the records' bytes. A size of -1 is null."""
 
     start: int
     end: int
@@ -60,7 +62,7 @@ class Span(NamedTuple):
 def records_body(
     buf: Buffer, at: int, header: BatchHeader, *, bytes_max: int = EXPANDED_BYTES_MAX
 ) -> bytes:
-    """The records' bytes of the batch at `at`, decompressed. Raises `CorruptBatch`."""
+    """Return the decompressed records of the batch at `at`. Raises `CorruptBatch`."""
     end = at + header.size
     if end > len(buf):
         raise CorruptBatch(f"{len(buf) - at} bytes of a batch of {header.size}")
@@ -69,14 +71,14 @@ def records_body(
 
 
 def spans(body: bytes, count: int) -> Iterator[Span]:
-    """The records' places. Raises `CorruptBatch` unless exactly `count` records fill `body`."""
+    """Iterate over exactly `count` records that fill `body`. Raises `CorruptBatch` otherwise."""
     at = 0
     try:
         for _ in range(count):
             start = at
             size, at = _varint(body, at)
             end = at + size
-            # Attributes, two deltas, two lengths and the header count take a byte each at least.
+            # Attributes, two deltas, two lengths and the header count take at least one byte each.
             if size < 6 or end > len(body):
                 raise CorruptBatch(f"a record of {size} bytes where {len(body) - at} are left")
             timestamp_delta, at = _varint(body, at + 1)
@@ -98,9 +100,9 @@ def spans(body: bytes, count: int) -> Iterator[Span]:
 def read_records(
     buf: Buffer, at: int = 0, *, bytes_max: int = EXPANDED_BYTES_MAX
 ) -> Iterator[Record]:
-    """The records of the batch at `at`, control records included. Raises `CorruptBatch`.
+    """Return the records of the batch at `at`, including control records.
 
-    Checks no CRC. At most `bytes_max` bytes are held decompressed.
+    Does not check the CRC. The records may expand to `bytes_max` bytes. Raises `CorruptBatch`.
     """
     header = read_header(buf, at)
     body = records_body(buf, at, header, bytes_max=bytes_max)
@@ -125,7 +127,7 @@ def value_of(body: bytes, span: Span) -> bytes | None:
 
 
 def headers_of(body: bytes, span: Span) -> RecordHeaders:
-    """The record's headers. Raises `CorruptBatch`."""
+    """Return the headers of a record. Raises `CorruptBatch`."""
     at, end = span.value_at + max(span.value_size, 0), span.end
     try:
         count, at = _varint(body, at)
@@ -165,7 +167,7 @@ def build_batch(
     leader_epoch: int = -1,
     level: int | None = None,
 ) -> bytearray:
-    """One batch of at least one record, create time, signed."""
+    """Build a batch of at least one record, with create time and its CRC."""
     codec = Compression.of(compression)
     out = bytearray()
     base_timestamp = max_timestamp = 0
@@ -205,8 +207,10 @@ def build_own_batch(
     base_offset: int,
     leader_epoch: int,
 ) -> bytes:
-    """The broker's own records, (key, value) pairs without headers, as the batch that stands at
-    `base_offset`. Equal to `build_batch`, in a third of its time: 4 µs a record."""
+    """Build a batch at `base_offset` from (key, value) records of the broker, without headers.
+
+    The result equals that of `build_batch`, in a third of the time: 4 µs per record.
+    """
     parts: list[bytes] = []
     for at, (key, value) in enumerate(records):
         head = b"\0\0" + _varint_bytes(at) + _varint_bytes(len(key)) + key
@@ -270,7 +274,7 @@ def _put_bytes(out: bytearray, value: bytes | None) -> None:
 
 
 def _varint_bytes(value: int) -> bytes:
-    """The zigzag varint of a number that is not negative."""
+    """Return the zigzag varint of a number that is not negative."""
     if value < len(_SMALL_VARINTS):
         return _SMALL_VARINTS[value]
     out = bytearray()
@@ -292,7 +296,7 @@ _SMALL_VARINTS = [
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """The zigzag varint (of up to ten bytes) at `at`, and the place behind it."""
+    """Return the zigzag varint at `at` (up to ten bytes), and the position behind it."""
     byte = body[at]
     at += 1
     if byte < 0x80:

@@ -1,8 +1,8 @@
-"""One pass over the encoded records of a batch, which checks what no batch header shows.
+"""Validates the encoded records of a batch in one pass.
 
-`walk` runs in C where `native/walk.c` is compiled, and as `in_python` elsewhere; both give the same
-answer for any input. `PURE_PYTHON=1` in the environment selects Python. The log calls this for each
-batch that a client produces (docs/adr/0051-validate-records-on-produce.md).
+`walk` runs in C if `native/walk.c` is compiled, and as `in_python` otherwise. Both return the same
+result for any input. The environment variable `PURE_PYTHON=1` selects Python. The log calls this
+for each batch that a client produces (docs/adr/0051-validate-records-on-produce.md).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ except ImportError:
 if os.environ.get("PURE_PYTHON"):
     native = None
 
-#: Bytes of the smallest record behind its length: attributes, two deltas, two lengths and a header
-#: count.
+#: Size of the smallest record after its length: attributes, two deltas, two lengths and a header
+#: count, in bytes.
 _RECORD_SIZE_MIN = 6
 _LONG_MIN, _LONG_MAX = -(2**63), 2**63 - 1
 
 
 class Fault(IntEnum):
-    """The first rule that the records break; the numbers are those of `native/walk.c`."""
+    """The first violated rule. The numbers are those of `native/walk.c`."""
 
     SOUND = 0
     TOO_FEW = 1
@@ -45,7 +45,7 @@ class Fault(IntEnum):
     END = 11
 
 
-#: What each fault means, behind "record 3 at byte 120 ".
+#: The meaning of each fault, to follow "record 3 at byte 120 ".
 MEANINGS = {
     Fault.TOO_FEW: "is missing: the data ends before it",
     Fault.TRAILING: "is not announced: there is data behind the last record",
@@ -62,12 +62,12 @@ MEANINGS = {
 
 
 class Walk(NamedTuple):
-    """What a walk found.
+    """The result of a walk.
 
-    `record` and `place` are the faulty record's index and first byte; without a fault they are the
-    number of records and of bytes. `flags` holds (index, None) for a record without a key where
-    keys are needed, and (index, timestamp) for a timestamp outside the bounds, up to `flags_max` of
-    them; `flagged` counts all. `max_timestamp` is -1 where no record has a timestamp.
+    `record` and `place` are the index and the first byte of the faulty record. Without a fault they
+    are the numbers of records and bytes. `flags` holds (index, None) for a record that lacks a
+    required key, and (index, timestamp) for a timestamp outside the bounds, up to `flags_max`
+    entries. `flagged` counts all of them. `max_timestamp` is -1 if no record has a timestamp.
     """
 
     fault: int
@@ -90,19 +90,19 @@ def walk(
 ) -> Walk:
     """Check that exactly `count` well-formed records fill `body`, with offset deltas from 0.
 
-    `oldest` and `newest` bound the timestamps in milliseconds, and -1 (no timestamp) always passes;
-    `keyed` flags records without a key. All numbers are signed and of 64 bits.
+    `oldest` and `newest` bound the timestamps in milliseconds; -1 (no timestamp) always passes.
+    `keyed` flags records without a key. All numbers are signed 64-bit integers.
     """
     run = in_python if native is None else native.walk
     return Walk(*run(body, count, base_timestamp, oldest, newest, keyed, flags_max))
 
 
 class _Torn(Exception):
-    """A varint that is too wide or ends behind its record."""
+    """A varint is too wide, or ends after its record."""
 
 
 class _Broken(Exception):
-    """A field's length does not fit; the argument is the fault."""
+    """The length of a field does not fit. The argument is the fault."""
 
 
 def in_python(
@@ -114,7 +114,7 @@ def in_python(
     keyed: bool,
     flags_max: int,
 ) -> tuple[int, int, int, int, list[tuple[int, int | None]], int]:
-    """`walk` without C; the answer is that of `Walk`."""
+    """Do the work of `walk` in Python. The result has the fields of `Walk`."""
     flags: list[tuple[int, int | None]] = []
     at, total, flagged, latest = 0, len(body), 0, NO_TIMESTAMP
     for index in range(count):
@@ -142,7 +142,7 @@ def in_python(
 
 
 def _record(body: Buffer, at: int, total: int, index: int) -> tuple[int, int, bool]:
-    """The end, timestamp delta and lack of a key of the record at `at`."""
+    """Return the end, the timestamp delta, and whether the record at `at` lacks a key."""
     size, at = _varint(body, at, total, 32)
     if size < _RECORD_SIZE_MIN or size > total - at:
         raise _Broken(Fault.SIZE)
@@ -174,14 +174,14 @@ def _skip_headers(body: Buffer, at: int, end: int) -> None:
 
 
 def _skipped(at: int, end: int, size: int, fault: Fault) -> int:
-    """The place behind a field of `size` bytes, where -1 is null."""
+    """Return the position behind a field of `size` bytes, where -1 is null."""
     if size < -1 or size > end - at:
         raise _Broken(fault)
     return at + size if size > 0 else at
 
 
 def _varint(body: Buffer, at: int, end: int, bits: int) -> tuple[int, int]:
-    """The zigzag varint at `at`, which is of at most `bits` bits, and the place behind it."""
+    """Return the zigzag varint at `at`, of at most `bits` bits, and the position behind it."""
     value = shift = 0
     while shift < bits and at < end:
         byte = body[at]

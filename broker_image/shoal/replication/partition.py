@@ -472,7 +472,7 @@ class Partition:
         if offset > self.high_watermark:
             self._commit(offset)
         if log.log_start_offset < answer.log_start_offset <= self.high_watermark:
-            log.advance_log_start(answer.log_start_offset, "leader")
+            log.advance_log_start(answer.log_start_offset)
             self.notify_changed()
 
     def truncation_offset(self, divergence: Divergence) -> int:
@@ -528,7 +528,7 @@ class Partition:
         an offset above the high watermark."""
         if not 0 <= offset <= self.high_watermark:
             raise OffsetOutOfRange(offset, self.log.log_start_offset, self.high_watermark)
-        self.log.advance_log_start(offset, "delete-records")
+        self.log.advance_log_start(offset)
         self.notify_changed()
         return self.log.log_start_offset
 

@@ -23,8 +23,13 @@ from shoal.record.batch import (
     BatchHeader,
     check_crc,
 )
+from shoal.record.layout import format_of
 
-_HEADER = struct.Struct(">qi4xb4xhi16xq")
+_HEADER = struct.Struct(
+    format_of(
+        "base_offset", "batch_length", "magic", "attributes", "last_offset_delta", "producer_id"
+    )
+)
 
 #: A batch of at most this many offsets is acquired whole even where that passes the group's limit,
 #: as in Kafka. It is the largest value of share.partition.max.record.locks, and librdkafka's

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from shoal.coordinator.share import compiled
 from shoal.record.batch import (
     COMPRESSION_MASK,
-    CRC_FROM,
     HEADER_SIZE,
     Buffer,
     CorruptBatch,
     TimestampType,
     read_header,
 )
+from shoal.record.layout import OFFSETS, format_of
 from shoal.record.records import Span, headers_of, records_body
 
 #: Epoch milliseconds before which a record is not to be delivered.
@@ -29,8 +29,8 @@ DELIVER_AFTER = "shoal.deliver.after"
 #: Priorities are 0 to this; what is above counts as this.
 PRIORITY_MAX = 9
 #: Attributes, last offset delta and number of records in a batch's header, and where they stand.
-_COUNTS = struct.Struct(">hi30xi")
-_COUNTS_AT = CRC_FROM
+_COUNTS = struct.Struct(format_of("attributes", "last_offset_delta", "record_count"))
+_COUNTS_AT = OFFSETS["attributes"]
 #: Digits that a number in a header may have.
 _DIGITS_MAX = 18
 

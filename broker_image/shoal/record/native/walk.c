@@ -1,7 +1,7 @@
-/* The module `_walk`: one pass over the encoded records of a batch. `walker.in_python` is its twin,
- * and tests/unit/test_record_walk.py compares them. Every read is bounded by the record's end or by
- * the end of the data, sums of timestamps wrap in unsigned arithmetic, and no size is added to a
- * pointer before it was compared with the bytes that are left. */
+/* The module `_walk` validates the encoded records of a batch in one pass. `walker.in_python` does
+ * the same in Python, and tests/unit/test_record_walk.py compares them. The end of the record or of
+ * the data bounds every read. Sums of timestamps wrap in unsigned arithmetic. A size is compared
+ * with the remaining bytes before it is added to a pointer. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include "crc32c.h"
@@ -30,13 +30,13 @@ typedef struct {
     int keyed;
     Flag *flags;
     Py_ssize_t flags_max, flags_room, flags_size;
-    /* What is found. */
+    /* Results. */
     int64_t index, flagged, max_timestamp;
     const uint8_t *place;
     int no_memory;
 } Walk;
 
-/* The unsigned varint of at most `bits` bits at *at; 0 if it does not end before `end` or is wider. */
+/* Read the unsigned varint of at most `bits` bits at *at; 0 if it is wider or has no end. */
 static inline int uvarint(const uint8_t **at, const uint8_t *end, int bits, uint64_t *found)
 {
     const uint8_t *next = *at;
@@ -75,7 +75,7 @@ static inline int varint64(const uint8_t **at, const uint8_t *end, uint64_t *fou
     return 1;
 }
 
-/* The wrapped sum of two signed numbers, as Java computes it. */
+/* Return the wrapped sum of two signed numbers, as Java computes it. */
 static inline int64_t wrapped(int64_t a, uint64_t b)
 {
     uint64_t sum = (uint64_t)a + b;
@@ -144,7 +144,7 @@ static enum fault walk_records(Walk *walk)
         if (size < RECORD_SIZE_MIN || size > walk->end - at)
             return SIZE;
         const uint8_t *end = at + size;
-        at++; /* The attributes, which have no meaning yet. */
+        at++; /* The attributes, which are unused. */
         if (!varint64(&at, end, &delta) || !varint32(&at, end, &offset))
             return VARINT;
         if (offset != walk->index)

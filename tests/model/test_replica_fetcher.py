@@ -1,4 +1,4 @@
-"""What a follower asks for, told as changes, is what a look at every partition would ask for.
+"""A follower's incremental fetches request what a check of every partition would request.
 
 The machine keeps the leader's end of the session from the requests alone, and beside it what a
 follower that walks all its partitions before each fetch would want.
@@ -67,7 +67,7 @@ class Plain:
             replicas=(1, 2),
         )
         self.followed = False
-        #: Followed anew: it is told of again, and an answer to what was asked before is no use.
+        #: Followed again: its position is sent again, and responses to earlier requests are stale.
         self.anew = False
         self.ready()
 
@@ -115,7 +115,7 @@ class FollowerSession(RuleBasedStateMachine):
     @rule(index=PARTITIONS)
     def local_retention(self, index: int) -> None:
         partition = self.plain[index].partition
-        partition.log.advance_log_start(partition.high_watermark, "retention.ms")
+        partition.log.advance_log_start(partition.high_watermark)
         partition.notify_changed()
 
     @rule(ms=st.integers(1, 60))
