@@ -41,7 +41,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 
 async def _later(broker: Broker, request: Request) -> Body:
-    """The answer once it names no coordinator whose process has just ended."""
+    """The response once it names no coordinator whose process has just ended."""
     await broker.suspects.settled()
     answer = _now(broker, request)
     if isinstance(answer, asyncio.Future):
