@@ -253,7 +253,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
     def deadline_session(self, group: ConsumerGroup, member: Member, now_ms: int) -> None:
         """Extend the session of a member."""
         timeout_ms = (
-            self._config(group, "session.timeout.ms")
+            self._config(group, "consumer.session.timeout.ms")
             if member.classic is None
             else member.classic.session_timeout_ms
         )
@@ -273,7 +273,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
             self.context.deadlines.cancel(self.key(what, group, member.member_id))
 
     def _heartbeat_interval_ms(self, group: ConsumerGroup, member: Member) -> int:
-        interval_ms = self._config(group, "heartbeat.interval.ms")
+        interval_ms = self._config(group, "consumer.heartbeat.interval.ms")
         unreleased = member.current.state is MemberState.UNRELEASED_PARTITIONS
         waits = unreleased or self._targets.waits(group)
         return min(interval_ms, WAITING_HEARTBEAT_INTERVAL_MS) if waits else interval_ms
