@@ -29,7 +29,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     if body.is_renew_ack:
         _check_renewal(body)
     check_acquire_mode(request)
-    told = [(topic_id, index) for topic_id, found in body.topics for index, _ in found]
+    requested = [(topic_id, index) for topic_id, found in body.topics for index, _ in found]
     acks = Acks(service)
     if body.share_session_epoch == INITIAL_EPOCH:
         if any(batches for _, found in body.topics for _, batches in found):
@@ -39,13 +39,13 @@ def handle(broker: Broker, request: Request) -> Answer:
             )
         try:
             session = service.open_session(
-                request.peer, group_id, member_id, told, request.header.client_id or ""
+                request.peer, group_id, member_id, requested, request.header.client_id or ""
             )
         except ApiError as refused:
             return _later(broker, body.max_wait_ms, refused)
     else:
         session = service.sessions.next(group_id, member_id, body.share_session_epoch)
-        for key in told:
+        for key in requested:
             session.partitions.setdefault(key, True)
         acks.apply(
             group_id, member_id, body.topics, version=request.version, is_renew=body.is_renew_ack
