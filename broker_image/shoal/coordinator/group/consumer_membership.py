@@ -115,12 +115,14 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
 
     def _group(self, group_id: str, draft: Draft, now_ms: int, *, create: bool) -> ConsumerGroup:
         found = self.context.groups.get(group_id)
-        if found is None and create:
-            self.forget(group_id)
+        if isinstance(found, ConsumerGroup) or not create:
+            return self._find(group_id)
+        # A decision that was refused may have left soft state of this id.
+        self.forget(group_id)
+        if found is None:
             return ConsumerGroup(group_id)
-        if create and self.migration is not None and found is not None:
-            if not isinstance(found, ConsumerGroup):
-                return self.migration.upgrade(found, draft, now_ms)
+        if self.migration is not None:
+            return self.migration.upgrade(found, draft, now_ms)
         return self._find(group_id)
 
     def _known_member(
