@@ -115,12 +115,14 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
 
     def _group(self, group_id: str, draft: Draft, now_ms: int, *, create: bool) -> ConsumerGroup:
         found = self.context.groups.get(group_id)
-        if found is None and create:
-            self.forget(group_id)
+        if isinstance(found, ConsumerGroup) or not create:
+            return self._find(group_id)
+        # A decision that was refused may have left soft state of this id.
+        self.forget(group_id)
+        if found is None:
             return ConsumerGroup(group_id)
-        if create and self.migration is not None and found is not None:
-            if not isinstance(found, ConsumerGroup):
-                return self.migration.upgrade(found, draft, now_ms)
+        if self.migration is not None:
+            return self.migration.upgrade(found, draft, now_ms)
         return self._find(group_id)
 
     def _known_member(
@@ -253,7 +255,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
     def deadline_session(self, group: ConsumerGroup, member: Member, now_ms: int) -> None:
         """Extend the session of a member."""
         timeout_ms = (
-            self._config(group, "session.timeout.ms")
+            self._config(group, "consumer.session.timeout.ms")
             if member.classic is None
             else member.classic.session_timeout_ms
         )
@@ -273,7 +275,7 @@ class ConsumerGroups(ModernGroups[ConsumerGroup, TargetAssignments]):
             self.context.deadlines.cancel(self.key(what, group, member.member_id))
 
     def _heartbeat_interval_ms(self, group: ConsumerGroup, member: Member) -> int:
-        interval_ms = self._config(group, "heartbeat.interval.ms")
+        interval_ms = self._config(group, "consumer.heartbeat.interval.ms")
         unreleased = member.current.state is MemberState.UNRELEASED_PARTITIONS
         waits = unreleased or self._targets.waits(group)
         return min(interval_ms, WAITING_HEARTBEAT_INTERVAL_MS) if waits else interval_ms

@@ -147,7 +147,7 @@ class ModernGroups(ABC, Generic[G, T]):
         return Catalog(self.context.image)
 
     def _config(self, group: G, name: str) -> int:
-        value: int = self.context.image.group_config(group.group_id)[f"{self.name}.{name}"]
+        value: int = self.context.image.group_config(group.group_id)[name]
         return value
 
     def _find(self, group_id: str) -> G:

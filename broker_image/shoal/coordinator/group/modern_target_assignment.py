@@ -21,7 +21,8 @@ class ModernTargetAssignments:
 
     def __init__(self, context: Context, kind: GroupType) -> None:
         self._context = context
-        self._kind = kind
+        self._name = kind.value
+        self._interval_config = f"{kind.value}.assignment.interval.ms"
         #: Assignments computed since the shard was loaded, for metrics.
         self.made = 0
         #: Groups whose metadata hash was compared since the metadata changed last. Soft state.
@@ -63,12 +64,12 @@ class ModernTargetAssignments:
         return group.epoch + changed, metadata_hash
 
     def _key(self, group: ModernGroup[Any]) -> Key:
-        return (self._kind.value, "assignment", group.group_id)
+        return (self._name, "assignment", group.group_id)
 
     def _due_ms(self, group: ModernGroup[Any]) -> int:
         """When the next assignment may be computed; 0 for the first one."""
         if group.assignment_timestamp_ms == 0:
             return 0
         config = self._context.image.group_config(group.group_id)
-        interval_ms: int = config[f"{self._kind.value}.assignment.interval.ms"]
+        interval_ms: int = config[self._interval_config]
         return group.assignment_timestamp_ms + interval_ms

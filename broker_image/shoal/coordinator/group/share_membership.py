@@ -270,7 +270,7 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
         *,
         waits: bool,
     ) -> Mapping[str, Any]:
-        configured_ms = interval_ms = self._config(group, "heartbeat.interval.ms")
+        configured_ms = interval_ms = self._config(group, "share.heartbeat.interval.ms")
         if waits or self._targets.waits(group):
             interval_ms = WAITING_HEARTBEAT_INTERVAL_MS
         takeover_ms = self.context.settings.shoal_group_share_takeover_heartbeat_interval_ms
@@ -349,7 +349,7 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
         self, group: ShareGroup, request: HeartbeatRequest, now_ms: int, draft: Draft
     ) -> None:
         member_id = request.member_id
-        timeout_ms = self._config(group, "session.timeout.ms")
+        timeout_ms = self._config(group, "share.session.timeout.ms")
         self.extend_session(group, member_id, timeout_ms, now_ms)
         self.context.deadlines.cancel(self.key("lost", group, member_id))
         soft = self._soft[group.group_id]
@@ -364,7 +364,7 @@ class ShareGroups(ModernGroups[ShareGroup, TargetAssignments]):
             draft.effects.append(MemberReassigned(group.group_id, member_id))
 
     def member_loaded(self, group: ShareGroup, member_id: str, now_ms: int) -> None:
-        timeout_ms = self._config(group, "session.timeout.ms")
+        timeout_ms = self._config(group, "share.session.timeout.ms")
         self.extend_session(group, member_id, timeout_ms, now_ms)
 
     def due(self, key: Key, now_ms: int) -> Result:

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from shoal.server.node import Node
 
 TOPIC = "__consumer_offsets"
-#: Deletes what is kept elsewhere for a group, by its id.
+#: Deletes the state of a group, by its id, that another part of the broker has.
 DeleteState = Callable[[str], Awaitable[object]]
-#: The states that are counted, also where no group is in them: what is watched does not vanish.
+#: The states to count. A state without groups has the count 0, so that its series continues.
 _STATES = {
     GroupType.CLASSIC: classic.State,
     GroupType.CONSUMER: consumer_group.State,
@@ -78,7 +78,7 @@ class GroupService(CoordinatorService[GroupShard]):
 
     def before_deleting(self, kind: GroupType, delete: DeleteState) -> None:
         """Call `delete` with the id of each group of that type before the group is deleted. It
-        deletes the state that is kept elsewhere for the group."""
+        deletes state of the group that another part of the broker has."""
         assert kind not in self._state_deleters
         self._state_deleters[kind] = delete
 
@@ -95,7 +95,7 @@ class GroupService(CoordinatorService[GroupShard]):
         self._apply_metadata(index, self._deleted_topics.pop(index, []))
 
     def _apply_metadata(self, partition: int, deleted: Sequence[tuple[str, UUID]]) -> None:
-        """Let a shard act on the metadata as it is now."""
+        """Apply the current metadata to a shard."""
         image = self._cache.image
 
         def decide(shard: GroupShard, now_ms: int) -> Result:
@@ -105,7 +105,7 @@ class GroupService(CoordinatorService[GroupShard]):
         self._watch_deadline(self.runtime.deadline_of(partition))
 
     def delete(self, group_id: str) -> asyncio.Future[Any]:
-        """Delete an empty group of any type with what is kept for it."""
+        """Delete an empty group of any type, and its state elsewhere."""
 
         def check(shard: GroupShard, now_ms: int, token: Token) -> Result:
             group = shard.context.groups.find(group_id)
@@ -128,8 +128,8 @@ class GroupService(CoordinatorService[GroupShard]):
     def append_marker(
         self, index: int, marker: bytearray, producer_id: int, *, committed: bool
     ) -> Partition:
-        """End a transaction's offset commits in a partition; gives it. Raises `ApiError` when the
-        coordinator does not serve it, and `AppendRefused`."""
+        """Append the marker of a transaction's offset commits. Returns the partition. Raises
+        `ApiError` if this broker does not serve it, and `AppendRefused`."""
         now_ms = self._node.clock.now_ms()
         partition = self._watched.get(index)
         if partition is None:

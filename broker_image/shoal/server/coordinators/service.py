@@ -1,12 +1,12 @@
-"""Coordinators on this broker: the loop's side of `coordinator.runtime`.
+"""Coordinators on this broker: `coordinator.runtime` on the event loop.
 
-A coordinator lives in an internal topic, a shard in each partition that this broker leads. Its
-service makes the topic when it is first needed, replays a partition's log into its shard in short
-steps, gives requests to the runtime, and keeps the runtime's clock. A request that comes while the
-topic is being made waits for it; one that comes while its shard is loading is sent to retry, as
-Kafka does. `GroupService` is the group coordinator; the others are plain `CoordinatorService`s.
+A coordinator has an internal topic, and a shard for each partition of it that this broker leads.
+Its service creates the topic on first use, replays the log of a partition into its shard in short
+steps, passes requests to the runtime, and serves the runtime's deadlines. A request waits while the
+topic is being created. A request for a shard that is loading is refused with a retriable error, as
+in Kafka.
 
-A token is the future of the request's response, or a `Call` that carries on at once.
+A token is the future of the request's response, or a `Call`, which continues at once.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ S = TypeVar("S", bound=Shard)
 E = TypeVar("E")
 Response = Mapping[str, Any]
 
-#: What a shard replays before other work gets its turn: some milliseconds.
+#: The bytes that one step of loading replays, which takes some milliseconds.
 LOAD_STEP_BYTES = 64 * 1024
-#: Before a coordinator whose write failed, as on a full disk, loads again.
+#: The delay before a shard loads again after a failed write, for instance on a full disk.
 RELOAD_AFTER_MS = 100
-#: Requests that may wait for the internal topic to be made.
+#: The most requests that wait for the creation of the internal topic.
 WAITING_MAX = 10_000
-#: Records of one decision take at most so many bytes; an internal topic takes Kafka's 1 MiB.
+#: The most bytes of the records of one decision. Batches of internal topics have Kafka's 1 MiB.
 BATCH_BYTES_MAX = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class InternalTopic:
-    """The topic of a coordinator; `metadata.topics.internal_topic` has the rest of it."""
+    """The topic of a coordinator. `metadata.topics.internal_topic` has its configs."""
 
     name: str
     compacted: bool = True
@@ -82,8 +82,8 @@ class _Load(NamedTuple):
 
 
 class Call:
-    """A token for what must not wait for a turn of the loop: `then` is called with the response,
-    or with the refusal, in the order of the decisions."""
+    """A token that does not wait for a turn of the event loop. `then` is called with the response,
+    or with the error, in the order of the decisions."""
 
     __slots__ = ("_done", "_then")
 
@@ -104,7 +104,7 @@ class Call:
 
 
 def key_hash(key: str) -> int:
-    """Java's `String.hashCode`, by which keys go to partitions of internal topics."""
+    """Java's `String.hashCode`, which maps keys to partitions of internal topics."""
     value = 0
     units = key.encode("utf-16-be", "surrogatepass")
     for at in range(0, len(units), 2):
@@ -113,15 +113,15 @@ def key_hash(key: str) -> int:
 
 
 def partition_of(key: str, count: int) -> int:
-    """The partition that keeps `key`. Kafka's `Utils.abs` takes the least integer for 0."""
+    """The partition of `key`. Kafka's `Utils.abs` maps the least integer to 0."""
     value = key_hash(key)
     return (0 if value == -(1 << 31) else abs(value)) % count
 
 
 class CoordinatorService(Generic[S]):
-    """One coordinator. Owns its runtime, its loads and its timer."""
+    """One coordinator. It owns its runtime, its loads and its timer."""
 
-    #: FindCoordinator's number for the keys that are kept here.
+    #: The key type of the coordinator in FindCoordinator.
     key_type: ClassVar[int]
 
     def __init__(
@@ -158,13 +158,13 @@ class CoordinatorService(Generic[S]):
         self._timer_ms = 0
         self._watched: dict[int, Partition] = {}
         self._performers: dict[type, Callable[[Any], None]] = {}
-        #: Requests in this turn of the loop, and whether the turns lately had more than one.
+        #: Requests in this turn of the event loop, and whether the last turn had more than one.
         self._turn_requests = 0
         self._turn_ends = self._crowded = False
-        #: Appends and how many records they took, for metrics.
+        #: Appends, and the records that they appended, for metrics.
         self.appends = 0
         self.records = 0
-        #: Partitions loaded and the milliseconds that took, for metrics; when a load began.
+        #: The count and total time in ms of loads, for metrics, and when each load began.
         self.load_times = (0, 0)
         self._load_began_ms: dict[int, int] = {}
 
@@ -179,13 +179,13 @@ class CoordinatorService(Generic[S]):
 
     @property
     def queued(self) -> int:
-        """Decisions that wait for the topic to be made."""
+        """The number of requests that wait for the creation of the topic."""
         return len(self._waiting)
 
-    # Where keys live.
+    # Keys and their partitions.
 
     def partition_for(self, key: str) -> int | None:
-        """The partition that keeps `key`; None while the topic is not there."""
+        """The partition of `key`; None while the topic does not exist."""
         topic = self._cache.image.topics.get(self.topic.name)
         return None if topic is None else partition_of(key, len(topic.partitions))
 
@@ -199,7 +199,7 @@ class CoordinatorService(Generic[S]):
         raise ApiError(ErrorCode.coordinator_not_available)
 
     def is_stuck(self, key: str) -> bool:
-        """Whether what is written here for keys like this one is not committed, or not in time."""
+        """Whether writes to the partition of `key` are not committed in time."""
         partition = self.partition_for(key)
         if partition is None:
             return False
@@ -210,9 +210,9 @@ class CoordinatorService(Generic[S]):
         return watched is not None and self._replicas.is_cut_off(watched)
 
     def ready(self) -> asyncio.Future[Any] | None:
-        """Make the topic if it is not there: a future to wait for, or None when it is.
+        """Create the topic. Returns a future to wait for, or None if the topic exists.
 
-        The future fails with COORDINATOR_NOT_AVAILABLE when the topic cannot be made.
+        The future fails with COORDINATOR_NOT_AVAILABLE if the topic cannot be created.
         """
         if self.topic.name in self._cache.image.topics:
             return None
@@ -221,7 +221,7 @@ class CoordinatorService(Generic[S]):
         return waiter
 
     def _create(self) -> asyncio.Future[Any]:
-        """Make the topic, once for all who wait for it."""
+        """Create the topic, once for all requests that wait for it."""
         if self._creating is None:
             self._creating = asyncio.ensure_future(self._create_topic(self.topic))
             self._creating.add_done_callback(self._created)
@@ -230,7 +230,7 @@ class CoordinatorService(Generic[S]):
     def _created(self, made: asyncio.Future[Any]) -> None:
         self._creating = None
         if not made.cancelled():
-            made.exception()  # Told to each who waits, and logged by who makes topics.
+            made.exception()  # Each waiting request gets it, and `create_topic` has logged it.
         waiting, self._waiting = self._waiting, deque()
         there = self.topic.name in self._cache.image.topics
         for key, token, decide in waiting:
@@ -242,8 +242,8 @@ class CoordinatorService(Generic[S]):
     # Requests.
 
     def submit(self, key: str, decide: Decide[S]) -> asyncio.Future[Any]:
-        """Let the shard of `key` decide: (shard, now_ms, token) -> Result. The future gets the
-        reply once it is committed, or an `ApiError`."""
+        """Decide on the shard of `key`: (shard, now_ms, token) -> Result. The future has the reply
+        once it is committed, or an `ApiError`."""
         token: asyncio.Future[Any] = self._loop.create_future()
         self._submit(key, token, decide)
         return token
@@ -251,8 +251,8 @@ class CoordinatorService(Generic[S]):
     def call(
         self, key: str, decide: Decide[S], then: Callable[[Response | ApiError], None]
     ) -> None:
-        """`submit`, but `then` is called with the reply where it is given: perhaps before this
-        returns, and always in the order of the decisions."""
+        """Like `submit`, but call `then` with the reply at once: perhaps before this returns, and
+        always in the order of the decisions."""
         self._submit(key, Call(then), decide)
 
     def _submit(self, key: str, token: asyncio.Future[Any] | Call, decide: Decide[S]) -> None:
@@ -280,7 +280,7 @@ class CoordinatorService(Generic[S]):
         self._watch_deadline(self.runtime.deadline_of(partition))
 
     def shards(self) -> list[tuple[int, S]]:
-        """The shards that serve, by partition."""
+        """The shards that serve requests, by partition."""
         return self.runtime.active()
 
     def all_shards(self) -> list[S]:
@@ -289,10 +289,11 @@ class CoordinatorService(Generic[S]):
             raise ApiError(ErrorCode.coordinator_load_in_progress)
         return [shard for _, shard in self.shards()]
 
-    # Partitions come and go.
+    # Partitions.
 
     def metadata_changed(self, image: MetadataImage, delta: MetadataDelta | None) -> None:
-        """Lead what this broker leads now; without a `delta`, at the start."""
+        """Load and drop shards, as this broker leads their partitions. `delta` is None at the
+        start."""
         topic = image.topics.get(self.topic.name)
         led = {}
         for index in range(len(topic.partitions) if topic is not None else 0):
@@ -335,7 +336,7 @@ class CoordinatorService(Generic[S]):
             self._loop.call_soon(self._load_step)
 
     def _load_step(self) -> None:
-        """Replay a little of one partition, and take turns with everything else."""
+        """Replay one step of a partition, and schedule the next step."""
         index, offset = self._loads.popleft()
         partition = self._watched.get(index)
         if partition is not None and self.runtime.phase(index) is Phase.LOADING:
@@ -359,10 +360,10 @@ class CoordinatorService(Generic[S]):
             self._loop.call_soon(self._load_step)
 
     def _replay_from(self, partition: Partition, shard: S, offset: int) -> int:
-        """Replay one step's bytes; gives the offset behind them.
+        """Replay the bytes of one step. Returns the offset of the next step.
 
-        Of a compacted topic's records the last of each key stands for all, so that of a group that
-        commits often one record a step is replayed.
+        In a compacted topic only the last record of each key is replayed, so that a group that
+        commits often costs one record a step.
         """
         log = partition.log
         data = log.read(offset, LOAD_STEP_BYTES, max_offset=log.log_end_offset, min_one=True).data
@@ -381,7 +382,7 @@ class CoordinatorService(Generic[S]):
             for record in read_records(data, at):
                 if record.offset < offset or record.key is None:
                     continue
-                # What a transaction has written may come to nothing: it stands for no other.
+                # A transaction may be aborted, so its records do not replace others.
                 last = self.topic.compacted and not header.is_transactional
                 by = record.key if last else record.offset
                 found.pop(by, None)
@@ -409,7 +410,7 @@ class CoordinatorService(Generic[S]):
         found.clear()
 
     def _end_transaction(self, shard: S, producer_id: int, committed: bool) -> None:
-        """A transaction's marker; of interest to shards that keep transactional records."""
+        """Apply a transaction's marker, in a coordinator with transactional records."""
 
     def _activate(self, index: int) -> None:
         now_ms = self._node.clock.now_ms()
@@ -477,12 +478,12 @@ class CoordinatorService(Generic[S]):
             if loads and self._watched.get(partition) is watched:
                 self._replay(partition)
 
-        # What is due would be written as soon as it has loaded, and fail again.
+        # Deadlines that are due would write as soon as it has loaded, and fail again.
         self._node.timers.at(self._node.clock.now_ms() + RELOAD_AFTER_MS, replay)
 
     def _turn_ended(self) -> None:
-        """Where several requests come in one turn of the loop, what they write is one append; a
-        request that comes alone need not wait for the turn's end."""
+        """Append the records of all requests of this turn of the event loop at once. A request that
+        is alone in its turn does not wait for the end of it."""
         self._turn_ends = False
         self._crowded = self._turn_requests > 1
         self._turn_requests = 0

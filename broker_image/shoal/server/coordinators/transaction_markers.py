@@ -1,10 +1,10 @@
 """Transaction markers: the control records that end a transaction in each of its partitions.
 
-A decided transaction's markers are written once a turn of the loop, and the coordinator is told
-when all of them are committed. What cannot be written now (a log that is offline, a coordinator
-that loads) is tried again when the coordinator asks again, which it does until it is told; what
-was written is not written twice, unless it may be lost with its leader. Markers in
-`__consumer_offsets` go through the group coordinator's runtime, which owns the offsets of that log.
+The markers of a decided transaction are written at the end of a turn of the event loop. The
+transaction is completed once all of them are committed. Markers that cannot be written now (the log
+is offline, a coordinator is loading) are retried when the coordinator repeats its effect, which it
+does until completion. A marker is not written twice, unless it may be lost with its leader. Markers
+in `__consumer_offsets` go through the group coordinator's runtime, which owns that log.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from shoal.server.network.purgatory import Purgatory
     from shoal.server.node import Node
 
-#: How long written markers may wait for their replicas before the coordinator is asked again.
+#: How long written markers may wait for their replicas before the wait is repeated.
 COMMIT_TIMEOUT_MS = 30_000
-#: Before a broker is asked again that did not write its markers.
+#: The delay before markers are sent again to a broker that did not write them.
 SEND_AGAIN_MS = 50
 _EPOCH_MAX = 2**15 - 1
 
@@ -117,7 +117,7 @@ class TransactionMarkerChannel:
         self._coordinator_epoch = coordinator_epoch
         self._completed = completed
         self._queue: deque[WriteMarkers] = deque()
-        #: Of transactions that are not complete.
+        #: The progress of transactions that are not complete.
         self._progress: dict[WriteMarkers, _MarkerProgress] = {}
         #: Requests to other brokers that have no answer yet.
         self._in_flight: set[tuple[WriteMarkers, int]] = set()
@@ -188,7 +188,7 @@ class TransactionMarkerChannel:
                 continue
             registered = self._cache.image.partition(topic, index)
             if registered is None:
-                # It was deleted, and the transaction's part with it.
+                # The partition was deleted, with its part of the transaction.
                 progress.appended[(topic, index)] = None
                 continue
             if registered.leader >= 0 and registered.leader != self._node.id:
@@ -321,8 +321,8 @@ class TransactionMarkerChannel:
 
 
 def _check_epoch(partition: Partition, marker: Marker) -> None:
-    """With transaction version 2 a marker has an epoch past that of the transaction's records; a
-    marker sent again finds the transaction ended. Raises INVALID_PRODUCER_EPOCH."""
+    """Check that a marker of transaction version 2 has a higher epoch than the transaction's
+    records. For a repeated marker the transaction has ended. Raises INVALID_PRODUCER_EPOCH."""
     producer = partition.log.producers.get(marker.producer_id)
     if marker.transaction_version < TV_2 or producer is None:
         return

@@ -1,9 +1,9 @@
 """The transaction coordinator on this broker: transactional ids, in `__transaction_state`.
 
-`enlist` is what Produce and TxnOffsetCommit ask before they write for a transaction: that the
-partition belongs to it, added by this very request with transaction version 2, and checked with
-version 1 (KIP-890). What a decided transaction is owed, its markers, is written by
-`server.transaction_markers`, and told back by `completed`.
+Produce and TxnOffsetCommit call `enlist` before they write for a transaction. With transaction
+version 2 it adds the partitions to the transaction; with version 1 it verifies that they are in it
+(KIP-890). `transaction_markers` writes the markers of a decided transaction, and then calls
+`completed`.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ if TYPE_CHECKING:
     from shoal.server.node import Node
 
 TOPIC = "__transaction_state"
-#: Before a coordinator on another broker is asked again about a transaction that is ending.
+#: The delay before another broker is asked again about a transaction that is ending.
 ASK_AGAIN_MS = 10
-#: How long a block of producer ids is waited for.
+#: How long InitProducerId waits for a block of producer ids.
 IDS_WAIT_S = 5.0
 
-#: Refusals that pass. Old producers may not know that of each, but of NOT_ENOUGH_REPLICAS.
+#: Retriable errors. Old producers may not retry each of them, but do retry NOT_ENOUGH_REPLICAS.
 _RETRIED = (
     ErrorCode.concurrent_transactions,
     ErrorCode.coordinator_load_in_progress,
@@ -120,7 +120,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
         self.on_effect(WriteMarkers, self.markers.write)
         #: By transactional id: writes that wait until its last transaction is complete.
         self._waiting_writes: dict[str, list[Callable[[], None]]] = {}
-        #: By producer id: how many of its writes are being enlisted.
+        #: By producer id: the number of its writes that are being enlisted.
         self._enlisting: Counter[int] = Counter()
         metrics.gauge(
             "kafka_coordinator_transaction_TransactionStateManager_NumTransactionalIds",
@@ -129,7 +129,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
         )
 
     def coordinator_epoch(self, markers: WriteMarkers) -> int | None:
-        """The leader epoch under which markers are written; None where they are not owed."""
+        """The leader epoch under which markers are written; None if they are not owed."""
         partition = self.partition_for(markers.transactional_id)
         if partition is None or self.runtime.phase(partition) is not Phase.ACTIVE:
             return None
@@ -141,8 +141,8 @@ class TransactionService(CoordinatorService[TransactionShard]):
     def init_producer_id(
         self, transactional_id: str, timeout_ms: int, expected: ProducerIdAndEpoch | None
     ) -> asyncio.Future[Any]:
-        """InitProducerId of a transactional producer; it waits for a block of producer ids, where
-        this broker is the coordinator, and as long as a write may take."""
+        """InitProducerId of a transactional producer. On its coordinator it waits for a block of
+        producer ids, as long as a write may take."""
 
         def decide(shard: TransactionShard, now_ms: int, token: Token) -> Result:
             return shard.init_producer_id(transactional_id, timeout_ms, expected, now_ms, token)
@@ -153,7 +153,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
             return self.submit(transactional_id, decide)
 
         async def when_filled() -> Response:
-            # With no block in time the shard refuses who needs an id of it.
+            # Without a block in time, the shard refuses requests that need a new id.
             await asyncio.wait((filled,), timeout=IDS_WAIT_S)
             return await self.submit(transactional_id, decide)
 
@@ -174,7 +174,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
     def verify_partitions(
         self, writer: Writer, partitions: Collection[TopicPartition]
     ) -> asyncio.Future[Any]:
-        """AddPartitionsToTxn that only asks; the reply has `errors` by partition."""
+        """AddPartitionsToTxn that only verifies. The reply has `errors` by partition."""
         _check_id(writer.transactional_id)
         return self.submit(
             writer.transactional_id,
@@ -204,9 +204,9 @@ class TransactionService(CoordinatorService[TransactionShard]):
     def to_enlist(
         self, batches: Collection[tuple[Partition, BatchHeader]], *, implicit: bool
     ) -> bool:
-        """Whether the coordinator has to be asked before `batches` of one producer are appended.
+        """Whether `batches` of one producer need `enlist` before they are appended.
 
-        Where an earlier write of the producer is being enlisted, this one stands behind it.
+        They do if an earlier write of the producer is being enlisted, to keep their order.
         """
         verifies = self._cache.image.broker_config["transaction.partition.verification.enable"]
         if not implicit and not verifies:
@@ -225,11 +225,11 @@ class TransactionService(CoordinatorService[TransactionShard]):
         implicit: bool,
         then: Callable[[Errors], None],
     ) -> None:
-        """See that `partitions` are in the writer's open transaction, and call `then` with the
-        error of each that is not to be written to: perhaps before this returns, and in the order of
-        the calls for one transactional id.
+        """Verify that `partitions` are in the writer's open transaction. With `implicit`, add them.
 
-        With `implicit` they are added; the end of the transaction before may have to be waited for.
+        Calls `then` with the errors of the partitions that must not be written to. The call may
+        come before this returns. Calls for one transactional id keep their order. With `implicit`
+        the previous transaction may have to end first.
         """
         self._enlisting[writer.producer_id] += 1
 
@@ -270,7 +270,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
                 attempt = partial(self._enlist, writer, partitions, implicit, then, deadline_ms)
                 again_ms = deadline_ms
                 if not self.is_here(writer.transactional_id):
-                    # Nobody tells here when the transaction before is complete.
+                    # This broker is not notified of the end of the previous transaction.
                     again_ms = min(deadline_ms, self._node.clock.now_ms() + ASK_AGAIN_MS)
                 self._wait(writer.transactional_id, attempt, again_ms)
             else:
@@ -289,12 +289,12 @@ class TransactionService(CoordinatorService[TransactionShard]):
         try:
             return self.coordinator_of(transactional_id) == self._node.id
         except ApiError:
-            return True  # There is none: who asks here is told so.
+            return True  # There is no coordinator, and this broker can refuse the request.
 
     async def _enlist_elsewhere(
         self, writer: Writer, partitions: Collection[TopicPartition], implicit: bool
     ) -> Response | ApiError:
-        """AddPartitionsToTxn at the coordinator, in the name of the producer (KIP-890)."""
+        """Send AddPartitionsToTxn to the coordinator on behalf of the producer (KIP-890)."""
         topics: dict[str, list[int]] = {}
         for topic, index in partitions:
             topics.setdefault(topic, []).append(index)
@@ -342,7 +342,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
             attempt()
 
     def completed(self, markers: WriteMarkers) -> None:
-        """All markers of a decided transaction are written and committed."""
+        """Complete a decided transaction: all its markers are committed."""
         partition = self.partition_for(markers.transactional_id)
         if partition is not None:
             now_ms = self._node.clock.now_ms()
@@ -354,7 +354,7 @@ class TransactionService(CoordinatorService[TransactionShard]):
 
 
 def is_open(log: Log, producer_id: int, producer_epoch: int) -> bool:
-    """Whether a log has a part of that producer's open transaction: then the coordinator knows."""
+    """Whether a log has the producer's open transaction, so that the partition is part of it."""
     producer = log.producers.get(producer_id)
     return (
         producer is not None
@@ -364,9 +364,9 @@ def is_open(log: Log, producer_id: int, producer_epoch: int) -> bool:
 
 
 def write_error(error: ErrorCode, *, abortable: bool, implicit: bool = False) -> ErrorCode:
-    """What a producer is told whose partition could not be enlisted: Kafka's mapping, by which
-    each client retries, aborts or gives up as it can. `abortable` clients know KIP-1050, and
-    `implicit` ones that their last transaction may still be ending."""
+    """Return the error for a producer whose partition was not enlisted, by Kafka's mapping, so that
+    each client retries, aborts or fails. `abortable` clients support KIP-1050. `implicit` ones
+    retry while their last transaction is ending."""
     if error is ErrorCode.concurrent_transactions and implicit:
         return error
     if error in _RETRIED:

@@ -1,9 +1,10 @@
-"""The one table of what is served. ApiVersions answers from it, and `docs/compat.md` is made of it.
+"""The table of all APIs. ApiVersions is answered from it, and `docs/compat.md` is generated from
+it.
 
-Rows stand in the order of their API keys. Each row states the listeners that serve it: those of
-brokers unless `on` says otherwise. `TABLES` has the rows of each kind of listener. A version
-outside a row's range, or an API that the listener does not serve, gets what Kafka gives it: the
-connection is closed, and ApiVersions alone is answered (`dispatch`).
+Rows are in the order of their API keys. Each row has the listeners that serve it, by default those
+of brokers. `TABLES` has the rows of each kind of listener. A request with a version outside the
+range, or for an API that the listener does not serve, closes the connection, as in Kafka. Only
+ApiVersions is answered then (`dispatch`).
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ from shoal.server.handlers import (
 )
 from shoal.server.network.api import Api
 
-#: Requests that the active controller alone answers; other nodes pass them on to it.
+#: Requests that only the active controller answers. Other nodes forward them to it.
 BY_CONTROLLER = frozenset(
     {
         ApiKey.CREATE_TOPICS,
@@ -109,7 +110,7 @@ BY_CONTROLLER = frozenset(
         ApiKey.REMOVE_RAFT_VOTER,
     }
 )
-#: What a node serves while it joins its cluster: the quorum and the controller, no data.
+#: The APIs of a node that joins its cluster: the quorum and the controller, no data.
 EARLY = frozenset(
     {
         ApiKey.API_VERSIONS,
@@ -123,7 +124,7 @@ EARLY = frozenset(
     }
 )
 
-#: What is off with a feature: share groups, and the consumer protocol (KIP-848).
+#: The feature that enables an API: share groups, and the consumer protocol (KIP-848).
 OF_FEATURES = {
     ApiKey.CONSUMER_GROUP_HEARTBEAT: "group.version",
     ApiKey.CONSUMER_GROUP_DESCRIBE: "group.version",
@@ -309,7 +310,7 @@ HANDLERS: dict[int, Api] = {
 
 
 def _table(kind: Listeners) -> dict[int, Api]:
-    """The rows that a listener of that kind serves, each with the handler for it."""
+    """The rows of a kind of listener, each with the handler for it."""
     return {
         key: replace(row, handle=(CONTROLLER in kind and row.on_controllers) or row.handle)
         for key, row in HANDLERS.items()
@@ -317,5 +318,5 @@ def _table(kind: Listeners) -> dict[int, Api]:
     }
 
 
-#: What a listener serves, by its kind.
+#: The rows of each kind of listener.
 TABLES = {kind: _table(kind) for kind in (BROKER, CONTROLLER, BOTH)}

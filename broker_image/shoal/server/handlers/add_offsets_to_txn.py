@@ -1,4 +1,4 @@
-"""AddOffsetsToTxn: a group's partition of `__consumer_offsets` is to be part of the transaction."""
+"""AddOffsetsToTxn: add a group's partition of `__consumer_offsets` to the transaction (KIP-98)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""AddPartitionsToTxn: name the partitions before they are written to (KIP-98).
+"""AddPartitionsToTxn: add partitions to a transaction before they are written to (KIP-98).
 
-Up to version 3 it is a producer's request for one transaction. From version 4 on brokers ask for
-several, and may only ask whether the partitions are there (KIP-890).
+Up to version 3, a producer sends it for one transaction. From version 4 on, brokers send it for
+several transactions, and may only verify that the partitions are in them (KIP-890).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _rows(topics: Any, errors: Mapping[TopicPartition, ErrorCode]) -> list[Row]:
 
 
 def refuse(request: Request, error: ErrorCode, message: str | None) -> Body:
-    """The error of a whole request; up to version 3 each partition has it."""
+    """The error of a whole request. Up to version 3 each partition has it."""
     if request.version >= BATCHES_SINCE:
         return {"error_code": error}
     topics = request.body.v3_and_below_topics

@@ -1,4 +1,4 @@
-"""AllocateProducerIds: a block of producer ids for a broker (KIP-730)."""
+"""AllocateProducerIds: allocate a block of producer ids to a broker (KIP-730)."""
 
 from __future__ import annotations
 

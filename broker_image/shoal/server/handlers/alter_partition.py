@@ -1,4 +1,4 @@
-"""AlterPartition: a leader's change of its partitions' in-sync replicas (KIP-497, KIP-903)."""
+"""AlterPartition: a leader changes the in-sync replicas of its partitions (KIP-497, KIP-903)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """AlterShareGroupOffsets: set the start offsets of an empty share group (KIP-932).
 
 As in Kafka, a group that does not exist is created when the request names a topic that exists.
-Admin clients turn earliest, latest and times into offsets before they ask. Our own may ask the
-leaders of partitions, in a tag of ours, to let keys go on that dead-lettered records hold.
+Admin clients convert earliest, latest and timestamps to offsets first. Shoal's clients may also ask
+the leaders, in a tagged field, to release keys that dead-lettered records block.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def _alter(broker: Broker, body: Any) -> Mapping[str, Any]:
                     )
                 starts[entry.partition_index] = entry.start_offset
     done = await broker.share.admin.set_offsets(body.group_id, offsets)
-    # A topic that the request names twice is one row of the response, as in Kafka.
+    # A topic that is twice in the request is once in the response, as in Kafka.
     rows: dict[str, list[dict[str, Any]]] = {}
     ids: dict[str, UUID | None] = {}
     for asked in body.topics:

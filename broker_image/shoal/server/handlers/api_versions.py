@@ -1,4 +1,4 @@
-"""ApiVersions: what the table serves (KIP-35, KIP-511, KIP-584)."""
+"""ApiVersions: the APIs, their versions and the features (KIP-35, KIP-511, KIP-584)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shoal.server.network.api import Answer, Api, Request
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
-#: librdkafka up to 2.8 takes a broker that does not name Produce v0 for one too old to compress for
-#: (KAFKA-18659), so Kafka names versions that it then refuses.
+#: librdkafka up to 2.8 does not compress for a broker without Produce v0 (KAFKA-18659). So Kafka
+#: names these versions, and refuses requests with them.
 _NAMED_FROM = {ApiKey.PRODUCE: 0}
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
@@ -31,7 +31,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     supported = features.supported
     if request.version >= 3 and body.client_software_name == OWN_CLIENT:
         supported |= dict.fromkeys(FEATURES, (1, 1))
-    if request.version < 4:  # clients before KIP-1022 take no feature that starts at 0
+    if request.version < 4:  # Clients before KIP-1022 reject features that start at 0.
         supported = {name: span for name, span in supported.items() if span[0] > 0}
     return {
         "error_code": ErrorCode.none,
@@ -49,7 +49,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 
 def served(rows: Iterable[Api]) -> list[dict[str, Any]]:
-    """The ranges named to clients, by API key."""
+    """The version ranges for clients, in the order of the API keys."""
     return [
         {
             "api_key": row.key,

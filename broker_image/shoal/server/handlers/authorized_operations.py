@@ -1,6 +1,6 @@
-"""What a client may do with a resource, as the bit fields of KIP-430.
+"""The operations that a client may perform on a resource, as the bit fields of KIP-430.
 
-Without an authorizer every operation that a kind of resource has is allowed to everybody.
+Without an authorizer all operations of a resource are allowed to all clients.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from enum import IntEnum
 
 
 class Operation(IntEnum):
-    """AclOperation's numbers; a bit field has bit `n` for operation `n`."""
+    """The numbers of AclOperation. A bit field has bit `n` for operation `n`."""
 
     READ = 3
     WRITE = 4
@@ -23,7 +23,7 @@ class Operation(IntEnum):
     IDEMPOTENT_WRITE = 12
 
 
-#: Stands where no bit field was asked for.
+#: The value if the request does not include the operations.
 NOT_ASKED = -(1 << 31)
 
 
@@ -53,5 +53,5 @@ CLUSTER = _bits(
 
 
 def allowed(bits: int, asked: bool) -> int:
-    """The bit field, or the mark that none was asked for."""
+    """The bit field, or `NOT_ASKED` without `asked`."""
     return bits if asked else NOT_ASKED

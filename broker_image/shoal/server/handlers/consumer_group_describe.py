@@ -1,4 +1,4 @@
-"""ConsumerGroupDescribe: groups of the consumer protocol with their members and assignments."""
+"""ConsumerGroupDescribe: consumer groups with their members and assignments (KIP-848)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 
 def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
-    """Every group with the error; also ShareGroupDescribe's."""
+    """The error for every group; also for ShareGroupDescribe."""
     error = ApiError(code, message)
     return {"groups": [_row(group_id, error, NOT_ASKED) for group_id in request.body.group_ids]}
 
 
 def described(broker: Broker, request: Request, kind: str) -> Answer:
-    """The groups asked for, by the kind of that name in their shards; also ShareGroupDescribe's."""
+    """Describe the requested groups, by the kind of that name in their shards; also for
+    ShareGroupDescribe."""
     body = request.body
     replies = [
         broker.groups.submit(group_id, _describe(kind, group_id)) for group_id in body.group_ids

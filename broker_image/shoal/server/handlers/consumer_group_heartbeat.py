@@ -1,4 +1,4 @@
-"""ConsumerGroupHeartbeat: join, stay in, and leave a group of the consumer protocol (KIP-848)."""
+"""ConsumerGroupHeartbeat: join a consumer group, remain in it and leave it (KIP-848)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ def handle(broker: Broker, request: Request) -> Answer:
     names, owned = body.subscribed_topic_names, body.topic_partitions
     member_id = body.member_id
     if not member_id and request.version == 0 and body.member_epoch == 0:
-        member_id = str(
-            broker.node.system.uuid()
-        )  # From version 1 on it is the client that makes its id up.
+        # From version 1 on, the client creates its member id.
+        member_id = str(broker.node.system.uuid())
     heartbeat = HeartbeatRequest(
         body.group_id,
         member_id,

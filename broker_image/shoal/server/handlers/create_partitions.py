@@ -1,4 +1,4 @@
-"""CreatePartitions: more partitions for topics, each grown or refused by itself (KIP-195)."""
+"""CreatePartitions: add partitions to topics, with a result for each topic (KIP-195)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, throttle
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
-#: From here on clients know the error for too many changes of topics (KIP-599).
+#: The first version with THROTTLING_QUOTA_EXCEEDED (KIP-599).
 STRICT_QUOTA_FROM = 3
 
 

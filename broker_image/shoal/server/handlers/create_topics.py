@@ -1,4 +1,4 @@
-"""CreateTopics: new topics, each made or refused by itself, or only checked (KIP-4, KIP-464)."""
+"""CreateTopics: create or only validate topics, with a result for each (KIP-4, KIP-464)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.server.quota.client_quotas import QUOTA_EXCEEDED, throttle
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
-#: From here on clients know the error for too many changes of topics (KIP-599).
+#: The first version with THROTTLING_QUOTA_EXCEEDED (KIP-599).
 STRICT_QUOTA_FROM = 6
 
 

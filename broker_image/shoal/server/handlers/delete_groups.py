@@ -1,4 +1,4 @@
-"""DeleteGroups: delete empty groups, of any type, with all that is kept for them (KIP-229)."""
+"""DeleteGroups: delete empty groups of any type, with all their state (KIP-229)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeleteRecords: move the log start offset up to what is asked for (KIP-107)."""
+"""DeleteRecords: advance the log start offset to the requested offset (KIP-107)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.server.network.responses import absence
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
-#: Asks for all records up to the high watermark.
+#: The offset that requests deletion up to the high watermark.
 HIGH_WATERMARK = -1
 NO_LOW_WATERMARK = -1
 
@@ -43,7 +43,7 @@ def _delete(broker: Broker, topic: str, index: int, offset: int) -> dict[str, An
     elif broker.is_internal(topic):
         code = ErrorCode.invalid_topic_exception
     elif partition.log.config.compact and not partition.log.config.delete:
-        # A compacted topic keeps the last value of each key: nothing of it is deleted by offset.
+        # A compacted topic keeps the last value of each key, so it cannot be deleted by offset.
         code = ErrorCode.policy_violation
     else:
         wanted = partition.high_watermark if offset == HIGH_WATERMARK else offset

@@ -1,4 +1,4 @@
-"""DeleteShareGroupOffsets: let an empty share group forget where it was in topics (KIP-932)."""
+"""DeleteShareGroupOffsets: delete the offsets of topics of an empty share group (KIP-932)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DeleteTopics: by name, from v6 on by id too (KIP-516)."""
+"""DeleteTopics: delete topics by name, and from version 6 on by id (KIP-516)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
 Asked = tuple[str | None, Any]
-#: From here on clients know the error for brokers that delete no topics.
+#: The first version with TOPIC_DELETION_DISABLED.
 DELETION_DISABLED_FROM = 3
-#: From here on clients know the error for too many changes of topics (KIP-599).
+#: The first version with THROTTLING_QUOTA_EXCEEDED (KIP-599).
 STRICT_QUOTA_FROM = 5
 
 
@@ -57,7 +57,7 @@ def _asked(request: Request) -> list[Asked]:
 def _find(
     image: MetadataImage, asked: Counter[Asked], name: str | None, topic_id: Any
 ) -> tuple[dict[str, Any], TopicImage | None]:
-    """The row of one topic asked for, and the topic if it can be deleted."""
+    """The result of one topic, and the topic if it can be deleted."""
     topic = image.topics.get(name) if name is not None else image.topic_by_id(topic_id)
     code, message = ErrorCode.none, None
     if name is not None and topic_id is not None:
@@ -77,7 +77,7 @@ def _find(
 
 
 def _twice(asked: Counter[Asked], topic: TopicImage) -> bool:
-    """Whether the topic is asked for by its name and by its id."""
+    """Whether the request has the topic both by its name and by its id."""
     return (topic.name, None) in asked and (None, topic.topic_id) in asked
 
 

@@ -22,7 +22,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     if (endpoint_type == _CONTROLLERS) != of_controllers:
         here, asked = ("controllers", "brokers") if of_controllers else ("brokers", "controllers")
         raise ApiError(
-            # Version 0 does not know the other code.
+            # Version 0 does not have the other error code.
             ErrorCode.mismatched_endpoint_type if request.version else ErrorCode.invalid_request,
             f"This is an endpoint of {here}, and the request is for one of {asked}",
         )
@@ -58,7 +58,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 
 def _controllers(broker: Broker) -> list[dict[str, Any]]:
-    """The voters, where they listen for one another (KIP-919)."""
+    """The voters and their endpoints for controllers (KIP-919)."""
     return [
         {"broker_id": voter.key.id, "host": e.host, "port": e.port, "rack": None}
         for voter in broker.quorum.raft.voters.latest

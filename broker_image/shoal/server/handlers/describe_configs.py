@@ -1,7 +1,7 @@
-"""DescribeConfigs: what is in force for topics, brokers, groups and client metrics, and why.
+"""DescribeConfigs: the configs of topics, brokers, groups and client metrics, with their sources.
 
-Each config comes with the source of its value and, if asked for, with all that would give it one,
-the strongest first, and with its documentation (KIP-133, KIP-226, KIP-569, KIP-1240).
+If requested, each config has its synonyms, in the order of precedence, and its documentation
+(KIP-133, KIP-226, KIP-569, KIP-1240).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
 Found = Iterable[tuple[ConfigKey, Any, list[Origin]]]
-#: Source of a client metrics subscription's own setting.
+#: The source of the configs of a client metrics subscription.
 _SUBSCRIPTION = 7
 
 
@@ -131,7 +131,7 @@ def _effective(
 
 
 def _cluster_wide(image: MetadataImage) -> Found:
-    """What is set for all brokers, and nothing else."""
+    """Only the configs that are set for all brokers."""
     texts = image.layers.broker_default
     return [
         (BROKER[name], BROKER[name].read(text), [Origin(name, text, Source.BROKER_DEFAULT)])

@@ -1,5 +1,5 @@
-"""DescribeGroups: classic groups with their members. A group that is not there is Dead, and since
-version 6 an error as well (KIP-1043)."""
+"""DescribeGroups: classic groups with their members. A group that does not exist is Dead. Since
+version 6 it has an error as well (KIP-1043)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
 NOT_FOUND_SINCE = 6
-#: Read, delete, describe, describe configs, alter configs: AclOperation's codes as bits.
+#: Read, delete, describe, describe configs, alter configs, as bits of AclOperation's numbers.
 GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11
 NOT_ASKED = -(1 << 31)
 

@@ -1,4 +1,4 @@
-"""DescribeLogDirs: the data directory, the sizes of its partitions and of its volume (KIP-113,
+"""DescribeLogDirs: the data directory, and the sizes of its partitions and volume (KIP-113,
 KIP-827)."""
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 
 def _asked(broker: Broker, topics: Any) -> list[Partition]:
-    """The partitions asked for that are here; all of them for None."""
+    """The requested partitions on this broker; all of them for None."""
     if topics is None:
         return list(broker.partitions)
     found = [broker.partitions.by_name(t.topic, index) for t in topics for index in t.partitions]

@@ -1,4 +1,4 @@
-"""DescribeProducers: the idempotent producers that partitions remember (KIP-664)."""
+"""DescribeProducers: the active idempotent producers of partitions (KIP-664)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""DescribeQuorum: who votes on the metadata and how far each has come (KIP-595, KIP-836, KIP-853).
+"""DescribeQuorum: the voters and observers of the metadata quorum, with their log end offsets.
 
-The leader of the quorum answers: it alone knows how far the others are.
+The leader of the quorum answers, since it has the offsets of all replicas (KIP-595, KIP-836,
+KIP-853).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _replica(state: ReplicaState) -> dict[str, Any]:
 
 
 def _nodes(broker: Broker) -> list[dict[str, Any]]:
-    """Where the voters listen."""
+    """The endpoints of the voters."""
     rows = []
     for voter in broker.quorum.raft.voters.latest:
         endpoints = voter.endpoints

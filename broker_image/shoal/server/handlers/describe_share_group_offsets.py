@@ -1,10 +1,12 @@
 """DescribeShareGroupOffsets: start offset and lag of share partitions (KIP-932, KIP-1226).
 
-Lag is the log's end less the start offset less what is complete behind it, so records in flight
-count; -1 where the group has not begun to read, or the partition's leader does not answer. The
-log's end is its leader's: a group's coordinator may have no replica, or one that is behind.
+The lag is the high watermark minus the start offset minus the complete records after it, so
+records in flight count. It is -1 if the group has not begun to read, or if the partition's leader
+does not answer. The high watermark is the leader's, since the group's coordinator may have no
+replica, or one that is behind.
 
-Which dead-lettered records hold their keys is told in a tag of ours, which other clients pass over.
+A tagged field of Shoal has the dead-lettered records that block their keys. Other clients ignore
+it.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ async def _group(broker: Broker, asked: Any) -> _Entry:
                 wanted.setdefault(topic.topic_name, []).extend(topic.partitions)
     except ApiError as refused:
         return _refused(group_id, refused)
-    # A partition that the request names twice is one row of the response, as in Kafka.
+    # A partition that is twice in the request is once in the response, as in Kafka.
     topics = [
         await _topic(broker, group_id, name, list(dict.fromkeys(wanted[name]))) for name in wanted
     ]

@@ -1,7 +1,7 @@
-"""DescribeTopicPartitions: topics page by page, with the replicas eligible to lead (KIP-966).
+"""DescribeTopicPartitions: topics in pages, with the eligible leader replicas (KIP-966).
 
-Topics come in the order of their names. A page has so many partitions; a cursor names the partition
-that the next page begins with, which need not exist any more.
+Topics are in the order of their names. A page has a limited number of partitions. A cursor names
+the first partition of the next page, which may have been deleted since.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ElectLeaders: give leadership to the preferred replica, or to any that is left (KIP-460)."""
+"""ElectLeaders: elect the preferred replica, or any replica that is available (KIP-460)."""
 
 from __future__ import annotations
 

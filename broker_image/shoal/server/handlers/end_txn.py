@@ -1,4 +1,4 @@
-"""EndTxn: decide a transaction. Since version 5 the producer goes on with a new epoch (KIP-890)."""
+"""EndTxn: commit or abort a transaction. Since version 5 it bumps the epoch (KIP-890)."""
 
 from __future__ import annotations
 

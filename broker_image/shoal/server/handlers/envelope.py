@@ -1,4 +1,4 @@
-"""Envelope: a client's request that another broker passes on to the controller (KIP-590)."""
+"""Envelope: a request of a client that another broker forwards to the controller (KIP-590)."""
 
 from __future__ import annotations
 

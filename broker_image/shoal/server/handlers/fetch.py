@@ -1,9 +1,9 @@
-"""Fetch: whole batches from the offsets asked for, straight from the log's files.
+"""Fetch: whole batches from the requested offsets, without copies from the log's files.
 
 A request that finds less than `min_bytes` waits for appends to its partitions, for an error on one
-of them, or for `max_wait`. Records leave as the bytes that the log holds, by `sendfile` where they
-are many (`log.slices`, `network.sendfile_writer`); a consumer in
-`read_committed` gets those below the last stable offset and the aborted transactions among them.
+of them, or for `max_wait`. Records are sent as they are in the log, with `sendfile` if they are
+large (`log.slices`, `network.sendfile_writer`). A `read_committed` consumer gets the records below
+the last stable offset, and the list of aborted transactions.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 
 class _Fetch:
-    """One request: what it waits for, and its response."""
+    """A request, the partitions that it waits for, and its response."""
 
     __slots__ = (
         "_base_bytes",
@@ -87,7 +87,7 @@ class _Fetch:
         self._by_id = request.version >= TOPIC_IDS_FROM
         self._committed = body.isolation_level == READ_COMMITTED
         self._request = request
-        #: Where the client is, if it reads from the closest replica (KIP-392).
+        #: The rack of a client that reads from the closest replica (KIP-392).
         self._rack: str = getattr(body, "rack_id", "")
         self._min_bytes: int = body.min_bytes
         self._max_bytes: int = min(body.max_bytes, broker.image.broker_config["fetch.max.bytes"])
@@ -101,7 +101,7 @@ class _Fetch:
         self.keys: list[Any] = []
 
     def satisfied(self) -> bool:
-        """Whether to answer at once; otherwise notes what there is to wait for."""
+        """Whether to answer at once. Otherwise sets what the request waits for."""
         self._partitions, self.keys = [], []
         find = self._broker.partitions.find
         available = 0
@@ -122,7 +122,7 @@ class _Fetch:
             if offset < limit:
                 available += self._available(partition, cursor, limit)
             elif cursor.last_sent is not None and self._incremental:
-                # A session's client learns of a high watermark that has moved without records.
+                # In a session, the client gets a high watermark that has advanced without records.
                 if cursor.last_sent != (partition.high_watermark, log.log_start_offset):
                     return True
             if available >= self._min_bytes:
@@ -133,7 +133,7 @@ class _Fetch:
         return available >= self._min_bytes
 
     def _available(self, partition: Partition, cursor: Cursor, limit: int) -> int:
-        """Bytes that can be read now, as far as they matter."""
+        """The bytes that can be read now, counted up to `min_bytes`."""
         if self._min_bytes <= 1:
             return 1
         try:
@@ -143,19 +143,19 @@ class _Fetch:
             return self._min_bytes  # the answer tells of it
 
     def attempt(self) -> Body | None:
-        """The answer once enough has been committed, or a partition cannot be read any more."""
+        """The response once enough is committed, or a partition cannot be read any more."""
         partitions = self._partitions
         if any(p.log.offline or self._epoch_error(p, -1) for p in partitions):
             return self.read()
         if self._committed:
-            # Open transactions move the high watermark, and give this request nothing.
+            # Open transactions advance the high watermark, but this request gets none of it.
             return self.read() if self.satisfied() else None
         if self._base_bytes + sum(p.bytes_committed for p in partitions) < self._min_bytes:
             return None
         return self.read()
 
     def read(self) -> Body:
-        """The response, of as many whole batches as the request has room for."""
+        """The response, with as many whole batches as the request's limits allow."""
         left = min(self._max_bytes, self._broker.response_limits.fetch_bytes_max())
         entries: list[tuple[Cursor, _Entry]] = []
         find = self._broker.partitions.find
@@ -190,13 +190,14 @@ class _Fetch:
         return body if self._leaders is None else body | {"node_endpoints": self._endpoints()}
 
     def _endpoints(self) -> list[_Entry]:
-        """Where the leaders are that refusals have named."""
+        """The endpoints of the leaders that errors in the response name."""
         return leader_endpoints(
             self._broker.image, self._request.peer.listener, self._leaders or ()
         )
 
     def _epoch_error(self, partition: Partition, current_leader_epoch: int) -> ErrorCode | None:
-        """Why a partition cannot be read here: a client with a rack may read from a follower."""
+        """The error of a partition that cannot be read here. A client with a rack may read from a
+        follower."""
         if self._rack and not partition.is_leader and partition.leader_id >= 0:
             return partition.known_epoch_error(current_leader_epoch)
         return partition.epoch_error(current_leader_epoch)
@@ -217,8 +218,8 @@ class _Fetch:
         return {"current_leader": {"leader_id": leader_id, "leader_epoch": leader_epoch}}
 
     def _tells(self, cursor: Cursor, entry: _Entry) -> bool:
-        """Whether the response has this partition: in a session's later responses, only what is
-        new to the client."""
+        """Whether the response has this partition. Later responses of a session have only
+        partitions with changes."""
         told = (entry["high_watermark"], entry["log_start_offset"])
         new = (
             not self._incremental
@@ -228,7 +229,7 @@ class _Fetch:
             or entry.get("preferred_read_replica", -1) >= 0
             or "diverging_epoch" in entry
         )
-        # After an error everything is news again.
+        # After an error, the next response has the partition in any case.
         cursor.last_sent = None if entry["error_code"] else told
         return bool(new)
 

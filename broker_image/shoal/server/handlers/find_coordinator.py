@@ -1,11 +1,12 @@
-"""FindCoordinator: which broker leads the partition that keeps a group, a transaction or a share
-partition's state (KIP-699 in batches, KIP-932 for share).
+"""FindCoordinator: the coordinators of groups, transactional ids and share partitions.
 
-The internal topic is made when it is first asked for, and the answer waits for that: a new group
-starts without a round of COORDINATOR_NOT_AVAILABLE and back-off. A broker whose writes for a key
-are not committed in time does not name itself: cut off from the others, it does not know of the
-next coordinator, which the others name. One that counts as cut off hangs up, too, whatever it has
-said: librdkafka asks the broker that it has last had to do with, as long as it is connected to it.
+KIP-699 has several keys in a request, KIP-932 the keys of share partitions. The internal topic is
+created on the first request, which waits for it. So a new group starts without
+COORDINATOR_NOT_AVAILABLE and a back-off.
+
+A broker whose writes for a key are not committed in time does not return itself: it may be cut off,
+and another broker may be the coordinator. A broker that is cut off also closes the connection,
+because librdkafka repeats the request on the connection that it used last.
 """
 
 from __future__ import annotations
@@ -85,10 +86,10 @@ def _row(broker: Broker, request: Request, kind: int, key: str) -> Mapping[str, 
 
 
 def _service(broker: Broker, request: Request, kind: int, key: str) -> CoordinatorService[Any]:
-    """Who keeps such keys. Raises `ApiError` for a key that is none of its kind."""
+    """The coordinator of a type of keys. Raises `ApiError` for an invalid key."""
     if kind == KeyType.SHARE:
         if request.version < SHARE_SINCE:
-            message = f"Share coordinators are looked for since version {SHARE_SINCE}."
+            message = f"Share coordinators need FindCoordinator version {SHARE_SINCE} or newer."
             raise ApiError(ErrorCode.invalid_request, message)
         _check_share_key(key)
     service = _of_kind(broker, kind)
@@ -103,7 +104,7 @@ def _of_kind(broker: Broker, kind: int) -> CoordinatorService[Any] | None:
 
 
 def _check_share_key(key: str) -> None:
-    """A share key is `group:topic id:partition`; group ids may hold colons themselves."""
+    """Check a share key, `group:topic id:partition`. Group ids may have colons."""
     group_id, _, rest = key.rpartition(":")[0].rpartition(":")
     partition = key.rpartition(":")[2]
     if not group_id or uuid_from_text(rest) is None or not partition.isdecimal():

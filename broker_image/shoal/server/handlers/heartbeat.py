@@ -1,4 +1,4 @@
-"""Heartbeat: a classic member is alive, and learns of a rebalance."""
+"""Heartbeat: extend the session of a classic member. The response has the state of a rebalance."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 
 def refuse(request: Request, error: ErrorCode, message: str | None) -> Body:
-    """While the group is loading, members need not worry: all of them are alive."""
+    """While the group is loading, heartbeats succeed: no session can expire."""
     loading = error is ErrorCode.coordinator_load_in_progress
     return code(ErrorCode.none if loading else error)

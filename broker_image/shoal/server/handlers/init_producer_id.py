@@ -1,5 +1,7 @@
-"""InitProducerId: an id for an idempotent producer, and a new epoch for one that has an id
-(KIP-98, KIP-360). A transactional producer gets both from the coordinator of its id."""
+"""InitProducerId: assign a producer id, or bump the epoch of one (KIP-98, KIP-360).
+
+A transactional producer gets both from the coordinator of its transactional id.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
 NONE = -1
-#: Older clients know of INVALID_PRODUCER_EPOCH only.
+#: The first version with PRODUCER_FENCED. Older clients get INVALID_PRODUCER_EPOCH.
 FENCED_SINCE = 4
 
 
@@ -26,7 +28,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     if (producer_id == NONE) != (epoch == NONE):
         raise ApiError(ErrorCode.invalid_request)
     if body.transactional_id is None:
-        # Without a transactional id nothing is known of the old id: a new one serves as well.
+        # Without a transactional id there is no state of the old id, so a new one is assigned.
         return broker.producer_ids.next()
     expected = None if producer_id == NONE else ProducerIdAndEpoch(producer_id, epoch)
     return broker.transactions.init_producer_id(

@@ -1,4 +1,4 @@
-"""JoinGroup: become a member of a classic group; answered when the rebalance is over."""
+"""JoinGroup: join a classic group. It is answered when the rebalance completes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         body.protocol_type,
         {p.name: p.metadata for p in body.protocols},
         session_ms,
-        # Version 0 has no rebalance timeout; the session's serves for both.
+        # Version 0 has no rebalance timeout: the session timeout takes its place.
         codec.ms(body.rebalance_timeout) if request.version >= 1 else session_ms,
         f"{client_id if instance_id is None else instance_id}-{broker.node.system.uuid()}",
         request.version,

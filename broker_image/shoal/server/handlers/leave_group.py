@@ -1,4 +1,4 @@
-"""LeaveGroup: a member leaves, or an admin removes members (KIP-345 in batches)."""
+"""LeaveGroup: a member leaves, or an admin client removes members in a batch (KIP-345)."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 
 def _one(response: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The answer to a request that could name but one member."""
+    """The response to a version of the request that has only one member."""
     return code(response["error_code"] or response["members"][0]["error_code"])

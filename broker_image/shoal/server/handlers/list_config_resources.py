@@ -1,4 +1,4 @@
-"""ListConfigResources: what has, or can have, configs (KIP-714, KIP-1142)."""
+"""ListConfigResources: the resources that can have configs (KIP-714, KIP-1142)."""
 
 from __future__ import annotations
 

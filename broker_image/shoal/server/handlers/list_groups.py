@@ -1,5 +1,4 @@
-"""ListGroups: the groups that this broker coordinates, of all types, by state (KIP-518) and type
-(KIP-848)."""
+"""ListGroups: the groups of this coordinator, by state (KIP-518) and type (KIP-848)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""ListOffsets: the offset of a timestamp, or of one of the special ones (KIP-79, KIP-734, KIP-405,
-KIP-1005, KIP-1023).
+"""ListOffsets: the offset of a timestamp, or of a special one like `earliest` (KIP-79, KIP-734,
+KIP-405, KIP-1005, KIP-1023).
 
-Without tiered storage the earliest local offset is the log start, and nothing is tiered or waits
-for its upload, which the answer -1 says, as Kafka does on a topic without remote storage.
+Without tiered storage the earliest local offset is the log start offset. The response is -1 for
+tiered offsets and pending uploads, as in Kafka for a topic without remote storage.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
 EARLIEST_PENDING_UPLOAD = -6
-#: The first version that may ask for it.
+#: The first version that has the special timestamp.
 _SINCE = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 _NOT_AVAILABLE_SINCE = 5
 
 READ_COMMITTED = 1
 NOTHING = (-1, -1, NO_EPOCH)
-#: A broker or tool that asks for the log's end, not the high watermark.
+#: The replica id of a broker or tool that gets the log end offset, not the high watermark.
 _DEBUGGING_REPLICA = -2
 _Entry = dict[str, Any]
 
@@ -61,7 +61,7 @@ def _entry(
     if code is not None and replica_id != _DEBUGGING_REPLICA:
         return _refusal(code)
     if asked.timestamp == LATEST and replica_id == -1 and partition.is_behind:
-        # A new leader does not know yet how far its predecessors have committed (KIP-207).
+        # A new leader does not have the high watermark of its predecessors yet (KIP-207).
         old = version < _NOT_AVAILABLE_SINCE
         return _refusal(ErrorCode.leader_not_available if old else ErrorCode.offset_not_available)
     if version < _SINCE.get(asked.timestamp, 0) or asked.timestamp < EARLIEST_PENDING_UPLOAD:
@@ -82,7 +82,7 @@ def _entry(
 
 
 def _found(partition: Partition, timestamp: int, limit: int) -> tuple[int, int, int]:
-    """(timestamp, offset, leader epoch) of what is asked for, below `limit`."""
+    """The (timestamp, offset, leader epoch) of a requested timestamp, below `limit`."""
     log = partition.log
     match timestamp:
         case -1:

@@ -1,7 +1,7 @@
 """Metadata: brokers, the controller, and topics with their partitions and leaders (KIP-516).
 
-Topics are asked for by name, by id, or all of them. A name that is unknown makes the topic where
-`auto.create.topics.enable` and the client allow it; the answer then waits until the topic is there.
+A request has topics by name, by id, or all of them. An unknown name creates the topic if
+`auto.create.topics.enable` and the client allow it. The response then waits for the topic.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
 Row = dict[str, Any]
-#: From here on topics can be asked for by id; ids in answers are older (v10).
+#: The first version with topics by id in the request. Responses have ids since version 10.
 IDS_FROM = 12
-#: Answers of so many partitions are kept encoded with the image: 1,000 of them take 3 ms to make.
+#: The least partitions of a response that is cached, encoded, with the image. Encoding 1,000
+#: partitions takes 3 ms.
 _KEPT_PARTITIONS_MIN = 100
 _KEPT_ANSWERS_MAX = 16
 
@@ -96,7 +97,7 @@ def _new_topic(image: MetadataImage, name: str) -> NewTopic:
 
 
 def _by_names(image: MetadataImage, wanted: list[str], made: dict[str, Row]) -> list[Row]:
-    """The rows of those names; `made` tells why one that is missing was not made."""
+    """The topics of those names. `made` has the errors of topics that were not created."""
     rows = []
     for name in wanted:
         topic = image.topics.get(name)
@@ -174,9 +175,8 @@ def _answer(broker: Broker, request: Request, topics: list[Row]) -> Row:
 
 
 def _disclaim(broker: Broker, topics: list[Row]) -> None:
-    """A broker that is cut off does not name itself, as others do not name it: a client that was
-    sent away would be sent back by it, or go on to ask it who leads (librdkafka asks the broker
-    that it has last had to do with)."""
+    """Leave out this broker if it is cut off, as other brokers do. Otherwise it would send clients
+    back to itself, and librdkafka repeats requests to the broker that it used last."""
     for topic in topics:
         for row in topic.get("partitions", ()):
             if row["leader_id"] != broker.node_id:
@@ -188,7 +188,7 @@ def _disclaim(broker: Broker, topics: list[Row]) -> None:
 
 
 def brokers(image: MetadataImage, listener: str, fenced: Iterable[int]) -> list[Row]:
-    """The running brokers and those in `fenced`, at their addresses on the client's listener."""
+    """The running brokers and those in `fenced`, with their endpoints for the client's listener."""
     rows = []
     listed = {**image.running, **{id: image.brokers[id] for id in fenced}}
     for broker_id, broker in sorted(listed.items()):
@@ -206,7 +206,7 @@ def brokers(image: MetadataImage, listener: str, fenced: Iterable[int]) -> list[
 
 
 def refuse(request: Request, code: int, message: str | None) -> Row:
-    """A whole-request error: v13 has a field for it, older versions have each topic's."""
+    """The error of the whole request. Before version 13, each topic has it."""
     topics = [
         {"error_code": code, "name": t.name or "", "topic_id": getattr(t, "topic_id", None)}
         for t in request.body.topics or ()

@@ -1,4 +1,4 @@
-"""OffsetCommit: store how far a group has read; by topic id since version 10 (KIP-848)."""
+"""OffsetCommit: commit offsets of a group; by topic id since version 10 (KIP-848)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 def find_topic(
     image: MetadataImage, asked: Any, by_id: bool
 ) -> tuple[TopicImage | None, ErrorCode]:
-    """The topic that a request names, and the error of partitions that it does not have."""
+    """The topic of a request, and the error of partitions that do not exist."""
     topic = image.topic_by_id(asked.topic_id) if by_id else image.topics.get(asked.name)
     if topic is None and by_id:
         return None, ErrorCode.unknown_topic_id
@@ -75,7 +75,7 @@ def _partition(asked: Any) -> PartitionCommit:
 
 
 def _merged(rows: list[Row], answered: list[Mapping[str, Any]]) -> Body:
-    """Add the shard's answers to the rows that hold the refusals."""
+    """Add the shard's results to the topics with refused partitions."""
     by_topic: dict[tuple[str, UUID | None], Row] = {}
     for row in rows:
         by_topic[(row["name"], None)] = by_topic[("", row["topic_id"])] = row

@@ -1,4 +1,4 @@
-"""OffsetDelete: forget offsets of topics that a group no longer reads (KIP-496)."""
+"""OffsetDelete: delete offsets of topics without a subscription in the group (KIP-496)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""OffsetFetch: how far groups have read; several groups since version 8 (KIP-709), topic ids since
-version 10 (KIP-848). Versions before 8 ask for one group, and version 1 can tell an error by
-partition alone."""
+"""OffsetFetch: the committed offsets of groups; topic ids since version 10 (KIP-848).
+
+Since version 8 a request may have several groups (KIP-709). In version 1 only partitions can have
+an error.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ def _ask(broker: Broker, group: Any, version: int, stable: bool) -> asyncio.Futu
 def _queries(
     image: MetadataImage, topics: Sequence[Any] | None, version: int
 ) -> list[TopicQuery] | None:
-    """What the shard is asked; None for everything. Unknown topic ids are not for it."""
+    """The topics for the shard, without unknown topic ids; None for all topics."""
     if topics is None:
         return None
     queries = []
@@ -78,7 +80,7 @@ def _queries(
 
 
 def _row(image: MetadataImage, group: Any, outcome: Outcome, version: int) -> Row:
-    """One group's answer."""
+    """The response for one group."""
     if isinstance(outcome, ApiError):
         topics = [_none(asked, outcome.code) for asked in group.topics or ()] if version < 2 else ()
         return {"group_id": group.group_id, "topics": topics, "error_code": outcome.code}
@@ -96,7 +98,7 @@ def _row(image: MetadataImage, group: Any, outcome: Outcome, version: int) -> Ro
 
 
 def _none(asked: Any, error: ErrorCode) -> Row:
-    """No offset for any partition of a topic."""
+    """A topic without an offset for any partition."""
     partitions = [
         {
             "partition_index": p,

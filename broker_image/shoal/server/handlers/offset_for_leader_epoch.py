@@ -1,5 +1,7 @@
-"""OffsetForLeaderEpoch: where a leader epoch ends in the log (KIP-101, KIP-320), by which clients
-and followers find where their log and the leader's part."""
+"""OffsetForLeaderEpoch: the end offset of a leader epoch (KIP-101, KIP-320).
+
+Clients and followers use it to find the offset at which their log diverges from the leader's.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Produce: append batches to the partitions they name, and answer when they are safe.
+"""Produce: append batches to partitions, and respond when they are replicated as `acks` demands.
 
-The batches are views of the request's frame: the log checks them, sets offset and epoch in place
-and writes them from there. Compressed batches are validated before (`batch_validator`). acks=1 is
-answered when the log has them, acks=all when they are below the high watermark; where an
-acknowledged write must be on disk, both wait for that. acks=0 has no answer: a refusal closes the
-connection, so that the client looks for the leader again.
+The batches are views of the request's frame. The log validates them, sets offset and epoch in place
+and writes them from there. Compressed batches are validated in a worker thread first
+(`replication.batch_validator`). acks=1 is answered after the append, acks=all when the batches are
+below the high watermark. If acknowledged writes must be on disk, both wait for that. acks=0 has no
+response: an error closes the connection, so that the client looks up the leader.
 
-A producer's transaction has to know the partitions first: `handlers.transactional_produce`.
+`transactional_produce` first adds the partitions to the producer's transaction.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
 _ACKS_ALL = -1
-#: The client id of Kafka's own tools that may write to internal topics.
+#: The client id of Kafka's tools, which may write to internal topics.
 ADMIN_CLIENT_ID = "__admin_client"
 _Entry = dict[str, Any]
-#: What an answer waits for.
+#: Appends that a response waits for.
 _Waiting = tuple[PendingAppend, _Entry]
-#: By topic and partition: why a transaction's batch is not taken.
+#: The errors of transactional batches, by topic and partition.
 Refused = Mapping[tuple[str, int], tuple[ErrorCode, str | None]]
 _NOTHING_REFUSED: Refused = {}
-#: The first version of Produce that may carry zstd (KIP-110).
+#: The first version of Produce with zstd (KIP-110).
 _ZSTD_FROM = 7
 
 
@@ -53,7 +53,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     body = request.body
 
     def then(outcomes: Outcomes | BaseException) -> None:
-        # A lost connection frees the records, but the request counts as received.
+        # A lost connection frees the records, but the request was received.
         request.body = body
         _resolve(later[0], lambda: _handle(broker, request, outcomes))
 
@@ -77,7 +77,7 @@ def _handle(broker: Broker, request: Request, outcomes: Outcomes | BaseException
 
 
 def _resolve(future: asyncio.Future[Any], handle: Callable[[], Answer]) -> None:
-    """Answer a request that waited. It is handled even if its connection is gone."""
+    """Answer a request that waited. It is handled even if its connection was lost."""
     try:
         answer = handle()
     except asyncio.CancelledError:
@@ -129,7 +129,7 @@ def append(broker: Broker, request: Request, refused: Refused, outcomes: Outcome
             )
     if not waiting:
         return [produce.write_taken(request.version, topics)] if failed is None else response
-    # What waits for its replicas does not keep its records in memory.
+    # A request that waits for replicas does not keep its records in memory.
     request.release()
     return broker.purgatory.park(
         keys=[written.partition.key for written, _ in waiting],
@@ -148,7 +148,8 @@ def _append(
     waiting: list[_Waiting],
     refused: Refused,
 ) -> _Entry:
-    """Append to one partition: its entry of the response, noted in `waiting` if it has to wait."""
+    """Append to one partition, and return its part of the response. Adds it to `waiting` if it has
+    to wait."""
     acks: int = request.body.acks
     if not _ACKS_ALL <= acks <= 1:
         return _refusal(ErrorCode.invalid_required_acks, f"acks may be -1, 0 or 1, not {acks}.")
@@ -198,7 +199,7 @@ def _refused_before(
     acks: int = request.body.acks
     if broker.is_internal(partition.topic) and request.header.client_id != ADMIN_CLIENT_ID:
         return _refusal(
-            ErrorCode.invalid_topic_exception, f"{partition.topic} is written by brokers alone."
+            ErrorCode.invalid_topic_exception, f"Only brokers write to {partition.topic}."
         )
     if not partition.is_leader:
         return _refusal(ErrorCode.not_leader_or_follower, None) | _not_leader(partition)
@@ -211,7 +212,7 @@ def _refused_before(
             f" {len(partition.isr)}, where min.insync.replicas is {partition.min_isr}.",
         )
     if acks == _ACKS_ALL and broker.replicas.is_cut_off(partition):
-        # Who leads now is known to others: the client asks them, and does not wait here.
+        # Other brokers have the leader: the client asks them, and does not wait here.
         return _refusal(
             ErrorCode.not_leader_or_follower,
             f"Broker {broker.node_id} is cut off from the cluster, where another may lead"
@@ -231,7 +232,7 @@ def _refused_before(
 
 
 def _not_leader(partition: Partition) -> _Entry:
-    """What sends a client to the leader of now (KIP-951)."""
+    """The error with the current leader, for the client to retry there (KIP-951)."""
     return _led_by(partition.leader_id, partition.leader_epoch)
 
 
@@ -243,7 +244,7 @@ def _led_by(leader_id: int, leader_epoch: int) -> _Entry:
 def _refused_in_transaction(
     request: Request, partition: Partition, refused: Refused
 ) -> _Entry | None:
-    """The refusal of a batch that claims to be part of a transaction."""
+    """The refusal of a transactional batch."""
     if request.body.transactional_id is None:
         return _refusal(
             ErrorCode.transactional_id_authorization_failed,
@@ -270,8 +271,7 @@ def _refusal(
 
 
 def _acknowledged(broker: Broker, response: Body, waiting: list[_Waiting]) -> Body | None:
-    """The response once every partition is safe up to the offset that it waits for, or is not going
-    to be by this broker."""
+    """The response once every append is acknowledged, or lost with the leadership; None before."""
     for written, entry in waiting:
         partition = written.partition
         if partition.log.offline:

@@ -37,7 +37,7 @@ def handle(broker: Broker, request: Request) -> Answer:
         raise ApiError(ErrorCode.invalid_request, str(error)) from None
     known = quorum.raft.voters
     if isinstance(message, VoteRequest) and known.latest_offset < 0:
-        # Nobody has led yet: two sets of first voters could elect a leader each.
+        # Without a leader so far, two sets of first voters could elect a leader each.
         if source not in known.latest.voters and min(known.latest.ids) >= 0:
             raise ApiError(
                 ErrorCode.inconsistent_voter_set,
@@ -58,7 +58,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 
 def _check_endpoints(broker: Broker, request: AddRaftVoterRequest) -> None:
-    """A new voter names where it listens for controllers, as Kafka demands. Raises `ApiError`."""
+    """Check that a new voter has an endpoint for controllers, as Kafka does. Raises `ApiError`."""
     wanted, names = broker.cluster.listener, {e.name for e in request.voter.endpoints}
     named = broker.config["controller.listener.names"]
     if named and broker.served.kind(wanted) is Listeners.CONTROLLER and wanted not in names:

@@ -1,4 +1,4 @@
-"""SaslHandshake: on a listener without SASL it is refused, as Kafka does on a plain one."""
+"""SaslHandshake: refused on a listener without SASL, as in Kafka."""
 
 from __future__ import annotations
 

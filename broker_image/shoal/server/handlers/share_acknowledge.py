@@ -1,4 +1,4 @@
-"""ShareAcknowledge: settle or renew acquired records without fetching more (KIP-932, KIP-1222)."""
+"""ShareAcknowledge: acknowledge acquired records, or renew their locks (KIP-932, KIP-1222)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 
 class _Lone(DeferredResponse):
-    """The answer to the acknowledgement of one batch alone, which waits for its write itself."""
+    """The response to an acknowledgement of a single batch, which is the callback of its write."""
 
     __slots__ = ("_broker", "_request")
 
@@ -81,8 +81,8 @@ class _Lone(DeferredResponse):
 
 
 def _acknowledge_lone(broker: Broker, request: Request) -> _Lone | None:
-    """Acknowledge one batch of one partition, as a worker does that commits each record; None where
-    there is more than that, or it is refused, and nothing has happened."""
+    """Acknowledge a single batch of a single partition, as workers do that commit each record.
+    Returns None, and changes nothing, if the request has more than that or is refused."""
     body: ShareAcknowledgeRequest = request.body
     if len(body.topics) != 1 or len(body.topics[0][1]) != 1:
         return None

@@ -1,5 +1,7 @@
-"""ShareFetch: acquire records of the partitions in a share session, acknowledging earlier ones in
-the same request (KIP-932, KIP-1206, KIP-1222)."""
+"""ShareFetch: acquire records of a share session's partitions, and acknowledge earlier records.
+
+Source: KIP-932, KIP-1206, KIP-1222.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from shoal.server.share.fetch import check_acquire_mode
 if TYPE_CHECKING:
     from shoal.server.broker import Broker
 
-#: Kafka's member ids are UUIDs as text, of 22 characters; it takes up to 36.
+#: The longest member id that Kafka accepts. Its member ids are UUIDs of 22 characters.
 MEMBER_ID_LENGTH_MAX = 36
 
 
@@ -27,7 +29,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     if body.is_renew_ack:
         _check_renewal(body)
     check_acquire_mode(request)
-    told = [(topic_id, index) for topic_id, found in body.topics for index, _ in found]
+    requested = [(topic_id, index) for topic_id, found in body.topics for index, _ in found]
     acks = Acks(service)
     if body.share_session_epoch == INITIAL_EPOCH:
         if any(batches for _, found in body.topics for _, batches in found):
@@ -37,13 +39,13 @@ def handle(broker: Broker, request: Request) -> Answer:
             )
         try:
             session = service.sessions.begin(
-                request.peer, group_id, member_id, told, request.header.client_id or ""
+                request.peer, group_id, member_id, requested, request.header.client_id or ""
             )
         except ApiError as refused:
             return _later(broker, body.max_wait_ms, refused)
     else:
         session = service.sessions.next(group_id, member_id, body.share_session_epoch)
-        for key in told:
+        for key in requested:
             session.partitions.setdefault(key, True)
         acks.apply(
             group_id, member_id, body.topics, version=request.version, is_renew=body.is_renew_ack
@@ -62,7 +64,7 @@ def refuse(request: Request, code: ErrorCode, message: str | None) -> Body:
 
 
 def checked_ids(group_id: str | None, member_id: str | None) -> tuple[str, str]:
-    """The ids of a request. Raises INVALID_REQUEST for ones that cannot be."""
+    """The group id and member id of a request. Raises INVALID_REQUEST for invalid ones."""
     if not group_id:
         raise ApiError(ErrorCode.invalid_request, "Invalid group id in the request.")
     if not member_id or len(member_id) > MEMBER_ID_LENGTH_MAX:
@@ -79,7 +81,7 @@ def _check_renewal(body: ShareFetchRequest) -> None:
 
 
 def _later(broker: Broker, max_wait_ms: int, refused: ApiError) -> Answer:
-    """Refuse after the time that a fetch would have waited: a client tries again at once."""
+    """Refuse after the maximum wait of the fetch, because clients retry at once."""
     answer: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
 
     def refuse_now() -> None:

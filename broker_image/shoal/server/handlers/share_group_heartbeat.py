@@ -1,4 +1,4 @@
-"""ShareGroupHeartbeat: join, stay in, and leave a share group (KIP-932)."""
+"""ShareGroupHeartbeat: join a share group, remain in it and leave it (KIP-932)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SyncGroup: the leader hands the assignment in, and every member gets its part."""
+"""SyncGroup: the leader sends the assignment, and each member gets its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def handle(broker: Broker, request: Request) -> Answer:
     protocol_type = getattr(body, "protocol_type", None)
     protocol_name = getattr(body, "protocol_name", None)
     if request.version >= NAMES_PROTOCOL_SINCE and None in (protocol_type, protocol_name):
-        # KIP-559: who speaks version 5 knows them, so that a mismatch cannot pass unseen.
+        # Version 5 requires them, so that a mismatch is detected (KIP-559).
         return code(ErrorCode.inconsistent_group_protocol)
     sync = SyncRequest(
         body.group_id,

@@ -1,10 +1,9 @@
-"""Produce of a transactional producer: its partitions are enlisted before anything is appended.
+"""Produce of a transactional producer: its partitions are enlisted before the append.
 
-A partition whose log has the producer's open transaction is known to the coordinator. The others
-are added to the transaction since version 12 of Produce, and before that it is checked that
-AddPartitionsToTxn has named them (KIP-890). The append follows in the same call as the
-coordinator's answer, so that nothing can come between, and requests of one producer keep their
-order.
+A partition whose log has the producer's open transaction is already part of it. Other partitions
+are added to the transaction since version 12 of Produce. Before version 12 they are verified:
+AddPartitionsToTxn must have added them (KIP-890). The append follows in the same call as the
+coordinator's reply, so that requests of one producer keep their order.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ Batch = tuple[Partition, BatchHeader]
 
 
 def enlisted(broker: Broker, request: Request, append: Append) -> Answer:
-    """What `append` answers once the coordinator has been asked about the request's partitions."""
+    """Call `append` once the request's partitions are enlisted, and return its answer."""
     batches = _batches(broker, request.body)
     service = broker.transactions
     if not batches or not service.to_enlist(batches, implicit=_implicit(request)):
         return append(broker, request, {})
     if request.body.acks == 0:
-        raise WireError("a transactional produce with acks=0 has no answer to be refused in")
+        raise WireError("a transactional produce with acks=0 cannot get an error: set acks=all")
     _, first = batches[0]
     writer = Writer(request.body.transactional_id, first.producer_id, first.producer_epoch)
     answers: list[Answer] = []
@@ -68,7 +67,7 @@ def _implicit(request: Request) -> bool:
 
 
 def _batches(broker: Broker, body: ProduceRequest) -> list[Batch]:
-    """The transactional batches that have a partition here."""
+    """The transactional batches for partitions that this broker leads."""
     found = []
     for name, topic_id, partitions in body.topics:
         for index, data in partitions:
@@ -87,7 +86,7 @@ def _batches(broker: Broker, body: ProduceRequest) -> list[Batch]:
 
 
 def _refused(request: Request, batches: list[Batch], errors: Errors) -> Refused:
-    """By partition what is told of it."""
+    """The errors of the partitions that are refused."""
     refused: Refused = {}
     for partition, header in batches:
         where = (partition.topic, partition.index)
@@ -108,18 +107,18 @@ def _refused(request: Request, batches: list[Batch], errors: Errors) -> Refused:
 
 
 def _begins_amid(request: Request, partition: Partition, header: BatchHeader) -> bool:
-    """With transaction version 2 each transaction begins with sequence 0: a later batch before the
-    first would leave an open transaction behind that nobody ends."""
+    """Whether a transaction of version 2 does not begin with sequence 0. A later batch before the
+    first one would leave an open transaction that no marker ends."""
     unknown = partition.log.producers.get(header.producer_id) is None
     return unknown and header.base_sequence != 0 and _implicit(request)
 
 
 def pass_on(answer: Answer, to: asyncio.Future[Body | None]) -> None:
-    """Finish the answer that was promised."""
+    """Complete the future of the response with an answer."""
     if to.done():
         return
     if not isinstance(answer, asyncio.Future):
-        # A produce answers at once or with a future; only acknowledgements have a shorter way.
+        # A produce returns a response or a future; only acknowledgements return another type.
         assert answer is None or isinstance(answer, Mapping | Sequence)
         to.set_result(answer)
         return

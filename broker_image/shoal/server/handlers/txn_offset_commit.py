@@ -1,7 +1,7 @@
-"""TxnOffsetCommit: offsets that count once their transaction is committed (KIP-98, KIP-447).
+"""TxnOffsetCommit: commit offsets in a transaction (KIP-98, KIP-447).
 
-Since version 5 the commit itself adds the group's partition to the transaction; before, it is
-checked that AddOffsetsToTxn has (KIP-890).
+Since version 5 the request adds the group's partition to the transaction. Before version 5
+AddOffsetsToTxn must have added it, which is verified (KIP-890).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 
 
 def _commit(broker: Broker, request: Request, answer: asyncio.Future[Body]) -> None:
-    """Let the group's shard decide, and add its rows to those of partitions that do not exist."""
+    """Commit on the group's shard, and add its results to those of partitions that do not exist."""
     body = request.body
     rows: list[Row] = []
     commits: list[TopicCommit] = []
@@ -124,7 +124,7 @@ def _finish(answer: asyncio.Future[Body], body: Body) -> None:
 
 
 def refuse(request: Request, error: ErrorCode, message: str | None) -> Body:
-    """Every partition has the error of the whole request."""
+    """The error of the whole request, for every partition."""
     if error is ErrorCode.coordinator_load_in_progress and request.version < LOADING_SINCE:
         error = ErrorCode.coordinator_not_available
     return {

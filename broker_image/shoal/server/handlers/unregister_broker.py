@@ -1,4 +1,4 @@
-"""UnregisterBroker: forget a broker that will not come back (KIP-631)."""
+"""UnregisterBroker: remove the registration of a broker (KIP-631)."""
 
 from __future__ import annotations
 

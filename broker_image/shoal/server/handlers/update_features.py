@@ -1,4 +1,4 @@
-"""UpdateFeatures: move feature levels of the cluster, all or none (KIP-584, KIP-1022)."""
+"""UpdateFeatures: change feature levels of the cluster, all or none (KIP-584, KIP-1022)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def handle(broker: Broker, request: Request) -> Answer:
     body = request.body
-    # Version 0 has a flag in place of the type, which Kafka does not act on any more.
+    # Version 0 has a flag instead of the type, which Kafka ignores.
     updates = [
         (u.feature, u.max_version_level, getattr(u, "upgrade_type", UPGRADE))
         for u in body.feature_updates

@@ -1,5 +1,7 @@
-"""WriteTxnMarkers: a coordinator elsewhere, or an operator, ends a transaction in partitions that
-are led here (KIP-98, KIP-664)."""
+"""WriteTxnMarkers: end a transaction in partitions that this broker leads (KIP-98, KIP-664).
+
+The coordinator on another broker sends it, or an admin client.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def handle(broker: Broker, request: Request) -> Answer:
 def _written(
     broker: Broker, asked: Any, waiting: list[tuple[PendingAppend, Row]]
 ) -> Mapping[str, Any]:
-    """One marker's rows; those that wait for their commit are noted in `waiting`."""
+    """The results of one marker. Those that wait for their commit are added to `waiting`."""
     marker = Marker(
         asked.producer_id,
         asked.producer_epoch,
