@@ -184,7 +184,7 @@ class ShareLeader:
         self._ports.load_times.note(self.key.group_id, self.now_ms() - self._load_began_ms)
         if is_new:
             # Where the group begins is decided once: a restart must not move `latest` on.
-            self.persist(())
+            self.persist(self.now_ms(), ())
         self.configured()
         self.dead_letters.load()
         self._ports.wake(self.wake_key)
@@ -286,7 +286,7 @@ class ShareLeader:
         if settings.selection is not None:
             views, got = share_selection.fetch(self, wanted, max_bytes, settings, now_ms)
             self._arm()
-            return Fetched(views, self._noted(got))
+            return Fetched(views, self._noted(now_ms, got))
         self.selection = None
         for _ in range(FRUITLESS_READS_MAX):
             if not share.can_acquire(limit, settings.max_record_locks):
@@ -301,7 +301,7 @@ class ShareLeader:
                 break
             self.record_size = len(data) / max(1, batches.lasts[-1] - batches.bases[0] + 1)
             got = acquire(share, now_ms, wanted, batches, settings, offset)
-            if self._noted(got).total:
+            if self._noted(now_ms, got).total:
                 view = batches.data
                 return Fetched([view[a:b] for a, b in batches.spans(got.records)], got)
             if not got.changes:
@@ -322,17 +322,18 @@ class ShareLeader:
         For groups with a delay, so that the broker counts what is due later. Raises `ApiError`
         when the log cannot be read.
         """
-        changes, more = share_selection.scan_ahead(self, self.settings, self.now_ms())
+        now_ms = self.now_ms()
+        changes, more = share_selection.scan_ahead(self, self.settings, now_ms)
         if changes:
-            self._persist(changes)
+            self._persist(now_ms, changes)
         self._arm()
         self._ports.wake(self.wake_key)
         return more
 
-    def _noted(self, got: Acquired) -> Acquired:
+    def _noted(self, now_ms: int, got: Acquired) -> Acquired:
         """Persist what a fetch passed by, and count what it got."""
         if got.changes:
-            self._persist(got.changes)
+            self._persist(now_ms, got.changes)
         if got.total:
             self.acquired_total += got.total
             self.fetches.batches += len(got.records)
@@ -386,7 +387,7 @@ class ShareLeader:
         if outcome.error is not ErrorCode.none:
             return Failure(outcome.error, outcome.message)
         if outcome.changes:
-            self.persist(outcome.changes, waiter)
+            self.persist(now_ms, outcome.changes, waiter)
             if was_full or settings.selection is not None or _frees(outcome.changes):
                 self._ports.wake(self.wake_key)
         else:
@@ -400,10 +401,11 @@ class ShareLeader:
         if self.phase is not Phase.ACTIVE:
             return
         limit = self.settings.delivery_count_limit
-        on_failure = None if undelivered else self._on_failure(self.now_ms(), self.settings)
+        now_ms = self.now_ms()
+        on_failure = None if undelivered else self._on_failure(now_ms, self.settings)
         changes = self.share.end_locks(locks, limit, undelivered=undelivered, on_failure=on_failure)
         if changes:
-            self.persist(changes)
+            self.persist(now_ms, changes)
             self._ports.wake(self.wake_key)
 
     def take_back(self, lock: int) -> None:
@@ -421,7 +423,7 @@ class ShareLeader:
             self.drop(Failure(ErrorCode.not_leader_or_follower))
         elif partition.log.log_start_offset > self.share.start_offset:
             self._log_start_moved()
-            self.persist(())
+            self.persist(self.now_ms(), ())
             self._ports.wake(self.wake_key)
 
     # Dead letters that hold keys.
@@ -437,7 +439,7 @@ class ShareLeader:
         else:
             changes = [x for one in ranges for x in share.archived(one.first, one.last)]
         if changes or share.delays:
-            self.persist(changes)
+            self.persist(self.now_ms(), changes)
             self._ports.wake(self.wake_key)
 
     @property
@@ -453,7 +455,7 @@ class ShareLeader:
         for first, last in ranges:
             changes += self.share.free(first, last)
         if changes or self._writes:
-            self.persist(changes, waiter)
+            self.persist(self.now_ms(), changes, waiter)
             self._ports.wake(self.wake_key)
         else:
             waiter(None)
@@ -488,7 +490,7 @@ class ShareLeader:
         )
         self.expired_total += freed
         if changes:
-            self.persist(changes)
+            self.persist(now_ms, changes)
             self._ports.wake(self.wake_key)
 
     def _on_failure(self, now_ms: int, settings: ShareSettings) -> FailurePolicy | None:
@@ -532,13 +534,17 @@ class ShareLeader:
 
     # Persistence.
 
-    def persist(self, changes: Sequence[StateBatch], waiter: Waiter | None = None) -> None:
+    def persist(
+        self, now_ms: int, changes: Sequence[StateBatch], waiter: Waiter | None = None
+    ) -> None:
         """Write changes, and the start offset, with all others of this turn of the loop."""
         if self.selection is not None:
-            self.selection.changed(changes, self.now_ms())
-        self._persist(changes, waiter)
+            self.selection.changed(changes, now_ms)
+        self._persist(now_ms, changes, waiter)
 
-    def _persist(self, changes: Sequence[StateBatch], waiter: Waiter | None = None) -> None:
+    def _persist(
+        self, now_ms: int, changes: Sequence[StateBatch], waiter: Waiter | None = None
+    ) -> None:
         share, write = self.share, self._write
         start_offset = share.start_offset
         if write is None or write.is_closed:
@@ -548,7 +554,7 @@ class ShareLeader:
                 partition=self._state_partition,
                 state_epoch=share.state_epoch,
                 leader_epoch=share.leader_epoch,
-                begun_ms=self.now_ms(),
+                begun_ms=now_ms,
             )
             self._writes += 1
             self._ports.write_state(write)
