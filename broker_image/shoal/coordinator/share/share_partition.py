@@ -173,7 +173,8 @@ class SharePartition:
         return self.runs.firsts[row] if row >= 0 else self.runs.end
 
     def can_acquire(self, log_end: int, max_record_locks: int) -> bool:
-        """Whether a fetch may find records below `log_end`, within the limit on records in flight."""
+        """Whether a fetch may find records below `log_end`, within the limit on records in
+        flight."""
         if self.next_fetch_offset() < self.runs.end:
             return True
         return self.runs.end < log_end and self.in_flight < max_record_locks
@@ -633,7 +634,8 @@ def _refused(message: str) -> Outcome:
 
 
 def _alike(low: int, last: int, first: int, types: Sequence[int]) -> Sequence[tuple[int, int, int]]:
-    """Yield ranges of `low` to `last` with one acknowledge type each. The types begin at `first`."""
+    """Yield ranges of `low` to `last` with one acknowledge type each. The types begin at
+    `first`."""
     if low > last:
         return ()
     if len(types) == 1 or types.count(types[0]) == len(types):
