@@ -94,7 +94,7 @@ def dead_letter_records(
 def _headers(
     source: Source, dead_letter: DeadLetterRange, offset: int, now_ms: int
 ) -> list[tuple[str, bytes | None]]:
-    told = {
+    values = {
         "topic": source.topic,
         "partition": source.partition,
         "offset": offset,
@@ -104,7 +104,7 @@ def _headers(
         "timestamp": now_ms,
     }
     if dead_letter.member_id:
-        told["member"] = dead_letter.member_id
+        values["member"] = dead_letter.member_id
     if dead_letter.client_id:
-        told["client.id"] = dead_letter.client_id
-    return [(PREFIX + name, str(value).encode()) for name, value in told.items()]
+        values["client.id"] = dead_letter.client_id
+    return [(PREFIX + name, str(value).encode()) for name, value in values.items()]

@@ -1,11 +1,11 @@
-"""The records of `__share_group_state` in Kafka's format: its own formatter prints them.
+"""The records of `__share_group_state` in Kafka's format: Kafka's own formatter prints them.
 
-A snapshot tells all of one share partition's state; an update tells what changed since. A null
-value under a snapshot's key is a tombstone: the share partition is no more. Types that this table
-lacks belong to newer brokers and are passed over on replay.
+A snapshot has the whole state of one share partition; an update has the changes since. A null value
+under a snapshot's key is a tombstone, which deletes the share partition's state. Unknown types
+belong to newer brokers and are skipped on replay.
 
-Groups with a retry back-off have one field more, told as a tag that Kafka's readers pass over (KIP-
-482): when records that came back are available again. Without it the bytes are Kafka's.
+Groups with a retry back-off have one additional field: when records are available again. It is a
+tag that Kafka's readers skip (KIP-482). Without it the bytes are Kafka's.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Which records of a share partition a fetch gets where the order of the log is not all there is:
-with key order, delay and priority. A policy beside the state machine, for groups that ask for it;
-the others have `acquisition`, and none of this.
+"""Chooses the records of a fetch in groups with key order, delay or priority.
 
-Records are scanned once, in the order of the log and a bounded number at a time
-(`record_scanner`). From then on each record that is not complete is in one place:
+It is a policy beside the state machine. Other groups use `acquisition` and none of this.
 
-* `_delayed`, until its time has come;
-* behind others of its key (`key_queues`), where its key is held;
-* available (`available_queue`), a heap of what may be acquired: records without a key, and the
-  first of each key that is free. A fetch takes from its top and never searches past what is held;
+Records are scanned once, in log order and in bounded steps (`record_scanner`). From then on, each
+incomplete record is in one place:
+
+* `_delayed`, until it is due;
+* behind other records of its key (`key_queues`), while the key is held;
+* available (`available_queue`), in a heap of records without a key and of the first record of each
+  free key. A fetch takes from the top, and never searches behind held records;
 * held, while a member has it.
 
 A key is held while any of its records is acquired, and while its first incomplete record is not
@@ -17,9 +17,9 @@ its key while its dead letter is not yet written, or is neither redriven nor ski
 the key stays held after a release, an expired lock or a dead member, and its earliest record always
 comes next. A HOLDS_KEY record without a key, or gone from the log, is freed.
 
-In the window all of these are AVAILABLE, WAITING or ACQUIRED as without this. Nothing is persisted
-beyond that: after a restart the log tells it anew, of what is not complete alone. The same goes for
-a group whose configs change. Entries of the heaps may be outdated: who takes one checks it.
+In the window, all these records are AVAILABLE, WAITING or ACQUIRED. Nothing else is persisted.
+After a restart, or if the group's configs change, incomplete records are scanned again. Entries of
+the heaps may be outdated, so each is checked when it is taken.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What is persisted of a share partition's window: state batches, newer laid over older ones.
+"""The persisted part of a share partition's window: state batches, the newer ones over the older.
 
-A write tells only the ranges that changed, and ranges of several writes overlap in every way. The
-newer one holds: writes of one share partition come from its one leader, in order, and epochs fence
-a former leader. Equal neighbours are one batch, and offsets below the start offset are forgotten.
-The layout is that of the window itself (`runs`), so state costs the coordinator as little memory.
+A write has only the changed ranges, and ranges of different writes overlap. The newer one counts:
+the writes of one share partition come in order from its one leader, and epochs fence a former
+leader. Equal neighbours are one batch, and offsets below the start offset are removed. The layout
+is that of the window (`runs`), so a state needs as little memory.
 """
 
 from __future__ import annotations
