@@ -48,7 +48,7 @@ from shoal.coordinator.share.states import ACQUIRED, ARCHIVING, AVAILABLE, HOLDS
 #: First offset, last offset, delivery count.
 Range = tuple[int, int, int]
 #: Up to this many entries of the heap are checked one by one for an exact count.
-READY_CHECKED_MAX = 100
+QUEUED_CHECKED_MAX = 100
 #: Delayed records that one scrape counts as due: a few milliseconds of work.
 DUE_COUNTED_MAX = 20_000
 #: Up to this many held-back records, their followers of the same key are counted too.
@@ -99,7 +99,7 @@ class Selection:
         return len(self._delayed)
 
     @property
-    def ready(self) -> int:
+    def queued(self) -> int:
         """The approximate number of records that may be acquired."""
         return len(self._queue)
 
@@ -146,11 +146,11 @@ class Selection:
     def available(self, limit: int) -> int:
         """Return the number of records below `limit` that a fetch without a limit could get.
 
-        Records that were not scanned count, unless the scan is stopped. Beyond `READY_CHECKED_MAX`
+        Records that were not scanned count, unless the scan is stopped. Beyond `QUEUED_CHECKED_MAX`
         available records the number may be slightly too high.
         """
         ready = len(self._queue)
-        if ready <= READY_CHECKED_MAX:
+        if ready <= QUEUED_CHECKED_MAX:
             row_to_take = self._row_to_take
             ready = sum(row_to_take(at) is not None for at in self._queue.offsets())
         return ready + (max(0, limit - self.cursor) if self.full() is None else 0)

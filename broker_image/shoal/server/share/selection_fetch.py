@@ -234,7 +234,7 @@ def _scan(
         if not selection.is_open:
             if offset >= limit:
                 break
-            wanted = int((records - selection.ready) * leader.record_size)
+            wanted = int((records - selection.queued) * leader.record_size)
             size = min(max(wanted, SCAN_BYTES_MIN), SCAN_BYTES)
             data, next_offset = leader.read(offset, size, limit)
             aborted = leader.aborted(offset, next_offset) if settings.read_committed else ()
