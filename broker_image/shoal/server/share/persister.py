@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.client.errors import ClientError
 from shoal.coordinator.contract import Result
@@ -24,9 +24,7 @@ from shoal.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from shoal.server.metadata_cache import MetadataCache
-    from shoal.server.network.peers import Peers
     from shoal.server.node import Node
-    from shoal.server.share.state_coordinator import StateCoordinator
     from shoal.server.share.state_write import StateWrite
 
 Answer = Mapping[str, Any]
@@ -45,12 +43,39 @@ _RETRIED = {
 }
 
 
+class States(Protocol):
+    """The share coordinator on this broker (`state_coordinator`)."""
+
+    def coordinator_of(self, key: str) -> int:
+        """The broker that coordinates a key. Raises COORDINATOR_NOT_AVAILABLE."""
+
+    def ready(self) -> asyncio.Future[Any] | None:
+        """None, or a future to wait for while the topic of the state is created."""
+
+    def decide(self, key: ShareKey, decide: Decide) -> asyncio.Future[Any]:
+        """Run `decide` on the shard of a key. The future gets the answer, or an `ApiError`."""
+
+    def begin_writes(self) -> None:
+        """Collect the records of the writes that follow, until `end_writes`."""
+
+    def write(self, index: int, write: StateWrite, now_ms: int) -> None:
+        """Decide on a write to a state partition."""
+
+    def end_writes(self, now_ms: int) -> None:
+        """Append what was decided since `begin_writes`."""
+
+
+class Peers(Protocol):
+    """Requests to other brokers (`network.peers`)."""
+
+    async def request(self, broker_id: int, api_key: ApiKey, fields: Mapping[str, Any]) -> Any:
+        """The answer of that broker. Raises `ClientError`."""
+
+
 class Persister:
     """Owns the writes that wait for the end of this turn, or for an earlier write of their key."""
 
-    def __init__(
-        self, node: Node, cache: MetadataCache, peers: Peers, states: StateCoordinator
-    ) -> None:
+    def __init__(self, node: Node, cache: MetadataCache, peers: Peers, states: States) -> None:
         self._node = node
         self._cache = cache
         self._peers = peers
