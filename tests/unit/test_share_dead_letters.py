@@ -109,7 +109,7 @@ def test_a_letter_keeps_the_record_and_its_headers_before_those_that_tell_why() 
     assert dict(bare[3])["__dlq.errors.offset"] == b"8"
 
 
-def test_a_batch_of_letters_ends_within_a_range() -> None:
+def test_a_batch_of_dead_letters_ends_within_a_range() -> None:
     one, two = DeadLetterRange(0, 3, 1, Cause.LIMIT, ""), DeadLetterRange(8, 9, 1, Cause.LIMIT, "")
     assert split_after([one, two], 5) == ([one, two._replace(last=8)], [two._replace(first=9)])
     assert split_after([one, two], 4) == ([one], [two])
@@ -117,7 +117,7 @@ def test_a_batch_of_letters_ends_within_a_range() -> None:
     assert split_after([one, two], 9) == ([one, two], [])
 
 
-def test_letters_are_split_at_an_offset() -> None:
+def test_dead_letters_are_split_at_an_offset() -> None:
     one, two = DeadLetterRange(8, 9, 1, Cause.LIMIT, ""), DeadLetterRange(0, 3, 1, Cause.LIMIT, "")
     assert split_at([one, two], 9) == ([one._replace(last=8), two], [one._replace(first=9)])
     assert split_at([one, two], 2) == ([two._replace(last=1)], [one, two._replace(first=2)])

@@ -19,7 +19,7 @@ from shoal.record.records import build_batch
 from shoal.server.share import selection_fetch as share_selection
 
 SETTINGS = ShareSettings(selection=SelectionPolicy(key_order=True), max_record_locks=4000)
-#: A least portion of loops that are compiled would be more than 2,000 keys have free.
+#: The minimum with compiled loops is more than 2,000 keys have free.
 LEAST = 100
 
 
@@ -78,7 +78,7 @@ def spread(count: int, keys: int) -> list[bytes | None]:
     return [b"k%d" % (n * n * 7919 % 104_729 % keys) for n in range(count)]
 
 
-def test_where_keys_collide_a_fetch_gets_a_portion() -> None:
+def test_where_keys_collide_a_fetch_is_limited() -> None:
     queue = Queue(spread(20_000, 2000))
     assert queue.fetch(500).total > 300
     assert LEAST <= work(queue, 30, 500) <= 250
@@ -101,13 +101,13 @@ def test_who_asks_for_little_gets_that() -> None:
     assert [queue.fetch(n).total for n in (1, 2, 50)] == [1, 2, 50]
 
 
-def test_what_piles_up_behind_a_hot_key_makes_no_portion_smaller() -> None:
+def test_what_piles_up_behind_a_hot_key_lowers_no_limit() -> None:
     queue = Queue([b"hot" if n % 2 else b"%d" % n for n in range(20_000)])
     work(queue, 15, 500)
     assert queue.fetch_limit == RECORDS_MAX
 
 
-def test_a_portion_grows_again_when_keys_no_longer_collide() -> None:
+def test_the_limit_rises_again_when_keys_no_longer_collide() -> None:
     queue = Queue(spread(15_000, 2000) + [b"n%d" % n for n in range(40_000)])
     work(queue, 30, 500)
     assert queue.fetch_limit < 500
@@ -115,7 +115,7 @@ def test_a_portion_grows_again_when_keys_no_longer_collide() -> None:
     assert queue.fetch_limit > 500
 
 
-def test_however_much_collides_a_portion_has_a_least_size() -> None:
+def test_however_much_collides_the_limit_has_a_minimum() -> None:
     limit = FetchLimit()
     for _ in range(100):
         limit.delivered(STEP_RECORDS, 1000, 900)

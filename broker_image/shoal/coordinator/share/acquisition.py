@@ -1,17 +1,17 @@
-"""Which records of a share partition a fetch gets.
+"""Chooses the records of a share partition that a fetch gets.
 
-Records that came back go first, since they are the oldest; then new ones from behind the window, as
-far as its cap allows. Policies that hold records back (their key is held, their time has not come)
-belong here, beside the window: they say which of the available offsets may be taken.
+Records that are available again go first, since they are the oldest. New records from behind the
+window follow, up to the limit on records in flight.
 
 Rules:
-* `batch_optimized` takes a record batch whole, past the number of records asked for if need be,
-  unless the batch has more offsets than any group may hold; `record_limit` never takes more than
-  asked for (KIP-1206).
-* Near the delivery count limit a record is delivered in ever smaller company, so that one that
-  kills its consumers does not take its batch along (KAFKA-17541): from half of the limit on in
-  halves of its last piece, and alone at its last attempt. Such a piece is all that its fetch gets.
-* A batch that comes back is checked against its CRC; a corrupt one is archived and passed by.
+* `batch_optimized` acquires whole record batches, even past the requested number of records, unless
+  a batch has more offsets than any group may hold. `record_limit` never exceeds the requested
+  number (KIP-1206).
+* Near the delivery count limit, a record is delivered with fewer others, so that a record that
+  kills its consumers does not fail its whole batch (KAFKA-17541). From half of the limit on, each
+  delivery halves the piece; the last attempt delivers the record alone. Such a piece is a fetch of
+  its own.
+* A redelivered batch is checked against its CRC. A corrupt one is archived and passed by.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from shoal.coordinator.share.share_partition import SharePartition, StateBatch
 
 
 class Wanted(NamedTuple):
-    """What a member asks of one share partition."""
+    """What a member requests from one share partition."""
 
     member_id: str
     max_records: int
-    #: Acquired ranges are cut at the next batch once they hold so many records.
+    #: An acquired range ends at the next batch once it has this many records.
     batch_size: int
     #: `record_limit` instead of `batch_optimized`.
     strict: bool = False
 
 
 class Acquired(NamedTuple):
-    """What a fetch got."""
+    """What a fetch acquired."""
 
     #: Offsets that the member now holds, in order: first, last, delivery count.
     records: Sequence[tuple[int, int, int]]
-    #: How many records those are.
+    #: Number of those records.
     total: int
-    #: The lock they are under; 0 for none.
+    #: Number of their lock; 0 for none.
     lock: int
-    #: What was passed by on the way, to be persisted; no reply has to wait for it.
+    #: State batches to persist of what was passed by. No reply waits for them.
     changes: Sequence[StateBatch]
-    #: None of them was delivered before, and that is known without a look at each.
+    #: Whether it is certain that none of them was delivered before.
     fresh: bool = False
-    #: The records as they lie in the answer; empty where that is not made here.
+    #: The ranges encoded for the answer; empty if the caller encodes them.
     encoded: bytes = b""
 
 
@@ -65,8 +65,8 @@ def acquire(
     settings: ShareSettings,
     first_wanted: int,
 ) -> Acquired:
-    """Lock records for a member; `batches` are the log's from `share.next_fetch_offset()` on,
-    which is `first_wanted`."""
+    """Lock records for a member. `batches` are those of the log from `first_wanted` on, which is
+    `share.next_fetch_offset()`."""
     if not len(batches) or wanted.max_records <= 0:
         return NOTHING
     changes: list[StateBatch] = []
@@ -123,7 +123,7 @@ def acquire(
 
 
 def _pass_by(share: SharePartition, batches: Batches, changes: list[StateBatch]) -> None:
-    """Archive what the window still thinks available and the log no longer has, or never offers."""
+    """Archive available offsets that the log has lost, or never delivers."""
     for first, last in batches.passed_by:
         if first < share.end_offset:
             share.archive(first, min(last, share.end_offset - 1), changes)
@@ -137,7 +137,7 @@ def _take_in(
     first_wanted: int,
     changes: list[StateBatch],
 ) -> None:
-    """Lengthen the window by whole batches, as far as records are wanted and the cap allows."""
+    """Extend the window by whole batches, up to the requested number and the limit."""
     reach = batches.lasts[-1]
     if reach < share.end_offset:
         return
@@ -157,7 +157,7 @@ def _take_in(
 
 
 def _available(share: SharePartition, offset: int) -> int:
-    """How many offsets from `offset` on are available in the window."""
+    """Return the number of available offsets in the window from `offset` on."""
     total = 0
     while (run := share.available_from(offset)) is not None:
         total += run[1] - run[0] + 1
@@ -166,7 +166,7 @@ def _available(share: SharePartition, offset: int) -> int:
 
 
 def _end_of_take(first: int, last: int, wanted: Wanted, acquired: int, batches: Batches) -> int:
-    """Where a fetch stops within available offsets `[first, last]`."""
+    """Return the last offset that a fetch takes of the available offsets `[first, last]`."""
     cut = first + wanted.max_records - acquired - 1
     if last <= cut:
         return last
@@ -174,13 +174,13 @@ def _end_of_take(first: int, last: int, wanted: Wanted, acquired: int, batches: 
 
 
 def _piece_size(piece: int, count: int, settings: ShareSettings) -> int:
-    """How many records go together whose last piece was so large and that were delivered `count`
-    times."""
+    """Return the size of the next piece of records that were delivered `count` times, in pieces of
+    `piece` records."""
     return 1 if count + 1 >= settings.delivery_count_limit else max(1, piece // 2)
 
 
 def _ranges(first: int, last: int, wanted: Wanted, batches: Batches) -> Iterator[tuple[int, int]]:
-    """Cut what is acquired at batches, into ranges of at least `batch_size` records."""
+    """Cut acquired offsets at batch ends, into ranges of at least `batch_size` records."""
     while not wanted.strict and last - first >= wanted.batch_size > 0:
         high = batches.last_of(first + wanted.batch_size - 1)
         if high >= last:

@@ -1,9 +1,9 @@
-"""What of a share partition may be acquired now, the most urgent first: a heap of offsets or, with
-priority, of the time from which a record is as urgent as any, with its offset.
+"""Records of a share partition that may be acquired, the most urgent first.
 
-Entries may be outdated: who takes one checks whether its record is still to be had. With priority
-one entry a record is true, and the others are passed by, for an entry tells since when a record
-waits: one that was delivered in between and comes back waits anew. (Without, all are alike.)
+It is a heap of offsets. With priority, it is a heap of the time at which a record becomes as urgent
+as any other, with its offset. Entries may be outdated, so the caller checks whether a record is
+still available. With priority, one entry of a record is current, and the others are skipped: a
+record that was delivered in between waits from its return on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OFFSET_MASK = (1 << OFFSET_BITS) - 1
 
 
 class AvailableQueue:
-    """Of one share partition."""
+    """The heap of one share partition."""
 
     __slots__ = ("_ageing_ms", "_entry_of", "_ranked", "_taken", "entries", "priority_of")
 
@@ -28,9 +28,9 @@ class AvailableQueue:
         self._ageing_ms = policy.priority_ageing_ms
         #: A heap.
         self.entries: list[int] = []
-        #: Priorities above 0, by offset, of records that are not complete.
+        #: Priorities above 0 of incomplete records, by offset.
         self.priority_of: dict[int, int] = {}
-        #: With priority: the entry that is true, by offset; and those that were taken last.
+        #: With priority: the current entry by offset, and the entries of the last choice.
         self._entry_of: dict[int, int] = {}
         self._taken: dict[int, int] = {}
 
@@ -42,7 +42,7 @@ class AvailableQueue:
         return set(self._entry_of) if self._ranked else set(self.entries)
 
     def push(self, offset: int, now_ms: int) -> None:
-        """A record may be acquired. One that may already waits since then."""
+        """Add an available record. One that is in the heap keeps its time."""
         if not self._ranked:
             heapq.heappush(self.entries, offset)
         elif offset not in self._entry_of:
@@ -54,11 +54,11 @@ class AvailableQueue:
         heapq.heappush(self.entries, entry)
 
     def begin(self) -> None:
-        """Records are chosen anew."""
+        """Begin a new choice of records."""
         self._taken = {}
 
     def pop(self) -> int | None:
-        """Take the most urgent record out; None without any."""
+        """Remove and return the most urgent record, or None."""
         while self.entries:
             entry = heapq.heappop(self.entries)
             offset = entry & OFFSET_MASK
@@ -70,31 +70,30 @@ class AvailableQueue:
         return None
 
     def put_back(self, offset: int, now_ms: int) -> None:
-        """A record that was taken is not chosen now."""
+        """Return a record that is not chosen now."""
         if self._ranked:
             self.restore(offset)
         else:
             self.push(offset, now_ms)
 
     def restore(self, offset: int) -> None:
-        """A record that was chosen last is not acquired after all: it has waited all the same, as
-        soon as it may be acquired again."""
+        """Return a chosen record that is not acquired. It keeps the time that it has waited."""
         entry = self._taken.pop(offset, None)
         if entry is not None:
             self._push(offset, entry)
 
     def forget(self, offset: int) -> None:
-        """A record is delivered beside others of its key: what it waited for is over."""
+        """Remove a record that is delivered together with others of its key."""
         self._entry_of.pop(offset, None)
 
     def end(self, offsets: Iterable[int]) -> None:
-        """Records are complete."""
+        """Remove complete records."""
         if self._ranked:
             for offset in offsets:
                 self.priority_of.pop(offset, None)
                 self._entry_of.pop(offset, None)
 
     def start_moved(self, start: int) -> None:
-        """What lay below an offset is gone."""
+        """Remove records below an offset."""
         self.priority_of = {o: p for o, p in self.priority_of.items() if o >= start}
         self._entry_of = {o: e for o, e in self._entry_of.items() if o >= start}

@@ -1,16 +1,17 @@
-"""How long a record waits between a failed delivery and the next one: the group's retry back-off.
+"""Retry back-off of a group: the wait between a failed delivery and the next one.
 
-A record that a member released, or whose lock ended, is WAITING until its time has come and only
-then AVAILABLE. It keeps its place in the window: it is in flight, and holds the start offset. Time
-and chance come as arguments. When a wait ends is persisted beside the state batches, so a restart
-or a new leader keeps it: a `Delay` holds for those of its offsets that are available with exactly
-its delivery count, so one that was overtaken by a further delivery says nothing any more and
-nothing has to be taken back.
+A record that was released, or whose lock expired, is WAITING until it is due, then AVAILABLE. It
+stays in the window: it is in flight, and the start offset does not pass it. Time and random numbers
+are arguments.
 
-A delay until `UNTIL_FREED` tells of offsets that are ARCHIVING that their dead letters are written
-and they hold their keys, until somebody frees them.
+The end of a wait is persisted beside the state batches, so it survives restarts and new leaders. A
+`Delay` applies only to available offsets with exactly its delivery count. A further delivery thus
+invalidates it, and no record has to revoke it.
 
-KIP-932 knows no such thing: without `share.redelivery.backoff.ms` nothing of this is ever called.
+A delay of ARCHIVING offsets with `UNTIL_FREED` means that their dead letters are written, and that
+they hold their keys until they are freed.
+
+KIP-932 has no back-off. Without `share.redelivery.backoff.ms` this module is not used.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-#: Offsets that wait alike: first, last, delivery count, and when they are available (epoch ms).
+#: Offsets with the same wait: first, last, delivery count, and due time (epoch ms).
 Delay = tuple[int, int, int, int]
-#: In place of a time: for as long as nobody frees them.
+#: The due time of offsets that wait until they are freed.
 UNTIL_FREED = (1 << 63) - 1
 
 
@@ -31,13 +32,13 @@ class Backoff(NamedTuple):
     first_ms: int
     #: `share.redelivery.backoff.max.ms`: no wait is longer, jitter included.
     max_ms: int
-    #: `share.redelivery.backoff.multiplier`: each further wait is so many times the one before.
+    #: `share.redelivery.backoff.multiplier`: the factor from one wait to the next.
     multiplier: float = 2.0
-    #: `share.redelivery.backoff.jitter`: by what part of itself a wait may be shorter or longer.
+    #: `share.redelivery.backoff.jitter`: the part of a wait that is random, up or down.
     jitter: float = 0.0
 
     def delay_ms(self, delivery_count: int, random: Callable[[], float]) -> int:
-        """The wait after so many deliveries; `random` gives numbers in [0, 1)."""
+        """Return the wait after `delivery_count` deliveries. `random` returns numbers in [0, 1)."""
         delay = min(self.first_ms * self.multiplier ** (delivery_count - 1), self.max_ms)
         if self.jitter:
             delay *= 1 + self.jitter * (2 * random() - 1)
@@ -45,5 +46,5 @@ class Backoff(NamedTuple):
 
 
 def still_due(delays: Iterable[Delay], *, now_ms: int, start_offset: int) -> list[Delay]:
-    """The delays that have not ended yet, of offsets that are still in the window."""
+    """Return the delays that have not ended, of offsets in the window."""
     return [d for d in delays if d[3] > now_ms and d[1] >= start_offset]

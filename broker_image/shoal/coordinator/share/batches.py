@@ -1,9 +1,9 @@
-"""The record batches of one log read, as a share partition wants to see them: where each begins and
-ends, and which of its offsets can never be delivered.
+"""The record batches of one log read: where each begins and ends, and which offsets are never
+delivered.
 
-Only fixed parts of the 61-byte batch header are looked at, once per read; records are not touched.
-Offsets that no batch covers are holes that compaction left; control batches and, for
-`read_committed`, the batches of aborted transactions are in the log but are not for consumers.
+A scan reads fixed parts of the 61-byte batch header, once per read, and no records. Offsets without
+a batch are holes of compaction. Control batches are not delivered; with `read_committed`, batches
+of aborted transactions are not delivered either.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _HEADER = struct.Struct(
     )
 )
 
-#: A batch of at most this many offsets is acquired whole even where that passes the group's limit,
-#: as in Kafka. It is the largest value of share.partition.max.record.locks, and librdkafka's
-#: default batch.num.messages.
+#: A batch of at most this many offsets is acquired whole, even past the group's limit, as in Kafka.
+#: It is the maximum of share.partition.max.record.locks, and librdkafka's default of
+#: batch.num.messages.
 WHOLE_BATCH_OFFSETS_MAX = 10_000
 
 
@@ -48,8 +48,8 @@ class AbortedTransaction(NamedTuple):
 class Batches:
     """Batches in offset order in parallel lists; `ends[i]` is the position behind batch i.
 
-    `passed_by` are the offset ranges from the read's first wanted offset on that hold nothing to
-    deliver, in order and not touching.
+    `passed_by` are the offset ranges, from the first wanted offset on, with nothing to deliver.
+    They rise and do not touch.
     """
 
     __slots__ = ("bases", "data", "ends", "lasts", "passed_by")
@@ -65,15 +65,18 @@ class Batches:
         return len(self.bases)
 
     def last_of(self, offset: int) -> int:
-        """The last offset of the batch that holds `offset`, or `offset` itself in no batch."""
+        """Return the last offset of the batch that contains `offset`, or `offset` if none does."""
         at = bisect_left(self.lasts, offset)
         if at == len(self.lasts) or self.bases[at] > offset:
             return offset
         return self.lasts[at]
 
     def end_of_take(self, offset: int) -> int:
-        """Where a take that reaches `offset` ends: with the batch that holds it. A batch of more
-        than `WHOLE_BATCH_OFFSETS_MAX` offsets, which may claim two billion, is cut there."""
+        """Return the last offset of an acquisition that reaches `offset`: the end of its batch.
+
+        A batch of more than `WHOLE_BATCH_OFFSETS_MAX` offsets is cut at `offset`, since a header
+        may claim two billion.
+        """
         at = bisect_left(self.lasts, offset)
         if at == len(self.lasts) or self.bases[at] > offset:
             return offset
@@ -81,9 +84,9 @@ class Batches:
         return last if last - self.bases[at] < WHOLE_BATCH_OFFSETS_MAX else offset
 
     def spans(self, acquired: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
-        """Byte ranges of the batches that hold acquired ranges (first, last, count), in order.
+        """Return the byte ranges of batches with acquired ranges (first, last, count), in order.
 
-        Batches between them of which nothing was acquired stay out.
+        Batches without an acquired record are left out.
         """
         if compiled.native is not None and len(acquired) > 1:
             return compiled.native.spans(self.lasts, self.ends, list(acquired))
@@ -100,11 +103,11 @@ class Batches:
         return spans
 
     def thinned(self, acquired: Sequence[tuple[int, int, int]]) -> list[memoryview]:
-        """The batches that hold acquired ranges, as a member gets them: without records that others
-        have, where that is compiled and the batch is sound and not compressed. Base offset, deltas
-        and the header's last offset stay, as where compaction took records out; the CRC is new.
+        """Return the batches with acquired ranges, without the records of other members.
 
-        What a member does not get it would parse and throw away, and search among all ranges.
+        Records stay in if the loops are not compiled, or the batch is corrupt or compressed. Base
+        offset, deltas and last offset stay, as after compaction; the CRC is computed again. A
+        member would parse the other records, search the ranges for them, and drop them.
         """
         if compiled.native is None:
             return [self.data[begin:end] for begin, end in self.spans(acquired)]
@@ -114,7 +117,7 @@ class Batches:
         return [memoryview(found)]
 
     def first_corrupt(self, first: int, last: int) -> tuple[int, int] | None:
-        """The offsets of the first batch that reaches into `[first, last]` with a wrong CRC."""
+        """Return the offsets of the first batch in `[first, last]` with a wrong CRC."""
         for at in range(bisect_left(self.lasts, first), len(self.lasts)):
             if self.bases[at] > last:
                 break
@@ -128,10 +131,10 @@ class Batches:
 def scan(
     data: bytes | memoryview, first_wanted: int, aborted: Sequence[AbortedTransaction] = ()
 ) -> Batches:
-    """The whole batches in `data`, a log read that begins with the batch of `first_wanted`.
+    """Return the whole batches of `data`, a log read that begins with the batch of `first_wanted`.
 
-    A partial batch at the end is left out. `aborted` are the transactions that `read_committed`
-    hides; empty otherwise.
+    A partial batch at the end is left out. `aborted` are the transactions to hide, for
+    `read_committed`.
     """
     found = Batches(memoryview(data))
     bases, lasts, ends, passed_by = found.bases, found.lasts, found.ends, found.passed_by

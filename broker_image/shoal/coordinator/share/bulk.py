@@ -1,7 +1,9 @@
-"""Many ranges of a window at once: what a fetch, a commit and its state come to with key order,
-where records lie scattered among those of held keys. One pass over the rows (`Runs.rewrite`) does
-for them what cutting, changing and joining does for each range by itself, in a third of the time;
-compiled (`compiled`), in a thirtieth."""
+"""Changes of many ranges of a window in one pass.
+
+With key order, records are scattered among those of held keys, and so are the ranges of a fetch or
+a commit. One pass over the rows (`Runs.rewrite`) takes a third of the time of cutting, changing and
+joining for each range; compiled (`compiled`), a thirtieth.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,11 @@ from shoal.coordinator.share.locks import Locks
 from shoal.coordinator.share.runs import COUNT_MAX, Edit, Row, Runs
 from shoal.coordinator.share.states import ACCEPT, ACKNOWLEDGED, ACQUIRED, AVAILABLE
 
-#: What is to be persisted: first offset, last offset, state, delivery count.
+#: A change to persist: first offset, last offset, state, delivery count.
 Changed = tuple[int, int, int, int]
 #: The acknowledge types of a range that is accepted as one.
 _ACCEPT = bytes((ACCEPT,))
-#: What came of accepting, and of each lock, how many records.
+#: Changes of accepted records, and the number of records of each lock.
 _Accepted = tuple[list[Changed], dict[int, int]]
 
 
@@ -28,8 +30,10 @@ def accept_all(
     member_id: str,
     acknowledgements: Sequence[Edit],
 ) -> tuple[list[Changed], int] | None:
-    """Accept many ranges that a member holds: the changes to persist, and how many records that
-    is. None where they are to be refused, or are not all accepted; then nothing has happened."""
+    """Accept many ranges of a member. Return the changes to persist and the number of records.
+
+    Return None, and change nothing, if a range is to be refused or is not accepted as a whole.
+    """
 
     def is_held(number: int) -> bool:
         return locks.live[number].is_held(member_id, now_ms)
@@ -45,8 +49,8 @@ def accept_all(
 
 
 def accepted_records(acknowledgements: Sequence[Sequence[Any]]) -> int | None:
-    """How many records are accepted by ranges that rise and do nothing else, each alike; None where
-    they do not."""
+    """Return the number of records of rising ranges that all accept with one type each, else
+    None."""
     if compiled.native is not None and type(acknowledgements) is list:
         found: int | None = compiled.native.accepts(acknowledgements)
         return found
@@ -101,8 +105,10 @@ def _accept_compiled(
 
 
 def lock_new(runs: Runs, ranges: Sequence[Edit], number: int) -> bool:
-    """Acquire rising ranges, none of which was delivered before, under lock `number`. False where
-    one was, or is not available; then nothing has happened."""
+    """Acquire rising ranges of new records under lock `number`.
+
+    Return False, and change nothing, if one was delivered before or is not available.
+    """
     if compiled.native is not None:
         made = _rewritten(runs, ranges, compiled.LOCK, number)
         if made is not None:
@@ -116,7 +122,7 @@ def lock_new(runs: Runs, ranges: Sequence[Edit], number: int) -> bool:
 
 
 def lay_over(runs: Runs, batches: Sequence[Edit]) -> None:
-    """Give rising ranges of the window the states and delivery counts that stand behind them."""
+    """Set the states and delivery counts of rising ranges of the window."""
     made = None
     if compiled.native is not None:
         made = _rewritten(runs, batches, compiled.LAY_OVER)
@@ -131,7 +137,10 @@ def _laid_over(batch: Edit, _first: int, _last: int, _row: Row) -> Row:
 
 
 def _rewritten(runs: Runs, edits: Sequence[Edit], rule: int, number: int = 0) -> Any:
-    """What the compiled part makes of some rows by a rule: the arguments of `Runs.splice`; what was
-    accepted, as changes to persist; of each lock, how many records. None where it does not hold."""
+    """Rewrite rows by a compiled rule.
+
+    Return the arguments of `Runs.splice`, the accepted records as changes to persist, and the
+    number of records of each lock. Return None if the rule does not apply.
+    """
     assert compiled.native is not None
     return compiled.native.rewrite(runs.columns(), runs.end, list(edits), rule, number)

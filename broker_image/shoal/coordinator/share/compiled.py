@@ -1,19 +1,20 @@
-"""Whether the compiled loops of `native/` are there. They are made where a C compiler is (`make
-venv`, `broker_image/compile.py`); what they do stands in Python beside the calls, with the same
-outcome.
+"""Whether the compiled loops of `native/` are available.
 
-* `hashes(body, begin, end, count)`: the key hashes of an uncompressed batch's records, as
-  `record_facts.key_hashes` gives them, or None where `facts` has to tell.
-* `keys(data, bases, lasts, ends, cursor, budget)`: those of all batches of a read at once.
-* `KeyQueues`: a type that holds the queues of keys (`key_queues.KeyQueues`).
+A C compiler builds them (`make venv`, `broker_image/compile.py`). Python code beside each call does
+the same.
+
+* `hashes(body, begin, end, count)`: key hashes of an uncompressed batch's records, as
+  `record_facts.key_hashes` returns them, or None if the caller has to use `facts`.
+* `keys(data, bases, lasts, ends, cursor, budget)`: those of all batches of a read.
+* `KeyQueues`: the per-key FIFOs (`key_queues.KeyQueues`).
 * `rewrite`: many ranges of a window in one pass (`Runs.rewrite`), by one of three rules.
-* `thinned`, `gathered`: batches without the records that other members have (`Batches.thinned`),
-  of one read or of all that are kept (`ReadCache.gathered`).
-* `acquired`: ranges as they go out (`selection.encoded`).
+* `thinned`, `gathered`: batches without the records of other members (`Batches.thinned`), of one
+  read or of all cached reads (`ReadCache.gathered`).
+* `acquired`: ranges encoded for the answer (`selection.encoded`).
 * `ranges`, `spans`, `joined`, `rises`, `packed`, `accepts`, `scan`: loops of `selection`,
   `batches`, `state_batches`, `records` and `bulk`.
 
-`PURE_PYTHON=1` in the environment leaves them out. `description` is for the log.
+`PURE_PYTHON=1` in the environment disables them.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ try:
 except ImportError:
     native = None
 if os.environ.get("PURE_PYTHON") or not hasattr(native, "acquired"):
-    native = None  # Also where it was compiled from older sources.
+    native = None  # Or they were compiled from older sources.
 
 #: Rules of `rewrite`, as in `native/windows.c`.
 LOCK, ACCEPT_ALL, LAY_OVER = range(3)
 
 
 def description() -> str:
-    """Which of the two runs."""
+    """Return whether the loops are compiled, for the log."""
     return (
         "in Python (make compiled, with a C compiler, makes them faster)"
         if native is None

@@ -1,9 +1,9 @@
-"""A flood of dead letters: how many a group had in the last minute, and when that falls again.
+"""The rate of a group's dead letters over the last minute, and when it falls again.
 
-A poison record costs one letter; a service that is down costs one a record, and drains the queue
-into the dead-letter topic. A group may therefore name a number of letters a minute at which its
-delivery is held (KIP-1316 drafts the like for Kafka). Counted second by second; time comes as an
-argument.
+A poison record causes one dead letter. A failed service causes one for each record, and moves the
+whole queue into the dead-letter topic. A group may therefore set a maximum per minute at which its
+delivery stops (KIP-1316 drafts the same for Kafka). The count has a resolution of one second. Time
+is an argument.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class DeadLetterRate:
     __slots__ = ("_steps", "_total")
 
     def __init__(self) -> None:
-        #: When a second began, and how many letters it had.
+        #: The begin of each second, and its number of dead letters.
         self._steps: deque[tuple[int, int]] = deque()
         self._total = 0
 
     def note(self, now_ms: int, dead_letters: int) -> None:
-        """Count some."""
+        """Count dead letters."""
         step_ms = now_ms - now_ms % _STEP_MS
         if self._steps and self._steps[-1][0] >= step_ms:
             step_ms, before = self._steps.pop()
@@ -35,14 +35,14 @@ class DeadLetterRate:
         self._total += dead_letters
 
     def total(self, now_ms: int) -> int:
-        """Letters of the last minute."""
+        """Return the number of dead letters in the last minute."""
         while self._steps and self._steps[0][0] + WINDOW_MS <= now_ms:
             self._total -= self._steps.popleft()[1]
         return self._total
 
     def ends_ms(self, now_ms: int, limit: int) -> int | None:
-        """When there will have been fewer than `limit` in a minute, if no more come; None for
-        now, or without a limit (0)."""
+        """Return when the rate will be below `limit` if no more follow. Return None if it is now,
+        or without a limit (0)."""
         left = self.total(now_ms)
         if limit <= 0 or left < limit:
             return None

@@ -1,10 +1,9 @@
-"""Dead letters (KIP-1191): a record whose delivery has failed for good, with headers that tell why.
+"""Dead letters (KIP-1191): records whose delivery failed for good, with headers that explain why.
 
-The headers are Kafka's `__dlq.errors.*`, with three of our own: member and client.id of who held
-the record last, and as timestamp when the letter was written; values are text. Where the group
-copies records, key, value and the original headers are kept before them, as Kafka does, and so is
-the record's timestamp, which Kafka makes that of the letter. Pure; the shell
-(`server.dead_letters`) reads the records and writes the letters.
+The headers are Kafka's `__dlq.errors.*` and three of our own: member, client.id, and the time of
+the dead letter. All values are text. If the group copies records, the dead letter has key, value,
+original headers and timestamp of the record; Kafka uses the dead letter's time as timestamp. No I/O
+here: the shell (`server.share.dead_letters`) reads records and writes dead letters.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ PREFIX = "__dlq.errors."
 
 
 class Source(NamedTuple):
-    """Where records come from."""
+    """The source of records."""
 
     group_id: str
     topic: str
@@ -27,14 +26,14 @@ class Source(NamedTuple):
 
 
 def cause_of(delivery_count: int, limit: int) -> Cause:
-    """Why a record was given up that a former leader left ARCHIVING; as Kafka infers it."""
+    """Return the cause for a record that a former leader left ARCHIVING, as Kafka infers it."""
     return Cause.LIMIT if delivery_count >= limit else Cause.REJECTED
 
 
 def split_after(
     ranges: Iterable[DeadLetterRange], offsets_max: int
 ) -> tuple[list[DeadLetterRange], list[DeadLetterRange]]:
-    """The first so many offsets of some, and the others."""
+    """Split ranges after `offsets_max` offsets."""
     taken: list[DeadLetterRange] = []
     left: list[DeadLetterRange] = []
     for one in ranges:
@@ -50,7 +49,7 @@ def split_after(
 def split_at(
     ranges: Iterable[DeadLetterRange], end: int
 ) -> tuple[list[DeadLetterRange], list[DeadLetterRange]]:
-    """Some offsets below `end`, and those from there on."""
+    """Split ranges into those below `end` and those from there on."""
     below: list[DeadLetterRange] = []
     above: list[DeadLetterRange] = []
     for one in ranges:
@@ -62,7 +61,7 @@ def split_at(
 
 
 def readable(ranges: Iterable[DeadLetterRange]) -> list[int]:
-    """The offsets, in order, whose records may be read for their letters."""
+    """Return the offsets, in order, whose records may be read for their dead letters."""
     return sorted(
         offset
         for one in ranges
@@ -72,7 +71,7 @@ def readable(ranges: Iterable[DeadLetterRange]) -> list[int]:
 
 
 def size_bytes(record: Record) -> int:
-    """What a record adds to a letter, about."""
+    """Return about the size of a record in its dead letter."""
     size = len(record.key or b"") + len(record.value or b"")
     return size + sum(len(name) + len(value or b"") for name, value in record.headers)
 
@@ -80,7 +79,8 @@ def size_bytes(record: Record) -> int:
 def dead_letter_records(
     source: Source, ranges: Iterable[DeadLetterRange], found: Mapping[int, Record], *, now_ms: int
 ) -> Iterator[NewRecord]:
-    """The letters of some offsets. What is not `found` gets one that has headers alone."""
+    """Yield the dead letters of some offsets. Without a `found` record, a dead letter has headers
+    only."""
     for one in ranges:
         for offset in range(one.first, one.last + 1):
             headers = _headers(source, one, offset, now_ms)
@@ -94,7 +94,7 @@ def dead_letter_records(
 def _headers(
     source: Source, dead_letter: DeadLetterRange, offset: int, now_ms: int
 ) -> list[tuple[str, bytes | None]]:
-    told = {
+    values = {
         "topic": source.topic,
         "partition": source.partition,
         "offset": offset,
@@ -104,7 +104,7 @@ def _headers(
         "timestamp": now_ms,
     }
     if dead_letter.member_id:
-        told["member"] = dead_letter.member_id
+        values["member"] = dead_letter.member_id
     if dead_letter.client_id:
-        told["client.id"] = dead_letter.client_id
-    return [(PREFIX + name, str(value).encode()) for name, value in told.items()]
+        values["client.id"] = dead_letter.client_id
+    return [(PREFIX + name, str(value).encode()) for name, value in values.items()]

@@ -15,7 +15,7 @@ from shoal.coordinator.share.backoff import Backoff
 
 
 class FailurePolicy(NamedTuple):
-    """The group's policies at `now_ms`; `random` gives numbers in [0, 1)."""
+    """A group's policies at `now_ms`. `random` returns numbers in [0, 1)."""
 
     now_ms: int
     random: Callable[[], float]
@@ -23,15 +23,16 @@ class FailurePolicy(NamedTuple):
     dead_letters: bool = False
 
     def due_ms(self, delivery_count: int) -> int | None:
-        """When a record that was delivered so many times is available again; None for now."""
+        """Return when a record with `delivery_count` deliveries is available again; None for
+        now."""
         if self.backoff is None or delivery_count == 0:
             return None
         return self.now_ms + self.backoff.delay_ms(delivery_count, self.random)
 
 
 class Cause(Enum):
-    """Why delivery of a record has failed for good, as its dead letter tells: Kafka's sentences,
-    but for the corrupt batch, which Kafka archives without a letter."""
+    """Why delivery of a record failed for good, in Kafka's words. Kafka archives corrupt batches
+    without a dead letter."""
 
     REJECTED = "Offset rejected by client."
     LIMIT = "Offset delivery count exceeded the threshold."
@@ -39,8 +40,8 @@ class Cause(Enum):
 
 
 class DeadLetterRange(NamedTuple):
-    """Offsets that are ARCHIVING and alike, since when. `member_id` is who held them last and
-    `client_id` its client.id, "" where that is unknown."""
+    """ARCHIVING offsets with equal facts. `member_id` held them last; `client_id` is its client.id,
+    or "" if unknown."""
 
     first: int
     last: int

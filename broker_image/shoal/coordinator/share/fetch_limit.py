@@ -1,45 +1,43 @@
-"""How many records one fetch gets of a group with key order.
+"""Limits the records of one fetch in groups with key order.
 
-What members hold keeps keys from the others. With many records in flight among few keys, most of
-what is looked at has its key elsewhere: it waits, and what is delivered lies scattered, in ranges
-of a record or two that are locked, sent, accepted and persisted each by itself. So a fetch gets a
-portion that shrinks while keys collide often and grows while they do so seldom, never below what
-makes a request worth its while. It is a bound and no more: a fetch gets something whenever there
-is something, and who asks for less than a portion gets what it asks for.
+A key whose records a member holds is unavailable to other members. With many records in flight
+among few keys, most scanned records wait for their key. The delivered ones are scattered: ranges of
+one or two records, each locked, sent, accepted and persisted individually. The limit therefore
+falls while keys collide often, and rises while they collide seldom. It stays above a minimum that
+makes a request worthwhile. A fetch always gets a record if one is available.
 
-How much keys collide is told by how many of those that are known have a record that waits for one
-before it. A hot key counts as one of them, however much piles up behind it: smaller portions would
-not spread that.
+The measure of collisions is the share of known keys with a waiting record. A hot key counts once,
+however many records wait behind it: smaller fetches would not spread them.
 """
 
 from __future__ import annotations
 
 from shoal.coordinator.share import compiled
 
-#: Bounds of a portion. Below the first one, the cost of a request counts more than that of ranges,
-#: which is a tenth where their loops are compiled, and members get no records of others
-#: (bench/queues.py, docs/performance.md).
+#: Bounds of the limit. Below the minimum, a request costs more than its ranges. Compiled, ranges
+#: cost a tenth, and members get no records of others (bench/queues.py, docs/performance.md).
 RECORDS_MIN, RECORDS_MAX = 100 if compiled.native is None else 400, 2000
-#: Keys with waiting records, in a hundred, above which a portion shrinks, and below which it grows.
+#: The limit falls above, and rises below, this percentage of keys with waiting records.
 SHRINK_PERCENT, GROW_PERCENT = 8, 4
-#: Records that are delivered between two steps.
+#: Delivered records between two steps.
 STEP_RECORDS = 500
-#: With fewer known keys nothing is concluded.
+#: With fewer known keys, the limit rises.
 KEYS_MIN = 50
 
 
 class FetchLimit:
-    """Of one share partition."""
+    """The limit of one share partition."""
 
     __slots__ = ("_delivered", "records")
 
     def __init__(self) -> None:
-        #: What a fetch gets at most.
+        #: Maximum records of a fetch.
         self.records = RECORDS_MAX
         self._delivered = 0
 
     def delivered(self, records: int, keys: int, waiting: int) -> None:
-        """A fetch got so many records; of the keys that are known so many have waiting ones."""
+        """Note a fetch of `records` records. Of the `keys` known keys, `waiting` have waiting
+        records."""
         self._delivered += records
         if self._delivered < STEP_RECORDS:
             return

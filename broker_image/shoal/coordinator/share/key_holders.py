@@ -1,5 +1,5 @@
-"""What becomes of records with key order whose dead letters are written: where the group wants it
-(`share.ordering.key.dead.letter=hold`) they hold their keys until somebody frees them."""
+"""Dead-lettered records that hold their keys until they are freed
+(`share.ordering.key.dead.letter=hold`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from shoal.coordinator.share.share_partition import SharePartition, StateBatch
 def hold_keys(
     share: SharePartition, selection: Selection | None, ranges: Iterable[DeadLetterRange]
 ) -> list[StateBatch]:
-    """The dead letters of some records are written, and these hold their keys from now on; those
-    that are known to have none leave the window: the changes to persist, beside `share.delays`."""
+    """Let records with written dead letters hold their keys; records without a key leave the
+    window. Return the changes to persist, besides `share.delays`."""
     changes: list[StateBatch] = []
     for one in ranges:
         if selection is not None:

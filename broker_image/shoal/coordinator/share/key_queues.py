@@ -1,9 +1,8 @@
-"""The records of a share partition by their keys, for key order (`selection`): of each key those
-that are not complete, in the order of the log, and which of them members have.
+"""Per-key FIFOs of the incomplete records of one share partition, for key order (`selection`).
 
-A key is free while none of its records is acquired. There are two kinds of the same:
-`PlainKeyQueues` in dicts, sets and lists, and where there was a compiler (`compiled`) a type in C
-(`native/key_queues.c`, docs/adr/0046-queues-of-keys-in-c.md).
+A key is free while none of its records is acquired. There are two implementations:
+`PlainKeyQueues` with dicts, sets and lists, and a C type where the loops are compiled (`compiled`,
+`native/key_queues.c`, docs/adr/0046-queues-of-keys-in-c.md).
 """
 
 from __future__ import annotations
@@ -17,87 +16,102 @@ from shoal.coordinator.share.runs import Runs
 from shoal.coordinator.share.share_partition import StateBatch
 from shoal.coordinator.share.states import AVAILABLE
 
-#: So many times what a fetch wants are rather sorted than taken from the heap one by one.
+#: Sort the heap if it holds at most this many times the requested records.
 SORTED_MAX = 4
 
 
 class KeyQueues(Protocol):
-    """Of one share partition. Keys are hashes of 64 bits, never 0, and None of a record without
-    one; offsets that are not known are as those of records without a key."""
+    """Per-key FIFOs of one share partition.
+
+    Keys are 64-bit hashes, never 0; a record without a key has None. Unknown offsets count as
+    records without a key.
+    """
 
     @property
     def records(self) -> int:
-        """Records that have a key."""
+        """The number of records with a key."""
 
     @property
     def keys(self) -> int:
-        """Keys of which there is a record."""
+        """The number of keys with a record."""
 
     @property
     def waiting(self) -> int:
-        """Keys of which there is more than one."""
+        """The number of keys with more than one record."""
 
     @property
     def waiting_records(self) -> int:
-        """Records that wait for another of their key: one before them or, where several of a key
-        were acquired at once, for the rest of those."""
+        """The number of records that wait for another record of their key.
+
+        That is an earlier one, or the rest of several that were acquired together.
+        """
 
     def key_of(self, offset: int) -> int | None:
-        """The key of a record."""
+        """Return the key of a record."""
 
     def is_held(self, offset: int) -> bool:
-        """Whether a record is acquired, or about to be."""
+        """Whether a record is acquired or chosen."""
 
     def is_free(self, offset: int) -> bool:
-        """Whether its key lets a record be acquired."""
+        """Whether the key of a record is free."""
 
     def first_of(self, key: int) -> int | None:
-        """The first record of a key that is free; None of another."""
+        """Return the first record of a free key, or None."""
 
     def followers(self, offset: int, count: int) -> Sequence[int]:
-        """Up to so many records behind the first one of a key, which `offset` is."""
+        """Return up to `count` records behind `offset`, the first record of its key."""
 
     def waiting_behind(self, offsets: Iterable[int]) -> int:
-        """Records that wait for one of these with their key."""
+        """Return the number of records that wait behind these, by key."""
 
     def put(self, offset: int, key: int) -> bool:
-        """Take in a record: whether it is the first of its key. Raises `ValueError` unless it lies
-        behind all that were taken in or held before."""
+        """Add a record, and return whether it is the first of its key.
+
+        Raises `ValueError` unless it lies behind all records that were added or held before.
+        """
 
     def put_new(self, first: int, keys: array[int], ready: list[int]) -> None:
-        """Take in records from `first` on that were never delivered, with their keys, 0 for none;
-        those that may be acquired go to `ready`, behind all others, so that it is still a heap.
-        Raises `ValueError` as `put` does."""
+        """Add new records from `first` on with their keys, 0 for none.
+
+        Records that may be acquired are appended to `ready`, which stays a heap. Raises
+        `ValueError` as `put` does.
+        """
 
     def hold(self, offset: int) -> None:
-        """A record is acquired, or about to be."""
+        """Note that a record is acquired or chosen."""
 
     def release(self, offset: int) -> int | None:
-        """A record is not acquired, or no longer, and not complete: its key, if it has one."""
+        """Note that a record is not acquired any more and not complete. Return its key."""
 
     def choose(
         self, ready: list[int], runs: Runs, records: int, splitting: int, chosen: list[int]
     ) -> None:
-        """Move up to so many offsets from `ready`, which holds nothing else, to `chosen`, in the
-        order of the log, and hold them; what is outdated is dropped. Stops early at a record that
-        was delivered `splitting` times, or anywhere else: there may be more to choose."""
+        """Move up to `records` offsets from the heap `ready` to `chosen`, in log order, and hold
+        them.
+
+        Outdated entries are dropped. It may stop early, for instance at a record that was delivered
+        `splitting` times: the caller chooses the rest.
+        """
 
     def end(self, offsets: Iterable[int], touched: dict[int, None]) -> None:
-        """Forget records that are complete; the keys that others wait for are `touched`."""
+        """Remove complete records, and add the keys that other records wait for to `touched`."""
 
     def end_all(
         self, changes: Sequence[StateBatch], below: int, ready: list[int], runs: Runs
     ) -> bool:
-        """`end` of all that was acknowledged below an offset, with what may be acquired then put
-        into `ready`. False, and nothing has happened, where that is not for this kind, or where
-        other things have become of some."""
+        """`end` all records that were acknowledged below an offset, and put the next ones into
+        `ready`.
+
+        Return False, and change nothing, if this implementation does not support it, or if some
+        records have another new state.
+        """
 
     def start_moved(self, start: int, touched: dict[int, None]) -> None:
-        """What lay below an offset is gone."""
+        """Remove all records below `start`."""
 
 
 def key_queues() -> KeyQueues:
-    """Empty ones, of the kind that is there."""
+    """Return empty queues, compiled if possible."""
     if compiled.native is None:
         return PlainKeyQueues()
     made: KeyQueues = compiled.native.KeyQueues()
@@ -113,12 +127,12 @@ class PlainKeyQueues:
         #: By offset; records without a key are not here.
         self._key_of: dict[int, int] = {}
         self._queues: dict[int, list[int]] = {}
-        #: Keys of which there is more than one in `_queues`.
+        #: Keys with more than one record in `_queues`.
         self.waiting = 0
-        #: Offsets that are acquired, or about to be; of a key, how many.
+        #: Offsets that are acquired or chosen, and their number by key.
         self._held: set[int] = set()
         self._busy: dict[int, int] = {}
-        #: What is taken in lies from here on.
+        #: Records are added from this offset on.
         self._end = 0
 
     @property
@@ -211,8 +225,8 @@ class PlainKeyQueues:
     def choose(
         self, ready: list[int], runs: Runs, records: int, splitting: int, chosen: list[int]
     ) -> None:
-        """Only of what was never delivered, where nothing is outdated: a third of the time of one
-        by one."""
+        """Choose among new records if no entry is outdated. It takes a third of the time of single
+        steps."""
         if not ready or records <= 0 or len(ready) > SORTED_MAX * records:
             return
         fresh = len(runs) and runs.states[-1] == AVAILABLE and runs.counts[-1] == 0
@@ -224,7 +238,7 @@ class PlainKeyQueues:
         taken, firsts = dict.fromkeys(keys, 1), offsets
         if taken.pop(None, 0):
             firsts = [o for o, key in zip(offsets, keys, strict=True) if key is not None]
-            # Of those that have one, the queues below tell what is there twice.
+            # The queues below detect duplicates among records with a key.
             if len(set(offsets)) < len(offsets):
                 return
         if not self._held.isdisjoint(offsets) or not self._busy.keys().isdisjoint(taken):

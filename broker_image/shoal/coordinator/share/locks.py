@@ -1,9 +1,9 @@
-"""The acquisition locks of one share partition: who holds records, how many, and until when.
+"""The acquisition locks of one share partition: member, number of records, and deadline.
 
-One lock stands for everything that one fetch acquired, so locks are few however many records they
-hold. One heap of deadlines serves the partition, and its shell needs one timer. A lock that has
-been given back in full leaves its deadline in the heap until that surfaces or until such leftovers
-outnumber the locks that live, so the heap stays within twice their number.
+One lock covers all records of one fetch, so locks are few. One heap of deadlines serves the
+partition, and its shell needs one timer. The deadline of an ended lock stays in the heap until it
+comes up, or until such deadlines outnumber the live locks. So the heap has at most twice as many
+entries as there are locks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 
 _NUMBER_MAX = (1 << 32) - 1
-#: Leftover deadlines that are not worth a sweep.
+#: Up to this many deadlines of ended locks are not removed.
 _LEFTOVERS_MIN = 64
 
 
@@ -41,12 +41,12 @@ class Lock:
         self.since_ms = since_ms
 
     def is_held(self, member_id: str, now_ms: int) -> bool:
-        """Whether it is that member's, and has not ended."""
+        """Whether the lock is that member's and has not expired."""
         return self.member_id == member_id and self.deadline_ms > now_ms
 
 
 class Locks:
-    """All locks of a share partition, by number. A number is not used again while it lives."""
+    """All locks of a share partition by number. Numbers of live locks are not reused."""
 
     __slots__ = ("_deadlines", "_last_number", "live")
 
@@ -56,7 +56,7 @@ class Locks:
         self._last_number = 0
 
     def next_number(self) -> int:
-        """A number for a lock about to be opened."""
+        """Return a number for a new lock."""
         number = self._last_number
         while True:
             number = number % _NUMBER_MAX + 1
@@ -65,12 +65,12 @@ class Locks:
                 return number
 
     def open(self, number: int, lock: Lock) -> None:
-        """Let a lock run."""
+        """Start a lock."""
         self.live[number] = lock
         heapq.heappush(self._deadlines, (lock.deadline_ms, number))
 
     def give_back(self, number: int, records: int) -> None:
-        """`records` of a lock are no longer held; without any left the lock is gone."""
+        """Remove `records` from a lock; without any left, the lock ends."""
         lock = self.live[number]
         lock.records -= records
         assert lock.records >= 0, f"lock {number} gave back more than it held"
@@ -81,7 +81,7 @@ class Locks:
                 heapq.heapify(self._deadlines)
 
     def next_deadline_ms(self) -> int | None:
-        """When the first of the live locks ends."""
+        """Return when the next live lock expires."""
         deadlines = self._deadlines
         while deadlines:
             deadline_ms, number = deadlines[0]
@@ -92,12 +92,13 @@ class Locks:
         return None
 
     def due(self, now_ms: int) -> list[int]:
-        """The locks that have ended at `now_ms`, earliest first. They stay until given back."""
+        """Return the locks that have expired at `now_ms`, earliest first. They stay until given
+        back."""
         ended = []
         while (deadline_ms := self.next_deadline_ms()) is not None and deadline_ms <= now_ms:
             ended.append(heapq.heappop(self._deadlines)[1])
         return ended
 
     def of_member(self, member_id: str) -> list[int]:
-        """The locks of a member, oldest first."""
+        """Return the locks of a member, oldest first."""
         return [number for number, lock in self.live.items() if lock.member_id == member_id]

@@ -1,8 +1,8 @@
-"""What was last read of a log to look at its records: what waited for its key lies in there, and is
-delivered out of here. Without it each record that was left behind costs a read of its own.
+"""The last reads of the scanner.
 
-Bounded in bytes, and empty where nothing is known of that is yet to be delivered. The log below a
-high watermark does not change, so what was read holds; offsets that are gone are not asked for.
+Records that wait for their key are delivered from these reads. Without them, each such record would
+cost a read of its own. The size is limited, and the cache is empty if no scanned record is left to
+deliver. The log below a high watermark does not change, so cached reads stay valid.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections import deque
 from shoal.coordinator.share import compiled
 from shoal.coordinator.share.batches import Batches
 
-#: Bytes that one share partition keeps: of eight members with 10,000 keys between them, what one
-#: fetch takes from. With half of it, each fetch reads the log twice more.
+#: Bytes for one share partition: enough for one fetch among eight members and 10,000 keys. With
+#: half of it, each fetch reads the log twice more.
 BYTES_MAX = 1024 * 1024
 
 
 class ReadCache:
-    """Reads of one share partition, in the order of the log."""
+    """Reads of one share partition, in log order."""
 
     __slots__ = ("_reads", "_size")
 
@@ -31,7 +31,7 @@ class ReadCache:
         return len(self._reads)
 
     def add(self, batches: Batches) -> None:
-        """Keep a read, which goes on where the last one ended; any other one is kept alone."""
+        """Keep a read that continues the last one. Any other read replaces all."""
         reads = self._reads
         if reads and batches.bases[0] <= reads[-1].bases[-1]:
             self.clear()
@@ -41,22 +41,24 @@ class ReadCache:
             self._size -= len(reads.popleft().data)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Remove all reads."""
         self._reads.clear()
         self._size = 0
 
     def gathered(self, offsets: list[int], room: int, least: int) -> tuple[int, memoryview]:
-        """How many of rising offsets, from the first on, lie in what was read before, and their
-        batches as members get them (`Batches.thinned`). Stops when the room is used up, and at a
-        read that is larger than what is left of it and than `least`. None where that is not
-        compiled."""
+        """Return how many of the first rising offsets lie in cached reads, and their batches as
+        members get them (`Batches.thinned`).
+
+        Stop when `room` is used up, and at a read that is larger than the rest of it and than
+        `least`. Return none if the loops are not compiled.
+        """
         if compiled.native is None or not self._reads:
             return 0, memoryview(b"")
         taken, data = compiled.native.gathered(list(self._reads), offsets, room, least)
         return taken, memoryview(data)
 
     def apart(self, offsets: list[int]) -> list[tuple[list[int], Batches]]:
-        """Rising offsets that were `gathered`, by the reads that hold them."""
+        """Return `gathered` offsets by the reads that contain them."""
         found = []
         while offsets:
             batches, _ = self.find(offsets[0])
@@ -67,7 +69,8 @@ class ReadCache:
         return found
 
     def find(self, offset: int) -> tuple[Batches | None, int | None]:
-        """The read that holds an offset; without one, where the first one behind it begins."""
+        """Return the read that contains an offset; without one, the begin of the next batch behind
+        it."""
         for batches in self._reads:
             if offset <= batches.lasts[-1]:
                 at = bisect_left(batches.lasts, offset)

@@ -1,8 +1,8 @@
-"""What a selective share partition has to know of single records: key, time and priority.
+"""Facts of single records for `selection`: key, due time and priority.
 
-A group with key order, delay or priority looks into the batches that the others leave as bytes.
-That happens once for each batch that enters the window: a record comes to four numbers, and nothing
-else of it is kept. A header that should hold a number and does not is as good as none, and counted.
+Only groups with key order, delay or priority decode batches, and each batch once, when it enters
+the window. A record becomes four numbers. A header without the expected number is ignored and
+counted.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ Fact = tuple[int, int, int, int]
 
 
 class HeaderReader:
-    """Reads the headers of a group's records; counts those that are none of the expected."""
+    """Reads the headers of a group's records, and counts invalid ones."""
 
     __slots__ = ("clamped", "delay_max_ms", "invalid", "now_ms", "priority_header")
 
     def __init__(self, delay_max_ms: int, priority_header: str) -> None:
-        #: Longest delay of the group; 0 where its records are not delayed.
+        #: Maximum delay of the group in milliseconds; 0 without delays.
         self.delay_max_ms = delay_max_ms
         self.priority_header = priority_header
-        #: The time of the look: what is due by then is not delayed. A batch may take several.
+        #: The time of the scan: records that are due by then are not delayed.
         self.now_ms = 0
         #: Headers that held no number, and delays beyond the maximum.
         self.invalid = self.clamped = 0
@@ -57,7 +57,7 @@ class HeaderReader:
     def read(
         self, found: tuple[tuple[str, bytes | None], ...], timestamp_ms: int
     ) -> tuple[int, int]:
-        """When a record is due (0 for now), and its priority."""
+        """Return the due time of a record (0 for now), and its priority."""
         at_ms = after_ms = priority = None
         for name, value in found:
             if self.delay_max_ms and name == DELIVER_AT:
@@ -74,8 +74,10 @@ class HeaderReader:
         return due_ms, min(max(priority or 0, 0), PRIORITY_MAX)
 
     def _within_maximum(self, due_ms: int, timestamp_ms: int) -> int:
-        """A delay beyond the maximum is cut to it. Counted from the record's timestamp, so that a
-        restart in between does not begin it anew."""
+        """Limit a due time to the maximum delay.
+
+        The limit counts from the record's timestamp, so that a restart does not extend it.
+        """
         if due_ms <= self.now_ms + self.delay_max_ms:
             return due_ms
         self.clamped += 1
@@ -93,10 +95,10 @@ class HeaderReader:
 
 
 def facts(data: Buffer, at: int, *, keys: bool, headers: HeaderReader | None) -> Iterator[Fact]:
-    """The records of the batch at `at`, in the order of the log. Raises `CorruptBatch`.
+    """Yield the facts of the batch at `at`, in log order. Raises `CorruptBatch`.
 
-    Key hashes are of this process alone: they are never persisted. `headers` is None where the
-    group needs none of them.
+    Key hashes differ between processes and are never persisted. `headers` is None if the group uses
+    no header.
     """
     header = read_header(data, at)
     body = records_body(data, at, header)
@@ -134,9 +136,11 @@ def facts(data: Buffer, at: int, *, keys: bool, headers: HeaderReader | None) ->
 
 
 def key_hashes(data: bytes, at: int, end: int) -> list[int] | None:
-    """Key hashes of the batch in `data[at:end]`, one an offset, as `facts` gives them where nothing
-    else of the records is wanted, in a fourth of the time. None where offsets are missing, or the
-    batch is corrupt: `facts` tells."""
+    """Return the key hashes of the batch in `data[at:end]`, one for each offset.
+
+    It takes a fourth of the time of `facts`. Return None if offsets are missing or the batch is
+    corrupt; then the caller uses `facts`.
+    """
     attributes, last_delta, count = _COUNTS.unpack_from(data, at + _COUNTS_AT)
     if count != last_delta + 1:
         return None
@@ -152,7 +156,7 @@ def key_hashes(data: bytes, at: int, end: int) -> list[int] | None:
     keys: list[int] = []
     append = keys.append
     try:
-        for twice in range(0, 2 * count, 2):  # Varints are left doubled: what is odd is negative.
+        for twice in range(0, 2 * count, 2):  # Zigzag values stay doubled: odd is negative.
             size = body[begin]
             if size < 0x80:
                 place = begin + 2
@@ -184,7 +188,7 @@ def key_hashes(data: bytes, at: int, end: int) -> list[int] | None:
 
 
 def _varint(body: bytes, at: int) -> tuple[int, int]:
-    """The zigzag varint at `at`, and the place behind it; one and two bytes are by far the most."""
+    """Return the zigzag varint at `at`, and the position behind it. Most have one or two bytes."""
     byte = body[at]
     if byte < 0x80:
         return (byte >> 1) ^ -(byte & 1), at + 1

@@ -23,18 +23,18 @@ from shoal.record.batch import CorruptBatch
 
 
 class Places(Protocol):
-    """Where records are put that were looked at."""
+    """Takes the scanned records."""
 
     def take_in(self, fact: Fact, now_ms: int) -> None:
-        """One record."""
+        """Take one record."""
 
     def take_in_new(self, first: int, keys: array[int]) -> None:
-        """Records that were never delivered, from `first` on, of which only the keys count."""
+        """Take new records from `first` on, of which only the keys matter."""
 
 
 class RecordScanner:
-    """How far one share partition was looked at. `keys` tells whether keys are wanted, `headers`
-    reads the headers where they are."""
+    """The progress of scanning one share partition. `keys` selects whether to read keys; `headers`
+    reads headers if they are needed."""
 
     __slots__ = ("_keys", "_open", "_open_last", "_share", "cursor", "headers")
 
@@ -42,19 +42,19 @@ class RecordScanner:
         self._share = share
         self._keys = keys
         self.headers = headers
-        #: What lies below has been looked at.
+        #: All offsets below have been scanned.
         self.cursor = share.start_offset
-        #: The rest of a batch that one look did not get through, and its last offset.
+        #: The rest of a partly scanned batch, and its last offset.
         self._open: Iterator[Fact] | None = None
         self._open_last = -1
 
     @property
     def is_open(self) -> bool:
-        """Whether a batch is half read: `resume` goes on with it, and no read is needed."""
+        """Whether a batch is partly scanned: `resume` continues it without a read."""
         return self._open is not None
 
     def next_offset(self) -> int:
-        """The offset to read the log from: behind the cursor, past what is complete."""
+        """Return the offset to read from: at the cursor, or behind complete records."""
         share, runs = self._share, self._share.runs
         self.cursor = max(self.cursor, share.start_offset)
         if self._open is None and self.cursor < runs.end:
@@ -68,7 +68,7 @@ class RecordScanner:
         return self.cursor
 
     def start_moved(self, start: int) -> None:
-        """What lay below an offset is gone from the log."""
+        """Skip offsets below `start`, which the log has lost."""
         if self._open is not None and self._open_last < start:
             self._open = None
         self.cursor = max(self.cursor, start)
@@ -82,8 +82,8 @@ class RecordScanner:
         settings: ShareSettings,
         changes: list[StateBatch],
     ) -> int:
-        """Look at what was read from `next_offset` on, up to about `budget` records: how many those
-        were. What was passed by is added to `changes`."""
+        """Scan about `budget` records of a read from `next_offset` on. Return their number, and add
+        what was passed by to `changes`."""
         share = self._share
         whole, taken = self._scan_keys(batches, places, budget)
         passed = iter(batches.passed_by)
@@ -91,7 +91,7 @@ class RecordScanner:
         for at in range(whole, len(batches) if taken < budget else whole):
             base, last = batches.bases[at], batches.lasts[at]
             while gap is not None and gap[0] <= max(base, self.cursor):
-                # A hole before this batch, or control batches: this one, or more.
+                # A hole before this batch, or control batches, perhaps this one.
                 self._pass_by(max(gap[0], self.cursor), gap[1], changes)
                 self.cursor = max(self.cursor, gap[1] + 1)
                 gap = next(passed, None)
@@ -108,8 +108,8 @@ class RecordScanner:
         return taken
 
     def _scan_keys(self, batches: Batches, places: Places, budget: int) -> tuple[int, int]:
-        """Look at the batches that come first, as far as the keys alone are wanted of them and the
-        window has them as new and without holes: how many batches and records that was."""
+        """Scan the first batches if only keys are needed and the window has them as new and without
+        holes. Return the numbers of batches and records."""
         share, runs, cursor = self._share, self._share.runs, self.cursor
         if not self._keys or self.headers is not None or batches.passed_by:
             return 0, 0
@@ -126,8 +126,8 @@ class RecordScanner:
         return whole, len(keys)
 
     def _keys_of(self, batches: Batches, budget: int) -> tuple[int, array[int]]:
-        """The key hashes from the cursor on of the batches that come first and end before the
-        budget does, as far as they can be told at once: how many batches, and the hashes."""
+        """Return the number of first batches that end within the budget, and their key hashes from
+        the cursor on."""
         bases, lasts, ends, cursor = batches.bases, batches.lasts, batches.ends, self.cursor
         whole, keys = 0, array("q")
         if compiled.native is not None:
@@ -151,7 +151,7 @@ class RecordScanner:
         settings: ShareSettings,
         changes: list[StateBatch],
     ) -> int:
-        """Go on with the batch that is open: how many of its records were looked at."""
+        """Continue the open batch. Return the number of scanned records."""
         assert self._open is not None
         scanned, cause = 0, None
         if self.headers is not None:
@@ -168,7 +168,7 @@ class RecordScanner:
             if scanned == budget:
                 return scanned
         except CorruptBatch:
-            # A batch that claims two billion offsets gets no letter for each.
+            # A batch that claims two billion offsets gets no dead letter for each.
             if settings.dead_letters and self._open_last - self.cursor < WHOLE_BATCH_OFFSETS_MAX:
                 cause = Cause.CORRUPT
         self._open = None

@@ -1,11 +1,11 @@
-"""The records of `__share_group_state` in Kafka's format: its own formatter prints them.
+"""The records of `__share_group_state` in Kafka's format: Kafka's own formatter prints them.
 
-A snapshot tells all of one share partition's state; an update tells what changed since. A null
-value under a snapshot's key is a tombstone: the share partition is no more. Types that this table
-lacks belong to newer brokers and are passed over on replay.
+A snapshot has the whole state of one share partition; an update has the changes since. A null value
+under a snapshot's key is a tombstone, which deletes the share partition's state. Unknown types
+belong to newer brokers and are skipped on replay.
 
-Groups with a retry back-off have one field more, told as a tag that Kafka's readers pass over (KIP-
-482): when records that came back are available again. Without it the bytes are Kafka's.
+Groups with a retry back-off have one additional field: when records are available again. It is a
+tag that Kafka's readers skip (KIP-482). Without it the bytes are Kafka's.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ class RecordType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ShareKey:
-    """What a share partition's state is kept under. `encoded` is how it stands in record keys,
-    behind the record type."""
+    """The key of a share partition's state. `encoded` follows the record type in record keys."""
 
     group_id: str
     topic_id: UUID
@@ -59,8 +58,8 @@ class ShareKey:
         object.__setattr__(self, "encoded", bytes(out))
 
     def coordinator_key(self) -> str:
-        """The name whose hash tells the partition of `__share_group_state` (KIP-932), and which
-        FindCoordinator takes: group, topic id in Kafka's base 64, partition."""
+        """Return the name whose hash selects the partition of `__share_group_state` (KIP-932), as
+        in FindCoordinator: group, topic id in Kafka's base 64, partition."""
         return f"{self.group_id}:{uuid_text(self.topic_id)}:{self.partition}"
 
 
@@ -90,7 +89,7 @@ _DELAYS = Column(
     ),
     tagged="0+",
     tag=1000,
-    default=[],  # Decoded as this very list, which nobody may change.
+    default=[],  # Decoded as this list object, which must not be changed.
 )
 _SNAPSHOT = Message(
     "ShareSnapshotValue",
@@ -132,7 +131,7 @@ _COMPLETE_HEAD = b"\x01\x00\x04"
 
 
 class Update(NamedTuple):
-    """The fields of an update; `start_offset` and the count are -1 where they don't change."""
+    """The fields of an update. Start offset and count are -1 if they do not change."""
 
     snapshot_epoch: int
     leader_epoch: int
@@ -151,7 +150,7 @@ class Decoded(NamedTuple):
 
 
 def key_bytes(kind: RecordType, key: ShareKey) -> bytes:
-    """The encoded key of a record."""
+    """Return the encoded key of a record."""
     return _INT16.pack(kind) + key.encoded
 
 
@@ -168,7 +167,7 @@ def snapshot(
     state_batches: Sequence[StateBatch],
     delays: Sequence[Delay] = (),
 ) -> Record:
-    """A snapshot record; timestamps in epoch milliseconds."""
+    """Return a snapshot record. Timestamps are epoch milliseconds."""
     out = bytearray(_INT16.pack(_VERSION))
     fields = {
         "snapshot_epoch": snapshot_epoch,
@@ -185,7 +184,8 @@ def snapshot(
 
 
 def update_value(update: Update) -> bytes:
-    """The value of an update record. Written at every acknowledgement, so laid out by hand."""
+    """Return the value of an update record. It is encoded by hand, since each acknowledgement
+    writes one."""
     if update.delays:
         return _update_value_with_delays(update)
     out = bytearray(_UPDATE_HEAD.pack(_VERSION, *update[:3]))
@@ -230,9 +230,9 @@ def _ranges(batches: Sequence[StateBatch], waits: Sequence[Delay]) -> dict[str, 
 
 
 def read_update(value: bytes) -> Update | None:
-    """An update's fields; None for a version of the future or bytes that are no update.
+    """Return the fields of an update, or None for an unknown version or invalid bytes.
 
-    What `update_value` writes is taken apart by hand; anything else goes through the layout.
+    Values of `update_value` are decoded by hand; others by the layout.
     """
     if len(value) > _UPDATE_HEAD.size:
         version, snapshot_epoch, leader_epoch, start_offset = _UPDATE_HEAD.unpack_from(value)
@@ -266,12 +266,12 @@ def read_update(value: bytes) -> Update | None:
 
 
 def tombstone(key: ShareKey) -> Record:
-    """The record that ends a share partition."""
+    """Return the record that deletes a share partition's state."""
     return Record(key_bytes(RecordType.SHARE_SNAPSHOT, key), None)
 
 
 def decode(record: Record) -> Decoded | None:
-    """A record's fields; None for a type or version of the future, or bytes that are no record."""
+    """Return the fields of a record, or None for an unknown type or version, or invalid bytes."""
     try:
         kind = RecordType(_INT16.unpack_from(record.key)[0])
         fields, _ = compiler.reader(_KEY.at(_VERSION))(memoryview(record.key), _INT16.size)
@@ -295,7 +295,7 @@ def _read_value(kind: RecordType, value: bytes) -> dict[str, Any] | None:
 
 
 def state_batches(value: Mapping[str, Any]) -> list[StateBatch]:
-    """The state batches of a decoded value."""
+    """Return the state batches of a decoded value."""
     return [
         (x["first_offset"], x["last_offset"], x["delivery_state"], x["delivery_count"])
         for x in value["state_batches"]
@@ -303,7 +303,7 @@ def state_batches(value: Mapping[str, Any]) -> list[StateBatch]:
 
 
 def delays(value: Mapping[str, Any]) -> tuple[Delay, ...]:
-    """The waits that a decoded value tells of."""
+    """Return the delays of a decoded value."""
     return tuple(
         (x["first_offset"], x["last_offset"], x["delivery_count"], x["available_timestamp"])
         for x in value["delays"]

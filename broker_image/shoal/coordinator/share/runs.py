@@ -1,13 +1,12 @@
-"""A stretch of offsets cut into runs that share one state: the window of a share partition.
+"""The window of a share partition as runs of offsets with one state.
 
-The window covers `[start, end)` without holes. Its runs lie in parallel columns, so a window whose
-records are all alike costs one row, and one that is as mixed as can be costs `ROW_SIZE` bytes a
-record, whatever the batches were that brought the records in. There is one rule for whole batches
-and single offsets alike: cut the window where a change begins and ends, change the rows between,
-and join rows that have become equal.
+The window covers `[start, end)` without holes. Its runs are rows in parallel columns. A window of
+equal records costs one row; the worst case costs `ROW_SIZE` bytes a record. Record batches do not
+matter. Every change follows one rule: cut the window where the change begins and ends, change the
+rows between, and join rows that are equal.
 
 Invariants: `firsts` rises strictly and begins at the window's start; an empty window has no rows;
-no two neighbours are equal in all columns. Pure data: what a state means is told by `states`.
+no two neighbours are equal in all columns. `states` defines the states.
 """
 
 from __future__ import annotations
@@ -33,8 +32,11 @@ ROW_SIZE = 8 + 1 + 1 + 4 + 4
 
 
 class Runs:
-    """The columns. `locks` holds acquisition lock numbers, 0 for none; `pieces` the number of
-    offsets that the record's last delivery put into one piece, 0 where that is not of interest."""
+    """The columns of a window.
+
+    `locks` has acquisition lock numbers, 0 for none. `pieces` has the number of offsets in the
+    piece of the last delivery, 0 if it does not matter.
+    """
 
     __slots__ = ("counts", "end", "firsts", "locks", "pieces", "states")
 
@@ -52,19 +54,19 @@ class Runs:
 
     @property
     def start(self) -> int:
-        """The first offset in the window, and `end` while it is empty."""
+        """The first offset of the window, or `end` if it is empty."""
         return self.firsts[0] if self.firsts else self.end
 
     def last(self, row: int) -> int:
-        """The last offset of a row."""
+        """Return the last offset of a row."""
         return (self.firsts[row + 1] if row + 1 < len(self.firsts) else self.end) - 1
 
     def row_of(self, offset: int) -> int:
-        """The row that holds `offset`, which lies in the window."""
+        """Return the row of `offset`, which is in the window."""
         return bisect_right(self.firsts, offset) - 1
 
     def append(self, last: int, state: int, count: int = 0, lock: int = 0, piece: int = 0) -> None:
-        """Lengthen the window up to and with `last`."""
+        """Extend the window through `last`."""
         rows = len(self.firsts)
         if not (
             rows
@@ -77,7 +79,7 @@ class Runs:
         self.end = last + 1
 
     def cut(self, offset: int) -> int:
-        """Make a row begin at `offset` of `[start, end]`, and return it (`len` for the end)."""
+        """Make a row begin at `offset` in `[start, end]`. Return it, or `len` for the end."""
         row = bisect_left(self.firsts, offset)
         if row == len(self.firsts):
             if offset == self.end:
@@ -96,13 +98,15 @@ class Runs:
         return row
 
     def cut_out(self, first: int, last: int) -> range:
-        """The rows of those of some offsets that the window has, with borders of their own; none
-        where it has none of them. Who has changed them joins them again."""
+        """Return the rows of the offsets `[first, last]` in the window, cut at both ends.
+
+        The caller joins the rows again after its change.
+        """
         first, last = max(first, self.start), min(last, self.end - 1)
         return range(self.cut(first), self.cut(last + 1)) if first <= last else range(0)
 
     def join(self, row: int, past: int) -> None:
-        """Join rows that are equal, among `[row - 1, past]`, both ends as far as they exist."""
+        """Join equal neighbours among the rows `[row - 1, past]` that exist."""
         firsts, states, counts, locks, pieces = self.columns()
         for at in range(min(past, len(firsts) - 1), max(row, 1) - 1, -1):
             above = at - 1
@@ -115,15 +119,17 @@ class Runs:
                 del firsts[at], states[at], counts[at], locks[at], pieces[at]
 
     def rewrite(self, edits: Sequence[Edit], change: Change) -> bool:
-        """Change rising offsets, which begin in the window and end in it, in one pass: False, and
-        nothing is changed, as soon as `change` gives None. It is given an edit, the first and last
-        of its offsets that are in one row, and that row's state, count, lock and piece, and gives
-        what they become. That takes a third of the time of cutting and joining for each edit."""
+        """Change rising offsets of the window in one pass.
+
+        `change` gets an edit, the first and last of its offsets in one row, and the row's state,
+        count, lock and piece. It returns their new values. If it returns None, this returns False
+        and nothing is changed. It takes a third of the time of cutting and joining for each edit.
+        """
         firsts, states, counts, locks, pieces = self.columns()
         rows, end = len(firsts), self.end
         stretches: list[_Stretch] = []
         made: _Stretch | None = None
-        row, at, past = -1, 0, edits[0][0]  # What is left of the row is [at, past).
+        row, at, past = -1, 0, edits[0][0]  # The rest of the row is [at, past).
         value: Row = (0, 0, 0, 0)
         for edit in edits:
             first, last = edit[0], edit[1]
@@ -180,7 +186,7 @@ class Runs:
         locks: bytes,
         pieces: bytes,
     ) -> None:
-        """Put rows, as the bytes of their columns, into the place of rows `begin` to `past`."""
+        """Replace the rows from `begin` to `past` by rows given as the bytes of their columns."""
         self.firsts[begin:past] = array("q", firsts)
         self.states[begin:past], self.counts[begin:past] = states, counts
         self.locks[begin:past], self.pieces[begin:past] = array("I", locks), array("I", pieces)
@@ -191,18 +197,18 @@ class Runs:
         del self.locks[:rows], self.pieces[:rows]
 
     def truncate(self, end: int) -> None:
-        """Move the window's end back to `end`, which is not below its start."""
+        """Move the window's end back to `end`, which is not below the start."""
         rows = self.cut(end)
         del self.firsts[rows:], self.states[rows:], self.counts[rows:]
         del self.locks[rows:], self.pieces[rows:]
         self.end = end
 
     def size_bytes(self) -> int:
-        """Memory that the columns hold."""
+        """Return the memory of the columns."""
         return sum(column.__sizeof__() for column in self.columns())
 
     def columns(self) -> tuple[array[int], bytearray, bytearray, array[int], array[int]]:
-        """First offsets, states, delivery counts, locks and pieces."""
+        """Return first offsets, states, delivery counts, locks and pieces."""
         return self.firsts, self.states, self.counts, self.locks, self.pieces
 
     def _insert(self, row: int, first: int, state: int, count: int, lock: int, piece: int) -> None:
@@ -214,7 +220,7 @@ class Runs:
 
 
 class _Stretch:
-    """Rows that take the place of some, while a window is rewritten."""
+    """New rows for a part of a window that is being rewritten."""
 
     __slots__ = ("_begin", "_firsts", "_past", "_values", "previous")
 
@@ -225,14 +231,14 @@ class _Stretch:
         self._values: list[Row] = []
 
     def put(self, first: int, value: Row) -> None:
-        """Add a row, or what makes the one before it longer."""
+        """Add a row, or extend the one before it."""
         if value != self.previous:
             self.previous = value
             self._firsts.append(first)
             self._values.append(value)
 
     def end(self, runs: Runs, row: int, at: int, past: int) -> None:
-        """The rest of the last row, and the row behind it, which may join."""
+        """Add the rest of the last row, or the row behind it, which may join."""
         if at < past:
             self.put(at, runs._row(row))
         elif row + 1 < len(runs):
@@ -241,7 +247,7 @@ class _Stretch:
         self._past = row + 1
 
     def replace(self, runs: Runs) -> None:
-        """Put the new rows into their place."""
+        """Replace the old rows."""
         begin, past = self._begin, self._past
         runs.firsts[begin:past] = array("q", self._firsts)
         columns = zip(*self._values, strict=True) if self._values else ((),) * 4

@@ -1,14 +1,14 @@
-"""Which records of a share partition a fetch gets where the order of the log is not all there is:
-with key order, delay and priority. A policy beside the state machine, for groups that ask for it;
-the others have `acquisition`, and none of this.
+"""Chooses the records of a fetch in groups with key order, delay or priority.
 
-Records are scanned once, in the order of the log and a bounded number at a time
-(`record_scanner`). From then on each record that is not complete is in one place:
+It is a policy beside the state machine. Other groups use `acquisition` and none of this.
 
-* `_delayed`, until its time has come;
-* behind others of its key (`key_queues`), where its key is held;
-* available (`available_queue`), a heap of what may be acquired: records without a key, and the
-  first of each key that is free. A fetch takes from its top and never searches past what is held;
+Records are scanned once, in log order and in bounded steps (`record_scanner`). From then on, each
+incomplete record is in one place:
+
+* `_delayed`, until it is due;
+* behind other records of its key (`key_queues`), while the key is held;
+* available (`available_queue`), in a heap of records without a key and of the first record of each
+  free key. A fetch takes from the top, and never searches behind held records;
 * held, while a member has it.
 
 A key is held while any of its records is acquired, and while its first incomplete record is not
@@ -17,9 +17,9 @@ its key while its dead letter is not yet written, or is neither redriven nor ski
 the key stays held after a release, an expired lock or a dead member, and its earliest record always
 comes next. A HOLDS_KEY record without a key, or gone from the log, is freed.
 
-In the window all of these are AVAILABLE, WAITING or ACQUIRED as without this. Nothing is persisted
-beyond that: after a restart the log tells it anew, of what is not complete alone. The same goes for
-a group whose configs change. Entries of the heaps may be outdated: who takes one checks it.
+In the window, all these records are AVAILABLE, WAITING or ACQUIRED. Nothing else is persisted.
+After a restart, or if the group's configs change, incomplete records are scanned again. Entries of
+the heaps may be outdated, so each is checked when it is taken.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from shoal.coordinator.share.states import ACQUIRED, ARCHIVING, AVAILABLE, HOLDS
 
 #: First offset, last offset, delivery count.
 Range = tuple[int, int, int]
-#: Entries of the heap of ready records that are checked one by one, to count those that are true.
-READY_CHECKED_MAX = 100
-#: Delayed records that are counted as due at a time: some milliseconds of work at every scrape.
+#: Up to this many entries of the heap are checked one by one for an exact count.
+QUEUED_CHECKED_MAX = 100
+#: Delayed records that one scrape counts as due: a few milliseconds of work.
 DUE_COUNTED_MAX = 20_000
-#: Records held back whose followers of the same key are counted too; beyond it only themselves.
+#: Up to this many held-back records, their followers of the same key are counted too.
 HELD_BACK_FOLLOWED_MAX = 1000
 
 
 class Selection:
-    """What is known of one share partition's records that are not complete."""
+    """The incomplete records of one share partition, in the order in which they may be acquired."""
 
     __slots__ = (
         "_blind_until",
@@ -74,44 +74,45 @@ class Selection:
 
     def __init__(self, share: SharePartition, policy: SelectionPolicy) -> None:
         self.policy = policy
-        #: Bounds what one fetch gets, where keys collide.
+        #: Limits the records of one fetch if keys collide.
         self.fetch_limit = FetchLimit()
-        #: What was read last to look at it.
+        #: The last reads of the scanner.
         self.read_cache = ReadCache()
         self._share = share
         wanted = policy.delay_max_ms or policy.priority_header
         headers = HeaderReader(policy.delay_max_ms, policy.priority_header) if wanted else None
         self._scanner = RecordScanner(share, keys=policy.key_order, headers=headers)
-        #: Members hold records whose keys are not known yet: nothing is acquired before this.
+        #: Nothing is acquired below this offset until it is scanned: members hold records there.
         self._blind_until = share.end_offset if share.locks.live else 0
         self.keys = key_queues()
         self._queue = AvailableQueue(policy)
         self._delayed: set[int] = set()
         self._delayed_heap: list[int] = []
-        #: HOLDS_KEY records that were found to have no key.
+        #: HOLDS_KEY records without a key.
         self._keyless: list[int] = []
 
     # Facts for the shell.
 
     @property
     def delayed(self) -> int:
-        """Records whose time has not come."""
+        """The number of records that are not due."""
         return len(self._delayed)
 
     @property
-    def ready(self) -> int:
-        """About how many records may be acquired."""
+    def queued(self) -> int:
+        """The approximate number of records that may be acquired."""
         return len(self._queue)
 
     @property
     def held_by_key(self) -> int:
-        """Records that wait for another of their key: one before them or, where several of a key
-        were acquired at once, for the rest of those."""
+        """The number of records that wait for another record of their key: an earlier one, or the
+        rest of several that were acquired together."""
         return self.keys.waiting_records
 
     @property
     def keys_held(self) -> int:
-        """Keys that dead-lettered records hold; each of those counts that was not looked at."""
+        """The number of keys that dead-lettered records hold. A record that was not scanned counts
+        as a key."""
         key_of = self.keys.key_of
         return len({key_of(at) or ("offset", at) for at in self._dead_letters()})
 
@@ -121,35 +122,35 @@ class Selection:
         return self.keys.waiting_behind(self._dead_letters())
 
     def _dead_letters(self) -> Iterator[int]:
-        """The offsets that are HOLDS_KEY."""
+        """Yield the HOLDS_KEY offsets."""
         for first, last, _ in self._share.key_holder_ranges():
             yield from range(first, last + 1)
 
     @property
     def blocked_by_key_holders(self) -> bool:
-        """Whether so many dead-lettered records hold their keys that nothing is delivered."""
+        """Whether so many dead-lettered records hold keys that nothing is delivered."""
         return self._share.key_holders >= self.policy.dead_letters_held_max
 
     def is_keyless(self, offset: int) -> bool:
-        """Whether a record is known to have no key."""
+        """Whether a record was scanned and has no key."""
         return self.policy.key_order and offset < self.cursor and self.keys.key_of(offset) is None
 
     @property
     def next_due_ms(self) -> int | None:
-        """When the next delay ends."""
+        """The time when the next delay ends."""
         heap, delayed = self._delayed_heap, self._delayed
         while heap and heap[0] & OFFSET_MASK not in delayed:
             heapq.heappop(heap)
         return heap[0] >> OFFSET_BITS if heap else None
 
     def available(self, limit: int) -> int:
-        """Return how many records below offset `limit` a fetch could get, were there no bound.
+        """Return the number of records below `limit` that a fetch without a limit could get.
 
-        Records that were not looked at count, unless nothing further is looked at. Beyond
-        `READY_CHECKED_MAX` ready records the number may be a little too high.
+        Records that were not scanned count, unless the scan is stopped. Beyond `QUEUED_CHECKED_MAX`
+        available records the number may be slightly too high.
         """
         ready = len(self._queue)
-        if ready <= READY_CHECKED_MAX:
+        if ready <= QUEUED_CHECKED_MAX:
             row_to_take = self._row_to_take
             ready = sum(row_to_take(at) is not None for at in self._queue.offsets())
         return ready + (max(0, limit - self.cursor) if self.full() is None else 0)
@@ -191,8 +192,8 @@ class Selection:
         return due
 
     def _followers_held_back(self) -> list[tuple[int, int]]:
-        """Due times (epoch ms) of records that hold their key back, with the number of records
-        behind each that are neither delayed nor in back-off themselves."""
+        """Return the due times (epoch ms) of records that hold their key back, and the number of
+        records behind each that are neither delayed nor in back-off."""
         due_ms_of = {e & OFFSET_MASK: e >> OFFSET_BITS for e in self._delayed_heap}
         due_ms_of = {at: due_ms for at, due_ms in due_ms_of.items() if at in self._delayed}
         for lock in self._share.waits.live.values():
@@ -206,8 +207,10 @@ class Selection:
         ]
 
     def in_flight(self) -> int:
-        """Records that count against `share.partition.max.record.locks`: acquired, in retry
-        back-off, or waiting for their dead letter. What is held back does not."""
+        """Return the number of records that count against `share.partition.max.record.locks`:
+        acquired, in back-off, or waiting for their dead letter. Records that are held back do not
+        count.
+        """
         share = self._share
         count = share.backing_off + sum(lock.records for lock in share.locks.live.values())
         if ARCHIVING in share.runs.states:
@@ -215,7 +218,7 @@ class Selection:
         return count
 
     def full(self) -> str | None:
-        """Why no further records are looked at, as the config that says so; None if they are."""
+        """Return the config that stops the scan, or None."""
         policy = self.policy
         if policy.delay_max_ms and len(self._delayed) >= policy.delayed_max:
             return "share.delay.max.records"
@@ -224,7 +227,7 @@ class Selection:
         return None
 
     def needs_scan(self, records: int, limit: int) -> bool:
-        """Whether a fetch of so many records has to know more of the log below `limit`."""
+        """Whether a fetch of `records` records has to scan more of the log below `limit`."""
         if self.cursor >= limit:
             return False
         if self.cursor < self._blind_until:
@@ -234,28 +237,28 @@ class Selection:
         return len(self._queue) < records and self.full() is None
 
     def may_choose(self) -> bool:
-        """Whether something can be acquired, as far as is known."""
+        """Whether any record can be acquired, as far as it is known."""
         return bool(self._queue) and self.cursor >= self._blind_until
 
-    # Looking at records.
+    # Scanning.
 
     @property
     def cursor(self) -> int:
-        """What lies below has been looked at."""
+        """The offset below which all records were scanned."""
         return self._scanner.cursor
 
     @property
     def headers(self) -> HeaderReader | None:
-        """The reader of headers, for groups with delay or priority."""
+        """The reader of headers, in groups with delay or priority."""
         return self._scanner.headers
 
     @property
     def is_open(self) -> bool:
-        """Whether a batch is half read: `look` goes on with it, and no read is needed."""
+        """Whether a batch is partly scanned: `scan` resumes it without a read."""
         return self._scanner.is_open
 
     def next_scan_offset(self) -> int:
-        """The offset to read the log from."""
+        """Return the offset to read the log from."""
         return self._scanner.next_offset()
 
     def scan(
@@ -279,18 +282,17 @@ class Selection:
         return taken, changes
 
     def take_in_new(self, first: int, keys: array[int]) -> None:
-        """Put records that were never delivered into their places, from `first` on, of which the
-        keys are known and nothing else is to be."""
+        """Add new records from `first` on, of which only the keys matter."""
         self.keys.put_new(first, keys, self._queue.entries)
 
     def take_in(self, fact: Fact, now_ms: int) -> None:
-        """Put a record, which the window holds, into its place."""
+        """Add a record of the window."""
         offset, key, due_ms, priority = fact
         runs = self._share.runs
         firsts = runs.firsts
         if not firsts or offset < firsts[0]:
             return
-        # Most of what is looked at is new, and in the last row.
+        # Most scanned records are new, and in the last row.
         state = runs.states[-1 if offset >= firsts[-1] else runs.row_of(offset)]
         if state != AVAILABLE:
             if not key and state == HOLDS_KEY:
@@ -312,18 +314,18 @@ class Selection:
             self._queue.push(offset, now_ms)
 
     def _holds_key(self, state: int) -> bool:
-        """Whether a record in `state`, which is not acquired, keeps its key from going on."""
+        """Whether a record in `state`, which is not acquired, holds its key."""
         if state in (ARCHIVING, HOLDS_KEY):
             return self.policy.key_held_by_dead_letter
         return not is_terminal(state)
 
-    # What becomes of records.
+    # Changes of records.
 
     def changed(self, changes: Sequence[StateBatch], now_ms: int) -> None:
-        """Members gave records back, or dead letters were written: what became of them."""
+        """Follow state changes: members gave records back, or dead letters were written."""
         self._changed(changes, now_ms)
         if self._share.start_offset >= self.cursor:
-            self.read_cache.clear()  # Nothing that was looked at is left.
+            self.read_cache.clear()  # No scanned record is left.
 
     def _changed(self, changes: Sequence[StateBatch], now_ms: int) -> None:
         keys, ready, runs = self.keys, self._queue, self._share.runs
@@ -349,25 +351,25 @@ class Selection:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether keys are all there is to a record."""
+        """Whether the group has key order alone."""
         policy = self.policy
         return policy.key_order and not self._delayed and not policy.priority_header
 
     def _end(self, offsets: Iterable[int], touched: dict[int, None]) -> None:
-        """Forget records that are complete."""
+        """Remove complete records."""
         self._queue.end(offsets)
         if self._delayed:
             self._delayed.difference_update(offsets)
         self.keys.end(offsets, touched)
 
     def available_again(self, ranges: Iterable[tuple[int, int]], now_ms: int) -> None:
-        """Waits in retry back-off have ended."""
+        """Add records whose back-off has ended."""
         for first, last in ranges:
             for offset in range(first, min(last, self.cursor - 1) + 1):
                 self._may_go_on(offset, now_ms)
 
     def _may_go_on(self, offset: int, now_ms: int) -> None:
-        """A record waits for nothing but its key."""
+        """Make a record available if its key is free."""
         key = self.keys.key_of(offset)
         if key is None:
             self._queue.push(offset, now_ms)
@@ -375,7 +377,7 @@ class Selection:
             self._offer(key, now_ms)
 
     def end_delays(self, now_ms: int) -> bool:
-        """Make ready what has been delayed long enough: whether there was any."""
+        """Make records available whose delay is over. Return whether there were any."""
         heap, found = self._delayed_heap, False
         while heap and heap[0] >> OFFSET_BITS <= now_ms:
             offset = heapq.heappop(heap) & OFFSET_MASK
@@ -386,7 +388,7 @@ class Selection:
         return found
 
     def log_start_moved(self, now_ms: int) -> None:
-        """What lay below the window's start is gone from the log."""
+        """Remove records below the window's start."""
         start = self._share.start_offset
         self._delayed = {offset for offset in self._delayed if offset >= start}
         self._queue.start_moved(start)
@@ -397,7 +399,7 @@ class Selection:
         self._scanner.start_moved(start)
 
     def _offer(self, key: int, now_ms: int) -> None:
-        """Make the first record of a key ready, if the key is free."""
+        """Make the first record of a key available, if the key is free."""
         first = self.keys.first_of(key)
         if first is not None and first not in self._delayed:
             runs = self._share.runs
@@ -409,10 +411,11 @@ class Selection:
     def choose(
         self, records: int, settings: ShareSettings, now_ms: int
     ) -> tuple[list[int], list[StateBatch]]:
-        """Take up to so many offsets that may be acquired, the most urgent ones, in the order of
-        the log; and what was given up because the delivery limit was lowered, to be persisted.
+        """Choose up to `records` available offsets, the most urgent ones, and return them in log
+        order.
 
-        Near the limit a record is delivered alone, as `acquisition` has it, but without halves.
+        Also return the changes to persist of records that reached a lowered delivery limit. Near
+        the limit a record is delivered alone, as in `acquisition`, but without halves.
         """
         chosen: list[int] = []
         changes: list[StateBatch] = []
@@ -446,7 +449,7 @@ class Selection:
         return chosen, changes
 
     def _row_to_take(self, offset: int) -> int | None:
-        """Where the window has the offset of an entry of the heap; None if that is outdated."""
+        """Return the row of an entry of the heap, or None if the entry is outdated."""
         runs = self._share.runs
         if offset < runs.start or self.keys.is_held(offset) or offset in self._delayed:
             return None
@@ -454,7 +457,7 @@ class Selection:
         return row if runs.states[row] == AVAILABLE and self.keys.is_free(offset) else None
 
     def _take_followers(self, first: int, chosen: list[int], records: int, splitting: int) -> None:
-        """Take what follows with the same key, as far as it goes to one member at once."""
+        """Choose the next records of the same key, as far as one member may get them at once."""
         runs = self._share.runs
         for offset in self.keys.followers(first, self.policy.key_batch - 1):
             row = runs.row_of(offset)
@@ -470,15 +473,17 @@ class Selection:
             chosen.append(offset)
 
     def put_back(self, offsets: Iterable[int], now_ms: int) -> None:
-        """What was chosen last is not acquired after all, and has waited all the same."""
+        """Return chosen records that are not acquired; they keep the time that they have waited."""
         back = list(offsets)
         for offset in back:
             self._queue.restore(offset)
         self.changed([(o, o, AVAILABLE, 0) for o in back], now_ms)
 
     def lock_new(self, chosen: list[int], number: int, read: Iterable[Batches]) -> list[Range]:
-        """`lock` of all that was chosen at once: its ranges; none, and nothing has happened, where
-        some of it was delivered before, or something is to be passed by."""
+        """Lock all chosen offsets at once, and return their ranges.
+
+        Return none, and change nothing, if some were delivered before or are to be passed by.
+        """
         if not chosen or any(batches.passed_by for batches in read):
             return []
         ranges = ranges_of(chosen)
@@ -492,10 +497,10 @@ class Selection:
         settings: ShareSettings,
         now_ms: int,
     ) -> tuple[list[Range], list[StateBatch]]:
-        """Lock chosen offsets, whose `batches` have been read, under `number`: first offset, last,
-        and delivery count of each range, and what was passed by, to be persisted.
+        """Lock chosen offsets under `number`. `batches` are the ones that were read for them.
 
-        What the log no longer has is passed by, and a batch that comes back corrupt.
+        Return first offset, last offset and delivery count of each range, and the changes to
+        persist. Offsets that the log has lost, and corrupt redelivered batches, are passed by.
         """
         share, runs = self._share, self._share.runs
         changes: list[StateBatch] = []
@@ -529,13 +534,13 @@ def open_lock(
     records: Sequence[Range],
     held: int,
 ) -> None:
-    """Let the lock of acquired ranges, which have so many records, run."""
+    """Start the lock of acquired ranges with `records` records."""
     lock = Lock(member_id, deadline_ms, first=records[0][0], last=records[-1][1], records=held)
     share.locks.open(number, lock)
 
 
 def encoded(ranges: Sequence[Range]) -> bytes:
-    """Ranges as they lie in the answer to a fetch; empty where that is left to who writes it."""
+    """Return ranges encoded for the answer to a fetch; empty if the caller encodes them."""
     if compiled.native is None or type(ranges) is not list:
         return b""
     made: bytes = compiled.native.acquired(ranges)
@@ -543,7 +548,7 @@ def encoded(ranges: Sequence[Range]) -> bytes:
 
 
 def ranges_of(offsets: list[int]) -> list[Range]:
-    """Rising offsets as ranges without holes, each with a 1: what they are as new deliveries."""
+    """Return rising offsets as ranges without holes, each with 1, its delivery count."""
     if compiled.native is not None:
         return compiled.native.ranges(offsets)
     ranges: list[Range] = []

@@ -1,10 +1,9 @@
-"""Share sessions: which partitions a member fetches, told once and not with every request (KIP-932,
-after KIP-227's fetch sessions).
+"""Share sessions: the partitions that a member fetches, sent once (KIP-932, after KIP-227).
 
-A session belongs to a member of a group on one broker. Epoch 0 opens it, with all partitions; each
-further request carries the next epoch and tells only what changed; epoch -1 closes it. A request
-with another epoch is refused: it is a duplicate, or one got lost. Sessions are soft state; the
-member opens a new one when the broker does not know it.
+A session belongs to a member of a group on one broker. Epoch 0 opens it with all partitions. Each
+further request carries the next epoch and the changes only; epoch -1 closes it. A request with
+another epoch is refused: it is a duplicate, or one was lost. Sessions are soft state; a member
+opens a new one if the broker has none.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ TopicPartition = tuple[UUID, int]
 
 
 class ShareSession:
-    """One member's session. `partitions` are in the order told; True marks one whose next result is
-    news whatever it is: it has just been added, or failed last time."""
+    """One member's session. `partitions` keep their order; True marks one whose next result is
+    always sent: it is new, or failed last time."""
 
     __slots__ = ("connection_id", "epoch", "group_id", "member_id", "partitions", "reassigned")
 
@@ -32,10 +31,10 @@ class ShareSession:
         self.group_id = group_id
         self.member_id = member_id
         self.connection_id = connection_id
-        #: The epoch that the next request has to carry.
+        #: The epoch of the next request.
         self.epoch = 1
         self.partitions: dict[TopicPartition, bool] = {}
-        #: The member reads other partitions from now on: its waiting fetch is to be answered.
+        #: Whether the member has other partitions now, so that its waiting fetch is to be answered.
         self.reassigned = False
 
 
@@ -46,9 +45,9 @@ class ShareSessions:
         self.limit = limit
         self._sessions: dict[tuple[str, str], ShareSession] = {}
         self._members: dict[str, int] = {}
-        #: The client.id of members, by session and beyond its end, the newest last.
+        #: The client.id of members, also after their sessions, the newest last.
         self._client_ids: dict[tuple[str, str], str] = {}
-        #: Sessions ended because their connection was lost.
+        #: Sessions that ended with a lost connection.
         self.evictions_total = 0
 
     def __len__(self) -> int:
@@ -63,11 +62,11 @@ class ShareSessions:
         return sum(len(session.partitions) for session in self._sessions.values())
 
     def members_of(self, group_id: str) -> int:
-        """How many sessions a group has."""
+        """Return the number of sessions of a group."""
         return self._members.get(group_id, 0)
 
     def get(self, group_id: str, member_id: str) -> ShareSession | None:
-        """A member's session."""
+        """Return a member's session."""
         return self._sessions.get((group_id, member_id))
 
     def open(
@@ -78,7 +77,7 @@ class ShareSessions:
         partitions: Iterable[TopicPartition],
         client_id: str = "",
     ) -> ShareSession:
-        """Open a member's session, in place of the one it may have.
+        """Open a member's session, in place of an earlier one.
 
         Raises SHARE_SESSION_LIMIT_REACHED.
         """
@@ -100,12 +99,15 @@ class ShareSessions:
         return session
 
     def client_id(self, group_id: str, member_id: str) -> str:
-        """A member's client.id, also when its session has ended not long ago; "" if unknown."""
+        """Return a member's client.id, also for a while after its session; "" if unknown."""
         return self._client_ids.get((group_id, member_id), "")
 
     def next(self, group_id: str, member_id: str, epoch: int) -> ShareSession:
-        """The session of a request that carries `epoch`, not 0; moves on to the next epoch unless
-        it is the final one. Raises SHARE_SESSION_NOT_FOUND, INVALID_SHARE_SESSION_EPOCH."""
+        """Return the session of a request with `epoch`, not 0, and advance it unless the epoch is
+        final.
+
+        Raises SHARE_SESSION_NOT_FOUND, INVALID_SHARE_SESSION_EPOCH.
+        """
         session = self._sessions.get((group_id, member_id))
         if session is None:
             raise ApiError(

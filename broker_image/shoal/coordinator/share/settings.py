@@ -1,6 +1,6 @@
-"""What a group's configs say about its share partitions (KIP-932, KIP-1240).
+"""Group configs of share partitions (KIP-932, KIP-1240).
 
-Settings are looked up at each use, so that a changed config holds from the next request on.
+Settings are looked up at each use, so a changed config applies to the next request.
 """
 
 from __future__ import annotations
@@ -16,28 +16,27 @@ _SPLITTING_LIMIT_MIN = 3
 
 
 class SelectionPolicy(NamedTuple):
-    """What a group asks for beyond the order of the log: key order, delay, priority (`selection`).
-    Each is off by its default here."""
+    """Key order, delay and priority of a group (`selection`). Each is off by default."""
 
     #: `share.ordering` is `key`
     key_order: bool = False
-    #: `share.ordering.key.batch`: records of one key that one fetch may get.
+    #: `share.ordering.key.batch`: maximum records of one key in one fetch.
     key_batch: int = 1
     #: `share.ordering.key.dead.letter` is `hold`
     key_held_by_dead_letter: bool = False
-    #: `share.ordering.key.dead.letter.max.held`: records that may hold their keys so.
+    #: `share.ordering.key.dead.letter.max.held`: maximum records that hold their keys.
     dead_letters_held_max: int = 1000
-    #: `share.ordering.key.lookahead`: records that may be known and not delivered.
+    #: `share.ordering.key.lookahead`: maximum scanned records that are not delivered.
     lookahead: int = 100_000
-    #: `share.delay.max.ms`; 0 where records are not delayed.
+    #: `share.delay.max.ms`; 0 without delays.
     delay_max_ms: int = 0
-    #: `share.delay.max.records`: records that may be held back at a time.
+    #: `share.delay.max.records`: maximum delayed records at a time.
     delayed_max: int = 100_000
-    #: `share.priority.header`; empty where there is no priority.
+    #: `share.priority.header`; empty without priority.
     priority_header: str = ""
     #: `share.priority.lookahead`: available records among which the most urgent go first.
     priority_lookahead: int = 1000
-    #: `share.priority.ageing.ms`: the wait that is worth one step of priority.
+    #: `share.priority.ageing.ms`: the wait that equals one step of priority.
     priority_ageing_ms: int = 60_000
 
     @property
@@ -62,15 +61,15 @@ class ShareSettings:
     renew_enabled: bool = True
     #: `share.auto.offset.reset`: `latest`, `earliest` or `by_duration:PnDTnHnMn.nS`
     auto_offset_reset: str = "latest"
-    #: `share.redelivery.backoff.*`; None where what comes back is available at once.
+    #: `share.redelivery.backoff.*`; None without back-off.
     backoff: Backoff | None = None
     #: `share.delivery.paused`
     paused: bool = False
-    #: `errors.deadletterqueue.topic.name` is set: what fails for good is ARCHIVING at first.
+    #: `errors.deadletterqueue.topic.name` is set: failed records are ARCHIVING at first.
     dead_letters: bool = False
     #: `shoal.errors.deadletterqueue.flood.per.minute`; 0 for no limit.
     flood_per_minute: int = 0
-    #: `share.redelivery.backoff.max.ms`: no release may ask for a longer wait.
+    #: `share.redelivery.backoff.max.ms`: maximum delay of a release.
     release_delay_max_ms: int = 300_000
     #: `share.ordering`, `share.delay.*` and `share.priority.*`; None where there is none of it, and
     #: records are acquired in the order of the log.

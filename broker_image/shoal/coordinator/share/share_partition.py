@@ -1,22 +1,22 @@
-"""A share partition: one group's window over one partition's log, and what may happen in it.
+"""A share partition: one group's window over one partition's log, and its transitions.
 
 The window begins at the share-partition start offset (SPSO), the first offset whose delivery is not
-complete, and ends before `end_offset`, the first offset that was never acquired. Between them every
-offset is in a state of `states`; runs of offsets that share one are one row (`runs`).
+complete. It ends before `end_offset`, the first offset that was never acquired. Each offset between
+them has a state of `states`; a run of offsets with one state is one row (`runs`).
 
-Invariants: the start offset never goes back but by a reset, and never passes a record that is not
-terminal; a record is acquired under one lock, of one member; no more offsets are in flight than
-`max_record_locks` allows when new ones are taken, but a last batch of up to 10,000 offsets is
-taken whole; a delivery count only rises, but where a delivery provably never left the broker.
+Invariants: the start offset goes back only by a reset, and never passes a record that is not
+terminal. A record is acquired under one lock of one member. New records are acquired only while
+fewer than `max_record_locks` offsets are in flight, but a last batch of up to 10,000 offsets is
+acquired whole. A delivery count falls only for deliveries that never left the broker.
 
-A change is made at once and its state batches are returned, to be persisted by the caller, who
-holds the reply back until they are written. Nothing is rolled back: where writing fails the share
-partition is dropped and read again from what is persisted. That is safe, since what others can see
-before the write is known to have happened is only that a record is available a moment early.
+A change takes effect at once. Its state batches are returned for the caller to persist, and the
+caller delays the reply until they are written. Nothing is rolled back: if the write fails, the
+share partition is dropped and loaded again. That is safe, since before the commit others can only
+see a record that is available a moment early.
 
-Called by the share service of the shell, and by `acquisition`, which chooses what a fetch gets.
-Not here: sessions (`sessions`), persistence (`state_store`), which members there are
-(`coordinator.group`). Sources: KIP-932, KIP-1222 (renewal), KIP-1226 (delivery complete count).
+Called by the share service of the shell, and by `acquisition`, which chooses the records of a
+fetch. Not here: sessions (`sessions`), persistence (`state_store`), members (`coordinator.group`).
+Sources: KIP-932, KIP-1222 (renewal), KIP-1226 (delivery complete count).
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from shoal.coordinator.share.states import (
 )
 from shoal.protocol.errors import ErrorCode
 
-#: Offsets that share a state, as they are persisted: first, last, state, delivery count.
+#: Offsets with one state, as they are persisted: first, last, state, delivery count.
 StateBatch = tuple[int, int, int, int]
-#: Offsets acknowledged alike, or each by its own type: first, last, one type or one an offset; and
-#: how many milliseconds what is released waits, where that is not the group's to say.
+#: Acknowledged offsets: first, last, one type for all or one for each offset, and optionally the
+#: delay of released records in milliseconds, in place of the group's back-off.
 Acknowledgement = tuple[int, int, Sequence[int]] | tuple[int, int, Sequence[int], int]
 
 
 class Outcome(NamedTuple):
-    """How an acknowledgement went: refused as a whole, or the changes to be persisted."""
+    """Result of an acknowledgement: a refusal as a whole, or the changes to persist."""
 
     error: ErrorCode
     message: str | None
@@ -82,21 +82,21 @@ class SharePartition:
     def __init__(self, start_offset: int, *, state_epoch: int = 0, leader_epoch: int = 0) -> None:
         self.runs = Runs(start_offset)
         self.locks = Locks()
-        #: What is WAITING, under locks that nobody holds: their deadlines end the back-off. They
-        #: are numbered by themselves.
+        #: WAITING offsets, under locks without a member whose deadlines end the back-off. They have
+        #: numbers of their own.
         self.waits = Locks()
-        #: Waits that began, until the caller has taken them to be persisted.
+        #: Waits that began, until the caller takes them to persist them.
         self.delays: list[Delay] = []
-        #: What became ARCHIVING, until the caller has taken it to write dead letters.
+        #: Ranges that became ARCHIVING, until the caller takes them to write dead letters.
         self.dead_letters: list[DeadLetterRange] = []
         self.log_start_offset = 0
         self.state_epoch = state_epoch
         self.leader_epoch = leader_epoch
         #: Offsets in the window whose delivery is complete (KIP-1226).
         self.complete = 0
-        #: Offsets that are HOLDS_KEY.
+        #: The number of HOLDS_KEY offsets.
         self.key_holders = 0
-        #: Complete ones that were never delivered: no records for consumers.
+        #: Complete offsets that are no records for consumers.
         self._gaps = 0
 
     @classmethod
@@ -111,11 +111,11 @@ class SharePartition:
         log_end_offset: int,
         delays: Iterable[Delay] = (),
     ) -> SharePartition:
-        """Build the window from persisted state, whose batches rise and do not overlap.
+        """Build the window from persisted state batches, which rise and do not overlap.
 
-        Offsets between persisted batches were acquired, or not yet known, when the last leader
-        went: they are available. A log that ends before the window does has lost records that the
-        state still tells of; what is appended there next is new, so the window ends with the log.
+        Offsets between the batches were acquired, or unknown, when the last leader stopped: they
+        are available. If the log ends before the window, it has lost records. Records appended
+        there are new, so the window ends with the log.
         """
         loaded = cls(min(start_offset, log_end_offset))
         loaded.state_epoch, loaded.leader_epoch = state_epoch, leader_epoch
@@ -130,7 +130,7 @@ class SharePartition:
             runs.truncate(log_end_offset)
         for row in range(len(runs)):
             loaded._count_complete(row, +1)
-        # The later one holds where two have one count: a delivery may have been taken back.
+        # If two delays have the same count, the later applies: a delivery may have been taken back.
         for delay in reversed(tuple(delays)):
             loaded._wait_on(*delay)
         loaded.advance_log_start(log_start_offset)
@@ -149,12 +149,12 @@ class SharePartition:
 
     @property
     def in_flight(self) -> int:
-        """Offsets in the window that are or were records for consumers."""
+        """The number of offsets in the window that are, or were, records for consumers."""
         return self.runs.end - self.runs.start - self._gaps
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When `expire` or `end_waits` is due next."""
+        """The time of the next `expire` or `end_waits`."""
         deadline_ms = self.locks.next_deadline_ms()
         if not self.waits.live:
             return deadline_ms
@@ -164,22 +164,23 @@ class SharePartition:
 
     @property
     def backing_off(self) -> int:
-        """Offsets that are WAITING."""
+        """The number of WAITING offsets."""
         return sum(wait.records for wait in self.waits.live.values())
 
     def next_fetch_offset(self) -> int:
-        """The first offset that may be acquired: one that came back, or the window's end."""
+        """Return the first offset to acquire: an available one, or the window's end."""
         row = self.runs.states.find(AVAILABLE)
         return self.runs.firsts[row] if row >= 0 else self.runs.end
 
     def can_acquire(self, log_end: int, max_record_locks: int) -> bool:
-        """Whether a fetch may find something below `log_end`: come back, or new within the cap."""
+        """Whether a fetch may find records below `log_end`, within the limit on records in
+        flight."""
         if self.next_fetch_offset() < self.runs.end:
             return True
         return self.runs.end < log_end and self.in_flight < max_record_locks
 
     def available_from(self, offset: int) -> tuple[int, int, int, int] | None:
-        """The first available offsets at or behind `offset`: first, last, delivery count, piece."""
+        """Return the first available run from `offset` on: first, last, delivery count, piece."""
         runs = self.runs
         if not runs.start <= offset < runs.end:
             return None
@@ -201,15 +202,16 @@ class SharePartition:
         runs.join(row, row + 1)
 
     def extend(self, last: int) -> None:
-        """Take new records into the window, up to and with `last`."""
+        """Add new records through `last` to the window."""
         self.runs.append(last, AVAILABLE)
 
     def archive(
         self, first: int, last: int, changes: list[StateBatch], cause: Cause | None = None
     ) -> None:
-        """Pass by what is available of some offsets, and lengthen the window if they lie behind it.
+        """Archive the available offsets of a range, and extend the window if the range lies behind
+        it.
 
-        Offsets behind the window follow on its end. With a cause they get a dead letter first.
+        Offsets behind the window follow its end. With a cause, they get a dead letter first.
         """
         becomes = ARCHIVED if cause is None else ARCHIVING
         runs = self.runs
@@ -233,7 +235,8 @@ class SharePartition:
         runs.join(row, past)
 
     def archived(self, first: int, last: int) -> list[StateBatch]:
-        """The dead letters of some offsets are written, or given up: the changes to persist."""
+        """Archive ARCHIVING offsets, whose dead letters are written or given up. Return the changes
+        to persist."""
         return self._archive_all(first, last, ARCHIVING)
 
     def free(self, first: int, last: int) -> list[StateBatch]:
@@ -258,8 +261,8 @@ class SharePartition:
         return changes
 
     def hold(self, first: int, last: int) -> None:
-        """The dead letters of some offsets are written, and they hold their keys until they are
-        freed. What is to be persisted is among `delays`."""
+        """Let offsets whose dead letters are written hold their keys until they are freed. `delays`
+        gets what is to be persisted."""
         runs = self.runs
         rows = runs.cut_out(first, last)
         for at in rows:
@@ -273,11 +276,11 @@ class SharePartition:
         self.key_holders += self.runs.last(row) - self.runs.firsts[row] + 1
 
     def key_holder_ranges(self) -> list[tuple[int, int, int]]:
-        """What is HOLDS_KEY: first, last, delivery count."""
+        """Return the HOLDS_KEY offsets: first, last, delivery count."""
         return list(self._in_state(HOLDS_KEY)) if self.key_holders else []
 
     def archiving(self) -> Iterator[tuple[int, int, int]]:
-        """What waits for its dead letter: first, last, delivery count."""
+        """Return the offsets that wait for their dead letter: first, last, delivery count."""
         return self._in_state(ARCHIVING)
 
     def _in_state(self, state: int) -> Iterator[tuple[int, int, int]]:
@@ -294,11 +297,11 @@ class SharePartition:
         settings: ShareSettings,
         on_failure: FailurePolicy | None = None,
     ) -> Outcome:
-        """Settle or renew what a member holds: all of it, or nothing if anything is refused.
+        """Settle or renew a member's records: all of them, or none if any is refused.
 
-        Offsets below the log's start are passed over: they are gone. Refused are offsets that the
-        member does not hold, also because its lock has ended, though the window has moved past
-        them since (`INVALID_RECORD_STATE`), and offsets never acquired (`INVALID_REQUEST`).
+        Offsets below the log's start are passed over. Offsets that the member does not hold are
+        refused (`INVALID_RECORD_STATE`), also if its lock has expired and the window has passed
+        them. Offsets that were never acquired are refused with `INVALID_REQUEST`.
         """
         if len(acknowledgements) == 1:
             first, last, types, *_ = acknowledgements[0]
@@ -341,10 +344,12 @@ class SharePartition:
         return Outcome(ErrorCode.none, None, changes)
 
     def _accept(self, now_ms: int, member_id: str, first: int, last: int) -> StateBatch | None:
-        """Accept offsets at the beginning of a longer run, as of a record that a worker commits by
-        itself: the run begins behind them, and no row is made. None where they lie otherwise, or
-        are to be refused; then nothing has happened. A third of the time (`bench`, a commit a
-        record)."""
+        """Accept offsets at the beginning of a longer run, as when a worker commits each record.
+
+        The run then begins behind them, and no row is made; it takes a third of the time (`bench`,
+        a commit a record). Return None, and change nothing, if they lie elsewhere or are to be
+        refused.
+        """
         runs = self.runs
         firsts, states = runs.firsts, runs.states
         row = bisect_right(firsts, first) - 1
@@ -397,7 +402,7 @@ class SharePartition:
         return None
 
     def _renew(self, deadline_ms: int, member_id: str, ranges: Sequence[tuple[int, int]]) -> None:
-        """Put acquired offsets under a new lock of the same member (KIP-1222)."""
+        """Move acquired offsets to a new lock of the same member (KIP-1222)."""
         runs, number = self.runs, self.locks.next_number()
         records = sum(last - first + 1 for first, last in ranges)
         lock = Lock(member_id, deadline_ms, first=ranges[0][0], last=ranges[-1][1], records=records)
@@ -414,7 +419,8 @@ class SharePartition:
     def expire(
         self, now_ms: int, delivery_count_limit: int, on_failure: FailurePolicy | None = None
     ) -> tuple[int, list[StateBatch]]:
-        """End the locks that are due: how many records came free, and the changes to persist."""
+        """End the locks that are due. Return the number of freed records, and the changes to
+        persist."""
         changes: list[StateBatch] = []
         for number in self.locks.due(now_ms):
             self._unlock(number, delivery_count_limit, changes, on_failure)
@@ -423,8 +429,8 @@ class SharePartition:
         return sum(last - first + 1 for first, last, _, _ in changes), changes
 
     def end_waits(self, now_ms: int) -> list[tuple[int, int]]:
-        """Make available what has waited long enough: its offsets, as ranges. Nothing is to
-        persist."""
+        """Make offsets available whose back-off is over, and return their ranges. Nothing is to be
+        persisted."""
         runs, freed = self.runs, []
         for number in self.waits.due(now_ms):
             wait = self.waits.live[number]
@@ -447,11 +453,11 @@ class SharePartition:
         undelivered: bool = False,
         on_failure: FailurePolicy | None = None,
     ) -> list[StateBatch]:
-        """End all locks of a member whose share session ends; the changes to persist.
+        """End all locks of a member whose share session ends. Return the changes to persist.
 
-        `undelivered` tells that the records never left the broker, or that the member says it did
-        nothing with them: their delivery is taken back from the count. All else counts, whether the
-        application saw it or not, for else a member that crashes on a record would get it for ever
+        With `undelivered`, the records never left the broker, or the member reports that it did not
+        process them: the delivery count goes back. Other deliveries count, even if the application
+        has not seen the record. Otherwise a member that crashes on a record would get it forever
         (KAFKA-19972).
         """
         numbers = self.locks.of_member(member_id)
@@ -467,7 +473,7 @@ class SharePartition:
         undelivered: bool = False,
         on_failure: FailurePolicy | None = None,
     ) -> list[StateBatch]:
-        """End those of some locks that still run; the changes to persist."""
+        """End those of the given locks that still run. Return the changes to persist."""
         changes: list[StateBatch] = []
         for number in numbers:
             if number in self.locks.live:
@@ -479,15 +485,15 @@ class SharePartition:
         return changes
 
     def take_back(self, number: int, delivery_count_limit: int) -> list[StateBatch]:
-        """End one lock whose records never left the broker: what came free. Nothing was persisted
-        of it, and nothing needs to be."""
+        """End a lock whose records never left the broker. Return the freed ranges; nothing is to be
+        persisted."""
         changes: list[StateBatch] = []
         if number in self.locks.live:
             self._unlock(number, delivery_count_limit, changes, undelivered=True)
         return changes
 
     def advance_log_start(self, log_start_offset: int) -> None:
-        """Retention or DeleteRecords moved the log's start: what lay below it is gone."""
+        """Follow the log's start, which retention or DeleteRecords moved."""
         runs = self.runs
         self.log_start_offset = max(self.log_start_offset, log_start_offset)
         if log_start_offset <= runs.start:
@@ -506,7 +512,7 @@ class SharePartition:
         self.advance()
 
     def advance(self) -> None:
-        """Move the start offset past records whose delivery is complete."""
+        """Move the start offset past complete records."""
         runs, rows = self.runs, 0
         states = runs.states
         while rows < len(states) and is_terminal(states[rows]):
@@ -516,7 +522,7 @@ class SharePartition:
             runs.drop_rows(rows)
 
     def state_batches(self) -> Iterator[StateBatch]:
-        """The window as it would be found after this leader went."""
+        """Return the window as the next leader would load it."""
         runs = self.runs
         for row in range(len(runs)):
             state = runs.states[row]
@@ -535,7 +541,7 @@ class SharePartition:
         *,
         undelivered: bool = False,
     ) -> None:
-        """Give back everything that a lock still holds."""
+        """Give back all records of a lock."""
         runs, lock = self.runs, self.locks.live[number]
         row = begin = max(runs.row_of(lock.first), 0)
         while row < len(runs) and runs.firsts[row] <= lock.last:
@@ -557,9 +563,12 @@ class SharePartition:
         on_failure: FailurePolicy | None = None,
         due_ms: int | None = None,
     ) -> None:
-        """Move acquired rows on; what would come back at the limit is archived instead, by way of
-        the dead letters where there are any. What comes back waits until `due_ms`, or as long as
-        the group's back-off says."""
+        """Move acquired rows to their next state.
+
+        Records at the delivery limit are archived instead of becoming available, after their dead
+        letter if the group has dead letters. Others wait until `due_ms`, or for the group's
+        back-off.
+        """
         runs, give_back = self.runs, self.locks.give_back
         firsts, states, counts, locks = runs.firsts, runs.states, runs.counts, runs.locks
         assert may_move(ACQUIRED, state)
@@ -590,7 +599,7 @@ class SharePartition:
             changes.append((first, last, becomes, count))
 
     def _wait(self, row: int, due_ms: int) -> None:
-        """Let a row wait that has just come back, or been loaded, as available."""
+        """Make an available row WAITING."""
         runs = self.runs
         first, last = runs.firsts[row], runs.last(row)
         number = self.waits.next_number()
@@ -598,7 +607,7 @@ class SharePartition:
         runs.states[row], runs.locks[row] = WAITING, number
 
     def _wait_on(self, first: int, last: int, count: int, due_ms: int) -> None:
-        """Let offsets wait, or be held, as persisted: those that nothing has happened to since."""
+        """Restore a persisted wait, or a held key, of offsets that have not changed since."""
         runs = self.runs
         rows = runs.cut_out(first, last)
         for at in rows:
@@ -611,7 +620,7 @@ class SharePartition:
         runs.join(rows.start, rows.stop)
 
     def _count_complete(self, row: int, sign: int) -> None:
-        """Count a row that became terminal, or discount one that leaves the window."""
+        """Count a row that became terminal, or subtract one that leaves the window."""
         runs = self.runs
         if is_terminal(runs.states[row]):
             size = sign * (runs.last(row) - runs.firsts[row] + 1)
@@ -625,7 +634,8 @@ def _refused(message: str) -> Outcome:
 
 
 def _alike(low: int, last: int, first: int, types: Sequence[int]) -> Sequence[tuple[int, int, int]]:
-    """Offsets from `low` to `last` in ranges of one acknowledge type; types begin at `first`."""
+    """Yield ranges of `low` to `last` with one acknowledge type each. The types begin at
+    `first`."""
     if low > last:
         return ()
     if len(types) == 1 or types.count(types[0]) == len(types):

@@ -1,9 +1,9 @@
-"""What is persisted of a share partition's window: state batches, newer laid over older ones.
+"""The persisted part of a share partition's window: state batches, the newer ones over the older.
 
-A write tells only the ranges that changed, and ranges of several writes overlap in every way. The
-newer one holds: writes of one share partition come from its one leader, in order, and epochs fence
-a former leader. Equal neighbours are one batch, and offsets below the start offset are forgotten.
-The layout is that of the window itself (`runs`), so state costs the coordinator as little memory.
+A write has only the changed ranges, and ranges of different writes overlap. The newer one counts:
+the writes of one share partition come in order from its one leader, and epochs fence a former
+leader. Equal neighbours are one batch, and offsets below the start offset are removed. The layout
+is that of the window (`runs`), so a state needs as little memory.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from shoal.coordinator.share.bulk import lay_over
 from shoal.coordinator.share.runs import COUNT_MAX, ONE_BY_ONE_MAX, Runs
 from shoal.coordinator.share.share_partition import StateBatch
 
-#: The state of offsets that nothing was written of; never written itself.
+#: The state of offsets without a write; it is never written.
 _UNTOLD = 255
 
 
 class StateBatches:
-    """State batches from `start_offset` on, in offset order and not overlapping."""
+    """State batches from `start_offset` on, in offset order and without overlaps."""
 
     __slots__ = ("_runs",)
 
@@ -39,7 +39,7 @@ class StateBatches:
         return len(self._runs) - self._runs.states.count(_UNTOLD)
 
     def in_state(self, first: int, last: int, state: int) -> Iterator[tuple[int, int]]:
-        """Those offsets from `first` to `last` that are in a state, as ranges."""
+        """Return the offsets from `first` to `last` in a state, as ranges."""
         runs = self._runs
         first, last = max(first, runs.start), min(last, runs.end - 1)
         if first > last:
@@ -49,7 +49,7 @@ class StateBatches:
                 yield max(first, runs.firsts[row]), min(last, runs.last(row))
 
     def lay_over(self, batches: Sequence[StateBatch]) -> None:
-        """Let newer batches hold over what is there, each over the ones before it."""
+        """Overwrite with newer batches, in their order."""
         runs = self._runs
         if len(batches) > ONE_BY_ONE_MAX and self._lay_over_all(batches):
             return
@@ -83,7 +83,7 @@ class StateBatches:
             runs.join(row, past)
 
     def _lay_over_all(self, batches: Sequence[StateBatch]) -> bool:
-        """`lay_over` in one pass; False where they do not rise, and nothing has happened."""
+        """`lay_over` in one pass. Return False, and change nothing, if the batches do not rise."""
         runs = self._runs
         if not _rises(batches):
             return False
@@ -98,7 +98,7 @@ class StateBatches:
         return True
 
     def move_start(self, start_offset: int) -> None:
-        """Forget what lies below a new start offset; an earlier one forgets everything."""
+        """Remove offsets below a new start offset. An earlier start removes everything."""
         runs = self._runs
         if not len(runs):
             runs.end = start_offset
@@ -108,12 +108,12 @@ class StateBatches:
             runs.drop_rows(runs.cut(start_offset))
 
     def size_bytes(self) -> int:
-        """Memory that the batches take."""
+        """Return the memory of the batches."""
         return self._runs.size_bytes()
 
 
 def _rises(batches: Sequence[StateBatch]) -> bool:
-    """Whether each begins behind the one before it."""
+    """Whether each batch begins behind the one before it."""
     if compiled.native is not None and type(batches) is list:
         rises: bool = compiled.native.rises(batches)
         return rises
@@ -121,8 +121,8 @@ def _rises(batches: Sequence[StateBatch]) -> bool:
 
 
 def combine(batches: Iterable[StateBatch], start_offset: int) -> list[StateBatch]:
-    """Batches in the order of their writing as ones that rise, do not overlap and are as few as
-    can be, from `start_offset` on."""
+    """Return batches from `start_offset` on, given in the order of their writing, as few rising
+    batches without overlaps."""
     if compiled.native is not None and type(batches) is list:
         joined = compiled.native.joined(batches, start_offset)
         if joined is not None:
@@ -138,7 +138,7 @@ def combine(batches: Iterable[StateBatch], start_offset: int) -> list[StateBatch
         first, last, state, count = batch
         if rising:
             before = rising[-1]
-            if first <= before[1]:  # Of batches that overlap the one written later holds.
+            if first <= before[1]:  # Of overlapping batches, the later one counts.
                 start = max(start_offset, rising[0][0])
                 return list(StateBatches(start, known))
             if first == before[1] + 1 and (state, count) == before[2:]:

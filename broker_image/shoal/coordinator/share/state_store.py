@@ -1,14 +1,14 @@
-"""One partition of `__share_group_state`: the persisted state of the share partitions kept there.
+"""One partition of `__share_group_state`: the persisted state of its share partitions.
 
-Share partition leaders write what changed (`write`), a new leader reads it (`read`), the group
-coordinator makes, tells and ends it (`initialize`, `summary`, `delete`). Every write becomes one
-update record, and each `updates_per_snapshot`-th a snapshot, so that a rebuild reads little. What
-lies before the oldest snapshot in use can be cut off the log (`redundant_offset`); share partitions
-that nobody writes get a new snapshot from time to time (`tick`), so that they hold up no cutting.
+Leaders write what changed (`write`), and new leaders read it (`read`). The group coordinator
+initializes, summarizes and deletes states. Every write is one update record; each
+`updates_per_snapshot`-th is a snapshot, so that a rebuild reads little. The log below the oldest
+snapshot in use can be cut off (`redundant_offset`). Share partitions without writes get a new
+snapshot from time to time (`tick`), so that they do not prevent this.
 
-Fencing: a write or read of an older leader epoch, and a write or initialization of an older state
-epoch, is refused. The state epoch rises when an admin resets offsets, so what a leader writes that
-has not heard of it is refused too, and that leader drops its window and reads again.
+Fencing: a write or read with an older leader epoch is refused, and so is a write or initialization
+with an older state epoch. The state epoch rises when an admin resets offsets. A leader that has not
+heard of the reset is refused; it drops its window and reads again.
 
 Called by the runtime, in the shape of `coordinator.contract`. Source: KIP-932, "Share coordinator".
 """
@@ -29,12 +29,12 @@ from shoal.coordinator.share.state_batches import StateBatches, combine
 from shoal.coordinator.share.states import RecordState
 from shoal.protocol.errors import ErrorCode
 
-#: "Not told" in requests and records.
+#: An absent value in requests and records.
 NONE = -1
-#: Waits that are not worth a look for those that have ended.
+#: Up to this many delays are kept without removing those that have ended.
 _DELAYS_MIN = 64
-#: A snapshot of more would not fit into one batch of the log; updates go on in its place, until
-#: there is less. Only windows with many held records between complete ones come to so many.
+#: A snapshot of more state batches does not fit into one record batch; updates are written instead.
+#: Only windows with many incomplete records among complete ones have so many.
 _SNAPSHOT_BATCHES_MAX = 40_000
 
 
@@ -49,7 +49,7 @@ class StateStoreConfig:
 
 
 class ShareState:
-    """What is known of one share partition."""
+    """The persisted state of one share partition."""
 
     __slots__ = (
         "batches",
@@ -72,17 +72,17 @@ class ShareState:
         self.snapshot_epoch = self.state_epoch = self.leader_epoch = 0
         self.start_offset = self.delivery_complete_count = NONE
         self.batches = StateBatches(0)
-        #: Waits in retry back-off, and what is held until it is freed; those that have ended are
-        #: left out now and then, and so many were kept then.
+        #: Delays: back-off, and keys that are held until they are freed. Ended ones are removed at
+        #: times; `delays_kept` is the number left then.
         self.delays: list[Delay] = []
         self.delays_kept = 0
         self.create_timestamp = self.write_timestamp = 0
-        #: Update records since the last snapshot, and where in the log that stands.
+        #: Update records since the last snapshot, and its offset in the log.
         self.updates = 0
         self.snapshot_offset = 0
 
     def key_holders(self) -> list[Delay]:
-        """What is held until it is freed, in offset order."""
+        """Return the ranges that hold keys until they are freed, in offset order."""
         return sorted(
             (low, high, count, due_ms)
             for first, last, count, due_ms in self.delays
@@ -92,14 +92,14 @@ class ShareState:
 
 
 class Refusal(NamedTuple):
-    """Why one share partition of a request was refused."""
+    """The reason why one share partition of a request was refused."""
 
     code: ErrorCode
     message: str
 
 
 class Change(NamedTuple):
-    """What one share partition of a request comes to: a record to append, or a refusal."""
+    """The result for one share partition of a request: a record to append, or a refusal."""
 
     record: Record | None
     refusal: Refusal | None = None
@@ -135,8 +135,8 @@ _ACCEPTED: Mapping[str, Any] = {"refusal": None}
 
 
 class ShareStateShard:
-    """The states of one partition. `partition_count` tells of a topic id how many partitions the
-    topic has, None for a topic that is not there."""
+    """The states of one partition. `partition_count` returns the number of partitions of a topic
+    id, or None if the topic does not exist."""
 
     def __init__(
         self, config: StateStoreConfig, partition_count: Callable[[UUID], int | None]
@@ -146,12 +146,12 @@ class ShareStateShard:
         self._states: dict[bytes, ShareState] = {}
         self._cold_check_ms: int | None = None
         self._last_offset = -1
-        #: The last update made, by its bytes: replaying it right away needs no decoding.
+        #: The last update and its bytes: its replay needs no decoding.
         self._written = _NOTHING_WRITTEN
 
     def progress(self) -> Iterator[tuple[ShareKey, int, int]]:
-        """Every share partition that has begun: its key, start offset, and delivery complete
-        count, -1 where that is not known."""
+        """Yield key, start offset and delivery complete count of each share partition that has
+        begun. An unknown count is -1."""
         for state in self._states.values():
             if state.start_offset != NONE:
                 yield state.key, state.start_offset, state.delivery_complete_count
@@ -161,7 +161,7 @@ class ShareStateShard:
     def initialize(
         self, now_ms: int, key: ShareKey, *, state_epoch: int, start_offset: int
     ) -> Change:
-        """Begin a share partition's state, or begin it anew under a state epoch not older."""
+        """Begin a share partition's state, or reset it under the same or a newer state epoch."""
         refusal = self._unknown(key)
         if refusal is not None:
             return Change(None, refusal)
@@ -175,7 +175,7 @@ class ShareStateShard:
                 state_epoch=max(state_epoch, 0),
                 leader_epoch=0,
                 start_offset=start_offset,
-                # Of a known start it is known, too, that nothing is complete yet.
+                # With a known start, nothing is complete yet.
                 delivery_complete_count=NONE if start_offset == NONE else 0,
                 create_timestamp=now_ms,
                 write_timestamp=now_ms,
@@ -186,7 +186,7 @@ class ShareStateShard:
     def read(
         self, now_ms: int, key: ShareKey, leader_epoch: int
     ) -> tuple[ShareState | None, Change]:
-        """The state for a leader, and the record that notes its epoch where that is new."""
+        """Return the state for a leader, and a record if its epoch is new."""
         refusal = self._unknown(key)
         state = self._state(key)
         if refusal is None and state is None:
@@ -216,7 +216,7 @@ class ShareStateShard:
         batches: Sequence[StateBatch],
         delays: Sequence[Delay] = (),
     ) -> Change:
-        """Note what changed; `start_offset` is -1 where it did not."""
+        """Record what changed. `start_offset` is -1 if it did not change."""
         state = self._states.get(key.encoded)
         if state is None:
             message = "the share partition's state is not initialized, so nothing can be written"
@@ -254,19 +254,19 @@ class ShareStateShard:
         return Result((change.record,), (Reply(token, _ACCEPTED),))
 
     def summary(self, key: ShareKey) -> tuple[ShareState | None, Refusal | None]:
-        """The state for an admin; neither state nor refusal where nothing was ever written."""
+        """Return the state for an admin. Both are None if nothing was ever written."""
         refusal = self._unknown(key)
         return (None, refusal) if refusal is not None else (self._state(key), None)
 
     def delete(self, key: ShareKey) -> Change:
-        """End a share partition's state. What is not there counts as ended."""
+        """Delete a share partition's state. A missing state counts as deleted."""
         refusal = self._unknown(key)
         if refusal is not None:
             return Change(None, refusal)
         return Change(records.tombstone(key) if self._state(key) is not None else None)
 
     def topics_deleted(self, topic_ids: Iterable[UUID]) -> Result:
-        """End the state of all share partitions of topics that are no more."""
+        """Delete the state of all share partitions of deleted topics."""
         gone = frozenset(topic_ids)
         return Result(
             [
@@ -280,17 +280,16 @@ class ShareStateShard:
 
     @property
     def next_deadline_ms(self) -> int | None:
-        """When cold share partitions are looked for."""
+        """The time of the next check for cold share partitions."""
         return self._cold_check_ms
 
     def loaded(self, now_ms: int) -> None:
-        """The log has been replayed."""
+        """Start serving: the log has been replayed."""
         self._cold_check_ms = now_ms + self._config.cold_snapshot_interval_ms
 
     def tick(self, now_ms: int) -> Result:
-        """Write new snapshots of share partitions whose last one is old and keeps records of
-        others from being cut off the log. Fresh snapshots of all are as little as the log can be,
-        so a coordinator without writes comes to rest."""
+        """Write new snapshots of share partitions whose old snapshot stops the log from being cut.
+        When the log has only fresh snapshots, a coordinator without writes stays idle."""
         interval_ms = self._config.cold_snapshot_interval_ms
         self._cold_check_ms = now_ms + interval_ms
         rest = self._last_offset - len(self._states)
@@ -305,8 +304,8 @@ class ShareStateShard:
         )
 
     def refresh(self, below: int, now_ms: int) -> list[Result]:
-        """New snapshots of share partitions whose last one lies below an offset, a decision each:
-        together they could be too large for one batch."""
+        """Return new snapshots of share partitions whose last one lies below an offset. Each is a
+        decision of its own: together they could exceed one batch."""
         return [
             Result([self._snapshot(state, now_ms)])
             for state in self._states.values()
@@ -314,7 +313,7 @@ class ShareStateShard:
         ]
 
     def replay(self, record: Record, at: Replayed) -> None:
-        """Move state by one record."""
+        """Change the state by one record."""
         self._last_offset = at.offset
         kind = int.from_bytes(record.key[:2], "big")
         if kind == RecordType.SHARE_UPDATE and record.value is not None:
@@ -356,12 +355,12 @@ class ShareStateShard:
         return len(self._states)
 
     def states(self) -> Iterable[ShareState]:
-        """All states, in the order of their initialization."""
+        """Return all states, in the order of their initialization."""
         return self._states.values()
 
     @property
     def redundant_offset(self) -> int | None:
-        """The log below this offset is not needed for a rebuild; None while all of it may be."""
+        """The offset below which a rebuild needs no records; None if it may need all."""
         return min((state.snapshot_offset for state in self._states.values()), default=None)
 
     # Within a decision.
@@ -391,7 +390,7 @@ class ShareStateShard:
         batches: Sequence[StateBatch],
         delays: Sequence[Delay] = (),
     ) -> Record:
-        """An update, or the snapshot that stands in for every n-th one."""
+        """Return an update, or every n-th time a snapshot in its place."""
         if len(batches) == 1 and batches[0][0] >= start_offset:
             pass
         elif start_offset != NONE:
@@ -427,11 +426,11 @@ class ShareStateShard:
             create_timestamp=now_ms,
             write_timestamp=now_ms,
             state_batches=list(whole),
-            delays=_still_told(state, now_ms, more=delays, start_offset=start, batches=whole),
+            delays=_current_delays(state, now_ms, more=delays, start_offset=start, batches=whole),
         )
 
     def _snapshot(self, state: ShareState, now_ms: int) -> Record:
-        """A cold snapshot: the state as it is. That it was made later shows in its timestamps."""
+        """Return a snapshot of an unchanged state. Its timestamps show that it was made later."""
         return records.snapshot(
             state.key,
             snapshot_epoch=state.snapshot_epoch + 1,
@@ -442,7 +441,7 @@ class ShareStateShard:
             create_timestamp=state.create_timestamp,
             write_timestamp=now_ms,
             state_batches=list(state.batches),
-            delays=_still_told(state, now_ms),
+            delays=_current_delays(state, now_ms),
         )
 
 
@@ -451,7 +450,7 @@ _UPDATE_PREFIX = int(RecordType.SHARE_UPDATE).to_bytes(2, "big")
 
 
 def _apply(state: ShareState, update: Update, now_ms: int) -> None:
-    """Move a state by one update."""
+    """Change a state by one update."""
     state.updates += 1
     if update.leader_epoch != NONE:
         state.leader_epoch = update.leader_epoch
@@ -463,12 +462,12 @@ def _apply(state: ShareState, update: Update, now_ms: int) -> None:
     state.batches.lay_over(update.state_batches)
     if update.delays:
         if len(state.delays) >= _DELAYS_MIN + 2 * state.delays_kept:
-            state.delays = _still_told(state, now_ms)
+            state.delays = _current_delays(state, now_ms)
             state.delays_kept = len(state.delays)
         state.delays += update.delays
 
 
-def _still_told(
+def _current_delays(
     state: ShareState,
     now_ms: int,
     *,
@@ -476,8 +475,8 @@ def _still_told(
     start_offset: int | None = None,
     batches: StateBatches | None = None,
 ) -> list[Delay]:
-    """The delays that still say something: their time has not come, or what they hold has not been
-    freed. `more` ones, and batches from another start offset on, are those of a write to come."""
+    """Return the delays that still apply: they are not due, or their keys are not freed. `more`
+    delays, and batches from another start offset on, belong to the write that is being decided."""
     start = state.start_offset if start_offset is None else start_offset
     known = state.batches if batches is None else batches
     return [

@@ -1,7 +1,7 @@
 """The states of a record in a share partition, and the moves between them (KIP-932).
 
-Rule 1: every legal move stands in `MOVES`; whoever changes a state asks `may_move` first.
-Rule 2: this file knows neither members nor time; who may cause a move is told elsewhere.
+Rule 1: `MOVES` has every legal move; code that changes a state checks `may_move` first.
+Rule 2: this file has neither members nor time; other modules decide who may cause a move.
 
 Theory. A record enters the window of a share partition AVAILABLE, and leaves it terminal:
 
@@ -11,18 +11,17 @@ Theory. A record enters the window of a share partition AVAILABLE, and leaves it
         +-------------------+                                        ^
         +--passed by: retention, compaction, control, aborted--------+
 
-The delivery count rises by one when a record is acquired. A record that comes back with its count
-at the limit is archived instead of made available. ARCHIVING is the state of a record that waits
-for its dead letter to be written (KIP-1191); it lies on the way from ACQUIRED to ARCHIVED and holds
-the window's start like any state that is not terminal.
+Acquiring a record increments its delivery count. A record that comes back at the limit is archived
+instead of becoming available. An ARCHIVING record waits for its dead letter (KIP-1191), between
+ACQUIRED and ARCHIVED. The window's start does not pass it, as with any state that is not terminal.
 
-A record in retry back-off is WAITING instead of AVAILABLE until its time has come. That is a state
-of the window alone: it is persisted as AVAILABLE, and when the wait ends beside it (`backoff`).
-One whose dead letter is written and still holds its key is HOLDS_KEY, on its way from ARCHIVING to
-ARCHIVED: it is persisted as ARCHIVING, and beside it that it waits until it is freed.
+A record in retry back-off is WAITING until it is due. Only the window has this state: it is
+persisted as AVAILABLE with the end of the wait (`backoff`). A record whose dead letter is written
+and holds its key is HOLDS_KEY, between ARCHIVING and ARCHIVED. It is persisted as ARCHIVING, with a
+wait until it is freed.
 
-ACQUIRED is never persisted: a lock does not outlive the leader that gave it, so a record that was
-acquired when the leader went comes back AVAILABLE with the count last written.
+ACQUIRED is never persisted: a lock ends with its leader. A record that was acquired then is
+AVAILABLE at the next leader, with the count that was written last.
 """
 
 from enum import IntEnum
@@ -41,7 +40,7 @@ class RecordState(IntEnum):
 
 
 class AcknowledgeType(IntEnum):
-    """Numbers as in ShareFetch and ShareAcknowledge requests; RENEW since their version 2."""
+    """Numbers in ShareFetch and ShareAcknowledge requests; RENEW since version 2."""
 
     GAP = 0
     ACCEPT = 1
@@ -50,7 +49,7 @@ class AcknowledgeType(IntEnum):
     RENEW = 4
 
 
-#: The same as plain ints, for the loops over a window's columns.
+#: The same as plain integers, for the loops over a window's columns.
 AVAILABLE = int(RecordState.AVAILABLE)
 ACQUIRED = int(RecordState.ACQUIRED)
 ACKNOWLEDGED = int(RecordState.ACKNOWLEDGED)
@@ -80,7 +79,7 @@ MOVES: dict[RecordState, frozenset[RecordState]] = {
     RecordState.HOLDS_KEY: frozenset({RecordState.ARCHIVED}),
 }
 
-#: What an acknowledgement makes of an acquired record. RENEW moves no state, only the lock.
+#: The state after an acknowledgement. RENEW changes only the lock.
 SETTLES: dict[int, RecordState] = {
     AcknowledgeType.GAP: RecordState.ARCHIVED,
     AcknowledgeType.ACCEPT: RecordState.ACKNOWLEDGED,

@@ -1,9 +1,10 @@
 """Acknowledgements in ShareFetch and ShareAcknowledge: checked, applied, and awaited.
 
 The answer leaves when all share partitions of the request have settled and their changes are
-committed. Acknowledgements of one share partition succeed or fail together (KIP-932). Those of many
-records are applied in several turns of the loop, so that no request stops all others for long; what
-is left of them when the member's connection is lost has no lock any more, and is refused.
+committed. Acknowledgements of one share partition succeed or fail together (KIP-932).
+Acknowledgements of many records are applied in several turns of the loop, so that no request blocks
+the others for long. If the member's connection is lost meanwhile, the rest has no lock any more and
+is refused.
 """
 
 from __future__ import annotations
@@ -31,13 +32,12 @@ _RELEASE = bytes((AcknowledgeType.RELEASE,))
 #: The acknowledge types of a batch.
 _TYPES = itemgetter(2)
 _TYPE_MAX = (int(AcknowledgeType.REJECT), _RENEW)
-#: Acknowledge types after which the rest of a request has to wait for the next turn: some 10 ms
-#: where each is another one than the one before.
+#: Acknowledge types that one turn applies: some 10 ms of work if each differs from the one before.
 STEP_TYPES = 3000
 
 
 class _Asked(NamedTuple):
-    """Who acknowledges, and by which rules."""
+    """The member that acknowledges, and the rules of its request."""
 
     group_id: str
     member_id: str
@@ -83,10 +83,10 @@ class Acks:
     def __init__(self, service: AcknowledgedPartitions) -> None:
         self._service = service
         self._left = 0
-        #: What has not been applied yet, the last first.
+        #: Batches that are to be applied, the last first.
         self._rest: list[tuple[UUID, int, Sequence[AcknowledgementBatch]]] = []
         self._then: Callable[[], None] | None = None
-        #: The share partitions with acknowledgements, and what went wrong with them.
+        #: The share partitions with acknowledgements, and their failures.
         self.partitions: list[tuple[UUID, int]] = []
         self.failures: dict[tuple[UUID, int], Failure] = {}
         #: Called when the last write is committed, unless `settled` was true before.
@@ -94,7 +94,7 @@ class Acks:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is awaited any more."""
+        """Whether all writes have a result."""
         return self._left == 0
 
     def apply(
@@ -106,7 +106,7 @@ class Acks:
         version: int,
         is_renew: bool,
     ) -> None:
-        """Acknowledge everything in a request, each share partition by itself."""
+        """Acknowledge all partitions of a request, each individually."""
         self._rest = [
             (topic_id, index, batches)
             for topic_id, partitions in reversed(topics)
@@ -118,7 +118,7 @@ class Acks:
             self._go_on(_Asked(group_id, member_id, version, is_renew))
 
     def then(self, call: Callable[[], None]) -> None:
-        """Have `call` called when all is applied: now, if it is."""
+        """Call `call` when all is applied, now if it is."""
         if self._rest:
             self._then = call
         else:
@@ -159,7 +159,7 @@ class Acks:
             leader.meter.failed_acknowledgements += failure is not None
 
     def _settle(self) -> None:
-        """One thing less is awaited."""
+        """Decrement the pending count."""
         self._left -= 1
         if self._left == 0 and self.on_settled is not None:
             self.on_settled()
@@ -180,7 +180,8 @@ class Acks:
 def misuse(
     batches: Sequence[AcknowledgementBatch], *, version: int, is_renew: bool
 ) -> Failure | None:
-    """What is wrong with acknowledgements by themselves: Kafka's checks, in its order."""
+    """Return what is wrong with acknowledgements themselves. These are Kafka's checks, in its
+    order."""
     if len(batches) == 1:
         batch = batches[0]
         if len(batch) == 3 and batch[2] == _ACCEPT and 0 <= batch[0] <= batch[1]:

@@ -1,11 +1,13 @@
-"""Writes the dead letters of a share partition, and lets their records leave the window after that,
-or hold their keys where the group wants it (`ShareLeader.dead_letters_written`).
+"""Writes the dead letters of a share partition.
 
-At-least-once, where Kafka is best-effort: a record is ARCHIVING before its letter is appended, and
-ARCHIVED only when the letter is committed; both are persisted. What a former leader left ARCHIVING
-is written by the next one, perhaps again. A letter that cannot be written is tried again, ever
-later; its record keeps its place meanwhile, and metrics and the log say why. It is dropped only
-where the group says after how long, or has no dead-letter topic any more.
+After that, their records leave the window, or hold their keys if the group wants it
+(`ShareLeader.dead_letters_written`). Delivery is at least once, where Kafka's is best effort: a
+record is ARCHIVING before its dead letter is appended, and ARCHIVED only after the commit; both are
+persisted. The next leader writes what a former one left ARCHIVING, perhaps again.
+
+A failed write is retried with growing pauses. The record stays in the window meanwhile, and metrics
+and the log report the reason. A dead letter is dropped only after the group's maximum time, or if
+the group has no dead-letter topic any more.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
     from shoal.server.replication.partitions import Partitions
     from shoal.server.timers import Timer
 
-#: Letters of one batch at most; fewer where they are large, or the topic refuses them.
+#: Maximum dead letters of one batch; fewer if they are large, or the topic refuses them.
 BATCH_RECORDS_MAX = 2000
 READ_BYTES = 1 << 20
 RETRY_MS, RETRY_MS_MAX = 500, 30_000
@@ -59,20 +61,20 @@ _COPY = "errors.deadletterqueue.copy.record.enable"
 _DROP_AFTER = "shoal.errors.deadletterqueue.drop.after.ms"
 _PREFIX = "errors.deadletterqueue.topic.name.prefix"
 _AUTO_CREATE = "errors.deadletterqueue.auto.create.topics.enable"
-#: Of the topic.
+#: A topic config.
 _ENABLE = "errors.deadletterqueue.group.enable"
 
 
 class Trouble(NamedTuple):
-    """Why letters cannot be written now: a word for metrics, a sentence for people."""
+    """Why dead letters cannot be written now: a word for metrics, and a sentence."""
 
     reason: str
     message: str
 
 
 class DeadLetterMeter:
-    """Counts of one broker, by group, and by group and reason: letters written and dropped,
-    attempts to write some and those that failed."""
+    """Counts of one broker: dead letters written and dropped by group, attempts by group, and
+    failed attempts by group and reason."""
 
     def __init__(self) -> None:
         self.written: Counter[str] = Counter()
@@ -115,7 +117,7 @@ class TopicCreator(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterServices:
-    """What all writers of dead letters on one broker share."""
+    """The collaborators of all writers of dead letters on one broker."""
 
     node: Node
     cache: MetadataCache
@@ -131,7 +133,7 @@ class DeadLetterServices:
 
 
 class DeadLetters:
-    """The letters that one share partition still has to write."""
+    """The dead letters that one share partition still has to write."""
 
     __slots__ = (
         "_batch_records_max",
@@ -148,7 +150,7 @@ class DeadLetters:
     def __init__(self, services: DeadLetterServices, leader: DeadLetterSource) -> None:
         self._services = services
         self._leader = leader
-        #: What is ARCHIVING and waits; what is being written is `_under_way` in its stead.
+        #: Ranges that wait. Those being written are in `_under_way`.
         self.queue: list[DeadLetterRange] = []
         self._under_way: list[DeadLetterRange] = []
         self.trouble: Trouble | None = None
@@ -159,11 +161,11 @@ class DeadLetters:
 
     @property
     def pending(self) -> bool:
-        """Whether there are letters yet to be written."""
+        """Whether there are dead letters yet to be written."""
         return bool(self.queue or self._under_way)
 
     def add(self, ranges: Sequence[DeadLetterRange]) -> None:
-        """Write the letters of what is persisted as ARCHIVING from now on."""
+        """Write the dead letters of records that are persisted as ARCHIVING from now on."""
         now_ms, group_id = self._services.node.clock.now_ms(), self._leader.key.group_id
         client_id = self._services.client_id
         count = 0
@@ -175,7 +177,7 @@ class DeadLetters:
         self.write()
 
     def load(self) -> None:
-        """Take up what a former leader left ARCHIVING."""
+        """Write the dead letters that a former leader has not written."""
         limit = self._leader.settings.delivery_count_limit
         now_ms = self._services.node.clock.now_ms()
         self.queue = [
@@ -185,13 +187,13 @@ class DeadLetters:
         self.write()
 
     def stop(self) -> None:
-        """The share partition is dropped."""
+        """Write nothing more: the share partition is dropped."""
         self.queue, self._under_way = [], []
         if self._timer is not None:
             self._timer.cancel()
 
     def write(self) -> None:
-        """Write the next batch of letters, unless one is under way or a retry is awaited."""
+        """Write the next batch, unless one is under way or a retry is due later."""
         if self._busy or self._timer is not None or not self.queue:
             return
         config = self._services.cache.image.group_config(self._leader.key.group_id)
@@ -205,7 +207,7 @@ class DeadLetters:
             self._append(target, copied=config[_COPY])
 
     def _target(self, name: str) -> Partition | Elsewhere | Trouble | None:
-        """The partition that the letters go to; None while the topic is being created."""
+        """Return the partition of the dead letters; None while the topic is being created."""
         services, source = self._services, self._leader.partition
         image = services.cache.image
         prefix = image.broker_config[_PREFIX]
@@ -285,7 +287,7 @@ class DeadLetters:
                     self._batch_records_max = size // 2
                     self.write()
                     return
-                # Nothing but its headers fits: better a letter without the record than none.
+                # Only its headers fit: write a dead letter without the record.
                 meter.failed[(group_id, "record-too-large")] += 1
                 batch = build_batch(dead_letter_records(source, chunk, {}, now_ms=now_ms))
                 appended = target.append(batch, now_ms=now_ms)
@@ -308,7 +310,7 @@ class DeadLetters:
         self._services.purgatory.wake(target.key)
 
     def _send(self, target: Elsewhere, source: Source, found: dict[int, Record]) -> None:
-        """Have the letters under way written by the broker that leads the dead-letter partition."""
+        """Produce the dead letters under way at the leader of their partition."""
         self._busy = True
         now_ms = self._services.node.clock.now_ms()
         batch = build_batch(dead_letter_records(source, self._under_way, found, now_ms=now_ms))
@@ -318,13 +320,13 @@ class DeadLetters:
     def _sent(
         self, target: Elsewhere, source: Source, whole: bool, done: asyncio.Future[ErrorCode]
     ) -> None:
-        """The leader has answered; `whole` tells that letters had their records with them."""
+        """Handle the leader's answer. `whole` means that the dead letters had their records."""
         self._busy = False
         if done.cancelled() or not self._under_way:
-            return  # Stopped meanwhile.
+            return  # It was stopped.
         code, size = done.result(), _count(self._under_way)
         if code is ErrorCode.message_too_large and size == 1 and whole:
-            # Nothing but its headers fits: better a letter without the record than none.
+            # Only its headers fit: write a dead letter without the record.
             self._services.meter.failed[(source.group_id, "record-too-large")] += 1
             self._send(target, source, {})
             return
@@ -358,7 +360,7 @@ class DeadLetters:
         self.write()
 
     def _failed(self, trouble: Trouble) -> None:
-        """Try again later, and drop what has been tried for longer than the group wants."""
+        """Retry later, and drop the dead letters that exceed the group's maximum time."""
         group_id, now_ms = self._leader.key.group_id, self._services.node.clock.now_ms()
         self._services.meter.failed[(group_id, trouble.reason)] += 1
         if self.trouble is None or self.trouble.reason != trouble.reason:
@@ -429,10 +431,10 @@ def _count(ranges: Sequence[DeadLetterRange]) -> int:
 def _records(
     source: Partition, wanted: Sequence[int], bytes_max: int
 ) -> tuple[dict[int, Record], int | None]:
-    """The records of some offsets, which rise, as far as the log still has them and can read them.
+    """Read the records of rising offsets, as far as the log has them and can decode them.
 
-    Ends when they are larger than `bytes_max` together, and then tells the first offset that was
-    not looked for; but there is always one that was.
+    Stop when they exceed `bytes_max` together, after at least one, and return the first offset that
+    was not read.
     """
     found: dict[int, Record] = {}
     log, at, size = source.log, 0, 0

@@ -1,9 +1,9 @@
-"""One ShareFetch: its acknowledgements, what it waits for, and its response.
+"""One ShareFetch: its acknowledgements, its wait, and its response.
 
-A request whose partitions have nothing to acquire waits for a high watermark to move or for
-records to come back, up to its `max_wait`; one with acknowledgements also waits for these to be
-committed. Records are acquired when they are read, and given back undelivered when the connection
-is gone before the answer could leave.
+A request without available records waits until a high watermark moves or records become available,
+up to its `max_wait`. A request with acknowledgements also waits for their commit. Records are
+acquired when they are read. If the connection closes before the answer leaves, they are released as
+undelivered.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class SharePartitions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FetchServices:
-    """What all share fetches of one broker share."""
+    """The collaborators of all share fetches on one broker."""
 
     node: Node
     cache: MetadataCache
@@ -87,7 +87,7 @@ class FetchServices:
 
 
 class ShareFetch:
-    """One request under way."""
+    """One ShareFetch under way."""
 
     __slots__ = (
         "_acks",
@@ -129,17 +129,17 @@ class ShareFetch:
         self._headers_only = bool(body.share_acquire_mode & HEADERS_ONLY)
         session.reassigned = False
         self._keys = self._rotated(list(session.partitions), body.share_session_epoch)
-        #: What has been collected for the answer; None while the fetch waits.
+        #: The entries of the answer; None while the fetch waits.
         self._entries: dict[_Key, PartitionRecords] | None = None
         self._locks: list[tuple[ShareLeader, int]] = []
-        #: Leaders elsewhere that the answer names.
+        #: Leaders on other brokers that the answer names.
         self._leaders: dict[_Key, tuple[int, int]] = {}
         self._answer: DeferredResponse | None = None
         self._parked: DeferredResponse | None = None
 
     @staticmethod
     def _rotated(keys: list[_Key], epoch: int) -> list[_Key]:
-        """Begin with another partition each time, so that none is served last for ever."""
+        """Begin with another partition each time, so that none is always served last."""
         turn = epoch % len(keys) if keys else 0
         return keys[turn:] + keys[:turn]
 
@@ -187,7 +187,7 @@ class ShareFetch:
     # Attempts.
 
     def _attempt(self) -> Body | None:
-        # A member with another assignment is let go, to ask for its new partitions.
+        # A member with a new assignment gets its answer now, and fetches its new partitions.
         return self._done() if self._collect(must=self._session.reassigned) else None
 
     def _woken(self, _: DeferredResponse) -> None:
@@ -199,14 +199,14 @@ class ShareFetch:
         return self._done()
 
     def _done(self) -> Body:
-        # With acknowledgements under way the answer is made by `_finish`, out of what was got.
+        # While acknowledgements are under way, `_finish` makes the answer.
         return self._encode() if self._answer is None else ()
 
     def _finish(self) -> None:
         answer = self._answer
         if self._entries is None or answer is None or answer.done() or not self._acks.settled:
             return
-        # The answer holds records, and must not live until a cycle is found.
+        # The answer has records: break the cycle, so that they are freed at once.
         self._acks.on_settled = None
         answer.set_result(self._encode())
 
@@ -219,13 +219,13 @@ class ShareFetch:
                     leader.take_back(lock)
 
     def _collect(self, *, must: bool) -> bool:
-        """Acquire what there is, if that is enough to answer, or `must` be."""
+        """Acquire records. Return whether they are enough to answer; with `must`, any number is."""
         session = self._session
         if (
             self._services.partitions.sessions.get(session.group_id, session.member_id)
             is not session
         ):
-            self._entries = {}  # Closed, or opened anew: nothing is acquired for it any more.
+            self._entries = {}  # It was closed or replaced: acquire nothing.
             return True
         if not must and not self._worth_answering():
             return False
@@ -275,7 +275,8 @@ class ShareFetch:
         return True
 
     def _worth_answering(self) -> bool:
-        """Whether there is anything to say yet: records enough, or news of a failure."""
+        """Whether an answer is due: enough records are available, or a failure is to be
+        reported."""
         session, body = self._session, self._request
         available = 0
         for key in self._keys:
@@ -289,7 +290,7 @@ class ShareFetch:
                 try:
                     available += leader.available_bytes(body.min_bytes)
                 except (OSError, LogOffline, OffsetOutOfRange):
-                    return True  # The answer tells of it.
+                    return True  # The answer reports it.
                 if available >= min(body.min_bytes, self._max_bytes()):
                     return True
         return False
@@ -344,28 +345,28 @@ class ShareFetch:
 def current_leader(
     image: MetadataImage, node_id: int, key: _Key, code: int
 ) -> tuple[int, int] | None:
-    """Id and epoch of the leader that a refusal names (KIP-951); None if it names none."""
+    """Return id and epoch of the leader that a refusal names (KIP-951), or None."""
     if code not in (ErrorCode.not_leader_or_follower, ErrorCode.fenced_leader_epoch):
         return None
     topic = image.topics_by_id.get(key[0])
     if topic is None or not 0 <= key[1] < len(topic.partitions):
         return None
     found = topic.partitions[key[1]]
-    # This broker refuses although it leads: it is cut off, or reads the state again.
+    # This broker leads and refuses: it is cut off, or reads the state again.
     return None if found.leader == node_id else (found.leader, found.leader_epoch)
 
 
 def endpoints_of(
     image: MetadataImage, peer: Peer, leaders: Iterable[tuple[int, int]]
 ) -> list[tuple[int, str, int, str | None]]:
-    """Node id, host, port and rack of each of these leaders, on the listener of the client."""
+    """Return node id, host, port and rack of these leaders, on the client's listener."""
     found = leader_endpoints(image, peer.listener, (leader_id for leader_id, _ in leaders))
     return [(row["node_id"], row["host"], row["port"], row["rack"]) for row in found]
 
 
 def check_acquire_mode(request: Request) -> None:
-    """Raises INVALID_REQUEST for an acquire mode that is none, as `HEADERS_ONLY` is to clients
-    that were not told of it."""
+    """Raise INVALID_REQUEST for an unknown acquire mode. Only our own clients know
+    `HEADERS_ONLY`."""
     mode = request.body.share_acquire_mode
     own = request.peer.client_software[0] == OWN_CLIENT
     if mode & ~HEADERS_ONLY not in (0, RECORD_LIMIT) or (mode & HEADERS_ONLY and not own):
@@ -373,7 +374,7 @@ def check_acquire_mode(request: Request) -> None:
 
 
 def headers_of(records: Sequence[memoryview]) -> list[memoryview]:
-    """The batches' headers."""
+    """Return the headers of batches."""
     return [data[at : at + HEADER_SIZE] for data in records for at, _ in headers(data)]
 
 

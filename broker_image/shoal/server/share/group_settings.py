@@ -19,7 +19,8 @@ DEAD_LETTERS_FROM = 2
 
 
 class ShareGroupSettings:
-    """Owns the settings of groups as the newest image has them, each computed when it is used."""
+    """Owns the settings of groups under the newest image. Each is computed when it is first
+    used."""
 
     def __init__(self, node: Node, cache: MetadataCache) -> None:
         self._node = node
@@ -74,7 +75,7 @@ def _settings(image: MetadataImage, group_id: str) -> ShareSettings:
 
 
 def backoff(config: Mapping[str, Any]) -> Backoff | None:
-    """The group's retry back-off; None while `share.redelivery.backoff.ms` is 0."""
+    """Return the group's retry back-off; None while `share.redelivery.backoff.ms` is 0."""
     first_ms = config["share.redelivery.backoff.ms"]
     if first_ms == 0:
         return None
@@ -87,7 +88,7 @@ def backoff(config: Mapping[str, Any]) -> Backoff | None:
 
 
 def selection(config: Mapping[str, Any]) -> SelectionPolicy | None:
-    """The group's key order, delay and priority; None where it has none of them."""
+    """Return the group's key order, delay and priority, or None."""
     policy = SelectionPolicy(
         key_order=config["share.ordering"] == "key",
         key_batch=config["share.ordering.key.batch"],

@@ -40,22 +40,23 @@ if TYPE_CHECKING:
 
     from shoal.server.share.ports import Cancellable, LeaderPorts
 
-#: What a record is taken to measure before any was read, and the least that one read asks for.
+#: The assumed size of a record before the first read, and the minimum size of a read.
 RECORD_SIZE_GUESS = 1024
 READ_SIZE_MIN = 16 * 1024
-#: Reads of one fetch that may come to nothing because all they held was passed by.
+#: Maximum reads of one fetch that find only records to pass by.
 FRUITLESS_READS_MAX = 16
 
 
 class Fetched(NamedTuple):
-    """What a member got of one share partition."""
+    """The records of one share partition that a member acquired."""
 
     records: Sequence[memoryview]
     acquired: Acquired
 
 
 class Phase(Enum):
-    """Of a share partition on its leader: its state is being read, it serves, or it is dropped."""
+    """The phase of a share partition on its leader: its state is being read, it is served, or
+    dropped."""
 
     LOADING = "loading"
     ACTIVE = "active"
@@ -63,7 +64,7 @@ class Phase(Enum):
 
 
 class ShareLeader:
-    """One share partition. Owned by the share service."""
+    """One share partition. The share service owns it."""
 
     __slots__ = (
         "_leader_epoch",
@@ -109,7 +110,8 @@ class ShareLeader:
         self.record_size = float(RECORD_SIZE_GUESS)
         #: Facts of single records, in groups that have key order, delay or priority.
         self.selection: Selection | None = None
-        #: The last write; it takes changes until it is closed. And writes without a result.
+        #: The last write, which takes changes until it is closed; and the number of writes without
+        #: a result.
         self._write: StateWrite | None = None
         self._writes = 0
         self._leader_epoch = partition.leader_epoch
@@ -120,12 +122,12 @@ class ShareLeader:
 
     @property
     def settings(self) -> ShareSettings:
-        """The group's configs as of now."""
+        """The group's configs in force."""
         return self._ports.settings(self.key.group_id)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is lost by dropping it: no locks, and no write under way."""
+        """Whether dropping it loses nothing: it has no locks, writes or dead letters under way."""
         return not (self.share.locks.live or self._writes or self.dead_letters.pending)
 
     @property
@@ -183,14 +185,14 @@ class ShareLeader:
         self._arm()
         self._ports.load_times.note(self.key.group_id, self.now_ms() - self._load_began_ms)
         if is_new:
-            # Where the group begins is decided once: a restart must not move `latest` on.
-            self.persist(())
+            # The start is decided once: a restart must not move `latest`.
+            self.persist(self.now_ms(), ())
         self.configured()
         self.dead_letters.load()
         self._ports.wake(self.wake_key)
 
     def _first_offset(self) -> int:
-        """Where a group starts that never read this partition (share.auto.offset.reset)."""
+        """Return where a group starts that never read this partition (share.auto.offset.reset)."""
         policy, partition = self.settings.auto_offset_reset, self.partition
         if policy == "earliest":
             return partition.log.log_start_offset
@@ -204,7 +206,7 @@ class ShareLeader:
         return partition.high_watermark
 
     def drop(self, failure: Failure) -> None:
-        """Forget the window; whoever waits is told why."""
+        """Drop the window, and fail all waiters."""
         if self.phase is Phase.DROPPED:
             return
         served, self.phase, self.failure = self.phase is Phase.ACTIVE, Phase.DROPPED, failure
@@ -222,10 +224,10 @@ class ShareLeader:
             self.partition.on_advance.remove(self.moved)
         (self._ports.wake if served else self._ports.wake_later)(self.wake_key)
 
-    # What members ask.
+    # Requests of members.
 
     def limit(self, settings: ShareSettings) -> int:
-        """The offset below which records may be delivered."""
+        """Return the offset below which records may be delivered."""
         partition = self.partition
         return partition.last_stable_offset if settings.read_committed else partition.high_watermark
 
@@ -239,8 +241,8 @@ class ShareLeader:
         return self.share.can_acquire(self.limit(settings), settings.max_record_locks)
 
     def is_delivery_stopped(self, settings: ShareSettings) -> bool:
-        """Whether nothing is delivered now: the group is paused or floods its dead letters, or this
-        broker hands over."""
+        """Whether nothing is delivered: the group is paused or exceeds its rate of dead letters, or
+        this broker hands over."""
         if settings.paused or self._ports.draining:
             return True
         return settings.dead_letters and self._ports.exceeds_dlq_rate(
@@ -248,7 +250,7 @@ class ShareLeader:
         )
 
     def is_full(self, settings: ShareSettings) -> bool:
-        """Whether as many records are in flight as may be, and none has come back."""
+        """Whether the limit on records in flight is reached, and no record is available again."""
         if self.selection is not None:
             return self.selection.in_flight() >= settings.max_record_locks
         share = self.share
@@ -256,7 +258,7 @@ class ShareLeader:
         return full and share.next_fetch_offset() == share.end_offset
 
     def available_bytes(self, wanted: int) -> int:
-        """Bytes that a fetch could read from where it would begin, up to `wanted`."""
+        """Return the number of bytes, up to `wanted`, that a fetch could read."""
         selection = self.selection
         if selection is not None and selection.may_choose():
             return wanted
@@ -286,7 +288,7 @@ class ShareLeader:
         if settings.selection is not None:
             views, got = share_selection.fetch(self, wanted, max_bytes, settings, now_ms)
             self._arm()
-            return Fetched(views, self._noted(got))
+            return Fetched(views, self._noted(now_ms, got))
         self.selection = None
         for _ in range(FRUITLESS_READS_MAX):
             if not share.can_acquire(limit, settings.max_record_locks):
@@ -301,7 +303,7 @@ class ShareLeader:
                 break
             self.record_size = len(data) / max(1, batches.lasts[-1] - batches.bases[0] + 1)
             got = acquire(share, now_ms, wanted, batches, settings, offset)
-            if self._noted(got).total:
+            if self._noted(now_ms, got).total:
                 view = batches.data
                 return Fetched([view[a:b] for a, b in batches.spans(got.records)], got)
             if not got.changes:
@@ -309,7 +311,7 @@ class ShareLeader:
         return Fetched((), NOTHING)
 
     def needs_scan(self) -> bool:
-        """Whether records that no fetch has looked at are left, within the group's bounds."""
+        """Whether records are left to scan, within the group's limits."""
         settings = self.settings
         selection = share_selection.selection_of(self, settings)
         return selection is not None and selection.needs_scan(
@@ -317,22 +319,23 @@ class ShareLeader:
         )
 
     def scan_ahead(self) -> bool:
-        """Look at records that no member has fetched; whether a further look finds more.
+        """Scan records that no member has fetched. Return whether a further scan finds more.
 
-        For groups with a delay, so that the broker counts what is due later. Raises `ApiError`
-        when the log cannot be read.
+        For groups with a delay, so that the broker counts future records. Raises `ApiError` when
+        the log cannot be read.
         """
-        changes, more = share_selection.scan_ahead(self, self.settings, self.now_ms())
+        now_ms = self.now_ms()
+        changes, more = share_selection.scan_ahead(self, self.settings, now_ms)
         if changes:
-            self._persist(changes)
+            self._persist(now_ms, changes)
         self._arm()
         self._ports.wake(self.wake_key)
         return more
 
-    def _noted(self, got: Acquired) -> Acquired:
-        """Persist what a fetch passed by, and count what it got."""
+    def _noted(self, now_ms: int, got: Acquired) -> Acquired:
+        """Persist what a fetch passed by, and count its records."""
         if got.changes:
-            self._persist(got.changes)
+            self._persist(now_ms, got.changes)
         if got.total:
             self.acquired_total += got.total
             self.fetches.batches += len(got.records)
@@ -343,7 +346,8 @@ class ShareLeader:
         return got
 
     def read(self, offset: int, size: int, limit: int) -> tuple[bytes | memoryview, int]:
-        """About `size` bytes of the log from `offset` on, and the offset behind them."""
+        """Return about `size` bytes of the log from `offset` on, and the offset behind them. Raises
+        `ApiError`."""
         log = self.partition.log
         try:
             if offset < log.log_start_offset:
@@ -373,8 +377,8 @@ class ShareLeader:
     def acknowledge(
         self, member_id: str, acknowledgements: Sequence[Acknowledgement], waiter: Waiter
     ) -> Failure | None:
-        """Settle what a member holds; `waiter` is called once that is committed, if it returns
-        None, and never if it returns why it refuses."""
+        """Settle a member's records, and call `waiter` after the commit. If it refuses, return the
+        reason and do not call `waiter`."""
         now_ms, settings, share = self.now_ms(), self.settings, self.share
         for one in acknowledgements:
             if len(one) == 4 and one[3] > settings.release_delay_max_ms:
@@ -386,7 +390,7 @@ class ShareLeader:
         if outcome.error is not ErrorCode.none:
             return Failure(outcome.error, outcome.message)
         if outcome.changes:
-            self.persist(outcome.changes, waiter)
+            self.persist(now_ms, outcome.changes, waiter)
             if was_full or settings.selection is not None or _frees(outcome.changes):
                 self._ports.wake(self.wake_key)
         else:
@@ -395,33 +399,34 @@ class ShareLeader:
         return None
 
     def release(self, locks: Sequence[int], *, undelivered: bool = False) -> None:
-        """A member's share session is over: what it held by these locks is available again, after
-        the group's back-off unless it counts as undelivered."""
+        """Release the locks of a member whose share session is over. The group's back-off applies
+        unless the records count as undelivered."""
         if self.phase is not Phase.ACTIVE:
             return
         limit = self.settings.delivery_count_limit
-        on_failure = None if undelivered else self._on_failure(self.now_ms(), self.settings)
+        now_ms = self.now_ms()
+        on_failure = None if undelivered else self._on_failure(now_ms, self.settings)
         changes = self.share.end_locks(locks, limit, undelivered=undelivered, on_failure=on_failure)
         if changes:
-            self.persist(changes)
+            self.persist(now_ms, changes)
             self._ports.wake(self.wake_key)
 
     def take_back(self, lock: int) -> None:
-        """Records acquired under a lock never left the broker."""
+        """Release a lock whose records never left the broker."""
         changes = self.share.take_back(lock, self.settings.delivery_count_limit)
         if self.selection is not None:
             self.selection.changed(changes, self.now_ms())
         self._ports.wake(self.wake_key)
 
     def moved(self, partition: Partition) -> None:
-        """The high watermark or the log's start moved. The window follows the latter."""
+        """Follow the high watermark, and the log's start."""
         if self.phase is not Phase.ACTIVE:
             return
         if partition.lost_leadership_since(self._leader_epoch):
             self.drop(Failure(ErrorCode.not_leader_or_follower))
         elif partition.log.log_start_offset > self.share.start_offset:
             self._log_start_moved()
-            self.persist(())
+            self.persist(self.now_ms(), ())
             self._ports.wake(self.wake_key)
 
     # Dead letters that hold keys.
@@ -429,15 +434,15 @@ class ShareLeader:
     def dead_letters_written(
         self, ranges: Sequence[DeadLetterRange], *, dropped: bool = False
     ) -> None:
-        """Dead letters are committed, or given up: their records leave the window, or hold their
-        keys until somebody frees them, if the group wants that of letters that are there."""
+        """Let records leave the window whose dead letters are committed or given up. If the group
+        wants it, records with a dead letter hold their keys instead until they are freed."""
         share = self.share
         if self._dead_letters_hold_keys and not dropped:
             changes = hold_keys(share, self.selection, ranges)
         else:
             changes = [x for one in ranges for x in share.archived(one.first, one.last)]
         if changes or share.delays:
-            self.persist(changes)
+            self.persist(self.now_ms(), changes)
             self._ports.wake(self.wake_key)
 
     @property
@@ -446,20 +451,19 @@ class ShareLeader:
         return policy is not None and policy.dead_letters_hold_keys
 
     def free(self, ranges: Iterable[tuple[int, int]], waiter: Waiter) -> None:
-        """Let keys go on that dead-lettered records among these offsets hold; `waiter` is called
-        once that is committed. Others are passed over: they have been freed before, or never held
-        one."""
+        """Free the keys that dead-lettered records in these ranges hold, and call `waiter` after
+        the commit. Records that hold no key are passed over."""
         changes: list[StateBatch] = []
         for first, last in ranges:
             changes += self.share.free(first, last)
         if changes or self._writes:
-            self.persist(changes, waiter)
+            self.persist(self.now_ms(), changes, waiter)
             self._ports.wake(self.wake_key)
         else:
             waiter(None)
 
     def configured(self) -> None:
-        """The group's configs have changed: dead letters may hold keys no longer."""
+        """Follow the group's configs: dead letters may hold keys no longer."""
         if (
             self.phase is Phase.ACTIVE
             and self.share.key_holders
@@ -471,7 +475,7 @@ class ShareLeader:
     # Time.
 
     def expire(self, now_ms: int) -> None:
-        """End the locks and the waits that are due."""
+        """End the locks and waits that are due."""
         deadline_ms = self._next_deadline_ms()
         if deadline_ms is None or deadline_ms > now_ms:
             return
@@ -488,7 +492,7 @@ class ShareLeader:
         )
         self.expired_total += freed
         if changes:
-            self.persist(changes)
+            self.persist(now_ms, changes)
             self._ports.wake(self.wake_key)
 
     def _on_failure(self, now_ms: int, settings: ShareSettings) -> FailurePolicy | None:
@@ -497,7 +501,7 @@ class ShareLeader:
         return FailurePolicy(now_ms, self._ports.random, settings.backoff, settings.dead_letters)
 
     def _next_deadline_ms(self) -> int | None:
-        """When a lock, a wait or a delay ends next."""
+        """Return when the next lock, wait or delay ends."""
         deadline_ms = self.share.next_deadline_ms
         if self.selection is None:
             return deadline_ms
@@ -507,7 +511,7 @@ class ShareLeader:
         return min(due_ms, deadline_ms)
 
     def _arm(self) -> None:
-        """See to it that the timer fires at the earliest deadline, or before."""
+        """Set the timer so that it fires at the earliest deadline, or before."""
         deadline_ms = self._next_deadline_ms()
         if deadline_ms is None or (self._timer is not None and self._timer_ms <= deadline_ms):
             return
@@ -521,7 +525,7 @@ class ShareLeader:
         self._ports.run_soon(self.tick)
 
     def tick(self) -> None:
-        """The timer has fired: end what is due, and wait for the next."""
+        """End what is due after the timer has fired, and set the timer again."""
         if self.phase is Phase.ACTIVE:
             self.expire(self.now_ms())
             self._arm()
@@ -532,13 +536,17 @@ class ShareLeader:
 
     # Persistence.
 
-    def persist(self, changes: Sequence[StateBatch], waiter: Waiter | None = None) -> None:
+    def persist(
+        self, now_ms: int, changes: Sequence[StateBatch], waiter: Waiter | None = None
+    ) -> None:
         """Write changes, and the start offset, with all others of this turn of the loop."""
         if self.selection is not None:
-            self.selection.changed(changes, self.now_ms())
-        self._persist(changes, waiter)
+            self.selection.changed(changes, now_ms)
+        self._persist(now_ms, changes, waiter)
 
-    def _persist(self, changes: Sequence[StateBatch], waiter: Waiter | None = None) -> None:
+    def _persist(
+        self, now_ms: int, changes: Sequence[StateBatch], waiter: Waiter | None = None
+    ) -> None:
         share, write = self.share, self._write
         start_offset = share.start_offset
         if write is None or write.is_closed:
@@ -548,7 +556,7 @@ class ShareLeader:
                 partition=self._state_partition,
                 state_epoch=share.state_epoch,
                 leader_epoch=share.leader_epoch,
-                begun_ms=self.now_ms(),
+                begun_ms=now_ms,
             )
             self._writes += 1
             self._ports.write_state(write)
@@ -586,7 +594,7 @@ def _too_late(delay_ms: int, max_ms: int) -> Failure:
 
 
 def _frees(changes: Sequence[StateBatch]) -> bool:
-    """Whether something may be acquired again."""
+    """Whether a change makes records available."""
     for _, _, state, _ in changes:  # noqa: SIM110 - a third of the time that `any` takes for one
         if state == AVAILABLE:
             return True

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.client.errors import ClientError
 from shoal.coordinator.contract import Result
@@ -24,9 +24,7 @@ from shoal.protocol.errors import ApiError, ErrorCode
 
 if TYPE_CHECKING:
     from shoal.server.metadata_cache import MetadataCache
-    from shoal.server.network.peers import Peers
     from shoal.server.node import Node
-    from shoal.server.share.state_coordinator import StateCoordinator
     from shoal.server.share.state_write import StateWrite
 
 Answer = Mapping[str, Any]
@@ -45,12 +43,39 @@ _RETRIED = {
 }
 
 
+class States(Protocol):
+    """The share coordinator on this broker (`state_coordinator`)."""
+
+    def coordinator_of(self, key: str) -> int:
+        """The broker that coordinates a key. Raises COORDINATOR_NOT_AVAILABLE."""
+
+    def ready(self) -> asyncio.Future[Any] | None:
+        """None, or a future to wait for while the topic of the state is created."""
+
+    def decide(self, key: ShareKey, decide: Decide) -> asyncio.Future[Any]:
+        """Run `decide` on the shard of a key. The future gets the answer, or an `ApiError`."""
+
+    def begin_writes(self) -> None:
+        """Collect the records of the writes that follow, until `end_writes`."""
+
+    def write(self, index: int, write: StateWrite, now_ms: int) -> None:
+        """Decide on a write to a state partition."""
+
+    def end_writes(self, now_ms: int) -> None:
+        """Append what was decided since `begin_writes`."""
+
+
+class Peers(Protocol):
+    """Requests to other brokers (`network.peers`)."""
+
+    async def request(self, broker_id: int, api_key: ApiKey, fields: Mapping[str, Any]) -> Any:
+        """The answer of that broker. Raises `ClientError`."""
+
+
 class Persister:
     """Owns the writes that wait for the end of this turn, or for an earlier write of their key."""
 
-    def __init__(
-        self, node: Node, cache: MetadataCache, peers: Peers, states: StateCoordinator
-    ) -> None:
+    def __init__(self, node: Node, cache: MetadataCache, peers: Peers, states: States) -> None:
         self._node = node
         self._cache = cache
         self._peers = peers
@@ -103,7 +128,7 @@ class Persister:
             self._states.write(write.partition, write, now_ms)
             return
         self._remote[write.key] = None
-        row = {
+        fields = {
             "state_epoch": write.state_epoch,
             "leader_epoch": write.leader_epoch,
             "start_offset": write.start_offset,
@@ -120,7 +145,7 @@ class Persister:
             "delays": delay_entries(write.delays),
         }
         sent = asyncio.ensure_future(
-            self._carried(write.key, _decision_of(write), ApiKey.WRITE_SHARE_GROUP_STATE, row)
+            self._carried(write.key, _decision_of(write), ApiKey.WRITE_SHARE_GROUP_STATE, fields)
         )
         sent.add_done_callback(lambda done: self._sent(write, done))
 
@@ -152,21 +177,21 @@ class Persister:
                 answer["delays"] = waits
             return answer, result
 
-        row = {"leader_epoch": leader_epoch}
-        return self._ask(key, decide, ApiKey.READ_SHARE_GROUP_STATE, row)
+        fields = {"leader_epoch": leader_epoch}
+        return self._ask(key, decide, ApiKey.READ_SHARE_GROUP_STATE, fields)
 
     def initialize(
         self, key: ShareKey, *, state_epoch: int, start_offset: int
     ) -> asyncio.Future[Answer]:
         """InitializeShareGroupState."""
-        row = {"state_epoch": state_epoch, "start_offset": start_offset}
+        fields = {"state_epoch": state_epoch, "start_offset": start_offset}
         return self._ask(
             key,
             lambda shard, now_ms: answer_of(
                 shard.initialize(now_ms, key, state_epoch=state_epoch, start_offset=start_offset)
             ),
             ApiKey.INITIALIZE_SHARE_GROUP_STATE,
-            row,
+            fields,
         )
 
     def delete(self, key: ShareKey) -> asyncio.Future[Answer]:
@@ -188,23 +213,23 @@ class Persister:
         )
 
     def _ask(
-        self, key: ShareKey, decide: Decide, api_key: ApiKey, row: Mapping[str, Any]
+        self, key: ShareKey, decide: Decide, api_key: ApiKey, fields: Mapping[str, Any]
     ) -> asyncio.Future[Answer]:
-        """Run `decide` locally, or send the RPC with `row` as its partition.
+        """Run `decide` locally, or send the RPC with these `fields` of a partition.
 
         A local answer without an error that passes is there when this returns.
         """
         local = self._states.decide(key, decide) if self.is_here(key) else None
         if local is not None and local.done() and not _is_retried(local):
             return local
-        return asyncio.ensure_future(self._carried(key, decide, api_key, row, local))
+        return asyncio.ensure_future(self._carried(key, decide, api_key, fields, local))
 
     async def _carried(
         self,
         key: ShareKey,
         decide: Decide,
         api_key: ApiKey,
-        row: Mapping[str, Any],
+        fields: Mapping[str, Any],
         local: asyncio.Future[Answer] | None = None,
     ) -> Answer:
         """Repeat a request for `PATIENCE_MS` while a coordinator moves or loads, also a local one.
@@ -215,7 +240,7 @@ class Persister:
         while True:
             answer: Answer
             try:
-                answer = await (local or self._try(key, decide, api_key, row))
+                answer = await (local or self._try(key, decide, api_key, fields))
             except ApiError as refused:
                 answer = {"error_code": refused.code, "error_message": refused.message}
             except ClientError as error:
@@ -228,7 +253,7 @@ class Persister:
             pause_ms = min(2 * pause_ms, _PAUSE_MAX_MS)
 
     async def _try(
-        self, key: ShareKey, decide: Decide, api_key: ApiKey, row: Mapping[str, Any]
+        self, key: ShareKey, decide: Decide, api_key: ApiKey, fields: Mapping[str, Any]
     ) -> Answer:
         created = self._states.ready()
         if created is not None:
@@ -238,10 +263,10 @@ class Persister:
             return await self._states.decide(key, decide)
         topic = {
             "topic_id": key.topic_id,
-            "partitions": [{"partition": key.partition, **row}],
+            "partitions": [{"partition": key.partition, **fields}],
         }
-        fields = {"group_id": key.group_id, "topics": [topic]}
-        response = await self._peers.request(coordinator, api_key, fields)
+        request = {"group_id": key.group_id, "topics": [topic]}
+        response = await self._peers.request(coordinator, api_key, request)
         entry = response.results[0].partitions[0]
         answer = {
             name: value for name in _ANSWERED if (value := getattr(entry, name, None)) is not None

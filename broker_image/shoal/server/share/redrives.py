@@ -1,7 +1,7 @@
-"""How many dead letters of each share group were redriven, as the redrives' ledger tells.
+"""Counts the redriven dead letters of each share group, from the ledger of redrives.
 
-Redriving is a client's work (`client.redrive`), which remembers in a compacted topic what it did;
-the broker that leads that topic reads what is new there whenever its metrics are asked for.
+Clients redrive dead letters (`client.redrive`), and record it in a compacted topic. The leader of
+that topic reads its new records when its metrics are requested.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from shoal.server.metrics.registry import Metrics
     from shoal.server.replication.partitions import Partitions
 
-#: As `client.redrive_ledger` calls it. Its module is not imported: a broker needs no client.
+#: As in `client.redrive_ledger`, which is not imported: a broker needs no client.
 LEDGER = "shoal-redrives"
 READ_BYTES = 1 << 20
 
 
 class Redrives:
-    """What one broker has read of the ledger."""
+    """The part of the ledger that one broker has read."""
 
     def __init__(self, partitions: Partitions, metrics: Metrics) -> None:
         self._partitions = partitions
@@ -50,7 +50,7 @@ class Redrives:
         try:
             self._read(partition)
         except (OSError, LogOffline, CorruptBatch, OffsetOutOfRange):
-            pass  # What was read so far is told; the log's own troubles are told elsewhere.
+            pass  # The metric shows what was read so far. Others report failures of the log.
         groups: Counter[str] = Counter()
         for counts in self._counts.values():
             groups.update(counts)
@@ -77,4 +77,4 @@ class Redrives:
             counts = {} if value is None else json.loads(value)["redriven"]
             self._counts[key] = {str(group): int(n) for group, n in counts.items()}
         except (ValueError, KeyError, TypeError, AttributeError):
-            return  # Written by somebody else.
+            return  # Not a record of ours.

@@ -1,8 +1,8 @@
-"""Fetches of groups that have key order, delay or priority (`coordinator.share.selection`).
+"""Fetches of groups with key order, delay or priority (`coordinator.share.selection`).
 
-A fetch looks at a bounded number of records that were not looked at before, takes what is most
-urgent among all that are known, and reads exactly the batches these are in. Where looking is not
-done the waiting fetches are woken for another turn, so that no single one takes long.
+A fetch scans a bounded number of new records, chooses the most urgent known ones, and reads exactly
+their batches. If more is to be scanned, it wakes the waiting fetches for another turn, so that no
+single fetch takes long.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from shoal.protocol.errors import ApiError
 if TYPE_CHECKING:
     from shoal.coordinator.share.share_partition import SharePartition
 
-#: Records that one fetch looks at: some 5 ms of work.
+#: Records that one fetch scans: some 5 ms of work.
 SCANNED_RECORDS_MAX = 2000
-#: Bytes of the log that are read at a time to look at records, at least and at most; and those
-#: between two records that are taken that are rather read with them than passed over.
+#: Minimum and maximum bytes of one read to scan. And the size of a gap between two chosen records
+#: up to which one read covers both.
 SCAN_BYTES_MIN, SCAN_BYTES = 48 * 1024, 128 * 1024
 READ_SIZE_MIN = 16 * 1024
-#: Places in the log that one fetch reads; what lies further goes to the next.
+#: Maximum reads of one fetch.
 READS_MAX = 100
 
 
@@ -60,7 +60,7 @@ class SelectiveLeader(Protocol):
 
 
 def selection_of(leader: SelectiveLeader, settings: ShareSettings) -> Selection | None:
-    """What the leader knows of its records under the group's configs as of now."""
+    """Return the leader's selection under the group's configs in force."""
     policy, known = settings.selection, leader.selection
     if known is None or known.policy != policy:
         leader.selection = known = None if policy is None else Selection(leader.share, policy)
@@ -119,7 +119,7 @@ def fetch(
         leader.share.advance()
     if not acquired:
         if selection.needs_scan(records, limit):
-            leader.wake_soon()  # All that seemed to be ready was outdated.
+            leader.wake_soon()  # All entries were outdated.
         return [], Acquired((), 0, 0, changes)
     deadline_ms = now_ms + settings.lock_duration_ms
     open_lock(leader.share, number, wanted.member_id, deadline_ms, acquired, total)
@@ -129,10 +129,10 @@ def fetch(
 def scan_ahead(
     leader: SelectiveLeader, settings: ShareSettings, now_ms: int
 ) -> tuple[list[StateBatch], bool]:
-    """Look at records that no fetch has looked at yet, about `SCANNED_RECORDS_MAX` of them.
+    """Scan about `SCANNED_RECORDS_MAX` records that no fetch has scanned.
 
-    Returns what was passed by, to be persisted, and whether a further look finds more. Raises
-    `ApiError` when the log cannot be read.
+    Return the changes to persist of what was passed by, and whether a further scan finds more.
+    Raises `ApiError` when the log cannot be read.
     """
     selection = selection_of(leader, settings)
     assert selection is not None
@@ -141,13 +141,13 @@ def scan_ahead(
     changes = _scan(leader, selection, records, limit, settings, now_ms)
     if changes:
         leader.share.advance()
-    # Where nothing was read there is nothing to go on with.
+    # A scan without progress finds no more.
     return changes, selection.cursor > before and selection.needs_scan(records, limit)
 
 
 class _Piece(NamedTuple):
-    """Chosen offsets, the read that has them, or None where those are several that were made
-    before, and what of it a member gets."""
+    """Chosen offsets and their views. `batches` is their read, or None if they come from several
+    cached reads."""
 
     offsets: list[int]
     batches: Batches | None
@@ -155,7 +155,7 @@ class _Piece(NamedTuple):
 
 
 def _apart(cache: ReadCache, pieces: Sequence[_Piece]) -> list[tuple[list[int], Batches]]:
-    """Chosen offsets, by the one read that has them."""
+    """Return chosen offsets by the read that contains them."""
     found = []
     for piece in pieces:
         one = piece.batches
@@ -166,7 +166,7 @@ def _apart(cache: ReadCache, pieces: Sequence[_Piece]) -> list[tuple[list[int], 
 def _read(
     leader: SelectiveLeader, selection: Selection, chosen: list[int], max_bytes: int, limit: int
 ) -> list[_Piece]:
-    """What holds the chosen offsets, which rise, as far as one fetch may read."""
+    """Read the chosen rising offsets, as far as one fetch may read."""
     pieces: list[_Piece] = []
     left = max_bytes
     while chosen and len(pieces) < READS_MAX and (left > 0 or not pieces):
@@ -192,8 +192,8 @@ def _read(
 def _batches(
     leader: SelectiveLeader, cache: ReadCache, chosen: Sequence[int], room_bytes: int, limit: int
 ) -> Batches:
-    """Batches of the first of rising offsets, and of others that lie near: out of what was read
-    before, or read anew as far as that has them not."""
+    """Return batches with the first of rising offsets and its neighbours, from a cached read or the
+    log."""
     known, end = cache.find(chosen[0])
     if known is not None and len(known.data) <= room_bytes:
         return known
@@ -205,7 +205,7 @@ def _batches(
 
 
 def _span(chosen: Sequence[int], gap_max: float) -> int:
-    """How many offsets one read takes in of rising ones: up to where a gap is worth a new read."""
+    """Return how many offsets one read covers: up to a gap that is worth a new read."""
     last = chosen[0]
     for offset in chosen:
         if offset - last > gap_max:
@@ -222,7 +222,7 @@ def _scan(
     settings: ShareSettings,
     now_ms: int,
 ) -> list[StateBatch]:
-    """Look at further records, as many as are needed and one fetch may: what was passed by."""
+    """Scan as many records as are needed and one fetch may scan. Return the changes to persist."""
     changes: list[StateBatch] = []
     budget = SCANNED_RECORDS_MAX
     while selection.needs_scan(records, limit):
@@ -234,7 +234,7 @@ def _scan(
         if not selection.is_open:
             if offset >= limit:
                 break
-            wanted = int((records - selection.ready) * leader.record_size)
+            wanted = int((records - selection.queued) * leader.record_size)
             size = min(max(wanted, SCAN_BYTES_MIN), SCAN_BYTES)
             data, next_offset = leader.read(offset, size, limit)
             aborted = leader.aborted(offset, next_offset) if settings.read_committed else ()

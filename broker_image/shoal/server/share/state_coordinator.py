@@ -1,9 +1,9 @@
 """The share coordinator on this broker: share partitions' state, in `__share_group_state`.
 
-The leader of a share partition writes through `write`; the RPCs between brokers, and the admin
-requests that go through them, through `decide`. The log is cut off behind the oldest snapshot
-that is still needed, every `share.coordinator.state.topic.prune.interval.ms`. A log that grows fast
-is cut sooner: the next coordinator has to replay it before it serves.
+Leaders on this broker write through `write`. RPCs between brokers, and admin requests, use
+`decide`. The log is cut below the oldest needed snapshot every
+`share.coordinator.state.topic.prune.interval.ms`. A log that grows fast is cut earlier, since the
+next coordinator replays it before it serves.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ if TYPE_CHECKING:
     from shoal.server.share.state_write import StateWrite
 
 TOPIC = "__share_group_state"
-#: kio's None for Kafka's zero UUID, which no topic has.
+#: Kafka's zero UUID, which no topic has; kio decodes it as None.
 NO_TOPIC = UUID(int=0)
-#: A log of more records is cut before its interval is over. 5,000 take 0.1 s to replay.
+#: A log with more records is cut before its interval. 5,000 records take 0.1 s to replay.
 REPLAY_RECORDS_MAX = 5_000
-#: The log of many share partitions may have this many records for each. Refreshed snapshots are
-#: a fifth of all records then, at most.
+#: Records for each share partition in a log of many. Refreshed snapshots are at most a fifth of all
+#: records then.
 _RECORDS_PER_STATE = 10
-#: Time between two looks at the sizes of the logs.
+#: Time between two checks of the logs' sizes.
 _LOG_CHECK_MS = 1_000
-#: Decides on one share partition: what is answered of it, and the records behind that.
+#: Decides on one share partition: its answer and its records.
 DecideOne = Callable[[ShareStateShard, int], tuple[Mapping[str, Any], Result]]
 
 
 class Prune(NamedTuple):
-    """The effect of a look at one state partition: the log below `offset` is not needed."""
+    """An effect: the log of a state partition below `offset` is not needed."""
 
     partition: int
     offset: int
 
 
 class ListenerCount(Protocol):
-    """How many connections a listener of this broker has taken."""
+    """The number of connections that a listener of this broker has taken."""
 
     name: str
     opened_total: int
@@ -99,7 +99,7 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
         self._listeners = listeners
         #: By broker: the newest connection by which its share partitions were read or written.
         self._newest: dict[int, int] = {}
-        #: By partition: how many connections each listener had taken when its shard was loaded.
+        #: By partition: the connections that each listener had taken when its shard was loaded.
         self._before: dict[int, dict[str, int]] = {}
         #: Whether leaders' writes are being decided, and the partitions that they went to.
         self._writing = False
@@ -143,7 +143,7 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
                 self.runtime.apply(partition, lambda s, _: s.topics_deleted(deleted), now_ms)
 
     def decide(self, key: ShareKey, decide: DecideOne) -> asyncio.Future[Any]:
-        """Let the shard of one share partition decide; the future gets what is answered of it."""
+        """Decide on one share partition. The future gets the answer."""
 
         def decided(shard: ShareStateShard, now_ms: int, token: Token) -> Result:
             answer, result = decide(shard, now_ms)
@@ -183,13 +183,13 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
         super()._activate(index)
 
     def check_in_time(self, request: Request) -> None:
-        """Raise `WireError` for a broker's request that may have stood in the network while its
-        sender gave it up and went on: laid over newer writes, it would undo them, and its epochs
-        are theirs.
+        """Raise `WireError` for a broker's request that may be older than what this coordinator
+        has.
 
-        It went on over a newer connection, or at another coordinator, which this one has followed:
-        what comes over a connection from before that may be older than what was replayed. The
-        sender sends again over a new one.
+        The sender may have given the request up while it was in the network, and continued over a
+        newer connection, or at another coordinator that this one followed. Applied late, the
+        request would undo newer writes with valid epochs. The sender repeats it over a new
+        connection.
         """
         client_id, peer = request.header.client_id, request.peer
         kind, _, id = (client_id or "").partition("-")
@@ -207,13 +207,13 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
         self._newest[int(id)] = peer.number
 
     def prune(self) -> None:
-        """Cut off what no rebuild needs."""
+        """Cut off records that no rebuild needs."""
         for index, _ in self.shards():
             self._prune(index)
 
     def _prune(self, index: int) -> None:
-        """Cut one log once all that was decided so far is committed. A snapshot that is not could
-        be lost with this leader, and a rebuild would need the one before."""
+        """Cut one log once all decisions so far are committed. An uncommitted snapshot could be
+        lost with this leader; a rebuild would then need the one before."""
 
         def decide(shard: ShareStateShard, _: int) -> Result:
             needed = shard.redundant_offset
@@ -233,7 +233,7 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
             )
 
     def _bound_replay(self) -> None:
-        """Cut logs that would take long to replay; share partitions that are seldom written get new
+        """Cut logs that would take long to replay. Share partitions with few writes get new
         snapshots for that."""
         for index, shard in self.shards():
             log = self._watched[index].log
@@ -247,7 +247,7 @@ class StateCoordinator(CoordinatorService[ShareStateShard]):
 
 
 def keys_of(body: Any) -> Iterator[ShareKey]:
-    """The share partitions that a request of the share coordinator's RPCs is about."""
+    """Yield the share partitions of a request of the share coordinator's RPCs."""
     for topic in body.topics:
         for entry in topic.partitions:
             yield ShareKey(body.group_id, topic.topic_id or NO_TOPIC, entry.partition)
@@ -256,7 +256,7 @@ def keys_of(body: Any) -> Iterator[ShareKey]:
 def outcomes_by_topic(
     keys: Iterable[ShareKey], outcomes: Iterable[Outcome]
 ) -> list[dict[str, Any]]:
-    """The `results` of a share-group state RPC: a refusal of the coordinator becomes the error of
+    """Return the `results` of a share-group state RPC. A refusal of the coordinator is the error of
     its share partition."""
     topics: dict[UUID, list[dict[str, Any]]] = {}
     for key, outcome in zip(keys, outcomes, strict=True):

@@ -1,4 +1,4 @@
-/* Record batches: where each lies in a read, and the keys of its records. */
+/* Record batches: their positions in a read, and the keys of their records. */
 #include "bulk.h"
 #include <string.h>
 
@@ -8,8 +8,8 @@
 #define HASH_BYTES(data, size) _Py_HashBytes(data, size)
 #endif
 
-/* The key hashes of `count` records that lie from `at` on, 0 for none: 1, or 0 where they are not of
- * the plain shape. */
+/* Compute the key hashes of `count` records from `at` on, 0 for no key. Return 1, or 0 if a record
+ * has an unusual layout. */
 static int hashes_of(const uint8_t *data, Py_ssize_t size, Py_ssize_t at, Py_ssize_t end,
                      Py_ssize_t count, int64_t *hashes)
 {
@@ -77,9 +77,9 @@ static int number_of(PyObject *list, Py_ssize_t at, int64_t *number)
     return *number < 0 || PyErr_Occurred() ? -1 : 0;
 }
 
-/* keys(data, bases, lasts, ends, cursor, budget) -> (how many batches, hashes as 64 bits each): the
- * keys from `cursor` on of the batches that come first, as far as they end before the budget does
- * and `hashes` could tell them as they lie there. */
+/* keys(data, bases, lasts, ends, cursor, budget) -> (number of batches, 64-bit hashes): the
+ * keys from `cursor` on of the first batches that end within the budget and that `hashes` can
+ * read. */
 PyObject *bulk_keys(PyObject *self, PyObject *args)
 {
     Py_buffer view;
@@ -134,8 +134,8 @@ static int append(PyObject *list, long long value)
     return failed;
 }
 
-/* scan(data, first_wanted, bases, lasts, ends): the whole batches in `data` into the lists, up to
- * the first that has something passed by; where that begins, and the offset that comes there. */
+/* scan(data, first_wanted, bases, lasts, ends): add the whole batches of `data` to the lists, up to
+ * the first with offsets to pass by. Return its position, and the offset expected there. */
 PyObject *bulk_scan(PyObject *self, PyObject *args)
 {
     Py_buffer view;

@@ -1,9 +1,7 @@
-/* What the files of this folder share. Together they are the module `_bulk`, which `compiled.py`
- * tells of: the loops of groups with key order, made where a C compiler is. What each does stands in
- * Python beside its call, with the same outcome. A function keeps no state, and where it returns None
- * nothing was changed: Python then goes its own way. The type `KeyQueues` has a class in Python beside
- * it, and one of the two is there from the beginning.
- */
+/* Declarations of the module `_bulk`: the compiled loops of groups with key order (`compiled.py`).
+ * Python code beside each call does the same. A function keeps no state. If it returns None, it has
+ * changed nothing, and the caller uses the Python code. The type `KeyQueues` has a Python class
+ * beside it; each share partition uses one of the two.  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
-/* The loops of `KeyQueues` over many records: into the queues, to a member, and out again. */
+/* Loops of `KeyQueues` over many records: add, choose and end. */
 #include "key_state.h"
 
-/* The columns of a window that are looked up. */
+/* The columns of a window that the loops read. */
 typedef struct {
     Py_buffer firsts, states, counts;
     Py_ssize_t rows;
@@ -103,7 +103,7 @@ PyObject *queues_choose(Queues *self, PyObject *args)
         if (place != NONE && RECORD(place)->held)
             continue;
         if (key != NONE && (KEY(key)->first != place || KEY(key)->busy))
-            continue; /* Another one of its key is before it, or at a member. */
+            continue; /* An earlier record of its key is incomplete, or its key is held. */
         if (counts[row] >= splitting)
             break;
         if ((failed = hold(self, offset, place)) < 0 ||
@@ -135,7 +135,7 @@ static int push(PyObject *heap, int64_t value)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* The bounds of a change that ends records: 1; 0 of any other, or -1 with an error. */
+/* Return 1 and the bounds of a change that ends records, 0 for another change, -1 with an error. */
 static int bounds(PyObject *change, int64_t *first, int64_t *last)
 {
     int64_t state;

@@ -1,4 +1,4 @@
-/* The type `KeyQueues`: what Python calls on single records, and what it is told. */
+/* The type `KeyQueues`: its methods for single records, and its properties. */
 #include "key_state.h"
 
 static PyObject *queues_new(PyTypeObject *type, PyObject *args, PyObject *words)
@@ -140,7 +140,8 @@ static PyObject *queues_release(Queues *self, PyObject *argument)
     Py_RETURN_NONE;
 }
 
-/* The offsets of an iterable, to be freed; their number, or -1 with an error. */
+/* Copy the offsets of an iterable into memory that the caller frees. Return their number, or -1
+ * with an error. */
 static Py_ssize_t offsets_of(PyObject *given, int64_t **offsets)
 {
     PyObject *list = PySequence_List(given);
@@ -157,7 +158,7 @@ static Py_ssize_t offsets_of(PyObject *given, int64_t **offsets)
     return -1;
 }
 
-/* Forget records, if they are known: 0, or -1 with an error. */
+/* Remove records, if they are known. Return 0, or -1 with an error. */
 static int forget_all(Queues *self, const int64_t *offsets, Py_ssize_t size, PyObject *touched)
 {
     int failed = 0;

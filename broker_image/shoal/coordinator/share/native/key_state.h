@@ -1,17 +1,17 @@
-/* What the type `KeyQueues` knows, and what becomes of a single record: `key_queues.PlainKeyQueues` in
- * two tables of C numbers. It holds no Python objects. Numbers that come from outside are taken out
- * of exact ints alone, so that nothing else runs while places are at hand. */
+/* The state of the type `KeyQueues`, and changes of single records: `key_queues.PlainKeyQueues` in
+ * two tables of C numbers, without Python objects. Arguments must be exact ints, so that no Python
+ * code runs while places are in use. */
 #include "bulk.h"
 #include "key_table.h"
 
 /* As in `key_queues.py`. */
 enum { SORTED_MAX = 4 };
 
-/* A record that has a key and is not complete, or that is held. */
+/* An incomplete record with a key, or a held record. */
 typedef struct {
     Item item; /* Its offset. */
     uint32_t key; /* NONE without one. */
-    uint32_t before, behind; /* With the same key, in the order of the log. */
+    uint32_t before, behind; /* Neighbours with the same key, in log order. */
     uint8_t held;
 } Record;
 
@@ -25,8 +25,8 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Table records, keys;
-    int64_t end; /* What is put lies from here on, behind what was put and held. */
-    /* Records with a key, keys that have several, records with a key that are held, and of how many. */
+    int64_t end; /* New records lie from here on. */
+    /* Records with a key, keys with several records, held records with a key, and their keys. */
     Py_ssize_t keyed, waiting, held, busy;
 } Queues;
 
@@ -49,7 +49,8 @@ static inline int number_of(PyObject *object, int64_t *number)
     return *number == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* Put a record behind all others: 1 where it is the first of its key, 0 where not, -1 with an error. */
+/* Add a record behind all others. Return 1 if it is the first of its key, else 0, -1 with an error.
+ * */
 static inline int put(Queues *self, int64_t offset, int64_t hash)
 {
     uint32_t key = table_find(&self->keys, sizeof(Key), hash);
@@ -74,7 +75,7 @@ static inline int put(Queues *self, int64_t offset, int64_t hash)
     return is_first;
 }
 
-/* A record, whose place that is, is acquired: 0, or -1 with an error. */
+/* Mark the record of a place as acquired. Return 0, or -1 with an error. */
 static inline int hold(Queues *self, int64_t offset, uint32_t place)
 {
     if (place == NONE) {
@@ -96,7 +97,7 @@ static inline int hold(Queues *self, int64_t offset, uint32_t place)
     return 0;
 }
 
-/* It is acquired no longer. */
+/* Mark a record as not acquired. */
 static inline void let_go(Queues *self, Record *record)
 {
     if (record->held && record->key != NONE) {
@@ -106,7 +107,7 @@ static inline void let_go(Queues *self, Record *record)
     record->held = 0;
 }
 
-/* Forget a record: its key, if others of that are left; else NONE. */
+/* Remove a record. Return its key if other records of the key are left, else NONE. */
 static inline uint32_t forget(Queues *self, uint32_t place)
 {
     Record *record = RECORD(place);
@@ -126,7 +127,7 @@ static inline uint32_t forget(Queues *self, uint32_t place)
     return NONE;
 }
 
-/* Note a key once, before those of `head`: the new head. */
+/* Add a key once to the list at `head`. Return the new head. */
 static inline uint32_t touch(Queues *self, uint32_t key, uint32_t head)
 {
     if (key == NONE || KEY(key)->touched)
@@ -142,7 +143,7 @@ static inline void tidy(Queues *self)
     table_tidy(&self->keys);
 }
 
-/* Whether what is put lies behind what was. */
+/* Check that new records lie behind all others. */
 static inline int check_behind(const Queues *self, int64_t first)
 {
     if (first >= self->end && first < INT64_MAX)

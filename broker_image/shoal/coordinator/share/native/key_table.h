@@ -1,7 +1,6 @@
-/* A table of what has a number: a pool of items, and chains by the numbers' hashes. An item keeps its
- * place until it is removed, so that items name each other by their places. The first field of what
- * a pool holds is an `Item`; `width` is its size, a constant at each call.
- */
+/* A hash table by number: a pool of items, and chains by the numbers' hashes. An item keeps its
+ * place until it is removed, so items refer to each other by place. The first field of an entry is
+ * an `Item`; `width` is the entry's size, a constant at each call.  */
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,7 +32,7 @@ static inline uint32_t *bucket_of(const Table *table, int64_t number)
     return &table->buckets[(uint64_t)number * 0x9E3779B97F4A7C15u >> table->shift];
 }
 
-/* Where a number is; NONE without it. */
+/* Return the place of a number, or NONE. */
 static inline uint32_t table_find(const Table *table, size_t width, int64_t number)
 {
     if (!table->count)
@@ -44,7 +43,7 @@ static inline uint32_t table_find(const Table *table, size_t width, int64_t numb
     return place;
 }
 
-/* Twice the room, while every place is in use: 0, or -1 with an error and nothing changed. */
+/* Double a full table. Return 0, or -1 with an error and nothing changed. */
 static inline int table_grow(Table *table, size_t width)
 {
     uint32_t room = table->room ? 2 * table->room : ROOM_MIN;
@@ -70,7 +69,7 @@ static inline int table_grow(Table *table, size_t width)
     return 0;
 }
 
-/* Take in a number that is not there, with zeroes behind it: its place; NONE with an error. */
+/* Add a new number with a zeroed entry. Return its place, or NONE with an error. */
 static inline uint32_t table_add(Table *table, size_t width, int64_t number)
 {
     uint32_t place = table->free;
@@ -90,7 +89,7 @@ static inline uint32_t table_add(Table *table, size_t width, int64_t number)
     return place;
 }
 
-/* Forget the item of a place; what stands there stays readable until the next one is added. */
+/* Remove the item of a place. Its entry stays readable until the next one is added. */
 static inline void table_remove(Table *table, size_t width, uint32_t place)
 {
     Item *item = item_at(table, width, place);
@@ -115,7 +114,7 @@ static inline void table_clear(Table *table)
     *table = TABLE_EMPTY;
 }
 
-/* Give back what a table took while it was larger, once it is empty. */
+/* Release the memory of an empty table. */
 static inline void table_tidy(Table *table)
 {
     if (!table->count && table->room > ROOM_MIN)

@@ -1,4 +1,4 @@
-/* Lists of ranges: of what a fetch gets, where that lies in a read, and as it is persisted. */
+/* Lists of ranges: acquired offsets, their bytes in a read, and state batches. */
 #include "bulk.h"
 
 /* ranges(offsets) -> [(first, last, 1)]: rising offsets as new deliveries. */
@@ -26,7 +26,8 @@ PyObject *bulk_ranges(PyObject *self, PyObject *offsets)
     return found;
 }
 
-/* The first of rising numbers that is not below `wanted`, from `low` on; -1 with an error. */
+/* Return the index, from `low` on, of the first rising number not below `wanted`; -1 with an error.
+ * */
 static Py_ssize_t bisect(PyObject *numbers, long long wanted, Py_ssize_t low)
 {
     Py_ssize_t high = PyList_GET_SIZE(numbers);
@@ -43,7 +44,7 @@ static Py_ssize_t bisect(PyObject *numbers, long long wanted, Py_ssize_t low)
     return low;
 }
 
-/* spans(lasts, ends, acquired) -> [(begin, end)], of ranges that rise and lie in the batches. */
+/* spans(lasts, ends, acquired) -> [(begin, end)], for rising ranges within the batches. */
 PyObject *bulk_spans(PyObject *self, PyObject *args)
 {
     PyObject *lasts, *ends, *acquired;
@@ -101,7 +102,7 @@ static int numbers_of(PyObject *batch, long long numbers[4])
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* joined(batches, start) -> state batches with equal neighbours as one | None where they do not rise
+/* joined(batches, start) -> state batches with equal neighbours joined | None if they do not rise
  * or begin below the start */
 PyObject *bulk_joined(PyObject *self, PyObject *args)
 {
@@ -164,7 +165,7 @@ static uint8_t *put(uint8_t *to, uint64_t value, int size)
     return to + size;
 }
 
-/* packed(batches) -> state batches as they lie in an update: >qqbhB, the last without tags. */
+/* packed(batches) -> state batches encoded for an update: >qqbhB, the last without tags. */
 PyObject *bulk_packed(PyObject *self, PyObject *batches)
 {
     if (!PyList_CheckExact(batches))
@@ -188,7 +189,7 @@ PyObject *bulk_packed(PyObject *self, PyObject *batches)
     return made;
 }
 
-/* acquired(ranges) -> ranges as they lie in the answer to a fetch: >qqhB, the last without tags. */
+/* acquired(ranges) -> ranges encoded for the answer to a fetch: >qqhB, the last without tags. */
 PyObject *bulk_acquired(PyObject *self, PyObject *ranges)
 {
     if (!PyList_CheckExact(ranges))
@@ -213,7 +214,7 @@ PyObject *bulk_acquired(PyObject *self, PyObject *ranges)
     return made;
 }
 
-/* accepts(batches) -> how many records (first, last, b"\1") accept, all of them rising | None */
+/* accepts(batches) -> number of records that rising (first, last, b"\1") accept | None */
 PyObject *bulk_accepts(PyObject *self, PyObject *batches)
 {
     if (!PyList_CheckExact(batches))

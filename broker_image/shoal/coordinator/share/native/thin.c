@@ -1,4 +1,4 @@
-/* Batches without the records of them that others have. */
+/* Batches without the records of other members. */
 #include "bulk.h"
 #include "../../../record/native/crc32c.h"
 
@@ -10,8 +10,8 @@ static void put(uint8_t *data, uint32_t value)
         data[i] = (uint8_t)value;
 }
 
-/* A batch with what of it lies in ranges, from `at` on, in `to`: its size, or 0 where it is
- * compressed, damaged or otherwise not to be taken apart. */
+/* Write a batch with only the records in the ranges to `to`. Return its size, or 0 if the batch is
+ * compressed, damaged or has an unusual layout. */
 static Py_ssize_t thin(const uint8_t *batch, Py_ssize_t size, const int64_t *ranges,
                        Py_ssize_t range_count, uint8_t *to)
 {
@@ -61,7 +61,7 @@ static int number_at(PyObject *list, Py_ssize_t at, int64_t *number)
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* A read of the log: its bytes, and where its batches lie. */
+/* A read of the log: its bytes, and the positions of its batches. */
 typedef struct {
     Py_buffer view;
     PyObject *bases, *lasts, *ends;
@@ -79,8 +79,8 @@ static int make_room(Made *made, Py_ssize_t more)
     return room - made->size >= more ? 0 : _PyBytes_Resize(&made->bytes, 2 * room + more);
 }
 
-/* Add the batches of a read that reach into rising ranges, each without its other records if it can
- * be taken apart: 0, or -1 with an error. */
+/* Add the batches of a read with records in rising ranges, without their other records if possible.
+ * Return 0, or -1 with an error. */
 static int add(Made *made, const Read *read, const int64_t *ranges, Py_ssize_t range_count)
 {
     const uint8_t *data = read->view.buf;
@@ -120,8 +120,8 @@ static int add(Made *made, const Read *read, const int64_t *ranges, Py_ssize_t r
     return 0;
 }
 
-/* thinned(data, bases, lasts, ends, ranges) -> bytes: the batches of a read that reach into rising
- * ranges (first, last, ...), each without its other records if it can be taken apart. */
+/* thinned(data, bases, lasts, ends, ranges) -> bytes: the batches of a read with records in rising
+ * ranges (first, last, ...), without their other records if possible. */
 PyObject *bulk_thinned(PyObject *self, PyObject *args)
 {
     Read read;
@@ -184,8 +184,8 @@ static int open_read(PyObject *batches, Read *read)
     return -1;
 }
 
-/* Of `count` rising offsets those that a read has first: how many, with their ranges; 0 where the
- * first lies behind it, -2 where it lies before it, -1 with an error. */
+/* Return how many of the first of `count` rising offsets a read has, and their ranges. Return 0 if
+ * the first lies behind the read, -2 if it lies before it, -1 with an error. */
 static Py_ssize_t ranges_in(const Read *read, const int64_t *offsets, Py_ssize_t count,
                             int64_t *ranges, Py_ssize_t *range_count)
 {
@@ -205,9 +205,9 @@ static Py_ssize_t ranges_in(const Read *read, const int64_t *offsets, Py_ssize_t
     return taken;
 }
 
-/* gathered(reads, offsets, room, least) -> (how many, bytes): what the rising reads, each without
- * holes, have of the first of rising offsets. A read that is larger than the room that is left, or
- * than `least`, is not touched, and none but the first when none is left. */
+/* gathered(reads, offsets, room, least) -> (number of offsets, bytes): the batches of the first
+ * rising offsets in rising reads without holes. Stop at a read that is larger than the rest of the
+ * room and than `least`, and after the first read if no room is left. */
 PyObject *bulk_gathered(PyObject *self, PyObject *args)
 {
     PyObject *reads, *chosen;

@@ -1,6 +1,6 @@
-/* Many ranges of a window in one pass (`Runs.rewrite`, `bulk.py`). A window comes as its five columns,
- * which are read through the buffer protocol; what takes the place of some of its rows is returned as
- * bytes, since a column cannot be resized from here. */
+/* Changes of many ranges of a window in one pass (`Runs.rewrite`, `bulk.py`). The window's five
+ * columns are read through the buffer protocol. New rows are returned as bytes, since C cannot
+ * resize the columns. */
 #include "bulk.h"
 
 typedef struct {
@@ -12,7 +12,7 @@ typedef struct {
     int64_t end;
 } Window;
 
-/* What takes the place of rows `begin` to `past`. */
+/* The new rows for rows `begin` to `past`. */
 typedef struct {
     int64_t *firsts;
     uint8_t *states, *counts;
@@ -48,7 +48,7 @@ static int64_t past_of(const Window *window, Py_ssize_t row)
     return row + 1 < window->rows ? window->firsts[row + 1] : window->end;
 }
 
-/* How many records each lock gives back. */
+/* The number of records that each lock gives back. */
 typedef struct {
     uint32_t numbers[64];
     long long records[64];
@@ -83,7 +83,7 @@ static int all_accepted(PyObject *types)
     return 1;
 }
 
-/* The bounds of an edit, if it begins behind `before` and ends in the window: 1, else 0. */
+/* Return 1 and the bounds of an edit that begins behind `before` and ends in the window, else 0. */
 static int bounds(PyObject *edit, Py_ssize_t fields, int64_t before, const Window *window,
                   int64_t *first, int64_t *last)
 {
@@ -98,7 +98,7 @@ static int bounds(PyObject *edit, Py_ssize_t fields, int64_t before, const Windo
     return before < *first && *first <= *last && *last < window->end;
 }
 
-/* Go over the edits: the row behind the last that changes; 0 where something stands against it. */
+/* Apply the edits. Return the row behind the last changed one, or 0 if an edit does not apply. */
 static Py_ssize_t go_over(const Window *window, PyObject *edits, int kind, uint32_t number,
                           Rows *made, Returned *returned)
 {
@@ -152,7 +152,7 @@ static Py_ssize_t go_over(const Window *window, PyObject *edits, int kind, uint3
     return row;
 }
 
-/* The changes that accepting some ranges makes, joined where they can be. */
+/* Return the changes of accepted ranges, with neighbours joined. */
 static PyObject *accepted(const Window *window, PyObject *edits, Py_ssize_t row)
 {
     PyObject *changes = PyList_New(0);
@@ -225,7 +225,7 @@ PyObject *bulk_rewrite(PyObject *self, PyObject *args)
     int64_t unused;
     if (!bounds(PyList_GET_ITEM(edits, size - 1), 2, window.firsts[0] - 1, &window, &unused, &last))
         goto done;
-    /* No more rows than are there, and two more for each edit. */
+    /* At most the present rows, and two more for each edit. */
     Py_ssize_t room = row_of(window.firsts, window.rows, last) - made.begin + 2 * size + 4;
     memory = PyMem_Malloc(room * (8 + 4 + 4 + 1 + 1));
     if (memory == NULL) {
