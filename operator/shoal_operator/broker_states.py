@@ -11,9 +11,9 @@ from shoal.client.errors import ClientError, KafkaError
 from shoal.client.topics import OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
+from shoal_operator.diagnostics import Disk
 from shoal_operator.queues import QueueNumbers
 from shoal_operator.roller import Quorum
-from shoal_operator.troubles import Disk
 
 LOCKED = "shoal_share_partition_locked_records"
 REDELIVERED = "shoal_share_partition_redelivered_records_total"

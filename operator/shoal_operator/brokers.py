@@ -32,9 +32,9 @@ from shoal_operator.broker_states import (
     group_counts,
     group_state,
 )
+from shoal_operator.diagnostics import Disk
 from shoal_operator.queues import QueueNumbers, numbers_of
 from shoal_operator.roller import PartitionState, Quorum
-from shoal_operator.troubles import Disk
 
 #: Objects in one request; requests stay far below the brokers' limit of 100 MB.
 BATCH_MAX = 250

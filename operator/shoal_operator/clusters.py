@@ -13,10 +13,11 @@ from typing import Any
 
 from shoal.client.errors import ClientError, KafkaError
 
-from shoal_operator import __version__, clock, pods, roller, troubles
+from shoal_operator import __version__, clock, diagnostics, pods, roller
 from shoal_operator.broker_states import ClusterState
 from shoal_operator.brokers import Brokers
 from shoal_operator.conditions import Verdict, is_ready, is_seen
+from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.membership import Leaving, Membership
 from shoal_operator.model import broker_config, listeners, names, seats
@@ -26,7 +27,6 @@ from shoal_operator.quantities import size_bytes
 from shoal_operator.roller import Wait
 from shoal_operator.statuses import Statuses, moment
 from shoal_operator.store import Store
-from shoal_operator.troubles import Trouble
 from shoal_operator.windows import is_open
 
 KIND = "QueueCluster"
@@ -110,7 +110,7 @@ class Clusters:
         self._applied: dict[tuple[str, str], tuple[str, str]] = {}
         self._membership = Membership(kube, brokers)
         self._strays = False
-        self._not_grown: Trouble | None = None
+        self._not_grown: Diagnosis | None = None
         self._pause, self._said, self._told = AGAIN_SECONDS, "", ""
         self._untaken_ms: int | None = None
 
@@ -136,7 +136,7 @@ class Clusters:
         except KubeError as error:
             if error.terminating:
                 return None
-            await self._say(cluster, Verdict.trouble("ApplyFailed", f"{error}"))
+            await self._say(cluster, Verdict.blocked("ApplyFailed", f"{error}"))
             raise
         if waits_for:
             await self._say(cluster, no_address(waits_for))
@@ -168,7 +168,7 @@ class Clusters:
         text = f"Kubernetes has not taken up StatefulSet {names.stateful_set(self._name)}"
         if late:
             text += f" for over {TAKEN_UP_SECONDS_MAX:.0f} s; look at kube-controller-manager."
-            await self._say(cluster, Verdict.trouble("StatefulSetNotTakenUp", text))
+            await self._say(cluster, Verdict.blocked("StatefulSetNotTakenUp", text))
         elif not is_seen(cluster):
             await self._say(cluster, Verdict.waiting("Starting", f"{text} yet."))
         return AGAIN_SECONDS
@@ -195,7 +195,7 @@ class Clusters:
         if have == wanted and not self._strays:
             return Leaving(wanted)
         nobody = Leaving(
-            have, Trouble("ScalingDown", "No broker ends before brokers answer what is on it.")
+            have, Diagnosis("ScalingDown", "No broker ends before brokers answer what is on it.")
         )
         state = await self._observe(_held(cluster, nobody))
         if state is None:
@@ -203,7 +203,7 @@ class Clusters:
         try:
             return await self._membership.leaving(cluster, state, running)
         except ClientError as error:
-            return Leaving(have, Trouble("ScalingDown", f"Replicas could not be moved: {error}."))
+            return Leaving(have, Diagnosis("ScalingDown", f"Replicas could not be moved: {error}."))
 
     async def _apply_objects(self, cluster: Manifest) -> list[str]:
         """Bring all objects to what is wanted, unless some Services, which are named, have no
@@ -276,7 +276,7 @@ class Clusters:
             except KubeError as error:
                 if error.status not in (403, 422):
                     raise
-                self._not_grown = Trouble("VolumeNotGrown", f"{name} stays as it is: {error}.")
+                self._not_grown = Diagnosis("VolumeNotGrown", f"{name} stays as it is: {error}.")
                 continue
             await self._kube.event(
                 cluster, "VolumeGrows", f"{name} to {size}.", once=f"{name} {size}"
@@ -371,20 +371,20 @@ class Clusters:
     def _verdict(
         self, cluster: Manifest, step: Any, state: ClusterState | None, leaving: Leaving
     ) -> Verdict:
-        broken, coming = troubles.of_disks(state.disks) if state else (None, None)
+        broken, coming = diagnostics.diagnose_disks(state.disks) if state else (None, None)
         asked = cluster["spec"].get("version", "")
-        other = troubles.of_versions(state.versions, asked, __version__) if state else None
+        other = diagnostics.diagnose_versions(state.versions, asked, __version__) if state else None
         verdict = self._verdict_of_roll(cluster, step, state, broken)
-        trouble = leaving.trouble
-        if trouble and trouble.reason == "ScalingDown" and verdict.ready:
-            return Verdict(True, *trouble, progressing=True)
-        stuck, growing = troubles.of_growth(self._claims(cluster))
+        diagnosis = leaving.diagnosis
+        if diagnosis and diagnosis.reason == "ScalingDown" and verdict.ready:
+            return Verdict(True, *diagnosis, progressing=True)
+        stuck, growing = diagnostics.diagnose_expansion(self._claims(cluster))
         if growing and verdict.ready and not verdict.progressing:
             verdict = Verdict(True, *growing, progressing=True)
-        return verdict.warned(trouble or self._not_grown or stuck or coming or other)
+        return verdict.warned(diagnosis or self._not_grown or stuck or coming or other)
 
     def _verdict_of_roll(
-        self, cluster: Manifest, step: Any, state: ClusterState | None, broken: Trouble | None
+        self, cluster: Manifest, step: Any, state: ClusterState | None, broken: Diagnosis | None
     ) -> Verdict:
         if isinstance(step, roller.Done):
             if state is None:
@@ -392,7 +392,7 @@ class Clusters:
                 text = f"Pods are ready but no broker answers at {servers}."
                 if min(map(pods.ready_seconds, self._pods()), default=0.0) < REACHED_SECONDS_MAX:
                     return Verdict.waiting("Starting", text)
-                return Verdict.trouble("BrokersUnreachable", text)
+                return Verdict.blocked("BrokersUnreachable", text)
             if broken:
                 return Verdict.refused(*broken)
             return Verdict.fine("All brokers are ready and run what the spec asks.")
@@ -402,12 +402,12 @@ class Clusters:
             return Verdict(False, "Rolling", text, progressing=True)
         if isinstance(step, roller.Wait) and step.serving:
             return Verdict(True, "RollWaits", f"{step.reason}.", progressing=True)
-        found = troubles.of_pods(self._pods(), self._claims(cluster)) or broken
+        found = diagnostics.diagnose_pods(self._pods(), self._claims(cluster)) or broken
         text = f"{step.reason} ({found.message})." if found else f"{step.reason}."
         if isinstance(step, roller.Refuse):
             return Verdict.refused(found.reason if found else "BrokerNotReady", text)
         if found:
-            return Verdict.trouble(found.reason, text)
+            return Verdict.blocked(found.reason, text)
         return self._not_ready(cluster, text)
 
     def _not_ready(self, cluster: Manifest, text: str) -> Verdict:
@@ -419,7 +419,7 @@ class Clusters:
         serving = {b for p in self._pods() for b, serves in pods.brokers(p).items() if serves}
         lost = {b["id"] for b in status.get("brokers", []) if b["ready"]} - serving
         if lost or said == "BrokerNotReady":
-            return Verdict.trouble("BrokerNotReady", text)
+            return Verdict.blocked("BrokerNotReady", text)
         return Verdict.waiting("Starting", text)
 
     async def _say(
@@ -482,7 +482,7 @@ def _held(cluster: Manifest, leaving: Leaving) -> Manifest:
 
 def no_address(services: Sequence[str]) -> Verdict:
     """What to say while brokers of external listeners cannot know how they are reached."""
-    return Verdict.trouble(
+    return Verdict.blocked(
         "ListenerWithoutAddress",
         f"Service {services[0]} has no address yet; does this Kubernetes cluster have a load "
         "balancer? Listeners of type NodePort need none.",

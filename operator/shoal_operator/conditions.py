@@ -47,7 +47,7 @@ class Verdict:
         return cls(False, reason, message, progressing=True)
 
     @classmethod
-    def trouble(cls, reason: str, message: str) -> Verdict:
+    def blocked(cls, reason: str, message: str) -> Verdict:
         """Not ready, for a reason that lies outside; the operator goes on when it is gone."""
         return cls(False, reason, message, progressing=True, alarm=True)
 

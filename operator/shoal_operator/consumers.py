@@ -100,7 +100,7 @@ def warning(spec: Mapping[str, Any], group: Mapping[str, Any], top: int) -> tupl
     )
 
 
-def group_trouble(group: Mapping[str, Any]) -> Verdict | None:
+def group_verdict(group: Mapping[str, Any]) -> Verdict | None:
     """What keeps any consumer of this ShareGroup from its work, in the ShareGroup's own words.
 
     Without it such a consumer would be at zero for want of lag, and say that all is well.
@@ -276,7 +276,7 @@ class Consumers:
         metrics.WANTED.labels(meta["namespace"], meta["name"]).set(decision.replicas)
         numbers = {k: v for k, v in (fields | measured).items() if isinstance(v, int)}
         self._signals[meta["name"]] = numbers
-        verdict = group_trouble(group) or workload.verdict
+        verdict = group_verdict(group) or workload.verdict
         if consumer["spec"].get("paused"):
             verdict = Verdict(True, "Paused", "spec.paused is true; none runs.", paused=True)
         verdict = verdict.warned(warning(consumer["spec"], group["spec"], decision.ceiling))

@@ -15,11 +15,11 @@ from shoal.client.errors import KafkaError
 from shoal_operator import placement
 from shoal_operator.broker_states import ClusterState
 from shoal_operator.brokers import Brokers
+from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.kube import Kube
 from shoal_operator.model import names, seats
 from shoal_operator.model.names import Manifest
 from shoal_operator.roller import PartitionState
-from shoal_operator.troubles import Trouble
 
 #: The annotation that asks, by any new value, for replicas to be spread over all brokers.
 REBALANCE = f"{names.GROUP}/rebalance"
@@ -31,7 +31,7 @@ class Leaving(NamedTuple):
     """How many pods have to be there still, and why it is more than the spec asks for."""
 
     replicas: int
-    trouble: Trouble | None = None
+    diagnosis: Diagnosis | None = None
 
 
 class Membership:
@@ -60,7 +60,7 @@ class Membership:
         if left & present:
             end = "and then it ends" if seats.per_pod(cluster) == 1 else "and then their pod ends"
             text = f"{len(moving)} partitions are leaving {_brokers(left)}, {end}."
-            return Leaving(_pods_with(left & present, wanted), Trouble("ScalingDown", text))
+            return Leaving(_pods_with(left & present, wanted), Diagnosis("ScalingDown", text))
         for broker in sorted(extra - present - left):
             if broker in state.fenced:
                 await self._brokers.unregister(broker)
@@ -102,12 +102,12 @@ def _pods_with(brokers: Iterable[int], wanted: int) -> int:
     return max([wanted, *(seats.pod_of(broker) + 1 for broker in brokers)])
 
 
-def _stuck(plan: placement.Plan, cluster: Manifest) -> Trouble:
+def _stuck(plan: placement.Plan, cluster: Manifest) -> Diagnosis:
     names_of = ", ".join(plan.stuck[:NAMED_MAX])
     more = f" and {len(plan.stuck) - NAMED_MAX} more" if len(plan.stuck) > NAMED_MAX else ""
     wanted = seats.replicas(cluster)
     many = "more replicas than that" + (", a pod each" if seats.per_pod(cluster) > 1 else "")
-    return Trouble(
+    return Diagnosis(
         "ScaleDownRefused",
         f"spec.replicas is {wanted}, and {names_of}{more} have {many}; lower "
         "their spec.replicas, or keep the brokers.",

@@ -114,10 +114,10 @@ class QueueNumbers:
                 " share.ordering.key.dead.letter.max.held allows. Put them back with `shoal share"
                 " redrive`, or go on without them with `shoal share skip`.",
             )
-        if troubles := sorted(self.held - {"paused", "look-ahead"}):
+        if failures := sorted(self.held - {"paused", "look-ahead"}):
             return (
                 "DeadLettersFail",
-                f"Dead letters cannot be written ({', '.join(troubles)}); records wait for them."
+                f"Dead letters cannot be written ({', '.join(failures)}); records wait for them."
                 " The brokers' logs name the topic and the remedy.",
             )
         return None

@@ -11,7 +11,7 @@ from shoal_operator.model.names import Manifest
 from shoal_operator.store import Store
 
 
-def news(verdict: Verdict, before: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def unreported(verdict: Verdict, before: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """What somebody should hear of that the conditions `before` do not say, with its reason."""
     known = {c["reason"] for c in before if c["type"] in ("Ready", "Degraded")}
     found = [(verdict.reason, verdict.message)] if verdict.alarm else []
@@ -48,7 +48,7 @@ class Statuses:
             "observedGeneration": generation,
             "conditions": conditions(verdict, generation, kube.now(), said),
         }
-        for reason, message in news(verdict, said or ()):
+        for reason, message in unreported(verdict, said or ()):
             await self._api.event(resource, reason, message, warning=True, once=moment(said))
         return await self._patch(resource, status)
 

@@ -16,6 +16,7 @@ from shoal.server.cluster.config import cluster_config
 from shoal.server.config import resolve
 from shoal_operator import pods
 from shoal_operator.clusters import refusal
+from shoal_operator.diagnostics import diagnose_pods
 from shoal_operator.model import cluster, listeners, seats
 from shoal_operator.placement import drained, spread
 from shoal_operator.roller import (
@@ -28,7 +29,6 @@ from shoal_operator.roller import (
     named,
     next_step,
 )
-from shoal_operator.troubles import of_pods
 
 BEFORE = json.loads(Path(__file__).with_name("rendered.json").read_text())
 
@@ -220,7 +220,7 @@ def test_of_several_containers_the_one_in_trouble_is_named() -> None:
         "state": {"waiting": {"reason": "CrashLoopBackOff"}},
         "lastState": {"terminated": {"message": "bad num.partitions"}},
     }
-    found = of_pods([seen], [])
+    found = diagnose_pods([seen], [])
     assert found and found.reason == "BrokerFails"
     assert "main-broker-2, container broker1: CrashLoopBackOff bad num" in found.message
 

@@ -19,7 +19,7 @@ NO_SPACE = "No space left on device"
 _PULL = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName")
 
 
-class Trouble(NamedTuple):
+class Diagnosis(NamedTuple):
     reason: str
     message: str
 
@@ -34,9 +34,9 @@ class Disk:
     failed: bool = False
 
 
-def of_pods(
+def diagnose_pods(
     pods: Sequence[Mapping[str, Any]], claims: Sequence[Mapping[str, Any]]
-) -> Trouble | None:
+) -> Diagnosis | None:
     """The first trouble that Kubernetes has with the brokers' pods or volume claims."""
     for pod in pods:
         found = _of_containers(pod) or _of_scheduling(pod, claims)
@@ -45,7 +45,7 @@ def of_pods(
     return None
 
 
-def _of_containers(pod: Mapping[str, Any]) -> Trouble | None:
+def _of_containers(pod: Mapping[str, Any]) -> Diagnosis | None:
     name = pod["metadata"]["name"]
     statuses = pod.get("status", {}).get("containerStatuses", [])
     for status in statuses:
@@ -58,14 +58,14 @@ def _of_containers(pod: Mapping[str, Any]) -> Trouble | None:
         which = f"{name}, container {status['name']}" if len(statuses) > 1 else name
         text = f"{which}: {why} {said}".rstrip()
         if why in _PULL:
-            return Trouble("ImageNotPulled", text)
+            return Diagnosis("ImageNotPulled", text)
         if NO_SPACE in said:
-            return Trouble("DiskFull", f"{text} Raise spec.storage.size.")
-        return Trouble("BrokerFails", text)
+            return Diagnosis("DiskFull", f"{text} Raise spec.storage.size.")
+        return Diagnosis("BrokerFails", text)
     return None
 
 
-def _of_scheduling(pod: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) -> Trouble | None:
+def _of_scheduling(pod: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
     name = pod["metadata"]["name"]
     for condition in pod.get("status", {}).get("conditions", []):
         if condition["type"] != "PodScheduled" or condition["status"] != "False":
@@ -76,16 +76,18 @@ def _of_scheduling(pod: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) 
         for claim in claims:
             if of_volumes and claim.get("status", {}).get("phase") == "Pending":
                 wanted = claim["spec"].get("storageClassName") or "the default one"
-                return Trouble(
+                return Diagnosis(
                     "VolumeNotBound",
                     f"{name}: {said}; volume claim {claim['metadata']['name']} is pending: is "
                     f"there a storage class {wanted}?",
                 )
-        return Trouble("Unschedulable", f"{name}: {said}")
+        return Diagnosis("Unschedulable", f"{name}: {said}")
     return None
 
 
-def of_growth(claims: Sequence[Mapping[str, Any]]) -> tuple[Trouble | None, Trouble | None]:
+def diagnose_expansion(
+    claims: Sequence[Mapping[str, Any]],
+) -> tuple[Diagnosis | None, Diagnosis | None]:
     """A volume that is to grow and cannot, and one that has not grown yet, with what Kubernetes
     and the storage driver say of it."""
     for claim in claims:
@@ -101,17 +103,17 @@ def of_growth(claims: Sequence[Mapping[str, Any]]) -> tuple[Trouble | None, Trou
         resizing = status.get("allocatedResourceStatuses", {}).get("storage", "")
         if resizing.endswith("Infeasible"):
             text += "; its storage driver cannot make it that large: see the claim's events."
-            return Trouble("VolumeNotGrown", text), None
-        return None, Trouble("VolumeGrows", f"{text}.")
+            return Diagnosis("VolumeNotGrown", text), None
+        return None, Diagnosis("VolumeGrows", f"{text}.")
     return None, None
 
 
-def of_disks(disks: Sequence[Disk]) -> tuple[Trouble | None, Trouble | None]:
+def diagnose_disks(disks: Sequence[Disk]) -> tuple[Diagnosis | None, Diagnosis | None]:
     """A disk that keeps its broker from working, and one that soon will."""
     broken = [d for d in disks if d.failed]
     known = sorted((d for d in disks if d.total_bytes > 0), key=lambda d: d.usable_bytes)
     if broken and not (known and _below(known[0], FULL, FULL_BYTES)):
-        return Trouble(
+        return Diagnosis(
             "DiskFailed",
             f"Broker {broken[0].broker_id} could not write to its volume; it is started again. "
             "Look at the node's disk.",
@@ -125,9 +127,9 @@ def of_disks(disks: Sequence[Disk]) -> tuple[Trouble | None, Trouble | None]:
         "spec.storage.size, lower retention, or delete topics."
     )
     if _below(worst, FULL, FULL_BYTES):
-        return Trouble("DiskFull", text), None
+        return Diagnosis("DiskFull", text), None
     if _below(worst, NEARLY_FULL, NEARLY_FULL_BYTES):
-        return None, Trouble("DiskNearlyFull", text)
+        return None, Diagnosis("DiskNearlyFull", text)
     return None, None
 
 
@@ -136,20 +138,20 @@ def _below(disk: Disk, part: float, least_bytes: int) -> bool:
     return disk.usable_bytes < max(disk.total_bytes * part, min(least_bytes, disk.total_bytes / 4))
 
 
-def of_versions(versions: Mapping[int, str], asked: str, ours: str) -> Trouble | None:
+def diagnose_versions(versions: Mapping[int, str], asked: str, ours: str) -> Diagnosis | None:
     """A broker of another version than the spec asks for, or than this operator knows.
 
     `versions` is empty of brokers that do not tell; `asked` is `spec.version`.
     """
     for broker_id, version in sorted(versions.items()):
         if asked and version != asked:
-            return Trouble(
+            return Diagnosis(
                 "OtherVersion",
                 f"Broker {broker_id} is version {version}, and spec.version is {asked}; set "
                 "spec.image or spec.version so that they agree.",
             )
         if not asked and version != ours:
-            return Trouble(
+            return Diagnosis(
                 "OtherVersion",
                 f"Broker {broker_id} is version {version}, and this operator is {ours}; use an "
                 f"image of {ours}, or set spec.version to {version} if that is meant.",
