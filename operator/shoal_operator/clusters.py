@@ -20,7 +20,7 @@ from shoal_operator.conditions import Verdict, is_ready, is_seen
 from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.membership import Leaving, Membership
-from shoal_operator.model import broker_config, listeners, names, seats
+from shoal_operator.model import broker_config, listeners, names, pod_layout
 from shoal_operator.model import cluster as model
 from shoal_operator.model.names import Manifest
 from shoal_operator.quantities import size_bytes
@@ -57,13 +57,13 @@ def missing(want: Any, have: Any) -> bool:
 def refusal(cluster: Manifest) -> Verdict | None:
     """What of the spec this version cannot do, if anything."""
     spec = cluster["spec"]
-    if seats.replicas(cluster) == 2:
+    if pod_layout.replicas(cluster) == 2:
         return Verdict.refused(
             "NoMajority",
             "spec.replicas is 2, of which neither has a majority without the other. Set it to 1 "
             "or to 3.",
         )
-    if seats.per_pod(cluster) > 1 and spec.get("rack"):
+    if pod_layout.per_pod(cluster) > 1 and spec.get("rack"):
         return Verdict.refused(
             "RackNotSupported",
             "spec.rack is set and spec.brokersPerPod is not 1: the rack of brokers that share a "
@@ -188,7 +188,7 @@ class Clusters:
 
     async def _leaving(self, cluster: Manifest) -> Leaving:
         """How many pods have to stay for now, if the spec has fewer than there are."""
-        wanted, found = seats.replicas(cluster), self._pods()
+        wanted, found = pod_layout.replicas(cluster), self._pods()
         running = {broker for p in found for broker in pods.brokers(p)}
         asked = int((self._stateful() or {}).get("spec", {}).get("replicas", 0))
         have = max([wanted, asked, *(pods.ordinal(p) + 1 for p in found)])
@@ -257,8 +257,8 @@ class Clusters:
 
     def _claims(self, cluster: Manifest) -> list[Manifest]:
         wanted = [
-            names.claim(self._name, seats.pod_of(b), seats.volume(seats.seat_of(b)))
-            for b in seats.brokers(cluster)
+            names.claim(self._name, pod_layout.pod_of(b), pod_layout.volume(pod_layout.slot_of(b)))
+            for b in pod_layout.brokers(cluster)
         ]
         found = [self._store.get("PersistentVolumeClaim", self._namespace, n) for n in wanted]
         return [{**c, "apiVersion": "v1", "kind": "PersistentVolumeClaim"} for c in found if c]
@@ -283,7 +283,7 @@ class Clusters:
             )
 
     async def _observe(self, cluster: Manifest) -> ClusterState | None:
-        ids = seats.brokers(cluster)
+        ids = pod_layout.brokers(cluster)
         await self._brokers.readdress(
             model.bootstrap_servers(cluster), {b: model.http_url(cluster, b, "") for b in ids}
         )
@@ -431,7 +431,7 @@ class Clusters:
         fields: dict[str, Any] = {
             "replicas": len(found),
             "readyReplicas": sum(map(pods.is_ready, found)),
-            "brokersReady": f"{serving}/{len(seats.brokers(cluster))}",
+            "brokersReady": f"{serving}/{len(pod_layout.brokers(cluster))}",
             "selector": names.selector_text(names.selector(self._name)),
             "image": model.image(cluster, self._image),
             "bootstrapServers": model.bootstrap_servers(cluster),

@@ -17,7 +17,7 @@ from shoal_operator.broker_states import ClusterState
 from shoal_operator.brokers import Brokers
 from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.kube import Kube
-from shoal_operator.model import names, seats
+from shoal_operator.model import names, pod_layout
 from shoal_operator.model.names import Manifest
 from shoal_operator.roller import PartitionState
 
@@ -45,7 +45,7 @@ class Membership:
     ) -> Leaving:
         """Move replicas off the brokers that the spec has no more; `running` are those with a
         pod. Raises `ClientError`."""
-        wanted, staying = seats.replicas(cluster), seats.brokers(cluster)
+        wanted, staying = pod_layout.replicas(cluster), pod_layout.brokers(cluster)
         present = set(running)
         extra = (state.registered | present) - set(staying)
         if not extra:
@@ -58,7 +58,11 @@ class Membership:
         moving = [p for p in partitions if extra & set(p.replicas)]
         left = {b for p in moving for b in p.replicas} & extra
         if left & present:
-            end = "and then it ends" if seats.per_pod(cluster) == 1 else "and then their pod ends"
+            end = (
+                "and then it ends"
+                if pod_layout.per_pod(cluster) == 1
+                else "and then their pod ends"
+            )
             text = f"{len(moving)} partitions are leaving {_brokers(left)}, {end}."
             return Leaving(_pods_with(left & present, wanted), Diagnosis("ScalingDown", text))
         for broker in sorted(extra - present - left):
@@ -73,7 +77,7 @@ class Membership:
         if not asked or asked == cluster.get("status", {}).get("lastRebalance"):
             return None
         _, still = await self._partitions()
-        plan = placement.spread(still, seats.brokers(cluster), state.racks)
+        plan = placement.spread(still, pod_layout.brokers(cluster), state.racks)
         await self._move(cluster, plan.moves, "Rebalance")
         return str(asked)
 
@@ -99,14 +103,14 @@ class Membership:
 
 def _pods_with(brokers: Iterable[int], wanted: int) -> int:
     """How many pods there have to be for these brokers, and for those of the spec."""
-    return max([wanted, *(seats.pod_of(broker) + 1 for broker in brokers)])
+    return max([wanted, *(pod_layout.pod_of(broker) + 1 for broker in brokers)])
 
 
 def _stuck(plan: placement.Plan, cluster: Manifest) -> Diagnosis:
     names_of = ", ".join(plan.stuck[:NAMED_MAX])
     more = f" and {len(plan.stuck) - NAMED_MAX} more" if len(plan.stuck) > NAMED_MAX else ""
-    wanted = seats.replicas(cluster)
-    many = "more replicas than that" + (", a pod each" if seats.per_pod(cluster) > 1 else "")
+    wanted = pod_layout.replicas(cluster)
+    many = "more replicas than that" + (", a pod each" if pod_layout.per_pod(cluster) > 1 else "")
     return Diagnosis(
         "ScaleDownRefused",
         f"spec.replicas is {wanted}, and {names_of}{more} have {many}; lower "

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal_operator.model import seats
+from shoal_operator.model import pod_layout
 from shoal_operator.roller import PartitionState
 
 #: Broker ids to racks; a broker without a rack is left out.
@@ -86,7 +86,7 @@ def _evened(
         if place is None or broker not in pairs:
             continue
         more, in_all = of_topic[broker] - of_topic[place], loads[broker] - loads[place]
-        crowded = seats.pod_of(broker) in _pods(replicas, at)
+        crowded = pod_layout.pod_of(broker) in _pods(replicas, at)
         if crowded or more > 1 or (more == 1 and in_all > 1):
             replicas[at] = place
             for counts in (of_topic, loads):
@@ -116,11 +116,11 @@ def _loads(partitions: Sequence[PartitionState], brokers: Sequence[int]) -> Coun
 def _place(replicas: Sequence[int], at: int, loads: Mapping[int, Any], racks: Racks) -> int | None:
     """The broker for the replica that is at this place now; None if there is no other."""
     pods = _pods(replicas, at)
-    free = [b for b in loads if b != replicas[at] and seats.pod_of(b) not in pods]
+    free = [b for b in loads if b != replicas[at] and pod_layout.pod_of(b) not in pods]
     taken = {racks.get(b) for i, b in enumerate(replicas) if i != at}
     return min(free, key=lambda b: (b in racks and racks[b] in taken, loads[b], b), default=None)
 
 
 def _pods(replicas: Sequence[int], at: int) -> set[int]:
     """The pods of the partition's other replicas."""
-    return {seats.pod_of(broker) for i, broker in enumerate(replicas) if i != at}
+    return {pod_layout.pod_of(broker) for i, broker in enumerate(replicas) if i != at}

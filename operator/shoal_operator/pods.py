@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal_operator import clock, conditions, roller
-from shoal_operator.model import listeners, names, seats
+from shoal_operator.model import listeners, names, pod_layout
 from shoal_operator.model.names import Manifest
 
 
@@ -17,14 +17,16 @@ def ordinal(pod: Mapping[str, Any]) -> int:
 def brokers(pod: Mapping[str, Any]) -> dict[int, bool]:
     """The pod's brokers, and whether each is ready; with one broker that is what the pod is."""
     named = [c["name"] for c in pod.get("spec", {}).get("containers", [])]
-    every = {name: seat for name in named if (seat := seats.seat_of_container(name)) is not None}
+    every = {
+        name: slot for name in named if (slot := pod_layout.slot_of_container(name)) is not None
+    }
     number = ordinal(pod)
     if len(every) < 2:
         return {number: is_ready(pod)}
     ends = bool(pod["metadata"].get("deletionTimestamp"))
     said = pod.get("status", {}).get("containerStatuses", [])
     ready = {s["name"] for s in said if s.get("ready")} if not ends else set()
-    return {seats.broker(number, seat): name in ready for name, seat in sorted(every.items())}
+    return {pod_layout.broker(number, slot): name in ready for name, slot in sorted(every.items())}
 
 
 def is_ready(pod: Mapping[str, Any]) -> bool:
@@ -88,9 +90,11 @@ def as_rolled(
     by_name = {p["metadata"]["name"]: p for p in found}
     name = cluster["metadata"]["name"]
     out = []
-    for broker in range(seats.replicas(cluster)):
+    for broker in range(pod_layout.replicas(cluster)):
         pod = by_name.get(names.pod(name, broker))
-        others = tuple(seats.broker(broker, seat) for seat in range(1, seats.per_pod(cluster)))
+        others = tuple(
+            pod_layout.broker(broker, slot) for slot in range(1, pod_layout.per_pod(cluster))
+        )
         if pod is None:
             out.append(roller.Broker(broker, False, others=others))
             continue

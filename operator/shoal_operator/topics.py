@@ -18,7 +18,7 @@ from shoal_operator.broker_states import TopicState
 from shoal_operator.brokers import Brokers
 from shoal_operator.conditions import Verdict
 from shoal_operator.kube import Kube
-from shoal_operator.model import names, seats
+from shoal_operator.model import names, pod_layout
 from shoal_operator.model.names import Manifest
 from shoal_operator.statuses import Statuses
 from shoal_operator.store import Store, older
@@ -214,7 +214,7 @@ class Topics:
     def _too_early(self, resource: Manifest, error: KafkaError) -> bool:
         """Whether there will be brokers enough once all of the cluster's have joined."""
         cluster = self._store.get("QueueCluster", self._namespace, self._cluster)
-        brokers = len(seats.brokers(cluster)) if cluster else 1
+        brokers = len(pod_layout.brokers(cluster)) if cluster else 1
         enough = int(resource["spec"].get("replicas") or 1) <= brokers
         return enough and error.code == ErrorCode.invalid_replication_factor
 

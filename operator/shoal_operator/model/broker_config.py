@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from shoal_operator.model import listeners, names, seats
+from shoal_operator.model import listeners, names, pod_layout
 
 #: The listener of the controllers' quorum.
 CONTROLLER, CONTROLLER_PORT = "controller", 9093
@@ -75,22 +75,22 @@ def set_twice(spec: Mapping[str, Any]) -> tuple[str, str] | None:
     return next(((e["name"], names_of[e["name"]]) for e in env if e["name"] in names_of), None)
 
 
-def properties(cluster: Mapping[str, Any], seat: int = 0) -> str:
-    """The settings that all brokers on a seat start with; seats differ in their ports."""
+def properties(cluster: Mapping[str, Any], slot: int = 0) -> str:
+    """The settings that all brokers on a slot start with; pod_layout differ in their ports."""
     spec = cluster["spec"]
-    given = {n["name"].upper(): seats.port(n["port"], seat) for n in spec["listeners"]}
+    given = {n["name"].upper(): pod_layout.port(n["port"], slot) for n in spec["listeners"]}
     ports = given | {CONTROLLER.upper(): CONTROLLER_PORT}
     # Of replicas in one pod, all would be gone at once.
-    replication = min(seats.replicas(cluster), 3)
+    replication = min(pod_layout.replicas(cluster), 3)
     # Controllers are the first brokers of their pods.
-    listening = given if seat else ports
+    listening = given if slot else ports
     lines = {
         "listeners": ",".join(f"{name}://:{port}" for name, port in listening.items()),
         "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in ports),
         "controller.listener.names": CONTROLLER.upper(),
         "inter.broker.listener.name": listeners.inside(cluster)["name"].upper(),
         "log.dirs": names.DATA_DIR,
-        "shoal.metrics.listener": f"0.0.0.0:{seats.port(spec['metrics']['port'], seat)}",
+        "shoal.metrics.listener": f"0.0.0.0:{pod_layout.port(spec['metrics']['port'], slot)}",
         "offsets.topic.replication.factor": str(replication),
         "share.coordinator.state.topic.replication.factor": str(replication),
         "share.coordinator.state.topic.min.isr": str(max(1, replication - 1)),
@@ -113,16 +113,16 @@ def of_broker(cluster: Mapping[str, Any], broker_id: int, advertised: str) -> st
     lines = {
         "advertised.listeners": advertised,
         "shoal.cluster.id": cluster_id(cluster),
-        # No broker on a later seat has an id as low as these.
+        # No broker on a later slot has an id as low as these.
         "process.roles": "broker,controller" if broker_id < VOTERS_MAX else "broker",
         "controller.quorum.voters": ",".join(_voter(cluster, voter) for voter in first),
     }
     if broker_id in wanted and len(wanted) > 1:
         # One that comes later, or comes back with an empty volume, votes without anybody's help.
         lines["controller.quorum.auto.join.enable"] = "true"
-    if seats.per_pod(cluster) > 1:
-        lines["broker.rack"] = names.pod(cluster["metadata"]["name"], seats.pod_of(broker_id))
-    if seats.seat_of(broker_id):
+    if pod_layout.per_pod(cluster) > 1:
+        lines["broker.rack"] = names.pod(cluster["metadata"]["name"], pod_layout.pod_of(broker_id))
+    if pod_layout.slot_of(broker_id):
         # Kubernetes tells a container the number of its pod, which is the first one's id.
         lines["node.id"] = str(broker_id)
     return _file(lines)
@@ -131,7 +131,7 @@ def of_broker(cluster: Mapping[str, Any], broker_id: int, advertised: str) -> st
 def wanted_voters(cluster: Mapping[str, Any]) -> list[int]:
     """Three vote however many brokers there are, so that more brokers change nothing for those
     that run."""
-    return list(range(VOTERS_MAX if seats.replicas(cluster) >= VOTERS_MAX else 1))
+    return list(range(VOTERS_MAX if pod_layout.replicas(cluster) >= VOTERS_MAX else 1))
 
 
 def first_voters(cluster: Mapping[str, Any]) -> list[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shoal_operator.model import broker_config, listeners, names, seats
+from shoal_operator.model import broker_config, listeners, names, pod_layout
 from shoal_operator.model.names import Manifest
 
 #: User and group of the broker image.
@@ -76,8 +76,8 @@ def bootstrap_servers(cluster: Mapping[str, Any]) -> str:
 def http_url(cluster: Mapping[str, Any], broker_id: int, path: str = "metrics") -> str:
     """Where one broker's metrics and health checks are, inside the Kubernetes cluster."""
     meta = cluster["metadata"]
-    host = f"{names.pod(meta['name'], seats.pod_of(broker_id))}.{names.headless(meta['name'])}"
-    port = seats.port(cluster["spec"]["metrics"]["port"], seats.seat_of(broker_id))
+    host = f"{names.pod(meta['name'], pod_layout.pod_of(broker_id))}.{names.headless(meta['name'])}"
+    port = pod_layout.port(cluster["spec"]["metrics"]["port"], pod_layout.slot_of(broker_id))
     return f"http://{host}.{meta['namespace']}.svc:{port}/{path}"
 
 
@@ -107,18 +107,22 @@ def _service_account(cluster: Mapping[str, Any]) -> Manifest:
 def _config_map(cluster: Mapping[str, Any], services: listeners.Services) -> Manifest:
     """A file for each broker; they differ in what a broker is among the others."""
     name = names.stateful_set(cluster["metadata"]["name"])
-    common = [broker_config.properties(cluster, seat) for seat in range(seats.per_pod(cluster))]
+    common = [
+        broker_config.properties(cluster, slot) for slot in range(pod_layout.per_pod(cluster))
+    ]
     data = {
-        config_file(seats.pod_of(broker), seats.seat_of(broker)): common[seats.seat_of(broker)]
+        config_file(pod_layout.pod_of(broker), pod_layout.slot_of(broker)): common[
+            pod_layout.slot_of(broker)
+        ]
         + broker_config.of_broker(cluster, broker, listeners.advertised(cluster, broker, services))
-        for broker in seats.brokers(cluster)
+        for broker in pod_layout.brokers(cluster)
     }
     return _object(cluster, "v1", "ConfigMap", name, {"data": data})
 
 
-def config_file(pod: int | str, seat: int) -> str:
+def config_file(pod: int | str, slot: int) -> str:
     """The name of a broker's file; `pod` may be a variable that Kubernetes fills in."""
-    return f"broker-{pod}-{seat}.properties" if seat else f"broker-{pod}.properties"
+    return f"broker-{pod}-{slot}.properties" if slot else f"broker-{pod}.properties"
 
 
 def _service(cluster: Mapping[str, Any], name: str, spec: Mapping[str, Any]) -> Manifest:
@@ -138,10 +142,12 @@ def _disruption_budget(cluster: Mapping[str, Any]) -> Manifest:
 
 def _network_policy(cluster: Mapping[str, Any]) -> Manifest:
     name, spec = cluster["metadata"]["name"], cluster["spec"]
-    every = range(seats.per_pod(cluster))
+    every = range(pod_layout.per_pod(cluster))
 
     def ports(*given: int) -> list[Manifest]:
-        return [{"port": seats.port(p, seat), "protocol": "TCP"} for seat in every for p in given]
+        return [
+            {"port": pod_layout.port(p, slot), "protocol": "TCP"} for slot in every for p in given
+        ]
 
     clients: Manifest = {"ports": ports(*(n["port"] for n in spec["listeners"]))}
     peers = spec.get("networkPolicy", {}).get("from")
@@ -165,7 +171,7 @@ def _network_policy(cluster: Mapping[str, Any]) -> Manifest:
 
 def _stateful_set(cluster: Mapping[str, Any], default_image: str, pull_policy: str) -> Manifest:
     name, spec = cluster["metadata"]["name"], cluster["spec"]
-    every = range(seats.per_pod(cluster))
+    every = range(pod_layout.per_pod(cluster))
     claim_spec: Manifest = {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": spec["storage"]["size"]}},
@@ -175,7 +181,7 @@ def _stateful_set(cluster: Mapping[str, Any], default_image: str, pull_policy: s
     keep = spec["storage"].get("deletionPolicy", "Retain")
     body = {
         "spec": {
-            "replicas": seats.replicas(cluster),
+            "replicas": pod_layout.replicas(cluster),
             "serviceName": names.headless(name),
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete"},
@@ -184,10 +190,10 @@ def _stateful_set(cluster: Mapping[str, Any], default_image: str, pull_policy: s
             "template": _pod_template(cluster, default_image, pull_policy),
             "volumeClaimTemplates": [
                 {
-                    "metadata": {"name": seats.volume(seat), "labels": names.labels(name)},
+                    "metadata": {"name": pod_layout.volume(slot), "labels": names.labels(name)},
                     "spec": claim_spec,
                 }
-                for seat in every
+                for slot in every
             ],
         }
     }
@@ -203,8 +209,8 @@ def _pod_template(cluster: Mapping[str, Any], default_image: str, pull_policy: s
         "prometheus.io/scrape": str(spec["metrics"].get("enabled", True)).lower(),
         "prometheus.io/port": str(spec["metrics"]["port"]),
     }
-    if seats.per_pod(cluster) > 1:
-        annotations["kubectl.kubernetes.io/default-container"] = seats.container(0)
+    if pod_layout.per_pod(cluster) > 1:
+        annotations["kubectl.kubernetes.io/default-container"] = pod_layout.container(0)
     restart = cluster["metadata"].get("annotations", {}).get(names.RESTART)
     if restart:
         annotations[names.RESTART] = restart
@@ -224,8 +230,8 @@ def _pod_template(cluster: Mapping[str, Any], default_image: str, pull_policy: s
         },
         "topologySpreadConstraints": over.get("topologySpreadConstraints") or _spread(cluster),
         "containers": [
-            _container(cluster, default_image, pull_policy, seat)
-            for seat in range(seats.per_pod(cluster))
+            _container(cluster, default_image, pull_policy, slot)
+            for slot in range(pod_layout.per_pod(cluster))
         ],
         "volumes": [
             {"name": "config", "configMap": {"name": names.stateful_set(name)}},
@@ -258,34 +264,34 @@ def _spread(cluster: Mapping[str, Any]) -> list[Manifest]:
 
 
 def _container(
-    cluster: Mapping[str, Any], default_image: str, pull_policy: str, seat: int
+    cluster: Mapping[str, Any], default_image: str, pull_policy: str, slot: int
 ) -> Manifest:
     spec = cluster["spec"]
     # The chart's policy is that of the chart's image.
     policy = PULL_POLICY if spec.get("image") else pull_policy
-    ready_port = seats.port_name(READY_PORT_NAME, seat)
-    number = POD_INDEX if seat else NODE_ID
+    ready_port = pod_layout.port_name(READY_PORT_NAME, slot)
+    number = POD_INDEX if slot else NODE_ID
     # Kubernetes fills the number in from the variable.
-    config = f"{names.CONFIG_DIR}/{config_file(f'$({number})', seat)}"
+    config = f"{names.CONFIG_DIR}/{config_file(f'$({number})', slot)}"
     ports = {n["name"]: n["port"] for n in spec["listeners"]}
-    own = {broker_config.CONTROLLER: broker_config.CONTROLLER_PORT} if not seat else {}
+    own = {broker_config.CONTROLLER: broker_config.CONTROLLER_PORT} if not slot else {}
     metrics = {READY_PORT_NAME: spec["metrics"]["port"]}
 
     def probe(path: str, **timing: int) -> Manifest:
         return {"httpGet": {"path": path, "port": ready_port}, "timeoutSeconds": 3, **timing}
 
     container: Manifest = {
-        "name": seats.container(seat),
+        "name": pod_layout.container(slot),
         "image": image(cluster, default_image),
         "imagePullPolicy": spec.get("imagePullPolicy") or policy,
         "args": ["server", "--log-json", "--config", config],
         "env": _environment(cluster, number),
         "ports": [
-            {"name": seats.port_name(name, seat), "containerPort": seats.port(port, seat)}
+            {"name": pod_layout.port_name(name, slot), "containerPort": pod_layout.port(port, slot)}
             for name, port in {**ports, **own, **metrics}.items()
         ],
         "volumeMounts": [
-            {"name": seats.volume(seat), "mountPath": names.DATA_DIR},
+            {"name": pod_layout.volume(slot), "mountPath": names.DATA_DIR},
             {"name": "config", "mountPath": names.CONFIG_DIR, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},
         ],
@@ -302,10 +308,10 @@ def _container(
     }
     if spec.get("resources"):
         container["resources"] = spec["resources"]
-    others = range(1, seats.per_pod(cluster))
-    if others and not seat:
+    others = range(1, pod_layout.per_pod(cluster))
+    if others and not slot:
         # It votes, and the others hand over by the controller, which it may be: it goes last.
-        told = [str(seats.port(spec["metrics"]["port"], other)) for other in others]
+        told = [str(pod_layout.port(spec["metrics"]["port"], other)) for other in others]
         goes_last = ["python3", "-m", "shoal.server.host.pre_stop", *told]
         container["lifecycle"] = {"preStop": {"exec": {"command": goes_last}}}
     return container

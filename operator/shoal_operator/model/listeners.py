@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shoal_operator.model import names, seats
+from shoal_operator.model import names, pod_layout
 from shoal_operator.model.names import Manifest
 
 INTERNAL = "Internal"
@@ -46,11 +46,13 @@ def services(cluster: Mapping[str, Any]) -> list[tuple[str, Manifest]]:
     for listener in external(cluster):
         spec = {"type": listener["type"], "ports": [_port(listener)]}
         made.append((service(cluster, listener), {**spec, "selector": selector}))
-        for broker in seats.brokers(cluster):
-            only = {"statefulset.kubernetes.io/pod-name": names.pod(name, seats.pod_of(broker))}
+        for broker in pod_layout.brokers(cluster):
+            only = {
+                "statefulset.kubernetes.io/pod-name": names.pod(name, pod_layout.pod_of(broker))
+            }
             own = {
                 **spec,
-                "ports": [_port(listener, seats.seat_of(broker))],
+                "ports": [_port(listener, pod_layout.slot_of(broker))],
                 "selector": selector | only,
             }
             made.append((service(cluster, listener, broker), own))
@@ -70,7 +72,7 @@ def pending(cluster: Mapping[str, Any], have: Services) -> list[str]:
     wanted = [
         (listener, broker)
         for listener in external(cluster)
-        for broker in (None, *seats.brokers(cluster))
+        for broker in (None, *pod_layout.brokers(cluster))
     ]
     return [
         service(cluster, listener, broker)
@@ -85,7 +87,7 @@ def advertised(cluster: Mapping[str, Any], broker_id: int, have: Services) -> st
     for listener in cluster["spec"]["listeners"]:
         if _type(listener) == INTERNAL:
             domain = f"{names.headless(meta['name'])}.{meta['namespace']}.svc"
-            port = seats.port(listener["port"], seats.seat_of(broker_id))
+            port = pod_layout.port(listener["port"], pod_layout.slot_of(broker_id))
             where = f"${{env:{POD_NAME}}}.{domain}:{port}"
         else:
             found = _address(listener, have.get(service(cluster, listener, broker_id)))
@@ -126,9 +128,9 @@ def _type(listener: Mapping[str, Any]) -> str:
     return str(listener.get("type", INTERNAL))
 
 
-def _port(listener: Mapping[str, Any], seat: int = 0) -> Manifest:
-    """The listener's port of a Service that leads to the brokers on that seat."""
-    name, target = listener["name"], seats.port_name(listener["name"], seat)
+def _port(listener: Mapping[str, Any], slot: int = 0) -> Manifest:
+    """The listener's port of a Service that leads to the brokers on that slot."""
+    name, target = listener["name"], pod_layout.port_name(listener["name"], slot)
     return {"name": name, "port": listener["port"], "targetPort": target, "protocol": "TCP"}
 
 

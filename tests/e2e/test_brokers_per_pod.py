@@ -26,7 +26,7 @@ def wanted(**spec: object) -> Manifest:
 @pytest.fixture(scope="module")
 def six(release: Release) -> Iterator[Resources]:
     """Three pods of two brokers, a topic on all of them and a client's pod."""
-    six = Resources(release.cluster, new_namespace(release.cluster, "seats"))
+    six = Resources(release.cluster, new_namespace(release.cluster, "pod_layout"))
     six.start_client()
     six.apply(wanted(), queue_topic(partitions=12), share_group())
     six.wait("queuecluster/main", "queuetopic/jobs", "sharegroup/workers", timeout_s=90)

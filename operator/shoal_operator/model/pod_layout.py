@@ -1,6 +1,6 @@
-"""Several brokers in a pod (`spec.brokersPerPod`): the seats of a pod, and who has them.
+"""Several brokers in a pod (`spec.brokersPerPod`): the pod_layout of a pod, and who has them.
 
-A pod has a container and a volume for each of its brokers. That of seat `s` in pod `p` is broker
+A pod has a container and a volume for each of its brokers. That of slot `s` in pod `p` is broker
 `p + 1000 s`, and its ports are those of the spec plus `1000 s`. So the first brokers are what the
 only ones are in a cluster of one broker a pod, an id tells the pod, and more pods or fewer change
 no id. All brokers of a pod name it as their rack.
@@ -29,8 +29,8 @@ def brokers(cluster: Mapping[str, Any]) -> list[int]:
     return [broker(pod, s) for s in range(per_pod(cluster)) for pod in range(replicas(cluster))]
 
 
-def broker(pod: int, seat: int = 0) -> int:
-    return pod + STEP * seat
+def broker(pod: int, slot: int = 0) -> int:
+    return pod + STEP * slot
 
 
 def pod_of(broker_id: int) -> int:
@@ -38,21 +38,21 @@ def pod_of(broker_id: int) -> int:
     return broker_id % STEP
 
 
-def seat_of(broker_id: int) -> int:
+def slot_of(broker_id: int) -> int:
     return broker_id // STEP
 
 
-def port(given: int, seat: int) -> int:
-    """The port of the broker on that seat, where the spec gives the first one's."""
-    return given + STEP * seat
+def port(given: int, slot: int) -> int:
+    """The port of the broker on that slot, where the spec gives the first one's."""
+    return given + STEP * slot
 
 
-def container(seat: int) -> str:
+def container(slot: int) -> str:
     """The name of a broker's container: `broker`, `broker1` and so on."""
-    return f"broker{seat or ''}"
+    return f"broker{slot or ''}"
 
 
-def seat_of_container(name: str) -> int | None:
+def slot_of_container(name: str) -> int | None:
     """None for a container that is no broker."""
     if name == "broker":
         return 0
@@ -60,11 +60,11 @@ def seat_of_container(name: str) -> int | None:
     return int(number) if number != name and number.isdecimal() else None
 
 
-def port_name(name: str, seat: int) -> str:
+def port_name(name: str, slot: int) -> str:
     """Names of ports are the pod's, so each broker needs its own."""
-    return f"{name}-{seat}" if seat else name
+    return f"{name}-{slot}" if slot else name
 
 
-def volume(seat: int) -> str:
+def volume(slot: int) -> str:
     """The name of a broker's volume in its pod, and of the template of its claim."""
-    return f"data{seat or ''}"
+    return f"data{slot or ''}"

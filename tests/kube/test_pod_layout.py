@@ -17,7 +17,7 @@ from shoal.server.config import resolve
 from shoal_operator import pods
 from shoal_operator.clusters import refusal
 from shoal_operator.diagnostics import diagnose_pods
-from shoal_operator.model import cluster, listeners, seats
+from shoal_operator.model import cluster, listeners, pod_layout
 from shoal_operator.placement import drained, spread
 from shoal_operator.roller import (
     Broker,
@@ -65,13 +65,13 @@ def test_with_one_broker_in_a_pod_nothing_rendered_changes(name: str) -> None:
 
 
 def test_ids_tell_pods_and_do_not_change_with_their_number() -> None:
-    assert seats.brokers(wanted(1, 3)) == [0, 1, 2]
-    assert seats.brokers(wanted(3, 2)) == [0, 1, 1000, 1001, 2000, 2001]
-    assert set(seats.brokers(wanted(2, 3))) < set(seats.brokers(wanted(2, 5)))
-    ids = seats.brokers(wanted(16, 100))
+    assert pod_layout.brokers(wanted(1, 3)) == [0, 1, 2]
+    assert pod_layout.brokers(wanted(3, 2)) == [0, 1, 1000, 1001, 2000, 2001]
+    assert set(pod_layout.brokers(wanted(2, 3))) < set(pod_layout.brokers(wanted(2, 5)))
+    ids = pod_layout.brokers(wanted(16, 100))
     assert len(set(ids)) == 1600
-    assert Counter(map(seats.pod_of, ids)) == dict.fromkeys(range(100), 16)
-    assert seats.brokers(wanted(2, 3))[:3] == seats.brokers(wanted(1, 3))
+    assert Counter(map(pod_layout.pod_of, ids)) == dict.fromkeys(range(100), 16)
+    assert pod_layout.brokers(wanted(2, 3))[:3] == pod_layout.brokers(wanted(1, 3))
 
 
 def test_the_first_broker_of_a_pod_goes_last() -> None:
@@ -109,12 +109,12 @@ def test_every_broker_starts_with_settings_of_its_own(per_pod: int) -> None:
     found = {}
     for pod in range(4):
         ports: list[int] = []
-        for seat, container in enumerate(containers):
+        for slot, container in enumerate(containers):
             config = broker_config(resource, pod, container)
             whole = cluster_config(config)
             found[config.node_id] = config
-            assert config.node_id == seats.broker(pod, seat)
-            assert whole.is_controller == (pod < 3 and seat == 0)
+            assert config.node_id == pod_layout.broker(pod, slot)
+            assert whole.is_controller == (pod < 3 and slot == 0)
             assert whole.voters is not None and sorted(whole.voters.voters) == [0, 1, 2]
             mine = [one.port for one in config.listeners] + [config.metrics_listener.port]
             declared = {p["name"]: p["containerPort"] for p in container["ports"]}
@@ -122,17 +122,17 @@ def test_every_broker_starts_with_settings_of_its_own(per_pod: int) -> None:
             ports += mine
             inside = config.advertised["PLAIN"]
             assert inside.host == f"main-broker-{pod}.main-brokers.n.svc"
-            assert inside.port == config.listeners[0].port == 9092 + 1000 * seat
+            assert inside.port == config.listeners[0].port == 9092 + 1000 * slot
             assert (config["broker.rack"] or "") == ("" if per_pod == 1 else f"main-broker-{pod}")
             assert config["default.replication.factor"] == 3
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-                assert declared[container[probe]["httpGet"]["port"]] == 9404 + 1000 * seat
+                assert declared[container[probe]["httpGet"]["port"]] == 9404 + 1000 * slot
             url = cluster.http_url(resource, config.node_id)
             assert (
-                url == f"http://main-broker-{pod}.main-brokers.n.svc:{9404 + 1000 * seat}/metrics"
+                url == f"http://main-broker-{pod}.main-brokers.n.svc:{9404 + 1000 * slot}/metrics"
             )
         assert len(set(ports)) == len(ports)
-    assert sorted(found) == sorted(seats.brokers(resource))
+    assert sorted(found) == sorted(pod_layout.brokers(resource))
     names = [p["name"] for c in containers for p in c["ports"]]
     assert len(set(names)) == len(names) and max(map(len, names)) <= 15
 
@@ -154,7 +154,7 @@ def test_each_broker_is_reached_from_outside_by_a_service_of_its_own() -> None:
     containers = template(resource)["spec"]["containers"]
     where = {p["name"]: p["containerPort"] for c in containers for p in c["ports"]}
     told = []
-    for id in seats.brokers(resource):
+    for id in pod_layout.brokers(resource):
         spec = own[f"main-outside-{id}"]
         pod = spec["selector"]["statefulset.kubernetes.io/pod-name"]
         assert pod == f"main-broker-{id % 1000}"
@@ -310,13 +310,13 @@ def layouts(draw: st.DrawFn):
     rows = []
     for number in range(draw(st.integers(0, 20))):
         on = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=3, unique=True))
-        ids = tuple(seats.broker(pod, draw(st.integers(0, per_pod - 1))) for pod in on)
+        ids = tuple(pod_layout.broker(pod, draw(st.integers(0, per_pod - 1))) for pod in on)
         rows.append(PartitionState(f"t-{number}", ids, ids, 1))
     return count, per_pod, rows
 
 
 def brokers(count: int, per_pod: int) -> list[int]:
-    return [seats.broker(pod, seat) for seat in range(per_pod) for pod in range(count)]
+    return [pod_layout.broker(pod, slot) for slot in range(per_pod) for pod in range(count)]
 
 
 @given(layouts())
@@ -325,7 +325,7 @@ def test_a_pod_that_leaves_is_drained_and_the_rest_stay_apart(layout) -> None:
     plan = drained(rows, brokers(count - 1, per_pod))
     assert not plan.stuck
     for row in rows:
-        after = {seats.pod_of(id) for id in plan.moves.get(row.name, row.replicas)}
+        after = {pod_layout.pod_of(id) for id in plan.moves.get(row.name, row.replicas)}
         assert len(after) == len(row.replicas) and count - 1 not in after
 
 
@@ -335,7 +335,7 @@ def test_spread_keeps_replicas_in_pods_of_their_own(layout) -> None:
     plan = spread(rows, brokers(count + 1, per_pod))
     for row in rows:
         after = plan.moves.get(row.name, row.replicas)
-        assert len({seats.pod_of(id) for id in after}) == len(row.replicas)
+        assert len({pod_layout.pod_of(id) for id in after}) == len(row.replicas)
 
 
 def test_as_many_replicas_as_pods_keep_the_pods() -> None:
