@@ -12,7 +12,7 @@ from shoal.client.topics import OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
 from shoal_operator.diagnostics import Disk
-from shoal_operator.queues import QueueNumbers
+from shoal_operator.group_metrics import QueueNumbers
 from shoal_operator.roller import Quorum
 
 LOCKED = "shoal_share_partition_locked_records"

@@ -33,7 +33,7 @@ from shoal_operator.broker_states import (
     group_state,
 )
 from shoal_operator.diagnostics import Disk
-from shoal_operator.queues import QueueNumbers, numbers_of
+from shoal_operator.group_metrics import QueueNumbers, numbers_of
 from shoal_operator.roller import PartitionState, Quorum
 
 #: Objects in one request; requests stay far below the brokers' limit of 100 MB.

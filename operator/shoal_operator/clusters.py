@@ -19,6 +19,7 @@ from shoal_operator.brokers import Brokers
 from shoal_operator.conditions import Verdict, is_ready, is_seen
 from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.kube import Kube, KubeError
+from shoal_operator.maintenance_windows import is_open
 from shoal_operator.membership import Leaving, Membership
 from shoal_operator.model import broker_config, listeners, names, pod_layout
 from shoal_operator.model import cluster as model
@@ -27,7 +28,6 @@ from shoal_operator.quantities import size_bytes
 from shoal_operator.roller import Wait
 from shoal_operator.statuses import Statuses, moment
 from shoal_operator.store import Store
-from shoal_operator.windows import is_open
 
 KIND = "QueueCluster"
 #: Pods are ready a little before the Service leads to them: between looks at that, and at most.
@@ -114,7 +114,7 @@ class Clusters:
         self._pause, self._said, self._told = AGAIN_SECONDS, "", ""
         self._untaken_ms: int | None = None
 
-    def everything(self) -> list[str]:
+    def list_names(self) -> list[str]:
         return [self._name] if self._store.get(KIND, self._namespace, self._name) else []
 
     async def reconcile(self, _: list[str]) -> float | None:

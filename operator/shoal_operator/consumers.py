@@ -134,7 +134,7 @@ class Consumers:
         self._histories: dict[str, scaling.History] = {}
         self._signals: dict[str, dict[str, int]] = {}
 
-    def everything(self) -> list[str]:
+    def list_names(self) -> list[str]:
         return [name for name, _ in self.by_group()]
 
     def by_group(self) -> list[tuple[str, str]]:
@@ -169,7 +169,7 @@ class Consumers:
                     continue
                 await self._statuses.write(consumer, Verdict.waiting("ApplyFailed", f"{error}"))
                 raise
-        gone = self._histories.keys() - set(self.everything())
+        gone = self._histories.keys() - set(self.list_names())
         for name in gone:
             del self._histories[name]
             self._signals.pop(name, None)

@@ -23,13 +23,13 @@ from shoal_operator import clock, metrics
 from shoal_operator.broker_states import EARLIEST, LATEST, GroupState, Partition, StartSpec
 from shoal_operator.brokers import Brokers
 from shoal_operator.conditions import Verdict, is_seen
+from shoal_operator.group_metrics import ENABLE, ORDERING, dead_letter_topic
 from shoal_operator.kube import Kube, now
 from shoal_operator.model import groups as model
 from shoal_operator.model import names
 from shoal_operator.model.names import Manifest
 from shoal_operator.quantities import duration_ms
-from shoal_operator.queues import ENABLE, ORDERING, dead_letter_topic
-from shoal_operator.redeliveries import Redeliveries
+from shoal_operator.redelivery_rates import RedeliveryRates
 from shoal_operator.statuses import Statuses
 from shoal_operator.store import Store, older
 
@@ -133,11 +133,11 @@ class Groups:
         self._scaled, self._moved = scaled, moved
         self._statuses = Statuses(kube, store)
         self._watched = 0
-        self._redeliveries = Redeliveries()
+        self._redelivery_rates = RedeliveryRates()
         self.states: dict[str, GroupState] = {}
         self._known_ms: dict[str, int] = {}
 
-    def everything(self) -> list[str]:
+    def list_names(self) -> list[str]:
         return [o["metadata"]["name"] for o in self._everyone()]
 
     def _everyone(self) -> list[Manifest]:
@@ -202,7 +202,7 @@ class Groups:
         now_ms = clock.now_ms()
         states = await self._brokers.share_groups(groups, of_any_type=of_any_type)
         for group, state in states.items():
-            self._redeliveries.seen(group, state.redelivered, now_ms)
+            self._redelivery_rates.seen(group, state.redelivered, now_ms)
             if state.known or group not in self.states:
                 self.states[group] = state
             if state.known:
@@ -455,7 +455,7 @@ class Groups:
             fields["available"] = state.available
             fields |= state.numbers.status()
             fields["nextDueTime"] = due_time(state)
-        rate = self._redeliveries.per_minute(state.group, state.redelivered, clock.now_ms())
+        rate = self._redelivery_rates.per_minute(state.group, state.redelivered, clock.now_ms())
         if rate is not None:
             fields["redeliveriesPerMinute"] = rate
         return fields

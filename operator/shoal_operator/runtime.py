@@ -26,11 +26,11 @@ from shoal_operator.kube import Kube, KubeError
 from shoal_operator.model import cluster as cluster_model
 from shoal_operator.model import names
 from shoal_operator.model.names import Manifest
+from shoal_operator.reconcile_loop import ReconcileLoop
 from shoal_operator.settings import Settings
 from shoal_operator.statuses import Statuses
 from shoal_operator.store import Store
 from shoal_operator.watch import Watch
-from shoal_operator.worker import Loop
 
 log = structlog.get_logger()
 ClusterKey = tuple[str, str]
@@ -69,11 +69,11 @@ class ClusterLoops:
 
     brokers: Brokers
     consumers_of: Consumers
-    cluster: Loop
-    topics: Loop
-    groups: Loop
-    watch: Loop
-    consumers: Loop
+    cluster: ReconcileLoop
+    topics: ReconcileLoop
+    groups: ReconcileLoop
+    watch: ReconcileLoop
+    consumers: ReconcileLoop
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def start(self, name: str) -> None:
@@ -109,7 +109,7 @@ class Operator:
         ]
         self._watching = [asyncio.create_task(w.run(), name="watch of Spark") for w in self._spark]
         self._retiring: set[asyncio.Task[None]] = set()
-        self._orphans = Loop("ShareConsumer", self._say_orphaned, list, RESYNC_SECONDS)
+        self._orphans = ReconcileLoop("ShareConsumer", self._say_orphaned, list, RESYNC_SECONDS)
 
     # -- leading
 
@@ -230,47 +230,47 @@ class Operator:
         else:
             return
         if kind == "QueueTopic":
-            self._poke_rivals(loops.topics, manifest, leaving)
+            self._enqueue_with_rivals(loops.topics, manifest, leaving)
             for group in self.store.of_cluster("ShareGroup", *key):
                 if not group.get("status", {}).get("partitions"):
-                    loops.groups.poke(group["metadata"]["name"])
+                    loops.groups.enqueue(group["metadata"]["name"])
         elif kind == "ShareGroup":
-            self._poke_rivals(loops.groups, manifest, leaving)
+            self._enqueue_with_rivals(loops.groups, manifest, leaving)
             for consumer in self._consumers_of(meta["namespace"], meta["name"]):
                 self._wake_consumer(consumer)
         else:
-            loops.cluster.poke(key[1])
+            loops.cluster.enqueue(key[1])
             if kind == "QueueCluster":
-                self._poke_all(key)
+                self._enqueue_all(key)
 
     def _wake_consumer(self, consumer: Manifest) -> None:
         meta = consumer["metadata"]
         key = (meta["namespace"], self._cluster_of(consumer))
         if key[1]:
             loops = self._loops.get(key) or self._start(key)
-            loops.consumers.poke(meta["name"])
+            loops.consumers.enqueue(meta["name"])
         else:
-            self._orphans.poke(f"{meta['namespace']}/{meta['name']}")
+            self._orphans.enqueue(f"{meta['namespace']}/{meta['name']}")
 
-    def _poke_rivals(self, loop: Loop, manifest: Manifest, leaving: bool) -> None:
+    def _enqueue_with_rivals(self, loop: ReconcileLoop, manifest: Manifest, leaving: bool) -> None:
         """The object, and those that wait for it: claims change hands when a rival goes."""
         kind, meta = manifest["kind"], manifest["metadata"]
-        loop.poke(meta["name"])
+        loop.enqueue(meta["name"])
         if not leaving and not meta.get("deletionTimestamp"):
             return
         for other in self.store.of_cluster(kind, meta["namespace"], manifest["spec"]["cluster"]):
             ready = other.get("status", {}).get("conditions", [{}])[0]
             if ready.get("reason") in ("TopicClaimed", "GroupClaimed"):
-                loop.poke(other["metadata"]["name"])
+                loop.enqueue(other["metadata"]["name"])
 
-    def _poke_all(self, key: ClusterKey) -> None:
+    def _enqueue_all(self, key: ClusterKey) -> None:
         """Everything that waits for a cluster: it has come, changed, or begun to answer."""
         loops = self._loops[key]
         for loop, kind in ((loops.topics, "QueueTopic"), (loops.groups, "ShareGroup")):
             for other in self.store.of_cluster(kind, *key):
-                loop.poke(other["metadata"]["name"])
-        for name in loops.consumers_of.everything():
-            loops.consumers.poke(name)
+                loop.enqueue(other["metadata"]["name"])
+        for name in loops.consumers_of.list_names():
+            loops.consumers.enqueue(name)
 
     def _cluster_of(self, manifest: Manifest) -> str:
         kind, meta = manifest["kind"], manifest["metadata"]
@@ -316,7 +316,7 @@ class Operator:
         clusters = Clusters(
             *place,
             self._settings.broker_image,
-            reached=lambda: self._poke_all(key),
+            reached=lambda: self._enqueue_all(key),
             pull_policy=self._settings.broker_pull_policy,
         )
         topics = topics_module.Topics(*place)
@@ -329,11 +329,17 @@ class Operator:
         loops = ClusterLoops(
             brokers,
             consumers,
-            Loop("QueueCluster", clusters.reconcile, clusters.everything, RESYNC_SECONDS),
-            Loop("QueueTopic", topics.reconcile, topics.everything, RESYNC_SECONDS, SETTLE_SECONDS),
-            Loop("ShareGroup", groups.reconcile, groups.everything, RESYNC_SECONDS, SETTLE_SECONDS),
-            Loop("ShareGroup lag", groups.watch, groups.everything, WATCH_SECONDS),
-            Loop("ShareConsumer", consumers.reconcile, consumers.everything, RESYNC_SECONDS),
+            ReconcileLoop("QueueCluster", clusters.reconcile, clusters.list_names, RESYNC_SECONDS),
+            ReconcileLoop(
+                "QueueTopic", topics.reconcile, topics.list_names, RESYNC_SECONDS, SETTLE_SECONDS
+            ),
+            ReconcileLoop(
+                "ShareGroup", groups.reconcile, groups.list_names, RESYNC_SECONDS, SETTLE_SECONDS
+            ),
+            ReconcileLoop("ShareGroup lag", groups.watch, groups.list_names, WATCH_SECONDS),
+            ReconcileLoop(
+                "ShareConsumer", consumers.reconcile, consumers.list_names, RESYNC_SECONDS
+            ),
         )
         self._loops[key] = loops
         loops.start(f"{namespace}/{name}")
@@ -345,7 +351,7 @@ class Operator:
         if loops:
             for name, group in loops.consumers_of.by_group():
                 if group in wanted:
-                    loops.consumers.poke(name)
+                    loops.consumers.enqueue(name)
 
     def _retire(self, key: ClusterKey) -> None:
         task = asyncio.create_task(self._loops.pop(key).stop())

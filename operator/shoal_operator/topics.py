@@ -104,7 +104,7 @@ class Topics:
         self._namespace, self._cluster = namespace, cluster
         self._statuses = Statuses(kube, store)
 
-    def everything(self) -> list[str]:
+    def list_names(self) -> list[str]:
         found = self._store.of_cluster(KIND, self._namespace, self._cluster)
         return [o["metadata"]["name"] for o in found]
 

@@ -19,7 +19,7 @@ from shoal.client.redrive import Plan, Redrive
 from shoal.client.topics import NewTopic
 from shoal.protocol.errors import ErrorCode
 from shoal_operator.broker_states import group_state
-from shoal_operator.queues import numbers_of
+from shoal_operator.group_metrics import numbers_of
 
 ACCEPT, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.REJECT
 DLQ = "errors.deadletterqueue"

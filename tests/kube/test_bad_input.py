@@ -91,7 +91,7 @@ class World:
         )
         consumers = Consumers(*place, groups, "n", "main", Settings("b:1", "s:1", "role", "http"))
         moved: list[str] = []
-        await groups.reconcile(groups.everything())
+        await groups.reconcile(groups.list_names())
         poked = [name for name, group in consumers.by_group() if group in moved]
         await consumers.reconcile(poked)
 

@@ -25,13 +25,13 @@ from shoal_operator.broker_states import (
 )
 from shoal_operator.clusters import missing, refusal
 from shoal_operator.conditions import Verdict
+from shoal_operator.group_metrics import dead_letter_topic, numbers_of
 from shoal_operator.groups import Groups, decide_config, first_positions, reset_due, resume
+from shoal_operator.maintenance_windows import is_open
 from shoal_operator.model import broker_config, cluster, deployment
 from shoal_operator.model.groups import config as group_config
-from shoal_operator.queues import dead_letter_topic, numbers_of
 from shoal_operator.store import Store
 from shoal_operator.topics import Actions, claims, decide
-from shoal_operator.windows import is_open
 
 
 def topic(name="jobs", created="2026-01-01T00:00:00Z", status=None, **spec):

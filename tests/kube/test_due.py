@@ -14,8 +14,8 @@ from shoal_operator import clock
 from shoal_operator.broker_states import GroupState, group_state
 from shoal_operator.brokers import Brokers
 from shoal_operator.consumers import Consumers
+from shoal_operator.group_metrics import QueueNumbers, numbers_of
 from shoal_operator.groups import KNOWN_MS_MAX, Groups, due_time
-from shoal_operator.queues import QueueNumbers, numbers_of
 from shoal_operator.runtime import Operator
 from shoal_operator.settings import Settings
 

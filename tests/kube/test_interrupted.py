@@ -114,7 +114,7 @@ class World:
             Groups(*place, scaled=set, moved=lambda _: None),
         )
         for loop in loops:
-            await loop.reconcile(loop.everything())
+            await loop.reconcile(loop.list_names())
 
     async def settle(self, dies_after: int | None = None) -> bool:
         """Live on, through one death after so many changes; whether that came."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shoal_operator import queues
+from shoal_operator import group_metrics
 from shoal_operator.quantities import duration_ms, iso_duration
 
 _RESET = {"Latest": "latest", "Earliest": "earliest"}
@@ -30,7 +30,7 @@ def config(spec: Mapping[str, Any]) -> dict[str, str]:
         made["share.session.timeout.ms"] = str(duration_ms(spec["sessionTimeout"]))
     if spec.get("heartbeatInterval"):
         made["share.heartbeat.interval.ms"] = str(duration_ms(spec["heartbeatInterval"]))
-    return made | queues.config(spec)
+    return made | group_metrics.config(spec)
 
 
 def _start(spec: Mapping[str, Any]) -> str:

@@ -1,11 +1,11 @@
-"""Redeliveries a minute by share group, from counters that begin anew with their brokers."""
+"""RedeliveryRates a minute by share group, from counters that begin anew with their brokers."""
 
 from __future__ import annotations
 
 INTERVAL_MS = 60_000
 
 
-class Redeliveries:
+class RedeliveryRates:
     """Remembers, by group, a count of records and when it was read."""
 
     def __init__(self) -> None:

@@ -26,10 +26,10 @@ BACKOFF_SECONDS = 0.5
 BACKOFF_SECONDS_MAX = 30.0
 
 
-class Loop:
+class ReconcileLoop:
     """One reconciler, its queue and its back-off.
 
-    `everything` names all that exists, for a pass over all each `interval_seconds`, which finds
+    `list_names` names all that exists, for a pass over all each `interval_seconds`, which finds
     what no watch can tell: changes inside the brokers.
     """
 
@@ -37,19 +37,19 @@ class Loop:
         self,
         kind: str,
         reconcile: Reconcile,
-        everything: Callable[[], list[str]],
+        list_names: Callable[[], list[str]],
         interval_seconds: float,
         settle_seconds: float = 0.0,
     ) -> None:
         self.kind = kind
         self._reconcile = reconcile
-        self._everything = everything
+        self._list_names = list_names
         self._interval = interval_seconds
         self._settle = settle_seconds
         self._queue: dict[str, None] = {}
         self._wake = asyncio.Event()
 
-    def poke(self, name: str) -> None:
+    def enqueue(self, name: str) -> None:
         """This name wants attention."""
         self._queue[name] = None
         self._wake.set()
@@ -63,7 +63,7 @@ class Loop:
                 async with asyncio.timeout(due - monotonic()):
                     await self._wake.wait()
             if monotonic() >= due:
-                self._queue.update(dict.fromkeys(self._everything()))
+                self._queue.update(dict.fromkeys(self._list_names()))
                 due = monotonic() + self._interval
             else:
                 await asyncio.sleep(self._settle)
