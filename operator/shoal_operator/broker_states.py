@@ -74,14 +74,14 @@ class GroupState:
     in_flight: int = -1
     redelivered: int = -1
     partitions: tuple[SharePartition, ...] = ()
-    stuck: int = 0
+    blocked: int = 0
     numbers: QueueNumbers = field(default_factory=QueueNumbers)
     known: bool = True
 
     @property
     def workable(self) -> int:
         """Of the lag, what can be worked on, or will be by itself: in flight and delayed too."""
-        return max(0, self.lag - self.stuck)
+        return max(0, self.lag - self.blocked)
 
     @property
     def available(self) -> int:

@@ -68,7 +68,7 @@ class Brokers:
         self.queue_numbers: dict[str, QueueNumbers] = {}
         self._counted_ms = 0
 
-    async def readdress(self, bootstrap_servers: str, urls: Mapping[int, str]) -> None:
+    async def set_addresses(self, bootstrap_servers: str, urls: Mapping[int, str]) -> None:
         """Use these addresses from now on."""
         moved = bootstrap_servers != self._addresses[0]
         self._addresses = (bootstrap_servers, dict(urls))
@@ -90,7 +90,7 @@ class Brokers:
             self._made = Client(settings)
         return self._made
 
-    async def is_reached(self) -> bool:
+    async def is_reachable(self) -> bool:
         """Whether who comes anew gets a connection where the cluster bootstraps: a Service leads to
         its pods a little after they are ready."""
         for host, port in Settings.of(self._addresses[0]).bootstrap:
@@ -400,7 +400,9 @@ class Brokers:
         self._count("ShareGroupHeartbeat")
         await member.leave()
 
-    async def resolved(self, starts: Mapping[Partition, int | StartSpec]) -> dict[Partition, int]:
+    async def resolve_offsets(
+        self, starts: Mapping[Partition, int | StartSpec]
+    ) -> dict[Partition, int]:
         """Words and times as offsets. Raises `KafkaError`."""
         offsets = {p: o for p, o in starts.items() if not isinstance(o, StartSpec)}
         asked = {

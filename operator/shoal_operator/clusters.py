@@ -20,13 +20,13 @@ from shoal_operator.conditions import Verdict, is_ready, is_seen
 from shoal_operator.diagnostics import Diagnosis
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.maintenance_windows import is_open
-from shoal_operator.membership import Leaving, Membership
+from shoal_operator.membership import Membership, ScaleDown
 from shoal_operator.model import broker_config, listeners, names, pod_layout
 from shoal_operator.model import cluster as model
 from shoal_operator.model.names import Manifest
 from shoal_operator.quantities import size_bytes
 from shoal_operator.roller import Wait
-from shoal_operator.statuses import Statuses, moment
+from shoal_operator.statuses import Statuses, transition_key
 from shoal_operator.store import Store
 
 KIND = "QueueCluster"
@@ -141,21 +141,21 @@ class Clusters:
         if waits_for:
             await self._say(cluster, no_address(waits_for))
             return self._again(Wait(STEADY_SECONDS, ""), None)
-        if not pods.are_seen_to(self._stateful()):
+        if not pods.is_observed(self._stateful()):
             return await self._not_taken_up(cluster)
         self._untaken_ms = None
         state = await self._observe(held)
         config = await self._dynamic_config(cluster, state)
         step = await self._next_step(held, state)
         if isinstance(step, roller.Done) and state and not is_ready(cluster):
-            state = state if await self._brokers.is_reached() else None
+            state = state if await self._brokers.is_reachable() else None
         verdict = config or self._verdict(cluster, step, state, leaving)
         # Said before it is done: who comes after a death knows that the broker is away by our
         # doing, and tells when it is ready again.
         await self._say(cluster, verdict, state)
         await self._act(cluster, step)
-        if state and verdict.ready and (asked := await self._membership.spread(cluster, state)):
-            await self._statuses.note(cluster, {"lastRebalance": asked})
+        if state and verdict.ready and (asked := await self._membership.rebalance(cluster, state)):
+            await self._statuses.merge(cluster, {"lastRebalance": asked})
         return self._again(step, verdict)
 
     async def _not_taken_up(self, cluster: Manifest) -> float:
@@ -186,24 +186,26 @@ class Clusters:
         waits = step.seconds if isinstance(step, Wait) and step.serving else 0.0
         return max(waits, self._pause)
 
-    async def _leaving(self, cluster: Manifest) -> Leaving:
+    async def _leaving(self, cluster: Manifest) -> ScaleDown:
         """How many pods have to stay for now, if the spec has fewer than there are."""
         wanted, found = pod_layout.replicas(cluster), self._pods()
-        running = {broker for p in found for broker in pods.brokers(p)}
+        running = {broker for p in found for broker in pods.broker_readiness(p)}
         asked = int((self._stateful() or {}).get("spec", {}).get("replicas", 0))
         have = max([wanted, asked, *(pods.ordinal(p) + 1 for p in found)])
         if have == wanted and not self._strays:
-            return Leaving(wanted)
-        nobody = Leaving(
+            return ScaleDown(wanted)
+        nobody = ScaleDown(
             have, Diagnosis("ScalingDown", "No broker ends before brokers answer what is on it.")
         )
         state = await self._observe(_held(cluster, nobody))
         if state is None:
             return nobody
         try:
-            return await self._membership.leaving(cluster, state, running)
+            return await self._membership.scale_down(cluster, state, running)
         except ClientError as error:
-            return Leaving(have, Diagnosis("ScalingDown", f"Replicas could not be moved: {error}."))
+            return ScaleDown(
+                have, Diagnosis("ScalingDown", f"Replicas could not be moved: {error}.")
+            )
 
     async def _apply_objects(self, cluster: Manifest) -> list[str]:
         """Bring all objects to what is wanted, unless some Services, which are named, have no
@@ -284,7 +286,7 @@ class Clusters:
 
     async def _observe(self, cluster: Manifest) -> ClusterState | None:
         ids = pod_layout.brokers(cluster)
-        await self._brokers.readdress(
+        await self._brokers.set_addresses(
             model.bootstrap_servers(cluster), {b: model.http_url(cluster, b, "") for b in ids}
         )
         try:
@@ -341,7 +343,7 @@ class Clusters:
     async def _next_step(self, cluster: Manifest, state: ClusterState | None) -> Any:
         services = {o["metadata"]["name"]: o for o in self._ours(cluster, "Service")}
         told = state.advertised if state else {}
-        seen = pods.as_rolled(cluster, self._pods(), self._stateful(), told, services)
+        seen = pods.broker_pods(cluster, self._pods(), self._stateful(), told, services)
         partitions = None
         if state and any(b.restart_reason and (b.ready or b.others) for b in seen):
             with contextlib.suppress(ClientError):
@@ -369,7 +371,7 @@ class Clusters:
                 self._store.put(going)
 
     def _verdict(
-        self, cluster: Manifest, step: Any, state: ClusterState | None, leaving: Leaving
+        self, cluster: Manifest, step: Any, state: ClusterState | None, leaving: ScaleDown
     ) -> Verdict:
         broken, coming = diagnostics.diagnose_disks(state.disks) if state else (None, None)
         asked = cluster["spec"].get("version", "")
@@ -416,7 +418,9 @@ class Clusters:
         said = next((c["reason"] for c in status.get("conditions", []) if c["type"] == "Ready"), "")
         if said in ("Rolling", "RollWaits", "Restarting"):
             return Verdict.waiting("Restarting", text)
-        serving = {b for p in self._pods() for b, serves in pods.brokers(p).items() if serves}
+        serving = {
+            b for p in self._pods() for b, serves in pods.broker_readiness(p).items() if serves
+        }
         lost = {b["id"] for b in status.get("brokers", []) if b["ready"]} - serving
         if lost or said == "BrokerNotReady":
             return Verdict.blocked("BrokerNotReady", text)
@@ -426,7 +430,7 @@ class Clusters:
         self, cluster: Manifest, verdict: Verdict, state: ClusterState | None = None
     ) -> None:
         found = self._pods()
-        brokers = [(b, serves, p) for p in found for b, serves in pods.brokers(p).items()]
+        brokers = [(b, serves, p) for p in found for b, serves in pods.broker_readiness(p).items()]
         serving = sum(serves for _, serves, _ in brokers)
         fields: dict[str, Any] = {
             "replicas": len(found),
@@ -459,7 +463,7 @@ class Clusters:
                 fields["version"] = ", ".join(sorted(set(state.versions.values())))
         if verdict.ready and not is_ready(cluster):
             said = cluster.get("status", {}).get("conditions", [])
-            await self._kube.event(cluster, "Ready", verdict.message, once=moment(said))
+            await self._kube.event(cluster, "Ready", verdict.message, once=transition_key(said))
         await self._statuses.write(cluster, verdict, fields)
 
     def _listeners(self, cluster: Manifest, running: list[Manifest]) -> list[Manifest]:
@@ -470,12 +474,12 @@ class Clusters:
             kind = listener.get("type", listeners.INTERNAL)
             where = listeners.bootstrap_servers(cluster, listener)
             if kind != listeners.INTERNAL:
-                where = listeners.outside(cluster, listener, services, nodes)
+                where = listeners.external_bootstrap_servers(cluster, listener, services, nodes)
             found.append({"name": listener["name"], "type": kind, "bootstrapServers": where})
         return found
 
 
-def _held(cluster: Manifest, leaving: Leaving) -> Manifest:
+def _held(cluster: Manifest, leaving: ScaleDown) -> Manifest:
     """The cluster with the brokers that have to stay for now."""
     return {**cluster, "spec": {**cluster["spec"], "replicas": leaving.replicas}}
 

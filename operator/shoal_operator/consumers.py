@@ -30,9 +30,9 @@ STATUS_SECONDS = 5.0
 #: The time that a consumer takes to start, where `scaling.startupTime` does not say.
 STARTUP_TIME = "30s"
 #: Fields of the status, and of a scale signal, that are there only while the lag is known.
-OF_LAG = ("lag", "workable", "due", "inFlight", "partitions", "nextDueTime")
+LAG_FIELDS = ("lag", "workable", "due", "inFlight", "partitions", "nextDueTime")
 #: What a ShareGroup says of itself that no consumer of it can work with.
-_OF_GROUP = ("TopicNotFound", "PositionsRefused", "OtherGroupType")
+_GROUP_REASONS = ("TopicNotFound", "PositionsRefused", "OtherGroupType")
 
 
 def policy(spec: Mapping[str, Any]) -> scaling.Policy:
@@ -108,7 +108,7 @@ def group_verdict(group: Mapping[str, Any]) -> Verdict | None:
     meta = group["metadata"]
     for said in group.get("status", {}).get("conditions", []):
         current = said.get("observedGeneration") == meta.get("generation", 0)
-        if said["type"] == "Ready" and said["reason"] in _OF_GROUP and current:
+        if said["type"] == "Ready" and said["reason"] in _GROUP_REASONS and current:
             text = f"ShareGroup {meta['name']!r}: {said['message']}"
             made = Verdict.refused if said["reason"] == "OtherGroupType" else Verdict.waiting
             return made(said["reason"], text)
@@ -187,7 +187,7 @@ class Consumers:
         )
         if group and self._groups.known(group_model.group_id(group)):
             return found
-        return {k: v for k, v in found.items() if k not in OF_LAG}
+        return {k: v for k, v in found.items() if k not in LAG_FIELDS}
 
     async def _bring(self, consumer: Manifest) -> bool:
         """Whether it is to be looked at again soon, since something is under way."""
@@ -209,7 +209,7 @@ class Consumers:
             self._settings.spark_pull_policy,
         )
         decision = self._decide(consumer, group)
-        workload = await self._workloads.bring(consumer, place, decision.replicas)
+        workload = await self._workloads.apply(consumer, place, decision.replicas)
         await self._say(consumer, group, decision, workload)
         return workload.verdict.progressing
 
@@ -238,7 +238,7 @@ class Consumers:
         running = status.get("readyReplicas", 0)
         due = state.due(startup_s(spec))
         later = state.workable - due
-        load = scaling.Load(due, partitions, locks, settled, running, state.stuck, later)
+        load = scaling.Load(due, partitions, locks, settled, running, state.blocked, later)
         return scaling.decide(policy(spec), load, current, history, now_ms)
 
     async def _say(
@@ -247,7 +247,7 @@ class Consumers:
         meta, before = consumer["metadata"], consumer.get("status", {})
         state = self._groups.known(group_model.group_id(group))
         # A lag that is not known any more leaves the status: nothing may scale by it.
-        measured: dict[str, Any] = {**dict.fromkeys(OF_LAG), "decision": decision.why}
+        measured: dict[str, Any] = {**dict.fromkeys(LAG_FIELDS), "decision": decision.reason}
         if state:
             measured |= {
                 "lag": state.lag,
@@ -283,7 +283,7 @@ class Consumers:
         await self._statuses.write(consumer, verdict, fields)
         newest = self._store.get(KIND, self._namespace, meta["name"])
         if newest is not None:
-            await self._statuses.update(newest, measured, STATUS_SECONDS)
+            await self._statuses.update_measurements(newest, measured, STATUS_SECONDS)
         if changed and "desiredReplicas" in before:
-            text = f"{before['desiredReplicas']} to {decision.replicas}: {decision.why}."
+            text = f"{before['desiredReplicas']} to {decision.replicas}: {decision.reason}."
             await self._kube.event(consumer, "Scaled", text)

@@ -50,14 +50,14 @@ def _of_containers(pod: Mapping[str, Any]) -> Diagnosis | None:
     statuses = pod.get("status", {}).get("containerStatuses", [])
     for status in statuses:
         waiting = status.get("state", {}).get("waiting", {})
-        why = waiting.get("reason", "ContainerCreating")
-        if why in ("ContainerCreating", "PodInitializing"):
+        reason = waiting.get("reason", "ContainerCreating")
+        if reason in ("ContainerCreating", "PodInitializing"):
             continue
         last = status.get("lastState", {}).get("terminated", {})
         said = (last.get("message", "") or waiting.get("message", "")).strip()
         which = f"{name}, container {status['name']}" if len(statuses) > 1 else name
-        text = f"{which}: {why} {said}".rstrip()
-        if why in _PULL:
+        text = f"{which}: {reason} {said}".rstrip()
+        if reason in _PULL:
             return Diagnosis("ImageNotPulled", text)
         if NO_SPACE in said:
             return Diagnosis("DiskFull", f"{text} Raise spec.storage.size.")

@@ -31,7 +31,7 @@ from shoal_operator.model.names import Manifest
 from shoal_operator.quantities import duration_ms
 from shoal_operator.redelivery_rates import RedeliveryRates
 from shoal_operator.statuses import Statuses
-from shoal_operator.store import Store, older
+from shoal_operator.store import Store, is_older
 
 KIND = "ShareGroup"
 WRITES_MAX = 16
@@ -58,7 +58,7 @@ def claims(resources: Iterable[Manifest]) -> dict[str, Manifest]:
         if resource["metadata"].get("deletionTimestamp"):
             continue
         held = winners.get(model.group_id(resource))
-        if held is None or older(resource, held):
+        if held is None or is_older(resource, held):
             winners[model.group_id(resource)] = resource
     return winners
 
@@ -193,7 +193,7 @@ class Groups:
             self._moved([o["metadata"]["name"] for o in chosen.values()])
         for group, resource in chosen.items():
             if is_seen(resource):
-                await self._statuses.update(
+                await self._statuses.update_measurements(
                     resource, self._fields(resource, self.states[group]), STATUS_SECONDS
                 )
         return None
@@ -325,7 +325,7 @@ class Groups:
                 try:
                     if not state.type:
                         await self._brokers.create_share_group(group, sorted(there))
-                    offsets = await self._brokers.resolved(starts)
+                    offsets = await self._brokers.resolve_offsets(starts)
                     await self._brokers.set_share_offsets(group, offsets)
                 except KafkaError as error:
                     # Somebody joined in between: the members begin by themselves.
@@ -419,10 +419,10 @@ class Groups:
             starts = {(t, i): _place(reset) for t, count in sizes.items() for i in range(count)}
             rows = [
                 {"topic": p[0], "partition": p[1], "from": before.get(p, -1), "to": to}
-                for p, to in sorted((await self._brokers.resolved(starts)).items())
+                for p, to in sorted((await self._brokers.resolve_offsets(starts)).items())
             ]
             pending = {"id": reset["id"], "offsets": rows}
-            await self._statuses.note(resource, {"pendingReset": pending})
+            await self._statuses.merge(resource, {"pendingReset": pending})
         if not rows:
             return
         if not state.type:

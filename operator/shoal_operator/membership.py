@@ -27,7 +27,7 @@ REBALANCE = f"{names.GROUP}/rebalance"
 NAMED_MAX = 3
 
 
-class Leaving(NamedTuple):
+class ScaleDown(NamedTuple):
     """How many pods have to be there still, and why it is more than the spec asks for."""
 
     replicas: int
@@ -40,20 +40,20 @@ class Membership:
     def __init__(self, kube: Kube, brokers: Brokers) -> None:
         self._kube, self._brokers = kube, brokers
 
-    async def leaving(
+    async def scale_down(
         self, cluster: Manifest, state: ClusterState, running: Iterable[int]
-    ) -> Leaving:
+    ) -> ScaleDown:
         """Move replicas off the brokers that the spec has no more; `running` are those with a
         pod. Raises `ClientError`."""
         wanted, staying = pod_layout.replicas(cluster), pod_layout.brokers(cluster)
         present = set(running)
         extra = (state.registered | present) - set(staying)
         if not extra:
-            return Leaving(wanted)
+            return ScaleDown(wanted)
         partitions, still = await self._partitions()
-        plan = placement.drained(still, staying, state.racks)
-        if plan.stuck:
-            return Leaving(_pods_with(extra & present, wanted), _stuck(plan, cluster))
+        plan = placement.drain(still, staying, state.racks)
+        if plan.unplaceable:
+            return ScaleDown(_pods_with(extra & present, wanted), _refusal(plan, cluster))
         await self._move(cluster, plan.moves, "BrokersDrain")
         moving = [p for p in partitions if extra & set(p.replicas)]
         left = {b for p in moving for b in p.replicas} & extra
@@ -64,20 +64,20 @@ class Membership:
                 else "and then their pod ends"
             )
             text = f"{len(moving)} partitions are leaving {_brokers(left)}, {end}."
-            return Leaving(_pods_with(left & present, wanted), Diagnosis("ScalingDown", text))
+            return ScaleDown(_pods_with(left & present, wanted), Diagnosis("ScalingDown", text))
         for broker in sorted(extra - present - left):
             if broker in state.fenced:
                 await self._brokers.unregister(broker)
-        return Leaving(wanted)
+        return ScaleDown(wanted)
 
-    async def spread(self, cluster: Manifest, state: ClusterState) -> str | None:
+    async def rebalance(self, cluster: Manifest, state: ClusterState) -> str | None:
         """Spread replicas if that was asked for; what it was asked with, once it is under way.
         Raises `ClientError`."""
         asked = cluster["metadata"].get("annotations", {}).get(REBALANCE, "")
         if not asked or asked == cluster.get("status", {}).get("lastRebalance"):
             return None
         _, still = await self._partitions()
-        plan = placement.spread(still, pod_layout.brokers(cluster), state.racks)
+        plan = placement.balance(still, pod_layout.brokers(cluster), state.racks)
         await self._move(cluster, plan.moves, "Rebalance")
         return str(asked)
 
@@ -106,9 +106,13 @@ def _pods_with(brokers: Iterable[int], wanted: int) -> int:
     return max([wanted, *(pod_layout.pod_of(broker) + 1 for broker in brokers)])
 
 
-def _stuck(plan: placement.Plan, cluster: Manifest) -> Diagnosis:
-    names_of = ", ".join(plan.stuck[:NAMED_MAX])
-    more = f" and {len(plan.stuck) - NAMED_MAX} more" if len(plan.stuck) > NAMED_MAX else ""
+def _refusal(plan: placement.Plan, cluster: Manifest) -> Diagnosis:
+    names_of = ", ".join(plan.unplaceable[:NAMED_MAX])
+    more = (
+        f" and {len(plan.unplaceable) - NAMED_MAX} more"
+        if len(plan.unplaceable) > NAMED_MAX
+        else ""
+    )
     wanted = pod_layout.replicas(cluster)
     many = "more replicas than that" + (", a pod each" if pod_layout.per_pod(cluster) > 1 else "")
     return Diagnosis(

@@ -24,17 +24,17 @@ class Plan:
     """New replicas by partition, and the partitions that have nowhere to go, by name."""
 
     moves: Mapping[str, tuple[int, ...]]
-    stuck: tuple[str, ...] = ()
+    unplaceable: tuple[str, ...] = ()
 
 
-def drained(
+def drain(
     partitions: Sequence[PartitionState], staying: Iterable[int], racks: Racks | None = None
 ) -> Plan:
     """Every replica on a broker that stays."""
     places = sorted(staying)
     loads = _loads(partitions, places)
     moves: dict[str, tuple[int, ...]] = {}
-    stuck = []
+    unplaceable = []
     for partition in sorted(partitions, key=lambda p: p.name):
         replicas = list(partition.replicas)
         for at, broker in enumerate(replicas):
@@ -42,17 +42,17 @@ def drained(
                 continue
             place = _place(replicas, at, loads, racks or {})
             if place is None:
-                stuck.append(partition.name)
+                unplaceable.append(partition.name)
                 break
             replicas[at] = place
             loads[place] += 1
         else:
             if tuple(replicas) != partition.replicas:
                 moves[partition.name] = tuple(replicas)
-    return Plan(moves, tuple(stuck))
+    return Plan(moves, tuple(unplaceable))
 
 
-def spread(
+def balance(
     partitions: Sequence[PartitionState], brokers: Iterable[int], racks: Racks | None = None
 ) -> Plan:
     """Brokers with as many replicas of each topic, give or take one, and then as many in all and
@@ -68,14 +68,14 @@ def spread(
         for rows in topics.values():
             of_topic = Counter(b for name in rows for b in now[name])
             for name in rows:
-                now[name] = _evened(now[name], of_topic, loads, racks or {})
+                now[name] = _balance_partition(now[name], of_topic, loads, racks or {})
     for rows in topics.values():
         _spread_leaders({name: now[name] for name in rows}, places)
     before = {p.name: p.replicas for p in partitions}
     return Plan({n: tuple(r) for n, r in now.items() if tuple(r) != before[n]})
 
 
-def _evened(
+def _balance_partition(
     before: Sequence[int], of_topic: Counter[int], loads: Counter[int], racks: Racks
 ) -> list[int]:
     """A partition's replicas after those moves that even out; the loads then have them."""

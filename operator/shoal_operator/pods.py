@@ -14,7 +14,7 @@ def ordinal(pod: Mapping[str, Any]) -> int:
     return int(pod["metadata"]["name"].rpartition("-")[2])
 
 
-def brokers(pod: Mapping[str, Any]) -> dict[int, bool]:
+def broker_readiness(pod: Mapping[str, Any]) -> dict[int, bool]:
     """The pod's brokers, and whether each is ready; with one broker that is what the pod is."""
     named = [c["name"] for c in pod.get("spec", {}).get("containers", [])]
     every = {
@@ -67,7 +67,7 @@ def restart_reason(pod: Mapping[str, Any], stateful: Mapping[str, Any] | None) -
     return "the pod's template changed"
 
 
-def are_seen_to(stateful: Mapping[str, Any] | None) -> bool:
+def is_observed(stateful: Mapping[str, Any] | None) -> bool:
     """Whether Kubernetes has looked at this StatefulSet as it stands, so that its revision is
     that of its template."""
     status = (stateful or {}).get("status", {})
@@ -75,13 +75,13 @@ def are_seen_to(stateful: Mapping[str, Any] | None) -> bool:
     return bool(status.get("updateRevision")) and status.get("observedGeneration", 0) >= generation
 
 
-def as_rolled(
+def broker_pods(
     cluster: Manifest,
     found: Sequence[Manifest],
     stateful: Manifest | None,
     told: Mapping[int, str],
     services: Mapping[str, Manifest],
-) -> list[roller.Broker]:
+) -> list[roller.BrokerPod]:
     """The pods as the roller sees them; an absent one is not ready and runs nothing old.
 
     `told` is what each broker tells clients outside to find it at, as far as it is known.
@@ -96,16 +96,16 @@ def as_rolled(
             pod_layout.broker(broker, slot) for slot in range(1, pod_layout.per_pod(cluster))
         )
         if pod is None:
-            out.append(roller.Broker(broker, False, others=others))
+            out.append(roller.BrokerPod(broker, False, others=others))
             continue
         reason = ""
         if pod["metadata"]["labels"].get("controller-revision-hash", "") != revision:
             reason = restart_reason(pod, stateful)
         elif any(
-            listeners.seen_by(pod, listeners.advertised(cluster, b, services)) != told[b]
+            listeners.resolve_env(pod, listeners.advertised(cluster, b, services)) != told[b]
             for b in (broker, *others)
             if b in told
         ):
             reason = "the address that clients outside find it at changed"
-        out.append(roller.Broker(broker, is_ready(pod), reason, unready_seconds(pod), others))
+        out.append(roller.BrokerPod(broker, is_ready(pod), reason, unready_seconds(pod), others))
     return out

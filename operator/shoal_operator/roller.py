@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
+class BrokerPod:
     """A broker's pod. `restart_reason` is empty if it runs what is wanted; `others` are the brokers
     that are in the pod too, and stop and start with it. All are ready, or it is not."""
 
@@ -99,7 +99,7 @@ SPREAD = "the annotation shoal.dev/rebalance spreads them"
 
 
 def next_step(
-    brokers: Sequence[Broker],
+    brokers: Sequence[BrokerPod],
     partitions: Sequence[PartitionState] | None,
     controller_id: int,
     *,
@@ -146,7 +146,7 @@ def named(broker_id: int, others: Sequence[int]) -> str:
     return f"brokers {every}" if others else f"broker {every}"
 
 
-def _one_of(broker: Broker) -> str:
+def _one_of(broker: BrokerPod) -> str:
     found = named(broker.id, broker.others)
     return f"one of {found}" if broker.others else found
 
@@ -162,7 +162,7 @@ def _outvoted(ids: frozenset[int], quorum: Quorum | None) -> str:
 
 
 def _blocked_by(
-    ids: frozenset[int], partitions: Sequence[PartitionState], pods: Sequence[Broker]
+    ids: frozenset[int], partitions: Sequence[PartitionState], pods: Sequence[BrokerPod]
 ) -> str:
     """The first partition that the absence of these brokers, which share one of the `pods`, would
     take below its min ISR, if any."""

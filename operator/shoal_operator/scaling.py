@@ -58,19 +58,19 @@ class Load:
     lag: int
     partitions: int
     record_locks: int
-    settled: int = -1
+    start_offsets_sum: int = -1
     running: int = 0
-    stuck: int = 0
-    later: int = 0
+    blocked: int = 0
+    not_due: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`replicas` wanted now, the `ceiling`, and why, as a sentence."""
+    """`replicas` wanted now, the `ceiling`, and reason, as a sentence."""
 
     replicas: int
     ceiling: int
-    why: str
+    reason: str
 
 
 def ceiling(policy: Policy, load: Load) -> int:
@@ -95,21 +95,21 @@ class Rate:
         last = self.looks[-1] if self.looks else None
         # Without work or workers, and after a reset of the group, it begins anew.
         if (
-            load.settled < 0
+            load.start_offsets_sum < 0
             or not load.lag
             or not load.running
-            or (last and load.settled < last[1])
+            or (last and load.start_offsets_sum < last[1])
         ):
             self.looks.clear()
             return 0.0
         spent = last[2] + load.running * (now_ms - last[0]) if last else 0
-        self.looks.append((now_ms, load.settled, spent))
+        self.looks.append((now_ms, load.start_offsets_sum, spent))
         while self.looks[0][0] < now_ms - RATE_MS:
             self.looks.popleft()
         first = self.looks[0]
         if now_ms - first[0] < RATE_MS_MIN or spent == first[2]:
             return 0.0
-        return (load.settled - first[1]) / (spent - first[2])
+        return (load.start_offsets_sum - first[1]) / (spent - first[2])
 
 
 @dataclass(slots=True)
@@ -134,15 +134,15 @@ def decide(policy: Policy, load: Load, current: int, history: History, now_ms: i
     """
     top = ceiling(policy, load)
     raw = -(-load.lag // policy.target_lag)
-    why = f"lag {load.lag} / {policy.target_lag} a consumer"
+    reason = f"lag {load.lag} / {policy.target_lag} a consumer"
     rate = history.rate.look(load, now_ms)
     if rate > 0 and (by_rate := math.ceil(load.lag / (rate * DRAIN_MS))) > raw:
         raw = by_rate
-        why = f"lag {load.lag} at {rate * 1000:.3g} records a second and consumer"
-    if load.later:
-        why += f", {load.later} more cannot be delivered yet"
-    if load.stuck:
-        why += f", {load.stuck} more wait until dead letters are redriven or skipped"
+        reason = f"lag {load.lag} at {rate * 1000:.3g} records a second and consumer"
+    if load.not_due:
+        reason += f", {load.not_due} more cannot be delivered yet"
+    if load.blocked:
+        reason += f", {load.blocked} more wait until dead letters are redriven or skipped"
     bounded = min(max(raw, policy.replicas_min), policy.replicas_max, top)
     bounded = max(bounded, policy.replicas_min)
     history.wanted.append((now_ms, bounded))
@@ -154,16 +154,16 @@ def decide(policy: Policy, load: Load, current: int, history: History, now_ms: i
         history.idle_since_ms = now_ms
     if raw > bounded:
         limit = "maxReplicas" if bounded == policy.replicas_max else f"record locks allow {top}"
-        why += f", held at {bounded} ({limit})"
+        reason += f", held at {bounded} ({limit})"
     if bounded >= current:
-        return Decision(bounded, top, why)
+        return Decision(bounded, top, reason)
     recent = max(wanted for _, wanted in history.wanted)
     target = min(current, recent)
     if target == 0 and current > 0:
         idle_ms = now_ms - (history.idle_since_ms if history.idle_since_ms is not None else now_ms)
         if idle_ms < policy.scale_to_zero_after_ms:
             left = (policy.scale_to_zero_after_ms - idle_ms) // 1000
-            return Decision(1, top, f"{why}, to zero in {left} s")
+            return Decision(1, top, f"{reason}, to zero in {left} s")
     if target > bounded:
-        why += f", {target} kept during the cooldown"
-    return Decision(target, top, why)
+        reason += f", {target} kept during the cooldown"
+    return Decision(target, top, reason)

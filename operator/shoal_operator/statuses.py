@@ -19,7 +19,7 @@ def unreported(verdict: Verdict, before: Sequence[Mapping[str, Any]]) -> list[tu
     return [(reason, message) for reason, message in found if reason not in known]
 
 
-def moment(before: Sequence[Mapping[str, Any]] | None) -> str:
+def transition_key(before: Sequence[Mapping[str, Any]] | None) -> str:
     """What tells this change of conditions from any other of the same resource: an operator that
     dies between the event and the status tells the event once. Times are whole seconds, so the
     generation is in it too: a new spec may be refused or rolled out within the same second."""
@@ -49,10 +49,12 @@ class Statuses:
             "conditions": conditions(verdict, generation, kube.now(), said),
         }
         for reason, message in unreported(verdict, said or ()):
-            await self._api.event(resource, reason, message, warning=True, once=moment(said))
+            await self._api.event(
+                resource, reason, message, warning=True, once=transition_key(said)
+            )
         return await self._patch(resource, status)
 
-    async def update(
+    async def update_measurements(
         self, resource: Manifest, measured: Mapping[str, Any], interval_seconds: float
     ) -> bool:
         """Bring measurements in `status` up to date, no more often than every so many seconds."""
@@ -65,7 +67,7 @@ class Statuses:
             self._measured_ms[uid] = now_ms
         return written
 
-    async def note(self, resource: Manifest, fields: Mapping[str, Any]) -> None:
+    async def merge(self, resource: Manifest, fields: Mapping[str, Any]) -> None:
         """Put these fields into `status` now, whatever else is to be said later."""
         await self._patch(resource, fields)
 

@@ -76,7 +76,7 @@ def _newer(one: Manifest, other: Manifest) -> bool:
     return ours.isdecimal() and theirs.isdecimal() and int(ours) > int(theirs)
 
 
-def older(one: Manifest, other: Manifest) -> bool:
+def is_older(one: Manifest, other: Manifest) -> bool:
     """Whether `one` came first: by creation time, then by namespace and name."""
     return _age(one) < _age(other)
 

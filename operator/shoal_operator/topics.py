@@ -21,7 +21,7 @@ from shoal_operator.kube import Kube
 from shoal_operator.model import names, pod_layout
 from shoal_operator.model.names import Manifest
 from shoal_operator.statuses import Statuses
-from shoal_operator.store import Store, older
+from shoal_operator.store import Store, is_older
 
 KIND = "QueueTopic"
 #: Status writes under way at once.
@@ -89,7 +89,7 @@ def claims(resources: Iterable[Manifest]) -> dict[str, Manifest]:
         if resource["metadata"].get("deletionTimestamp"):
             continue
         held = winners.get(topic_name(resource))
-        if held is None or older(resource, held):
+        if held is None or is_older(resource, held):
             winners[topic_name(resource)] = resource
     return winners
 

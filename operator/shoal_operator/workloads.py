@@ -32,7 +32,7 @@ OUT_OF_MEMORY = (
 #: An application that failed counts as well again when it has run for so long.
 HEALTHY_SECONDS_MIN = 60
 #: Characters that a failed driver's last words are cut to.
-_LAST_WORDS_MAX = 1000
+TERMINATION_MESSAGE_MAX = 1000
 #: `ValueError: …`, `some.module.SomeClass: …`, `Caused by: java.…Exception: …`
 _NAMED = re.compile(
     r"(Caused by: )?(([\w$]+\.)+[A-Z][\w$]*|[\w$]*([Ee]rror|Exception|Exit)[\w$]*): "
@@ -94,10 +94,10 @@ class Workloads:
         self._failures: dict[str, str] = {}
         self._running_since_ms: dict[str, int] = {}
 
-    async def bring(self, consumer: Manifest, place: spark.Place, replicas: int) -> Workload:
+    async def apply(self, consumer: Manifest, place: spark.Place, replicas: int) -> Workload:
         """Bring the workload to so many consumers. Raises `KubeError`."""
         if "spark" in consumer["spec"]:
-            return await self._bring_application(consumer, place, replicas)
+            return await self._apply_application(consumer, place, replicas)
         want = deployment.manifest(
             consumer,
             cluster=place.cluster,
@@ -106,7 +106,7 @@ class Workloads:
             group_id=place.group_id,
             topics=place.topics,
         )
-        have = await self._apply(want)
+        have = await self._apply_manifest(want)
         status = have.get("status", {})
         ready = status.get("readyReplicas", 0)
         verdict = Verdict.fine(f"{replicas} consumers run.")
@@ -116,7 +116,7 @@ class Workloads:
         selector = deployment.consumer_selector(consumer["metadata"]["name"])
         return Workload(status.get("replicas", 0), ready, selector, verdict)
 
-    async def _apply(self, want: Manifest) -> Manifest:
+    async def _apply_manifest(self, want: Manifest) -> Manifest:
         meta = want["metadata"]
         have = self._store.get(want["kind"], meta["namespace"], meta["name"])
         if have is None or missing(want, have):
@@ -124,17 +124,19 @@ class Workloads:
             self._store.put(have)
         return have
 
-    async def _bring_application(
+    async def _apply_application(
         self, consumer: Manifest, place: spark.Place, replicas: int
     ) -> Workload:
         meta = consumer["metadata"]
         for want in spark.manifests(consumer, place):
-            await self._apply(want)
+            await self._apply_manifest(want)
         selector = spark.executor_selector(meta["name"])
         pods = self._pods(meta["namespace"], selector)
         running = sum(p.get("status", {}).get("phase") == "Running" for p in pods)
         try:
-            have = await self._apply(spark.application(consumer, place, suspend=replicas == 0))
+            have = await self._apply_manifest(
+                spark.application(consumer, place, suspend=replicas == 0)
+            )
         except KubeError as error:
             if error.status != 404:
                 raise
@@ -149,7 +151,7 @@ class Workloads:
             return Workload(0, 0, selector, verdict)
         state = have.get("status", {}).get("applicationState", {}).get("state", "")
         verdict = application_verdict(
-            have, replicas, running, self.words_of(consumer, state), _age_seconds(have)
+            have, replicas, running, self.failure_of(consumer, state), _age_seconds(have)
         )
         return Workload(len(pods), running, selector, verdict, state)
 
@@ -162,7 +164,7 @@ class Workloads:
             and p.get("status", {}).get("phase") in ("Pending", "Running")
         ]
 
-    def words_of(self, consumer: Manifest, state: str) -> str:
+    def failure_of(self, consumer: Manifest, state: str) -> str:
         """The last words of the driver that failed last, until one has run for long enough.
 
         The pod itself is soon gone, and an application that fails again and again is RUNNING
@@ -174,7 +176,7 @@ class Workloads:
         for container in (driver or {}).get("status", {}).get("containerStatuses", []):
             ended = container.get("state", {}).get("terminated", {})
             if ended.get("exitCode", 0) not in (0, TERMINATED) and ended.get("message"):
-                self._failures[uid] = last_words(ended["message"])
+                self._failures[uid] = termination_message(ended["message"])
             if ended.get("reason") == "OOMKilled":
                 self._failures[uid] = OUT_OF_MEMORY
         if state == "SUSPENDED":
@@ -186,19 +188,19 @@ class Workloads:
         return self._failures.get(uid, "")
 
 
-def last_words(log: str) -> str:
+def termination_message(log: str) -> str:
     """Of the end of a driver's log, the last line that names an error, else the last line that is
     not Spark's. A driver with our source leaves the one line that matters in the log's place."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     said = [line for line in lines if not _LOGGED.match(line)]
     named = [line for line in said if _NAMED.match(line)]
-    return (named or said or lines or [""])[-1][:_LAST_WORDS_MAX]
+    return (named or said or lines or [""])[-1][:TERMINATION_MESSAGE_MAX]
 
 
 def _cause(text: str) -> str:
     """Kubeflow's message; that of a submission has all that spark-submit has logged."""
     what, _, log = text.partition(": ")
-    return f"{what}: {last_words(log)}" if "\n" in text.strip() else text.strip()
+    return f"{what}: {termination_message(log)}" if "\n" in text.strip() else text.strip()
 
 
 def _age_seconds(manifest: Mapping[str, Any]) -> float:

@@ -24,7 +24,7 @@ from shoal_operator.brokers import Brokers
 from shoal_operator.consumers import Consumers
 from shoal_operator.groups import Groups
 from shoal_operator.settings import Settings
-from shoal_operator.workloads import application_verdict, last_words
+from shoal_operator.workloads import application_verdict, termination_message
 
 ENDS = Path(__file__).with_name("driver_ends")
 SPARK = {
@@ -68,7 +68,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
     ],
 )
 def test_what_a_driver_died_of_is_the_condition(name: str, words: str) -> None:
-    said = last_words((ENDS / f"{name}.txt").read_text())
+    said = termination_message((ENDS / f"{name}.txt").read_text())
     application = {"status": {"applicationState": {"state": "FAILING", "errorMessage": "exit 1"}}}
     verdict = application_verdict(application, 1, 0, said, 9)
     assert (verdict.ready, verdict.reason, verdict.degraded) == (False, "ApplicationFailed", True)

@@ -58,14 +58,14 @@ def test_a_start_up_time_is_rounded_up_to_what_brokers_count(within_s: int, due:
 def test_available_is_what_a_fetch_could_get_now() -> None:
     assert GroupState("g", lag=20, in_flight=3, numbers=numbers()).available == 10
     # A record held by a dead letter is in both `stuck` and the broker's number.
-    assert GroupState("g", lag=20, in_flight=3, stuck=4, numbers=numbers()).available == 10
-    assert GroupState("g", lag=20, in_flight=3, stuck=9, numbers=QueueNumbers()).available == 8
+    assert GroupState("g", lag=20, in_flight=3, blocked=4, numbers=numbers()).available == 10
+    assert GroupState("g", lag=20, in_flight=3, blocked=9, numbers=QueueNumbers()).available == 8
 
 
 def test_what_can_be_delivered_is_due_whatever_else_is_held_back_twice() -> None:
     """Ten records are available; a hundred are delayed, and behind a dead letter of their key."""
     twice = QueueNumbers(unavailable=101, not_due=Counter({0: 100, 30: 100}))
-    assert GroupState("g", lag=111, in_flight=0, stuck=101, numbers=twice).due(30) == 10
+    assert GroupState("g", lag=111, in_flight=0, blocked=101, numbers=twice).due(30) == 10
 
 
 def test_of_a_paused_group_only_records_in_flight_are_work() -> None:

@@ -52,7 +52,7 @@ class MortalBrokers(Brokers):
         for name in CHANGES:
             setattr(self, name, self._mortal(name, getattr(self, name), fate))
 
-    async def readdress(self, bootstrap_servers: str, urls: object) -> None:
+    async def set_addresses(self, bootstrap_servers: str, urls: object) -> None:
         """The broker of the test is where it is."""
 
     def _mortal(self, name: str, call: Any, fate: Fate) -> Callable[..., Awaitable[Any]]:
@@ -265,15 +265,15 @@ def test_ready_is_what_who_comes_anew_reaches(
     """The operator may be connected already, or by the pods, before the Service leads there."""
     reached = False
 
-    async def is_reached(_: Brokers) -> bool:
+    async def is_reachable(_: Brokers) -> bool:
         return reached
 
     async def scenario() -> None:
         nonlocal reached
         world = World(broker)
         brokers = Brokers(world.bootstrap), Brokers("127.0.0.1:1")
-        assert [await one.is_reached() for one in brokers] == [True, False]
-        monkeypatch.setattr(Brokers, "is_reached", is_reached)
+        assert [await one.is_reachable() for one in brokers] == [True, False]
+        monkeypatch.setattr(Brokers, "is_reachable", is_reachable)
         world.kube.add(CLUSTER)
         await world.settle()
         assert world.ready() == ("False", "BrokersUnreachable", True)  # All times are long ago.
@@ -288,7 +288,7 @@ def test_refused_positions_are_told_as_such(
     broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The topic goes while the group begins: it is there when it is looked for."""
-    resolved, goes = Brokers.resolved, True
+    resolved, goes = Brokers.resolve_offsets, True
 
     async def then_goes(brokers: Brokers, starts: Any) -> Any:
         offsets = await resolved(brokers, starts)
@@ -299,7 +299,7 @@ def test_refused_positions_are_told_as_such(
     async def scenario() -> None:
         nonlocal goes
         world = World(broker)
-        monkeypatch.setattr(Brokers, "resolved", then_goes)
+        monkeypatch.setattr(Brokers, "resolve_offsets", then_goes)
         world.kube.add(CLUSTER)
         await world.settle()
         topic = resource(

@@ -18,9 +18,9 @@ from shoal_operator import pods
 from shoal_operator.clusters import refusal
 from shoal_operator.diagnostics import diagnose_pods
 from shoal_operator.model import cluster, listeners, pod_layout
-from shoal_operator.placement import drained, spread
+from shoal_operator.placement import balance, drain
 from shoal_operator.roller import (
-    Broker,
+    BrokerPod,
     Done,
     PartitionState,
     Proceed,
@@ -208,10 +208,10 @@ def pod(ready: dict[str, bool], **meta: str) -> dict:
 
 
 def test_a_pod_tells_which_of_its_brokers_serve() -> None:
-    assert pods.brokers(pod({"broker": True})) == {2: True}
-    assert pods.brokers(pod({"broker": True, "broker1": False})) == {2: True, 1002: False}
+    assert pods.broker_readiness(pod({"broker": True})) == {2: True}
+    assert pods.broker_readiness(pod({"broker": True, "broker1": False})) == {2: True, 1002: False}
     ending = pod({"broker": True, "broker1": True}, deletionTimestamp="now")
-    assert pods.brokers(ending) == {2: False, 1002: False}
+    assert pods.broker_readiness(ending) == {2: False, 1002: False}
 
 
 def test_of_several_containers_the_one_in_trouble_is_named() -> None:
@@ -231,9 +231,10 @@ def test_of_several_containers_the_one_in_trouble_is_named() -> None:
 WHY = "a setting changed"
 
 
-def three_pods(stale: tuple[int, ...] = (), unready: tuple[int, ...] = ()) -> list[Broker]:
+def three_pods(stale: tuple[int, ...] = (), unready: tuple[int, ...] = ()) -> list[BrokerPod]:
     return [
-        Broker(p, p not in unready, WHY if p in stale else "", others=(p + 1000,)) for p in range(3)
+        BrokerPod(p, p not in unready, WHY if p in stale else "", others=(p + 1000,))
+        for p in range(3)
     ]
 
 
@@ -264,7 +265,7 @@ def test_replicas_that_share_a_pod_hold_its_restart_up_until_they_are_spread() -
     assert isinstance(step, Wait)
     assert "2 of its replicas share that pod" in step.reason
     assert "shoal.dev/rebalance" in step.reason
-    moved = spread(shared, [0, 1, 2, 1000, 1001, 1002]).moves["jobs-0"]
+    moved = balance(shared, [0, 1, 2, 1000, 1001, 1002]).moves["jobs-0"]
     assert len({id % 1000 for id in moved}) == 3
 
 
@@ -322,8 +323,8 @@ def brokers(count: int, per_pod: int) -> list[int]:
 @given(layouts())
 def test_a_pod_that_leaves_is_drained_and_the_rest_stay_apart(layout) -> None:
     count, per_pod, rows = layout
-    plan = drained(rows, brokers(count - 1, per_pod))
-    assert not plan.stuck
+    plan = drain(rows, brokers(count - 1, per_pod))
+    assert not plan.unplaceable
     for row in rows:
         after = {pod_layout.pod_of(id) for id in plan.moves.get(row.name, row.replicas)}
         assert len(after) == len(row.replicas) and count - 1 not in after
@@ -332,7 +333,7 @@ def test_a_pod_that_leaves_is_drained_and_the_rest_stay_apart(layout) -> None:
 @given(layouts())
 def test_spread_keeps_replicas_in_pods_of_their_own(layout) -> None:
     count, per_pod, rows = layout
-    plan = spread(rows, brokers(count + 1, per_pod))
+    plan = balance(rows, brokers(count + 1, per_pod))
     for row in rows:
         after = plan.moves.get(row.name, row.replicas)
         assert len({pod_layout.pod_of(id) for id in after}) == len(row.replicas)
@@ -340,4 +341,4 @@ def test_spread_keeps_replicas_in_pods_of_their_own(layout) -> None:
 
 def test_as_many_replicas_as_pods_keep_the_pods() -> None:
     four = PartitionState("t-0", (0, 1, 2, 3), (0, 1, 2, 3), 2)
-    assert drained([four], brokers(3, 2)).stuck == ("t-0",)
+    assert drain([four], brokers(3, 2)).unplaceable == ("t-0",)

@@ -7,7 +7,7 @@ from shoal_operator import consumers
 from shoal_operator.model import spark
 from shoal_operator.scaling import History, Load, ceiling, decide
 from shoal_operator.store import Store
-from shoal_operator.workloads import Workloads, application_verdict, last_words
+from shoal_operator.workloads import Workloads, application_verdict, termination_message
 
 PLACE = spark.Place(
     cluster="main",
@@ -206,7 +206,7 @@ def test_a_driver_that_was_told_to_end_did_not_fail(exit_code, reason) -> None:
 
     def said(state):
         application = {"status": {"applicationState": {"state": state}}}
-        words = workloads.words_of(CONSUMER, state)
+        words = workloads.failure_of(CONSUMER, state)
         return application_verdict(application, 0, 0, words, 9).reason
 
     assert said("SUSPENDING") == reason
@@ -218,18 +218,18 @@ def test_a_driver_without_memory_is_told_so() -> None:
     store, killed = Store(), ended_driver(137)
     killed["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled"
     store.put(killed)
-    words = Workloads(None, store).words_of(CONSUMER, "FAILING")
+    words = Workloads(None, store).failure_of(CONSUMER, "FAILING")
     assert "spark.driver.memoryOverhead" in words
     assert "ValueError" not in words
 
 
 def test_last_words() -> None:
     python = 'Traceback:\n  File "x"\nshoal_spark.options.InvalidOption: unknown option\n'
-    assert last_words(python) == "shoal_spark.options.InvalidOption: unknown option"
+    assert termination_message(python) == "shoal_spark.options.InvalidOption: unknown option"
     java = "INFO x\na.B: c\nCaused by: java.lang.IllegalException: too far\n\tat a.b(C.java:1)\n"
-    assert last_words(java) == "Caused by: java.lang.IllegalException: too far"
-    assert last_words("just\nended\n") == "ended"
-    assert last_words("") == ""
+    assert termination_message(java) == "Caused by: java.lang.IllegalException: too far"
+    assert termination_message("just\nended\n") == "ended"
+    assert termination_message("") == ""
 
 
 def test_a_restart_of_the_operator_takes_nobody_away() -> None:

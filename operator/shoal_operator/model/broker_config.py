@@ -88,7 +88,7 @@ def properties(cluster: Mapping[str, Any], slot: int = 0) -> str:
         "listeners": ",".join(f"{name}://:{port}" for name, port in listening.items()),
         "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in ports),
         "controller.listener.names": CONTROLLER.upper(),
-        "inter.broker.listener.name": listeners.inside(cluster)["name"].upper(),
+        "inter.broker.listener.name": listeners.internal(cluster)["name"].upper(),
         "log.dirs": names.DATA_DIR,
         "shoal.metrics.listener": f"0.0.0.0:{pod_layout.port(spec['metrics']['port'], slot)}",
         "offsets.topic.replication.factor": str(replication),

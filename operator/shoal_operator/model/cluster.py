@@ -18,7 +18,7 @@ USER_ID = 1000
 READY_PORT_NAME = "metrics"
 ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
 #: Node labels that a pod may read as its own (Kubernetes, "Pod topology labels").
-TOLD_TO_PODS = (ZONE, REGION)
+POD_TOPOLOGY_LABELS = (ZONE, REGION)
 #: Where a container finds the number of its pod: the first broker's has it as the broker's id.
 NODE_ID, POD_INDEX = "SHOAL_NODE_ID", "POD_INDEX"
 #: The port of the listener that a cluster has without any in its spec.
@@ -70,7 +70,7 @@ def image(cluster: Mapping[str, Any], default_image: str) -> str:
 
 def bootstrap_servers(cluster: Mapping[str, Any]) -> str:
     """`host:port` inside the Kubernetes cluster."""
-    return listeners.bootstrap_servers(cluster, listeners.inside(cluster))
+    return listeners.bootstrap_servers(cluster, listeners.internal(cluster))
 
 
 def http_url(cluster: Mapping[str, Any], broker_id: int, path: str = "metrics") -> str:
@@ -312,8 +312,8 @@ def _container(
     if others and not slot:
         # It votes, and the others hand over by the controller, which it may be: it goes last.
         told = [str(pod_layout.port(spec["metrics"]["port"], other)) for other in others]
-        goes_last = ["python3", "-m", "shoal.server.host.pre_stop", *told]
-        container["lifecycle"] = {"preStop": {"exec": {"command": goes_last}}}
+        pre_stop = ["python3", "-m", "shoal.server.host.pre_stop", *told]
+        container["lifecycle"] = {"preStop": {"exec": {"command": pre_stop}}}
     return container
 
 
@@ -325,7 +325,7 @@ def _environment(cluster: Mapping[str, Any], number: str) -> list[Manifest]:
         number: "metadata.labels['apps.kubernetes.io/pod-index']",
     }
     key = cluster["spec"].get("rack", {}).get("topologyKey", "")
-    if key in TOLD_TO_PODS:
+    if key in POD_TOPOLOGY_LABELS:
         # The label that Kubernetes 1.35 copies from the node to its pods; without it, no rack.
         fields["SHOAL_BROKER_RACK"] = f"metadata.labels['{key}']"
     given = [

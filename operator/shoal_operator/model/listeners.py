@@ -26,7 +26,7 @@ def external(cluster: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [n for n in cluster["spec"]["listeners"] if _type(n) != INTERNAL]
 
 
-def inside(cluster: Mapping[str, Any]) -> Mapping[str, Any]:
+def internal(cluster: Mapping[str, Any]) -> Mapping[str, Any]:
     """The listener that the operator, consumers and brokers themselves use; the schema asks for
     one."""
     every = cluster["spec"]["listeners"]
@@ -98,7 +98,7 @@ def advertised(cluster: Mapping[str, Any], broker_id: int, have: Services) -> st
     return ",".join(told)
 
 
-def seen_by(pod: Mapping[str, Any], text: str) -> str:
+def resolve_env(pod: Mapping[str, Any], text: str) -> str:
     """A broker's setting as that pod reads it."""
     text = text.replace(f"${{env:{POD_NAME}}}", pod["metadata"]["name"])
     return text.replace(f"${{env:{NODE_IP}}}", pod.get("status", {}).get("hostIP", ""))
@@ -110,7 +110,7 @@ def bootstrap_servers(cluster: Mapping[str, Any], listener: Mapping[str, Any]) -
     return f"{names.bootstrap(meta['name'])}.{meta['namespace']}.svc:{listener['port']}"
 
 
-def outside(
+def external_bootstrap_servers(
     cluster: Mapping[str, Any],
     listener: Mapping[str, Any],
     have: Services,
