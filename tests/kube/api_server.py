@@ -2,7 +2,7 @@
 
 It knows objects by path, server-side apply, merge patches, conflicts and finalizers, and plays the
 StatefulSet controller: pods come at once, ready, and a deleted one comes again from the newest
-template. `Death` strikes after the n-th change, wherever that was made, and from then on nothing
+template. `Crash` strikes after the n-th change, wherever that was made, and from then on nothing
 the dead operator does has an effect.
 """
 
@@ -42,36 +42,36 @@ def _statuses() -> dict[str, Manifest]:
 STATUSES = _statuses()
 
 
-class Death(BaseException):
+class Crash(BaseException):
     """The operator's process ends here."""
 
 
-class Fate:
+class CrashPoint:
     """Counts changes and tells when one was the last."""
 
     def __init__(self) -> None:
         self.changes = 0
         self.last: int | None = None
 
-    def strike(self) -> None:
+    def check(self) -> None:
         """Nobody who is dead does anything."""
         if self.last is not None and self.changes >= self.last:
-            raise Death
+            raise Crash
 
-    def changed(self) -> None:
+    def count(self) -> None:
         """A change was made, and the operator may die before it hears of it."""
         self.changes += 1
-        self.strike()
+        self.check()
 
 
 class ApiServer(Kube):
     """`Kube` over objects in memory instead of HTTP."""
 
-    def __init__(self, fate: Fate) -> None:
-        self.fate = fate
+    def __init__(self, crash_point: CrashPoint) -> None:
+        self.crash_point = crash_point
         self.objects: dict[tuple[str, str], Manifest] = {}
         self.deleted: list[str] = []
-        self.controllers_sleep = False
+        self.controllers_paused = False
         #: Pods that are not ready when they come.
         self.unready: set[str] = set()
         self._numbers = itertools.count(1)
@@ -102,7 +102,7 @@ class ApiServer(Kube):
         content_type: str = "",
         params: Mapping[str, str] | None = None,
     ) -> Manifest:
-        self.fate.strike()
+        self.crash_point.check()
         _, _, rest = path.partition("/namespaces/")
         _, plural, *more = rest.split("/")
         kind = KINDS[plural]
@@ -120,7 +120,7 @@ class ApiServer(Kube):
         else:
             of_status, merge = more[-1] == "status", "merge" in content_type
             made = self._write(kind, name, body, status=of_status, merge=merge)
-        self.fate.changed()
+        self.crash_point.count()
         return copy.deepcopy(made)
 
     def _write(
@@ -161,15 +161,15 @@ class ApiServer(Kube):
             self._control(stateful)
         return {**gone, "metadata": {**gone["metadata"], "deletionTimestamp": STAMP}}
 
-    def wake_controllers(self) -> None:
+    def resume_controllers(self) -> None:
         """They see to what came while they slept."""
-        self.controllers_sleep = False
+        self.controllers_paused = False
         for stateful in self.all("StatefulSet"):
             self._control(stateful)
 
     def _control(self, stateful: Manifest) -> None:
         """Bring the pods of a StatefulSet, and its status to its spec."""
-        if self.controllers_sleep:
+        if self.controllers_paused:
             return
         template, meta = stateful["spec"]["template"], stateful["metadata"]
         revision = hashlib.sha256(repr(template).encode()).hexdigest()[:10]

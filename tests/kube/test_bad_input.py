@@ -1,4 +1,4 @@
-"""Bad input, as the ShareConsumer tells it: by the ShareGroup, and by what drivers died of.
+"""Bad input, as the ShareConsumer tells it: by the ShareGroup, and by what drivers crashed of.
 
 `driver_ends` has the ends of logs of drivers that failed, 2048 bytes as Kubernetes keeps them, of
 Spark 4.3.0 with each kind of bad input; of `checkpoint`, whose log ends in the query's offsets, the
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kube.api_server import ApiServer, Fate, resource
+from kube.api_server import ApiServer, CrashPoint, resource
 from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.cluster import TopicPartition
@@ -79,7 +79,7 @@ class World:
     """Groups and ShareConsumers of a cluster, over a real broker."""
 
     def __init__(self, bootstrap: str) -> None:
-        self.kube = ApiServer(Fate())
+        self.kube = ApiServer(CrashPoint())
         self.brokers = Brokers(bootstrap)
         self.kube.add(resource("QueueCluster", "main", listeners=[{"name": "p", "port": 9092}]))
 

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from kube.api_server import ApiServer, Fate, resource
+from kube.api_server import ApiServer, CrashPoint, resource
 from shoal.client.errors import KafkaError
 from shoal.protocol.errors import ErrorCode
 from shoal_operator import clock
@@ -103,7 +103,7 @@ class Shop:
     """One ShareConsumer, its group, and what scales it."""
 
     def __init__(self, **scaling: Any) -> None:
-        self.kube = ApiServer(Fate())
+        self.kube = ApiServer(CrashPoint())
         self.kube.add(CLUSTER)
         self.kube.add(resource("ShareGroup", "workers", cluster="main", maxRecordLocks=2000))
         spec = {"shareGroup": "workers", "deployment": POD, "scaling": scaling}

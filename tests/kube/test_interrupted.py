@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from kube.api_server import STAMP, ApiServer, Death, Fate, resource
+from kube.api_server import STAMP, ApiServer, Crash, CrashPoint, resource
 from servers import ShoalProcess
 from shoal_operator import clusters
 from shoal_operator import kube as kube_module
@@ -43,28 +43,30 @@ CLUSTER = resource(
 )
 
 
-class MortalBrokers(Brokers):
+class CrashingBrokers(Brokers):
     """Admin calls after each of which the operator may die."""
 
-    def __init__(self, bootstrap: str, fate: Fate) -> None:
+    def __init__(self, bootstrap: str, crash_point: CrashPoint) -> None:
         super().__init__(bootstrap)
         self.calls: Counter[str] = Counter()
         for name in CHANGES:
-            setattr(self, name, self._mortal(name, getattr(self, name), fate))
+            setattr(self, name, self._crashing(name, getattr(self, name), crash_point))
 
     async def set_addresses(self, bootstrap_servers: str, urls: object) -> None:
         """The broker of the test is where it is."""
 
-    def _mortal(self, name: str, call: Any, fate: Fate) -> Callable[..., Awaitable[Any]]:
-        async def mortal(*arguments: Any) -> Any:
-            fate.strike()
+    def _crashing(
+        self, name: str, call: Any, crash_point: CrashPoint
+    ) -> Callable[..., Awaitable[Any]]:
+        async def crashing(*arguments: Any) -> Any:
+            crash_point.check()
             answer = await call(*arguments)
             self.calls[name] += 1
-            fate.changed()
+            crash_point.count()
             return answer
 
         assert inspect.iscoroutinefunction(call)
-        return mortal
+        return crashing
 
 
 @pytest.fixture(scope="module")
@@ -84,22 +86,22 @@ class World:
     """One life after the other over the same API server and broker."""
 
     def __init__(self, broker: ShoalProcess) -> None:
-        self.fate = Fate()
-        self.kube = ApiServer(self.fate)
+        self.crash_point = CrashPoint()
+        self.kube = ApiServer(self.crash_point)
         self.bootstrap = broker.bootstrap
         self.calls: Counter[str] = Counter()
 
-    async def live(self) -> bool:
+    async def run(self) -> bool:
         """A new operator reconciles until nothing is left to do; whether it lived to see that."""
-        brokers = MortalBrokers(self.bootstrap, self.fate)
+        brokers = CrashingBrokers(self.bootstrap, self.crash_point)
         try:
             for _ in range(ROUNDS_MAX):
-                before = self.fate.changes
+                before = self.crash_point.changes
                 await self._round(brokers)
-                if self.fate.changes == before:
+                if self.crash_point.changes == before:
                     return True
             raise AssertionError("the operator comes to no end")
-        except Death:
+        except Crash:
             return False
         finally:
             self.calls += brokers.calls
@@ -116,14 +118,16 @@ class World:
         for loop in loops:
             await loop.reconcile(loop.list_names())
 
-    async def settle(self, dies_after: int | None = None) -> bool:
+    async def settle(self, crash_after: int | None = None) -> bool:
         """Live on, through one death after so many changes; whether that came."""
-        self.fate.last = None if dies_after is None else self.fate.changes + dies_after
-        died = not await self.live()
-        self.fate.last = None
-        if died:
-            assert await self.live()
-        return died
+        self.crash_point.last = (
+            None if crash_after is None else self.crash_point.changes + crash_after
+        )
+        crashed = not await self.run()
+        self.crash_point.last = None
+        if crashed:
+            assert await self.run()
+        return crashed
 
     def ready(self, kind: str = "QueueCluster", name: str = "main") -> tuple[str, str, bool]:
         """Status and reason of Ready, and whether it is of the present generation."""
@@ -132,12 +136,12 @@ class World:
         present = said["observedGeneration"] == found["metadata"]["generation"]
         return said["status"], said["reason"], present
 
-    def told(self, reason: str) -> list[str]:
+    def event_messages(self, reason: str) -> list[str]:
         """The messages of the events with this reason."""
         return [e["message"] for e in self.kube.all("Event") if e["reason"] == reason]
 
-    def picture(self) -> dict[str, Any]:
-        """All that is to be the same whether somebody died or not."""
+    def snapshot(self) -> dict[str, Any]:
+        """All that is to be the same whether somebody crashed or not."""
         ready = {}
         for kind in ("QueueCluster", "QueueTopic", "ShareGroup"):
             for found in self.kube.all(kind):
@@ -155,7 +159,7 @@ class World:
         }
 
 
-def each_death(
+def each_crash(
     broker: ShoalProcess,
     prepare: Callable[[World, int], None],
     change: Callable[[World, int], None],
@@ -163,20 +167,20 @@ def each_death(
 ) -> None:
     """Run a scenario whole, then again with a death after each of its changes."""
 
-    async def scenario(number: int, dies_after: int | None) -> tuple[bool, Any]:
+    async def scenario(number: int, crash_after: int | None) -> tuple[bool, Any]:
         world = World(broker)
         prepare(world, number)
         await world.settle()
         change(world, number)
-        died = await world.settle(dies_after)
-        return died, (world.picture(), await look(world, number))
+        crashed = await world.settle(crash_after)
+        return crashed, (world.snapshot(), await look(world, number))
 
     _, whole = asyncio.run(scenario(0, None))
-    for dies_after in range(1, CHANGES_MAX):
-        died, seen = asyncio.run(scenario(dies_after, dies_after))
-        assert seen == whole, f"died after {dies_after} changes"
-        if not died:
-            assert dies_after > 3
+    for crash_after in range(1, CHANGES_MAX):
+        crashed, seen = asyncio.run(scenario(crash_after, crash_after))
+        assert seen == whole, f"crashed after {crash_after} changes"
+        if not crashed:
+            assert crash_after > 3
             return
     raise AssertionError("the scenario takes more changes than expected")
 
@@ -197,7 +201,7 @@ def test_a_roll_restarts_each_broker_once(broker: ShoalProcess) -> None:
         assert world.kube.deleted == ["Pod/main-broker-0"]
         return world.calls["alter_broker_config"]
 
-    each_death(broker, prepare, change, look)
+    each_crash(broker, prepare, change, look)
 
 
 def test_nothing_is_said_of_a_template_that_kubernetes_has_not_seen(
@@ -205,14 +209,14 @@ def test_nothing_is_said_of_a_template_that_kubernetes_has_not_seen(
 ) -> None:
     async def scenario() -> None:
         world = World(broker)
-        world.kube.controllers_sleep = True
+        world.kube.controllers_paused = True
         world.kube.add(CLUSTER)
         await world.settle()
         assert world.ready() == ("False", "Starting", True)
-        world.kube.wake_controllers()
+        world.kube.resume_controllers()
         await world.settle()
         assert world.ready() == ("True", "Reconciled", True)
-        world.kube.controllers_sleep = True
+        world.kube.controllers_paused = True
         config = {"num.partitions": "7"}
         world.kube.add({**CLUSTER, "spec": {**CLUSTER["spec"], "config": config}})
         await world.settle()
@@ -220,7 +224,7 @@ def test_nothing_is_said_of_a_template_that_kubernetes_has_not_seen(
         monkeypatch.setattr(clusters, "TAKEN_UP_SECONDS_MAX", -1.0)
         await world.settle()
         assert world.ready() == ("False", "StatefulSetNotTakenUp", True)
-        world.kube.wake_controllers()
+        world.kube.resume_controllers()
         await world.settle()
         assert world.ready() == ("True", "Reconciled", True)
         assert world.kube.deleted == ["Pod/main-broker-0"]
@@ -249,12 +253,12 @@ def test_what_has_never_been_ready_is_no_alarm(broker: ShoalProcess) -> None:
         world.kube.add({**three, "spec": {**three["spec"], "replicas": 4}})
         await world.settle()
         assert world.ready() == ("False", "Starting", True)
-        assert world.told("BrokerNotReady") == []
+        assert world.event_messages("BrokerNotReady") == []
         world.kube.probe("main-broker-1", succeeds=False)
         await world.settle()
         await world.settle()
         assert world.ready() == ("False", "BrokerNotReady", True)
-        assert len(world.told("BrokerNotReady")) == 1
+        assert len(world.event_messages("BrokerNotReady")) == 1
 
     asyncio.run(scenario())
 
@@ -355,7 +359,7 @@ def test_a_roll_restarts_a_pod_of_two_brokers_once(broker: ShoalProcess) -> None
             (1000, "main-broker-0", True),
         ]
 
-    each_death(broker, lambda world, _: world.kube.add(two), change, look)
+    each_crash(broker, lambda world, _: world.kube.add(two), change, look)
 
 
 def test_topics_and_groups_are_made_once(broker: ShoalProcess) -> None:
@@ -391,4 +395,4 @@ def test_topics_and_groups_are_made_once(broker: ShoalProcess) -> None:
         positions = [(p.partition, p.start_offset) for p in state.partitions]
         return topic.partitions, topic.config, config, positions, world.calls["create_topics"]
 
-    each_death(broker, lambda world, _: world.kube.add(CLUSTER), change, look)
+    each_crash(broker, lambda world, _: world.kube.add(CLUSTER), change, look)

@@ -225,7 +225,7 @@ def _template(
             mounts.append({"name": "checkpoint", "mountPath": CHECKPOINT_DIR})
     container: Manifest = {
         "name": DRIVER if role == "driver" else EXECUTOR,
-        # What a query died of stands in the pod's status, and from there in our condition.
+        # What a query crashed of stands in the pod's status, and from there in our condition.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
