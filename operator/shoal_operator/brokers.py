@@ -17,7 +17,6 @@ from shoal.client.cluster import TopicPartition
 from shoal.client.configs import AlterOperation, ConfigChange, ConfigSource, Resource, ResourceType
 from shoal.client.errors import ClientError, KafkaError
 from shoal.client.settings import Settings
-from shoal.client.share import ShareMembership
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
@@ -29,11 +28,10 @@ from shoal_operator.broker_states import (
     Partition,
     StartSpec,
     TopicState,
-    group_counts,
     group_state,
 )
 from shoal_operator.diagnostics import Disk
-from shoal_operator.group_metrics import QueueNumbers, numbers_of
+from shoal_operator.group_metrics import GroupMetrics, parse_group_metrics
 from shoal_operator.roller import PartitionState, Quorum
 
 #: Objects in one request; requests stay far below the brokers' limit of 100 MB.
@@ -44,7 +42,7 @@ REACH_SECONDS_MAX = 1.0
 #: A controller that was caught up so much later than another one does not keep up.
 CAUGHT_UP_MS = 10_000
 #: Numbers from the brokers' metrics are used for so long while a broker does not answer.
-NUMBERS_MS_MAX = 60_000
+METRICS_MS_MAX = 60_000
 MIN_ISR = "min.insync.replicas"
 ABSENT = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
 
@@ -65,8 +63,8 @@ class Brokers:
         self._made: Client | None = None
         self._made_web: httpx2.AsyncClient | None = None
         #: What the brokers' metrics said last, by group, and when all of them did.
-        self.queue_numbers: dict[str, QueueNumbers] = {}
-        self._counted_ms = 0
+        self.group_metrics: dict[str, GroupMetrics] = {}
+        self._scraped_ms = 0
 
     async def set_addresses(self, bootstrap_servers: str, urls: Mapping[int, str]) -> None:
         """Use these addresses from now on."""
@@ -348,7 +346,7 @@ class Brokers:
         """
         if not groups:
             return {}
-        counts = await self._counts()
+        scraped = await self._scrape()
         states: dict[str, GroupState] = {}
         for names in chunks(groups):
             self._count("ShareGroupDescribe")
@@ -365,40 +363,31 @@ class Brokers:
                     name,
                     about.get(name),
                     offsets.get(name),
-                    None if counts is None else counts.get(name, (0, 0)),
-                    self.queue_numbers.get(name),
+                    self.group_metrics.get(name),
+                    scraped=scraped,
                 )
         return states
 
-    async def _counts(self) -> dict[str, tuple[int, int]] | None:
-        """Records in flight and redelivered by group, from all brokers' metrics, or None."""
-        texts = []
-        for url in self._addresses[1].values():
-            try:
-                texts.append((await self._web.get(url + "metrics")).text)
-            except httpx2.HTTPError:
-                # Of a broker that restarts the last numbers hold for a while: without them, all
-                # that is delayed would look like work.
-                if clock.now_ms() - self._counted_ms > NUMBERS_MS_MAX:
-                    self.queue_numbers = {}
-                return None
-        self.queue_numbers, self._counted_ms = numbers_of(texts), clock.now_ms()
-        return group_counts(texts)
+    async def _scrape(self) -> bool:
+        """Read the metrics of all brokers into `group_metrics`; return whether all answered."""
+        try:
+            urls = self._addresses[1].values()
+            pages = [(await self._web.get(url + "metrics")).text for url in urls]
+            found = parse_group_metrics(pages)
+        except (httpx2.HTTPError, ValueError):
+            # Keep the last numbers while a broker restarts: without them, delayed records would
+            # count as work.
+            if clock.now_ms() - self._scraped_ms > METRICS_MS_MAX:
+                self.group_metrics = {}
+            return False
+        self.group_metrics, self._scraped_ms = found, clock.now_ms()
+        return True
 
     async def partitions_of(self, topics: Sequence[str]) -> dict[str, int]:
         """The number of partitions of those topics that exist."""
         self._count("Metadata")
         found = await self._client.admin.topics.describe(topics)
         return {n: len(t.partitions) for n, t in found.items() if not isinstance(t, KafkaError)}
-
-    async def create_share_group(self, group: str, topics: Sequence[str]) -> None:
-        """Make a group that has had no member yet: there is no request but a member's first
-        heartbeat. Raises `KafkaError`."""
-        self._count("ShareGroupHeartbeat")
-        member = ShareMembership(self._client.cluster, group, topics, rack=None)
-        await member.join()
-        self._count("ShareGroupHeartbeat")
-        await member.leave()
 
     async def resolve_offsets(
         self, starts: Mapping[Partition, int | StartSpec]
@@ -416,7 +405,10 @@ class Brokers:
         return offsets | {(p.topic, p.partition): offset for p, offset in found.items()}
 
     async def set_share_offsets(self, group: str, offsets: Mapping[Partition, int]) -> None:
-        """Begin at these offsets. Raises `KafkaError`."""
+        """Set the start offsets of a group without members.
+
+        Creates the group if it does not exist. Raises `KafkaError`.
+        """
         self._count("AlterShareGroupOffsets")
         wanted = {TopicPartition(*p): o for p, o in offsets.items()}
         done = await self._client.admin.share_groups.alter_offsets(group, wanted)

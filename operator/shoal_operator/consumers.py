@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal_operator import clock, metrics, scaling
 from shoal_operator.conditions import Verdict
-from shoal_operator.groups import Groups, due_time
+from shoal_operator.group_monitor import GroupMonitor, consumer_groups, due_time
 from shoal_operator.kube import Kube, KubeError, now
 from shoal_operator.model import cluster as cluster_model
 from shoal_operator.model import groups as group_model
@@ -122,12 +122,12 @@ class Consumers:
         self,
         kube: Kube,
         store: Store,
-        groups: Groups,
+        monitor: GroupMonitor,
         namespace: str,
         cluster: str,
         settings: Settings,
     ) -> None:
-        self._kube, self._store, self._groups = kube, store, groups
+        self._kube, self._store, self._monitor = kube, store, monitor
         self._namespace, self._cluster, self._settings = namespace, cluster, settings
         self._statuses = Statuses(kube, store)
         self._workloads = Workloads(kube, store)
@@ -138,20 +138,8 @@ class Consumers:
         return [name for name, _ in self.by_group()]
 
     def by_group(self) -> list[tuple[str, str]]:
-        """Our ShareConsumers and the ShareGroup of each, by name."""
-        found = []
-        for consumer in self._store.all(KIND):
-            meta, group_name = consumer["metadata"], consumer["spec"]["shareGroup"]
-            if meta["namespace"] != self._namespace:
-                continue
-            group = self._store.get("ShareGroup", self._namespace, group_name)
-            if group and group["spec"]["cluster"] == self._cluster:
-                found.append((meta["name"], group_name))
-        return found
-
-    def groups_scaled(self) -> set[str]:
-        """The ShareGroups that somebody here scales by."""
-        return {group for _, group in self.by_group()}
+        """Return our ShareConsumers with their ShareGroups, by name."""
+        return consumer_groups(self._store, self._namespace, self._cluster)
 
     async def reconcile(self, wanted: list[str]) -> float | None:
         """Bring these consumers to their specs."""
@@ -185,7 +173,7 @@ class Consumers:
         group = consumer and self._store.get(
             "ShareGroup", self._namespace, consumer["spec"]["shareGroup"]
         )
-        if group and self._groups.known(group_model.group_id(group)):
+        if group and self._monitor.current(group_model.group_id(group)):
             return found
         return {k: v for k, v in found.items() if k not in LAG_FIELDS}
 
@@ -216,7 +204,7 @@ class Consumers:
     def _decide(self, consumer: Manifest, group: Manifest) -> scaling.Decision:
         spec, status = consumer["spec"], consumer.get("status", {})
         name = consumer["metadata"]["name"]
-        state = self._groups.known(group_model.group_id(group))
+        state = self._monitor.current(group_model.group_id(group))
         top = status.get("ceiling", 0)
         if spec.get("paused"):
             return scaling.Decision(0, top, "spec.paused is true")
@@ -245,7 +233,7 @@ class Consumers:
         self, consumer: Manifest, group: Manifest, decision: scaling.Decision, workload: Workload
     ) -> None:
         meta, before = consumer["metadata"], consumer.get("status", {})
-        state = self._groups.known(group_model.group_id(group))
+        state = self._monitor.current(group_model.group_id(group))
         # A lag that is not known any more leaves the status: nothing may scale by it.
         measured: dict[str, Any] = {**dict.fromkeys(LAG_FIELDS), "decision": decision.reason}
         if state:

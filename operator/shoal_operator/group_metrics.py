@@ -1,19 +1,23 @@
-"""What a ShareGroup has beyond Kafka's share groups: what its brokers' metrics say of dead letters
-and back-off, what that means for its status, and the dead-letter topic that it may ask for."""
+"""Numbers of share groups from the brokers' metrics: records in flight, held back, dead-lettered.
+
+Kafka's protocol does not have them. They go into a ShareGroup's status, into its `Degraded`
+condition and into the scaler's signals.
+"""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal_operator.quantities import duration_ms
+from shoal.client.exposition import samples
 
-ORDERING = "share.ordering"
-ENABLE = "errors.deadletterqueue.group.enable"
-_COUNTS = {
+if TYPE_CHECKING:
+    from prometheus_client.samples import Sample
+
+#: Metrics that are summed over share partitions and brokers, with the field of each.
+_SUMS = {
     "shoal_share_group_dead_letters_total": "dead_lettered",
     "shoal_share_group_redriven_total": "redriven",
     "shoal_share_partition_archiving_records": "archiving",
@@ -22,32 +26,28 @@ _COUNTS = {
     "shoal_share_partition_held_by_key_records": "held_by_key",
     "shoal_share_partition_keys_held_by_dead_letters": "keys_held",
     "shoal_share_partition_behind_dead_letters_records": "behind_dead_letters",
+    "shoal_share_partition_locked_records": "in_flight",
+    "shoal_share_partition_redelivered_records_total": "redelivered",
     "shoal_share_partition_unavailable_records": "unavailable",
 }
 _NOT_DUE = "shoal_share_partition_not_due_records"
 _NEXT_DUE = "shoal_share_partition_next_due_timestamp_seconds"
 _OLDEST_LOCK = "shoal_share_partition_oldest_lock_age_seconds"
 _HELD = "shoal_share_group_held"
-_NAMES = "|".join([*_COUNTS, _HELD, _OLDEST_LOCK, _NOT_DUE, _NEXT_DUE])
-_SAMPLE = re.compile(
-    rf'^({_NAMES}){{(.*?group="((?:[^"\\]|\\.)*)".*)}} (\S+)$',
-    re.M,
-)
-_WHY = re.compile(r'why="([^"]*)"')
-_WITHIN = re.compile(r'within="(\d+)"')
-#: As much is in flight as may be, as it often is where there is work.
-_AT_WORK = "window-full"
-_ESCAPED = re.compile(r"\\(.)")
+_NAMES = (*_SUMS, _NOT_DUE, _NEXT_DUE, _OLDEST_LOCK, _HELD)
+#: The hold reason of a full window, which is normal while consumers work.
+_WINDOW_FULL = "window-full"
 
 
 @dataclass(slots=True)
-class QueueNumbers:
-    """Of one group, over all brokers. Counters run since each broker's start; `held` are the
-    reasons why share partitions are not delivered, or their dead letters not written.
+class GroupMetrics:
+    """Numbers of one share group over all brokers. Counters start at 0 with each broker.
 
-    `unavailable` records are in no member's hands and cannot be delivered now. `not_due` maps a
-    time in seconds to the number of records that are due later than that; `next_due_s` is when the
-    first of them is due, in Unix time, 0 without any."""
+    `hold_reasons` has the reasons for which share partitions are not delivered or their dead
+    letters are not written. `unavailable` records are not in flight and cannot be delivered now.
+    `not_due` maps a time in seconds to the number of records that are due later than that.
+    `next_due_s` is the Unix time at which the first of them is due, 0 without any.
+    """
 
     dead_lettered: int = 0
     redriven: int = 0
@@ -57,16 +57,33 @@ class QueueNumbers:
     held_by_key: int = 0
     keys_held: int = 0
     behind_dead_letters: int = 0
+    in_flight: int = 0
+    redelivered: int = 0
     oldest_lock_s: int = 0
     unavailable: int = 0
     not_due: Counter[int] = field(default_factory=Counter)
     next_due_s: float = 0.0
-    held: frozenset[str] = frozenset()
+    hold_reasons: frozenset[str] = frozenset()
+
+    def add(self, sample: Sample) -> None:
+        """Add one sample of the group."""
+        if sample.name == _NEXT_DUE:
+            self.next_due_s = min(self.next_due_s or sample.value, sample.value)
+        elif sample.name == _NOT_DUE:
+            self.not_due[int(sample.labels.get("within", 0))] += int(sample.value)
+        elif sample.name == _OLDEST_LOCK:
+            self.oldest_lock_s = max(self.oldest_lock_s, int(sample.value))
+        elif sample.name == _HELD:
+            self.hold_reasons |= {sample.labels.get("why", "unknown")} - {_WINDOW_FULL}
+        else:
+            name = _SUMS[sample.name]
+            setattr(self, name, getattr(self, name) + int(sample.value))
 
     def due_later(self, within_s: float) -> int:
         """Return how many records a delay or a back-off holds back for longer than `within_s`.
 
-        Brokers count them for some times only: that of the shortest one not below `within_s`.
+        Brokers report the number for a few times only; the shortest of them that is not below
+        `within_s` counts.
         """
         times = sorted(self.not_due)
         return self.not_due[next((t for t in times if t >= within_s), times[-1])] if times else 0
@@ -74,18 +91,18 @@ class QueueNumbers:
     @property
     def delivery(self) -> str:
         """`Running`, `Paused`, `Flooded`, `KeysHeld`, `LookAheadFull`, or `DeadLettersFail`."""
-        if "paused" in self.held:
+        if "paused" in self.hold_reasons:
             return "Paused"
-        if "flood" in self.held:
+        if "flood" in self.hold_reasons:
             return "Flooded"
-        if "held-keys" in self.held:
+        if "held-keys" in self.hold_reasons:
             return "KeysHeld"
-        if self.held == {"look-ahead"}:
+        if self.hold_reasons == {"look-ahead"}:
             return "LookAheadFull"
-        return "DeadLettersFail" if self.held else "Running"
+        return "DeadLettersFail" if self.hold_reasons else "Running"
 
     def status(self) -> dict[str, Any]:
-        """The fields of a ShareGroup's status."""
+        """Return the fields of a ShareGroup's status."""
         return {
             "delivery": self.delivery,
             "deadLettered": self.dead_lettered,
@@ -99,98 +116,38 @@ class QueueNumbers:
         }
 
     def warning(self) -> tuple[str, str] | None:
-        """A reason and a sentence where somebody has to act."""
-        if "flood" in self.held:
+        """Return the reason and message of a condition that needs attention, if any."""
+        if "flood" in self.hold_reasons:
             return (
                 "Flooded",
-                "Delivery is held: more records were dead-lettered in a minute than"
-                " deadLetters.floodPerMinute allows. It goes on by itself when the rate has"
-                " fallen; look at what the consumers fail on.",
+                "Delivery is held: more records were dead-lettered in a minute than "
+                "deadLetters.floodPerMinute allows. Find out why the consumers fail. Delivery "
+                "resumes when the rate has fallen.",
             )
-        if "held-keys" in self.held:
+        if "held-keys" in self.hold_reasons:
             return (
                 "KeysHeld",
-                "Delivery is held: as many dead-lettered records hold their keys as"
-                " share.ordering.key.dead.letter.max.held allows. Put them back with `shoal share"
-                " redrive`, or go on without them with `shoal share skip`.",
+                "Delivery is held: dead-lettered records hold as many keys as "
+                "share.ordering.key.dead.letter.max.held allows. Redrive the records with `shoal "
+                "share redrive`, or skip them with `shoal share skip`.",
             )
-        if failures := sorted(self.held - {"paused", "look-ahead"}):
+        if failures := sorted(self.hold_reasons - {"paused", "look-ahead"}):
             return (
                 "DeadLettersFail",
-                f"Dead letters cannot be written ({', '.join(failures)}); records wait for them."
-                " The brokers' logs name the topic and the remedy.",
+                f"Dead letters cannot be written ({', '.join(failures)}), and their records wait. "
+                "The brokers' logs name the topic and the remedy.",
             )
         return None
 
 
-def numbers_of(texts: Iterable[str]) -> dict[str, QueueNumbers]:
-    """By group, from brokers' metrics pages."""
-    found: dict[str, QueueNumbers] = {}
-    for text in texts:
-        for metric, labels, escaped, value in _SAMPLE.findall(text):
-            group = _ESCAPED.sub(lambda m: "\n" if m[1] == "n" else m[1], escaped)
-            one = found.setdefault(group, QueueNumbers())
-            if metric == _NEXT_DUE:
-                one.next_due_s = min(one.next_due_s or float(value), float(value))
-            elif metric == _NOT_DUE:
-                if within := _WITHIN.search(labels):
-                    one.not_due[int(within[1])] += int(float(value))
-            elif metric == _OLDEST_LOCK:
-                one.oldest_lock_s = max(one.oldest_lock_s, int(float(value)))
-            elif metric != _HELD:
-                name = _COUNTS[metric]
-                setattr(one, name, getattr(one, name) + int(float(value)))
-            elif float(value) and (why := _WHY.search(labels)) and why[1] != _AT_WORK:
-                one.held |= {why[1]}
+def parse_group_metrics(pages: Iterable[str]) -> dict[str, GroupMetrics]:
+    """Return the numbers by group from the texts of the brokers' `/metrics`.
+
+    Raises `ValueError` for text that is not in Prometheus' format.
+    """
+    found: dict[str, GroupMetrics] = {}
+    for page in pages:
+        for sample in samples(page, _NAMES, zeros=(_NOT_DUE,)):
+            if "group" in sample.labels:
+                found.setdefault(sample.labels["group"], GroupMetrics()).add(sample)
     return found
-
-
-def config(spec: Mapping[str, Any]) -> dict[str, str]:
-    """The group configs that a spec asks for beyond Kafka 4.3's; none unless it does."""
-    made = {}
-    if spec.get("pauseDelivery"):
-        made["share.delivery.paused"] = "true"
-    if spec.get("ordering", "none") != "none":
-        made[ORDERING] = spec["ordering"]
-    if order := spec.get("keyOrder"):
-        prefix = "share.ordering.key."
-        made[f"{prefix}batch"] = str(order["batch"])
-        made[f"{prefix}dead.letter"] = order["deadLetter"].lower()
-        made[f"{prefix}dead.letter.max.held"] = str(order["maxHeld"])
-    if delay := spec.get("delay"):
-        made["share.delay.max.ms"] = str(duration_ms(delay["max"]))
-        made["share.delay.max.records"] = str(delay["maxRecords"])
-    if priority := spec.get("priority"):
-        made["share.priority.header"] = priority["header"]
-        made["share.priority.ageing.ms"] = str(duration_ms(priority["ageing"]))
-    if backoff := spec.get("redeliveryBackoff"):
-        prefix = "share.redelivery.backoff."
-        made[f"{prefix}ms"] = str(duration_ms(backoff["initial"]))
-        made[f"{prefix}max.ms"] = str(duration_ms(backoff["max"]))
-        made[f"{prefix}multiplier"] = str(float(backoff["multiplier"]))
-        made[f"{prefix}jitter"] = str(backoff["jitterPercent"] / 100)
-    if letters := spec.get("deadLetters"):
-        prefix = "errors.deadletterqueue."
-        made[f"{prefix}topic.name"] = letters["topic"]
-        made[f"{prefix}copy.record.enable"] = str(letters["copyRecords"]).lower()
-        if letters.get("dropAfter"):
-            made[f"shoal.{prefix}drop.after.ms"] = str(duration_ms(letters["dropAfter"]))
-        if letters.get("floodPerMinute"):
-            made[f"shoal.{prefix}flood.per.minute"] = str(letters["floodPerMinute"])
-    return made
-
-
-def dead_letter_topic(spec: Mapping[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """The dead-letter topic that a spec asks to be created: its name, and it as a QueueTopic's
-    spec."""
-    letters = spec.get("deadLetters")
-    if not letters or "create" not in letters:
-        return None
-    wanted = letters["create"]
-    settings = {ENABLE: "true"}
-    if wanted.get("retention"):
-        settings["retention.ms"] = str(duration_ms(wanted["retention"]))
-    asked = {"partitions": wanted["partitions"], "config": settings}
-    if wanted.get("replicas"):
-        asked["replicas"] = wanted["replicas"]
-    return letters["topic"], asked

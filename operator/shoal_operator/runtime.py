@@ -21,7 +21,8 @@ from shoal_operator.brokers import Brokers
 from shoal_operator.clusters import Clusters
 from shoal_operator.conditions import Verdict
 from shoal_operator.consumers import Consumers
-from shoal_operator.groups import WATCH_SECONDS, Groups
+from shoal_operator.group_monitor import WATCH_SECONDS, GroupMonitor
+from shoal_operator.groups import Groups
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.model import cluster as cluster_model
 from shoal_operator.model import names
@@ -320,12 +321,10 @@ class Operator:
             pull_policy=self._settings.broker_pull_policy,
         )
         topics = topics_module.Topics(*place)
-        groups = Groups(
-            *place,
-            scaled=lambda: consumers.groups_scaled(),
-            moved=lambda moved: self._moved(key, moved),
-        )
-        consumers = Consumers(*place[:2], groups, namespace, name, self._settings)
+        monitor = GroupMonitor(*place)
+        monitor.subscribe(lambda changed: self._enqueue_consumers(key, changed))
+        groups = Groups(*place, monitor=monitor)
+        consumers = Consumers(*place[:2], monitor, namespace, name, self._settings)
         loops = ClusterLoops(
             brokers,
             consumers,
@@ -336,7 +335,7 @@ class Operator:
             ReconcileLoop(
                 "ShareGroup", groups.reconcile, groups.list_names, RESYNC_SECONDS, SETTLE_SECONDS
             ),
-            ReconcileLoop("ShareGroup lag", groups.watch, groups.list_names, WATCH_SECONDS),
+            ReconcileLoop("ShareGroup lag", monitor.watch, groups.list_names, WATCH_SECONDS),
             ReconcileLoop(
                 "ShareConsumer", consumers.reconcile, consumers.list_names, RESYNC_SECONDS
             ),
@@ -345,8 +344,8 @@ class Operator:
         loops.start(f"{namespace}/{name}")
         return loops
 
-    def _moved(self, key: ClusterKey, groups: list[str]) -> None:
-        """Groups were looked at: whoever scales by them decides anew."""
+    def _enqueue_consumers(self, key: ClusterKey, groups: list[str]) -> None:
+        """Enqueue the ShareConsumers of groups whose state is new."""
         loops, wanted = self._loops.get(key), set(groups)
         if loops:
             for name, group in loops.consumers_of.by_group():

@@ -22,6 +22,7 @@ from shoal.client.errors import expect
 from shoal.client.topics import NewTopic
 from shoal_operator.brokers import Brokers
 from shoal_operator.consumers import Consumers
+from shoal_operator.group_monitor import GroupMonitor
 from shoal_operator.groups import Groups
 from shoal_operator.settings import Settings
 from shoal_operator.workloads import application_verdict, termination_message
@@ -86,14 +87,14 @@ class World:
     async def settle(self) -> None:
         store = self.kube.store()
         place = (self.kube, store)
-        groups = Groups(
-            *place, self.brokers, "n", "main", scaled=set, moved=lambda names: moved.extend(names)
-        )
-        consumers = Consumers(*place, groups, "n", "main", Settings("b:1", "s:1", "role", "http"))
-        moved: list[str] = []
+        monitor = GroupMonitor(*place, self.brokers, "n", "main")
+        groups = Groups(*place, self.brokers, "n", "main", monitor=monitor)
+        consumers = Consumers(*place, monitor, "n", "main", Settings("b:1", "s:1", "role", "http"))
+        changed: list[str] = []
+        monitor.subscribe(changed.extend)
         await groups.reconcile(groups.list_names())
-        poked = [name for name, group in consumers.by_group() if group in moved]
-        await consumers.reconcile(poked)
+        queued = [name for name, group in consumers.by_group() if group in changed]
+        await consumers.reconcile(queued)
 
     def ready(self, name: str) -> dict[str, Any]:
         conditions = self.kube.find("ShareConsumer", name)["status"]["conditions"]
@@ -112,11 +113,11 @@ def test_what_the_brokers_tell_is_said_before_spark_starts(broker: ShoalProcess)
         await world.settle()
         said = world.ready("early")
         assert (said["status"], said["reason"]) == ("False", "TopicNotFound")
-        assert "ShareGroup 'early': There is no topic late (yet): apply a" in said["message"]
+        assert "ShareGroup 'early': Topic late does not exist. Apply a" in said["message"]
         said = world.ready("classic")
         assert (said["status"], said["reason"]) == ("False", "OtherGroupType")
         assert "'classic' is a " in said["message"]
-        assert "choose another groupId or delete it" in said["message"]
+        assert "Choose another groupId or delete it" in said["message"]
         assert all(a["spec"]["suspend"] for a in world.kube.all("SparkApplication"))
         made = client.admin.topics.create([NewTopic("late", 1, 1)])
         expect(await asyncio.to_thread(client.run, made))

@@ -14,6 +14,7 @@ from shoal.metadata.configs import GROUP as GROUP_KEYS
 from shoal.protocol.errors import ErrorCode
 from shoal.server.config import from_environment
 from shoal_operator import conditions, quantities
+from shoal_operator.batch_reconciler import owners
 from shoal_operator.broker_states import (
     EARLIEST,
     LATEST,
@@ -21,17 +22,18 @@ from shoal_operator.broker_states import (
     SharePartition,
     StartSpec,
     TopicState,
-    group_counts,
 )
 from shoal_operator.clusters import missing, refusal
 from shoal_operator.conditions import Verdict
-from shoal_operator.group_metrics import dead_letter_topic, numbers_of
-from shoal_operator.groups import Groups, decide_config, first_positions, reset_due, resume
+from shoal_operator.group_metrics import parse_group_metrics
+from shoal_operator.group_offsets import first_offsets, pending_reset, resume
+from shoal_operator.groups import alter_configs, decide_config
 from shoal_operator.maintenance_windows import is_open
 from shoal_operator.model import broker_config, cluster, deployment
 from shoal_operator.model.groups import config as group_config
+from shoal_operator.model.groups import dead_letter_topic
 from shoal_operator.store import Store
-from shoal_operator.topics import Actions, claims, decide
+from shoal_operator.topics import Actions, decide, topic_name
 
 
 def topic(name="jobs", created="2026-01-01T00:00:00Z", status=None, **spec):
@@ -76,9 +78,9 @@ def test_an_unmanaged_topic_is_left_alone() -> None:
 def test_the_older_claim_wins_and_a_leaving_one_counts_for_nothing() -> None:
     old = topic("a", topicName="t")
     new = topic("b", "2026-01-02T00:00:00Z", topicName="t")
-    assert claims([new, old])["t"] is old
+    assert owners([new, old], topic_name)["t"] is old
     old["metadata"]["deletionTimestamp"] = "2026-01-03T00:00:00Z"
-    assert claims([new, old])["t"] is new
+    assert owners([new, old], topic_name)["t"] is new
 
 
 GROUP = {
@@ -181,7 +183,7 @@ shoal_share_group_held{group="d",why="held-keys"} 1
 shoal_share_group_held{group="e",why="look-ahead"} 1
 shoal_share_group_held{group="f",why="window-full"} 1
 """
-    found = numbers_of([page, page])
+    found = parse_group_metrics([page, page])
     assert found["a"].status() == {
         "delivery": "DeadLettersFail",
         "deadLettered": 6,
@@ -220,21 +222,19 @@ def test_a_broker_without_order_by_key_gets_all_else_and_the_status_says_so() ->
             return refused
 
     brokers = Older()
-    groups = Groups.__new__(Groups)
-    groups._brokers = brokers  # type: ignore[assignment]
     changes = {"g": {"share.ordering": "key", "share.delivery.count.limit": "3"}}
-    failures, warnings = asyncio.run(groups._alter(changes))
+    failures, warnings = asyncio.run(alter_configs(brokers, changes))
     assert not failures and warnings["g"][0] == "OrderingUnsupported"
     assert brokers.set == {"g": {"share.delivery.count.limit": "3"}}
 
 
 def test_a_reset_is_due_once() -> None:
     resource = {"spec": {"reset": {"id": "r1", "to": "Earliest"}}, "status": {}}
-    assert reset_due(resource)
+    assert pending_reset(resource)
     resource["status"]["lastReset"] = {"id": "r1"}
-    assert reset_due(resource) is None
+    assert pending_reset(resource) is None
     resource["spec"]["reset"]["id"] = "r2"
-    assert reset_due(resource)
+    assert pending_reset(resource)
 
 
 def test_a_reset_that_was_interrupted_is_made_unless_it_was_seen() -> None:
@@ -252,25 +252,25 @@ def test_a_reset_that_was_interrupted_is_made_unless_it_was_seen() -> None:
 def test_a_group_begins_where_its_spec_says() -> None:
     sizes, empty = {"t": 2}, GroupState("g")
     latest = {"startOffset": "Latest"}
-    assert first_positions(latest, empty, sizes, 0) == {("t", 0): LATEST, ("t", 1): LATEST}
+    assert first_offsets(latest, empty, sizes, 0) == {("t", 0): LATEST, ("t", 1): LATEST}
     back = {"startOffset": "ByDuration", "startOffsetDuration": "1m"}
-    assert first_positions(back, empty, {"t": 1}, 100_000) == {("t", 0): StartSpec(40_000)}
+    assert first_offsets(back, empty, {"t": 1}, 100_000) == {("t", 0): StartSpec(40_000)}
 
 
 def test_what_has_a_position_keeps_it_and_what_grew_is_read_from_its_start() -> None:
     state = GroupState("g", "share", partitions=(SharePartition("t", 0, 7, 1),))
     latest = {"startOffset": "Latest"}
-    assert first_positions(latest, state, {"t": 2, "u": 1}, 0) == {
+    assert first_offsets(latest, state, {"t": 2, "u": 1}, 0) == {
         ("t", 1): EARLIEST,
         ("u", 0): LATEST,
     }
-    assert first_positions(latest, state, {"t": 1}, 0) == {}
+    assert first_offsets(latest, state, {"t": 1}, 0) == {}
 
 
 def test_positions_are_left_to_members_and_to_other_kinds_of_groups() -> None:
     latest = {"startOffset": "Latest"}
-    assert first_positions(latest, GroupState("g", "share", members=1), {"t": 1}, 0) == {}
-    assert first_positions(latest, GroupState("g", "consumer"), {"t": 1}, 0) == {}
+    assert first_offsets(latest, GroupState("g", "share", members=1), {"t": 1}, 0) == {}
+    assert first_offsets(latest, GroupState("g", "consumer"), {"t": 1}, 0) == {}
 
 
 def test_counts_from_the_brokers_metrics() -> None:
@@ -282,7 +282,11 @@ shoal_share_partition_redelivered_records_total{group="a",topic="t",partition="0
 shoal_share_partition_locks{group="a",topic="t",partition="0"} 100
 shoal_share_partition_locked_records{group="q\\"\\\\",topic="t",partition="0"} 1
 """
-    assert group_counts([page, page]) == {"a": (14, 18), 'q"\\': (2, 0)}
+    found = parse_group_metrics([page, page])
+    assert {g: (m.in_flight, m.redelivered) for g, m in found.items()} == {
+        "a": (14, 18),
+        'q"\\': (2, 0),
+    }
 
 
 CLUSTER = {

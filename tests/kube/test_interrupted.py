@@ -16,6 +16,7 @@ from shoal_operator import clusters
 from shoal_operator import kube as kube_module
 from shoal_operator.brokers import Brokers
 from shoal_operator.clusters import Clusters
+from shoal_operator.group_monitor import GroupMonitor
 from shoal_operator.groups import Groups
 from shoal_operator.topics import Topics
 
@@ -28,7 +29,6 @@ CHANGES = (
     "alter_topic_configs",
     "delete_topics",
     "alter_group_configs",
-    "create_share_group",
     "set_share_offsets",
     "delete_groups",
 )
@@ -113,7 +113,7 @@ class World:
         loops = (
             Clusters(*place, "image:1", reached=lambda: None),
             Topics(*place),
-            Groups(*place, scaled=set, moved=lambda _: None),
+            Groups(*place, monitor=GroupMonitor(*place)),
         )
         for loop in loops:
             await loop.reconcile(loop.list_names())
