@@ -120,9 +120,12 @@ class Brokers:
     def _count(self, api: str) -> None:
         metrics.BROKER_CALLS.labels(api).inc()
 
-    async def cluster_state(self, ids: Iterable[int], *, outside: bool) -> ClusterState:
-        """The cluster, and its brokers' settings, disks and versions; with `outside` also what
-        they tell clients about themselves."""
+    async def cluster_state(self, ids: Iterable[int], *, advertised: bool) -> ClusterState:
+        """Return the cluster with its brokers' configs, disks and versions.
+
+        `ids` are the brokers whose disks are read. `advertised` asks for the brokers' advertised
+        listeners too. Raises `ClientError`.
+        """
         self._count("DescribeCluster")
         about = await self._client.admin.describe_cluster(fenced=True)
         everyone = Resource(ResourceType.BROKER, "")
@@ -145,7 +148,7 @@ class Brokers:
             await self._quorum(),
             tuple([await self._disk(broker) for broker in ids if broker in known]),
             await self._versions(),
-            await self._advertised(sorted(known)) if outside else {},
+            await self._advertised(sorted(known)) if advertised else {},
         )
 
     async def _disk(self, broker_id: int) -> Disk:

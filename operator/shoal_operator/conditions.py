@@ -72,6 +72,12 @@ def is_ready(resource: Mapping[str, Any]) -> bool:
     return any(c["type"] == "Ready" and c["status"] == "True" for c in said)
 
 
+def ready_reason(resource: Mapping[str, Any]) -> str:
+    """Return the reason of the condition `Ready`, empty without it."""
+    found = resource.get("status", {}).get("conditions", [])
+    return next((str(c["reason"]) for c in found if c["type"] == "Ready"), "")
+
+
 def conditions(
     verdict: Verdict, generation: int, now: str, before: Sequence[Mapping[str, Any]] | None
 ) -> list[dict[str, Any]]:

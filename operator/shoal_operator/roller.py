@@ -91,6 +91,9 @@ class Done:
     """Every broker is ready and runs what is wanted."""
 
 
+#: What to do about restarts.
+Step = Proceed | Wait | Refuse | Done
+
 #: A broker that starts is given so long before it counts as broken: recovery of a large log after
 #: a crash is a matter of tens of seconds.
 START_SECONDS_MAX = 120.0
@@ -105,7 +108,7 @@ def next_step(
     *,
     quorum: Quorum | None = None,
     window_open: bool = True,
-) -> Proceed | Wait | Refuse | Done:
+) -> Step:
     """What to do about restarts. `partitions` is None while no broker can be asked, `quorum` where
     one broker is all there is."""
     stale = [b for b in brokers if b.restart_reason]

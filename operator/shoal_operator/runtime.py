@@ -18,7 +18,7 @@ import structlog
 from shoal_operator import metrics
 from shoal_operator import topics as topics_module
 from shoal_operator.brokers import Brokers
-from shoal_operator.clusters import Clusters
+from shoal_operator.cluster.reconciler import Clusters
 from shoal_operator.conditions import Verdict
 from shoal_operator.consumers import Consumers
 from shoal_operator.group_monitor import WATCH_SECONDS, GroupMonitor
@@ -317,7 +317,7 @@ class Operator:
         clusters = Clusters(
             *place,
             self._settings.broker_image,
-            reached=lambda: self._enqueue_all(key),
+            on_reachable=lambda: self._enqueue_all(key),
             pull_policy=self._settings.broker_pull_policy,
         )
         topics = topics_module.Topics(*place)

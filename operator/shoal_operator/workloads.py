@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal_operator import clock
-from shoal_operator.clusters import missing
 from shoal_operator.conditions import Verdict
+from shoal_operator.drift import has_drifted
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.model import deployment, spark
 from shoal_operator.model.names import Manifest
@@ -119,7 +119,7 @@ class Workloads:
     async def _apply_manifest(self, want: Manifest) -> Manifest:
         meta = want["metadata"]
         have = self._store.get(want["kind"], meta["namespace"], meta["name"])
-        if have is None or missing(want, have):
+        if have is None or has_drifted(want, have):
             have = await self._kube.apply(want)
             self._store.put(have)
         return have
@@ -160,7 +160,7 @@ class Workloads:
             p
             for p in self._store.all("Pod")
             if p["metadata"]["namespace"] == namespace
-            and not missing(selector, p["metadata"].get("labels", {}))
+            and not has_drifted(selector, p["metadata"].get("labels", {}))
             and p.get("status", {}).get("phase") in ("Pending", "Running")
         ]
 

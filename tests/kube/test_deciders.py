@@ -23,8 +23,9 @@ from shoal_operator.broker_states import (
     StartSpec,
     TopicState,
 )
-from shoal_operator.clusters import missing, refusal
+from shoal_operator.cluster.decision import refusal
 from shoal_operator.conditions import Verdict
+from shoal_operator.drift import has_drifted
 from shoal_operator.group_metrics import parse_group_metrics
 from shoal_operator.group_offsets import first_offsets, pending_reset, resume
 from shoal_operator.groups import alter_configs, decide_config
@@ -301,6 +302,8 @@ CLUSTER = {
     },
 }
 
+TWO_PER_POD = {**CLUSTER["spec"], "replicas": 3, "brokersPerPod": 2}
+
 
 def test_a_dynamic_setting_changes_no_pod_and_a_static_one_does() -> None:
     def template(**config):
@@ -345,12 +348,54 @@ def test_what_brokers_cannot_do_is_refused_by_its_path(path, value, reason) -> N
     assert refusal(CLUSTER) is None
 
 
-def test_what_others_add_to_an_object_is_not_missing() -> None:
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("listeners", "spec.listeners"),
+        ("advertised.listeners", "spec.listeners"),
+        ("listener.security.protocol.map", "spec.listeners"),
+        ("listener.name.controller.max.connections", "spec.listeners"),
+        ("inter.broker.listener.name", "spec.listeners"),
+        ("controller.listener.names", "The operator sets it."),
+        ("controller.quorum.voters", "The operator sets it."),
+        ("controller.quorum.bootstrap.servers", "The operator sets it."),
+        ("controller.quorum.auto.join.enable", "The operator sets it."),
+        ("node.id", "The operator sets it."),
+        ("broker.id", "The operator sets it."),
+        ("process.roles", "The operator sets it."),
+        ("shoal.cluster.id", "The operator sets it."),
+        ("log.dir", "spec.storage"),
+        ("log.dirs", "spec.storage"),
+        ("broker.rack", "spec.rack"),
+        ("shoal.metrics.listener", "spec.metrics.port"),
+        ("shoal.brokers.per.host", "spec.brokersPerPod"),
+    ],
+)
+def test_config_cannot_replace_what_the_operator_sets(name: str, instead: str) -> None:
+    resource = copy.deepcopy(CLUSTER)
+    resource["spec"]["config"][name] = "x"
+    verdict = refusal(resource)
+    assert verdict is not None and verdict.reason == "ConfigNotAllowed"
+    assert f"spec.config.{name}" in verdict.message and instead in verdict.message
+
+
+def test_every_setting_in_a_brokers_file_is_reserved_or_may_be_overridden() -> None:
+    """A setting that the operator writes for one broker alone cannot come from spec.config."""
+    own = broker_config.of_broker(CLUSTER, 0, "PLAIN://x:1").splitlines()
+    own += broker_config.of_broker(
+        {**CLUSTER, "spec": TWO_PER_POD}, 1000, "PLAIN://x:1"
+    ).splitlines()
+    assert all(broker_config.reserved(line.partition("=")[0]) for line in own)
+    for name in ("controller.quorum.election.timeout.ms", "controller.quorum.fetch.timeout.ms"):
+        assert broker_config.reserved(name) is None
+
+
+def test_what_others_add_to_an_object_is_no_drift() -> None:
     want = {"spec": {"ports": [{"port": 1}], "replicas": 2}}
     seen = {"spec": {"ports": [{"port": 1, "nodePort": 3}], "replicas": 2}, "status": {}}
-    assert not missing(want, seen)
-    assert missing(want, {"spec": {"ports": [], "replicas": 2}})
-    assert missing(want, {"spec": {"ports": [{"port": 1}], "replicas": 3}})
+    assert not has_drifted(want, seen)
+    assert has_drifted(want, {"spec": {"ports": [], "replicas": 2}})
+    assert has_drifted(want, {"spec": {"ports": [{"port": 1}], "replicas": 3}})
 
 
 def test_consumers_are_told_where_work_is() -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from kube.api_server import STAMP, ApiServer, Crash, CrashPoint, resource
 from servers import ShoalProcess
-from shoal_operator import clusters
 from shoal_operator import kube as kube_module
 from shoal_operator.brokers import Brokers
-from shoal_operator.clusters import Clusters
+from shoal_operator.cluster import decision
+from shoal_operator.cluster.reconciler import Clusters
 from shoal_operator.group_monitor import GroupMonitor
 from shoal_operator.groups import Groups
 from shoal_operator.topics import Topics
@@ -111,7 +111,7 @@ class World:
         store = self.kube.store()
         place = (self.kube, store, brokers, "n", "main")
         loops = (
-            Clusters(*place, "image:1", reached=lambda: None),
+            Clusters(*place, "image:1", on_reachable=lambda: None),
             Topics(*place),
             Groups(*place, monitor=GroupMonitor(*place)),
         )
@@ -221,7 +221,7 @@ def test_nothing_is_said_of_a_template_that_kubernetes_has_not_seen(
         world.kube.add({**CLUSTER, "spec": {**CLUSTER["spec"], "config": config}})
         await world.settle()
         assert world.ready() == ("True", "Reconciled", False)
-        monkeypatch.setattr(clusters, "TAKEN_UP_SECONDS_MAX", -1.0)
+        monkeypatch.setattr(decision, "OBSERVED_SECONDS_MAX", -1.0)
         await world.settle()
         assert world.ready() == ("False", "StatefulSetNotTakenUp", True)
         world.kube.resume_controllers()

@@ -37,6 +37,7 @@ AT_WORK = (
 )
 STALLED = (
     "NoMajority",
+    "ConfigNotAllowed",
     "ConfigTwice",
     "RackNotSupported",
     "SecurityNotSupported",

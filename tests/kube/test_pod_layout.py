@@ -15,7 +15,7 @@ from kube import rendered
 from shoal.server.cluster.config import cluster_config
 from shoal.server.config import resolve
 from shoal_operator import pods
-from shoal_operator.clusters import refusal
+from shoal_operator.cluster.decision import refusal
 from shoal_operator.diagnostics import diagnose_pods
 from shoal_operator.model import cluster, listeners, pod_layout
 from shoal_operator.placement import balance, drain

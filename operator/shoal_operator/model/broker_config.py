@@ -55,6 +55,53 @@ DYNAMIC = frozenset(
 )
 
 
+_LISTENERS = "Declare listeners in spec.listeners."
+_OPERATOR = "The operator sets it."
+_STORAGE = "Use spec.storage."
+#: Settings that `spec.config` cannot have, with what to use instead. Time-outs of the quorum, such
+#: as `controller.quorum.election.timeout.ms`, are allowed.
+RESERVED = {
+    "advertised.listeners": _LISTENERS,
+    "broker.id": _OPERATOR,
+    "broker.rack": "Use spec.rack.",
+    "cluster.id": _OPERATOR,
+    "controller.listener.names": _OPERATOR,
+    "controller.quorum.auto.join.enable": _OPERATOR,
+    "controller.quorum.bootstrap.servers": _OPERATOR,
+    "controller.quorum.voters": _OPERATOR,
+    "inter.broker.listener.name": (
+        "Brokers use the first Internal listener: order spec.listeners accordingly."
+    ),
+    "listener.security.protocol.map": _LISTENERS,
+    "listeners": _LISTENERS,
+    "log.dir": _STORAGE,
+    "log.dirs": _STORAGE,
+    "node.id": _OPERATOR,
+    "process.roles": _OPERATOR,
+    "security.inter.broker.protocol": _LISTENERS,
+    "shoal.brokers.per.host": "Use spec.brokersPerPod.",
+    "shoal.cluster.id": _OPERATOR,
+    "shoal.metrics.listener": "Use spec.metrics.port.",
+}
+
+
+def reserved(name: str) -> str | None:
+    """Return what to use instead of a setting that only the operator sets, else None."""
+    return _LISTENERS if name.startswith("listener.name.") else RESERVED.get(name)
+
+
+def first_reserved(spec: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the path of a reserved setting in `config` or `env`, and what to use instead."""
+    for name in sorted(spec.get("config", {})):
+        if remedy := reserved(name):
+            return f"spec.config.{name}", remedy
+    variables = {variable(name): name for name in RESERVED}
+    for entry in spec.get("template", {}).get("pod", {}).get("env", []):
+        if name := variables.get(entry["name"]):
+            return f"spec.template.pod.env {entry['name']} ({name})", RESERVED[name]
+    return None
+
+
 def dynamic(config: Mapping[str, str]) -> dict[str, str]:
     """The settings that running brokers take."""
     return {k: v for k, v in sorted(config.items()) if k in DYNAMIC}
