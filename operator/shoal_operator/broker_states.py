@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.client.errors import ClientError, KafkaError
 from shoal.client.topics import OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
-from shoal_operator.diagnostics import Disk
 from shoal_operator.group_metrics import GroupMetrics
 from shoal_operator.roller import Quorum
+
+if TYPE_CHECKING:
+    from shoal_operator.diagnostics import Disk
 
 NO_GROUP = frozenset({ErrorCode.group_id_not_found})
 

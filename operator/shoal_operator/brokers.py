@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 from shoal.client.client import Client
@@ -33,6 +32,9 @@ from shoal_operator.broker_states import (
 from shoal_operator.diagnostics import Disk
 from shoal_operator.group_metrics import GroupMetrics, parse_group_metrics
 from shoal_operator.roller import PartitionState, Quorum
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 #: Objects in one request; requests stay far below the brokers' limit of 100 MB.
 BATCH_MAX = 250

@@ -7,8 +7,7 @@ sees drift; what the operator decided stands in `status.desiredReplicas`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal_operator import clock, metrics, scaling
 from shoal_operator.conditions import Verdict
@@ -17,12 +16,16 @@ from shoal_operator.kube import Kube, KubeError, now
 from shoal_operator.model import cluster as cluster_model
 from shoal_operator.model import groups as group_model
 from shoal_operator.model import names, spark
-from shoal_operator.model.names import Manifest
 from shoal_operator.quantities import duration_ms
-from shoal_operator.settings import Settings
 from shoal_operator.statuses import Statuses
-from shoal_operator.store import Store
 from shoal_operator.workloads import Workload, Workloads
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal_operator.model.names import Manifest
+    from shoal_operator.settings import Settings
+    from shoal_operator.store import Store
 
 KIND = "ShareConsumer"
 #: Lag and the like are written to a status that often while they move.

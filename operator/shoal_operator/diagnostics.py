@@ -6,11 +6,13 @@ reason, one CamelCase word, and a sentence that names the thing and what to do a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal_operator.quantities import size_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 #: A volume with less room than this part of it, or than so many bytes, is nearly full, or full.
 NEARLY_FULL, FULL = 0.1, 0.01

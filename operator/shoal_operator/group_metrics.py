@@ -7,13 +7,14 @@ condition and into the scaler's signals.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shoal.client.exposition import samples
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from prometheus_client.samples import Sample
 
 #: Metrics that are summed over share partitions and brokers, with the field of each.

@@ -9,16 +9,20 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams
-from lightkube.config.kubeconfig import SingleConfig
 
 from shoal_operator import metrics
 from shoal_operator.model import names
-from shoal_operator.model.names import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Mapping
+
+    from lightkube.config.kubeconfig import SingleConfig
+
+    from shoal_operator.model.names import Manifest
 
 #: Kinds that the operator touches, with their plurals.
 PLURALS = {

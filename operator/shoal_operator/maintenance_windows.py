@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from croniter import croniter
 
 from shoal_operator.quantities import duration_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 def is_open(windows: Sequence[Mapping[str, Any]], now: datetime.datetime) -> bool:

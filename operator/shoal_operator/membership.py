@@ -7,19 +7,22 @@ an operator that dies in between goes on where it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.client.errors import KafkaError
 
 from shoal_operator import placement
-from shoal_operator.broker_states import ClusterState
-from shoal_operator.brokers import Brokers
 from shoal_operator.diagnostics import Diagnosis
-from shoal_operator.kube import Kube
 from shoal_operator.model import names, pod_layout
-from shoal_operator.model.names import Manifest
-from shoal_operator.roller import PartitionState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from shoal_operator.broker_states import ClusterState
+    from shoal_operator.brokers import Brokers
+    from shoal_operator.kube import Kube
+    from shoal_operator.model.names import Manifest
+    from shoal_operator.roller import PartitionState
 
 #: The annotation that asks, by any new value, for replicas to be spread over all brokers.
 REBALANCE = f"{names.GROUP}/rebalance"

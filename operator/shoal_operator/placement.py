@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal_operator.model import pod_layout
-from shoal_operator.roller import PartitionState
+
+if TYPE_CHECKING:
+    from shoal_operator.roller import PartitionState
 
 #: Broker ids to racks; a broker without a rack is left out.
 Racks = Mapping[int, str]

@@ -23,8 +23,11 @@ for the same picture; every restart has a reason.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,38 +112,46 @@ def next_step(
     quorum: Quorum | None = None,
     window_open: bool = True,
 ) -> Step:
-    """What to do about restarts. `partitions` is None while no broker can be asked, `quorum` where
-    one broker is all there is."""
+    """Return what to do about restarts.
+
+    `partitions` is None while no broker answers; `quorum` is None for a single broker.
+    """
     stale = [b for b in brokers if b.restart_reason]
-    broken = [b for b in stale if not b.ready]
-    blocked = ""
-    for broker in sorted(broken, key=lambda b: b.id):
-        if broker.others and partitions is not None:
-            blocked = _outvoted(broker.ids, quorum) or _blocked_by(broker.ids, partitions, brokers)
-        if not blocked:
-            return Proceed(broker.id, broker.restart_reason, broker.others)
-    if broken:
-        return Wait(10.0, f"without {named(broker.id, broker.others)} {blocked}")
-    starting = [b for b in brokers if not b.ready]
-    if starting:
-        worst = max(starting, key=lambda b: (b.seconds_unready, -b.id))
-        if worst.seconds_unready > START_SECONDS_MAX:
-            return Refuse(
-                f"{_one_of(worst)} runs what is wanted and has not been ready for over "
-                f"{START_SECONDS_MAX:.0f} s; look at its log"
-            )
-        return Wait(2.0, f"{_one_of(worst)} is not ready")
+
+    def first_allowed(candidates: Sequence[BrokerPod], *, serving: bool) -> Step:
+        """Restart the first candidate that the cluster can spare, or wait."""
+        for pod in candidates:
+            blocked = ""
+            # Rule 2: a pod without other brokers serves nobody while it is not ready.
+            if partitions is not None and (serving or pod.others):
+                blocked = _quorum_loss(pod.ids, quorum) or _isr_loss(pod.ids, partitions, brokers)
+            if not blocked:
+                return Proceed(pod.id, pod.restart_reason, pod.others)
+        return Wait(10.0, f"without {named(pod.id, pod.others)} {blocked}", serving=serving)
+
+    if broken := sorted((b for b in stale if not b.ready), key=lambda b: b.id):
+        return first_allowed(broken, serving=False)
+    if starting := [b for b in brokers if not b.ready]:
+        return _wait_for_start(starting)
     if not stale:
         return Done()
     if not window_open:
         return Wait(60.0, "the next maintenance window has not begun", serving=True)
     if partitions is None:
-        return Wait(5.0, "no broker answers which partitions it leads")
-    for broker in sorted(stale, key=lambda b: (controller_id in b.ids, b.id)):
-        blocked = _outvoted(broker.ids, quorum) or _blocked_by(broker.ids, partitions, brokers)
-        if not blocked:
-            return Proceed(broker.id, broker.restart_reason, broker.others)
-    return Wait(10.0, f"without {named(broker.id, broker.others)} {blocked}", serving=True)
+        return Wait(5.0, "no broker returns the state of the partitions")
+    candidates = sorted(stale, key=lambda b: (controller_id in b.ids, b.id))
+    return first_allowed(candidates, serving=True)
+
+
+def _wait_for_start(starting: Sequence[BrokerPod]) -> Step:
+    """Return the wait for pods that run the newest template, or a refusal after a time."""
+    worst = max(starting, key=lambda b: (b.seconds_unready, -b.id))
+    if worst.seconds_unready > START_SECONDS_MAX:
+        return Refuse(
+            f"{_one_of(worst)} runs the newest template and has not been ready for over "
+            f"{START_SECONDS_MAX:.0f} s; check its log"
+        )
+    return Wait(2.0, f"{_one_of(worst)} is not ready")
 
 
 def named(broker_id: int, others: Sequence[int]) -> str:
@@ -154,7 +165,7 @@ def _one_of(broker: BrokerPod) -> str:
     return f"one of {found}" if broker.others else found
 
 
-def _outvoted(ids: frozenset[int], quorum: Quorum | None) -> str:
+def _quorum_loss(ids: frozenset[int], quorum: Quorum | None) -> str:
     """What becomes of the quorum without these brokers, if it cannot do without."""
     if quorum is None or not ids & quorum.voters or len(quorum.voters) == 1:
         return ""
@@ -164,7 +175,7 @@ def _outvoted(ids: frozenset[int], quorum: Quorum | None) -> str:
     return f"only {len(left)} of {len(quorum.voters)} controllers would keep up"
 
 
-def _blocked_by(
+def _isr_loss(
     ids: frozenset[int], partitions: Sequence[PartitionState], pods: Sequence[BrokerPod]
 ) -> str:
     """The first partition that the absence of these brokers, which share one of the `pods`, would

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal_operator import clock, kube
 from shoal_operator.conditions import UNSEEN, Verdict, conditions, same
-from shoal_operator.model.names import Manifest
-from shoal_operator.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shoal_operator.model.names import Manifest
+    from shoal_operator.store import Store
 
 
 def unreported(verdict: Verdict, before: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:

@@ -7,10 +7,12 @@ date. Whoever reads it gets plain manifests and must not change them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model.names import Manifest
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shoal_operator.model.names import Manifest
 
 Key = tuple[str, str]
 

@@ -7,17 +7,20 @@ own driver; the operator suspends it at zero and lets it go on when there is wor
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal_operator import clock
 from shoal_operator.conditions import Verdict
 from shoal_operator.drift import has_drifted
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.model import deployment, spark
-from shoal_operator.model.names import Manifest
-from shoal_operator.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shoal_operator.model.names import Manifest
+    from shoal_operator.store import Store
 
 #: A SparkApplication without any state after so long has nobody who takes care of it.
 SILENCE_SECONDS_MAX = 30

@@ -74,7 +74,7 @@ class ApiServer(Kube):
         self.controllers_paused = False
         #: Pods that are not ready when they come.
         self.unready: set[str] = set()
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
 
     def store(self) -> Store:
         """What a new operator's watches show."""
@@ -102,11 +102,12 @@ class ApiServer(Kube):
         content_type: str = "",
         params: Mapping[str, str] | None = None,
     ) -> Manifest:
+        del params  # Field managers and preconditions make no difference here.
         self.crash_point.check()
         _, _, rest = path.partition("/namespaces/")
         _, plural, *more = rest.split("/")
         kind = KINDS[plural]
-        name = more[0] if more else body["metadata"].get("name", f"made-{next(self._numbers)}")
+        name = more[0] if more else body["metadata"].get("name", f"made-{next(self.numbers)}")
         have = self.objects.get((kind, name))
         if verb == "create":
             if have:
@@ -115,6 +116,10 @@ class ApiServer(Kube):
             made = self._write(kind, name, body)
         elif have is None and "apply-patch" not in content_type:
             raise KubeError(404, f"{name} not found")
+        elif verb == "get":
+            return copy.deepcopy(self.objects[kind, name])
+        elif verb == "replace" and _version(body) != _version(self.objects[kind, name]):
+            raise KubeError(409, f"{name} has changed")
         elif verb == "delete":
             made = self._delete(kind, name)
         else:
@@ -141,11 +146,11 @@ class ApiServer(Kube):
             made.pop("spec", None)
         _merge(made, {"status": body["status"]} if status else body)
         meta = made["metadata"]
-        meta.setdefault("uid", f"uid-{next(self._numbers)}")
+        meta.setdefault("uid", f"uid-{next(self.numbers)}")
         meta.setdefault("creationTimestamp", STAMP)
         spec_is_new = not have or have.get("spec") != made.get("spec")
         meta["generation"] = meta.get("generation", 0) + spec_is_new
-        meta["resourceVersion"] = str(next(self._numbers))
+        meta["resourceVersion"] = str(next(self.numbers))
         if merge and meta.get("deletionTimestamp") and not meta.get("finalizers"):
             self.objects.pop((kind, name))
             return made
@@ -208,6 +213,10 @@ class ApiServer(Kube):
         now = datetime.datetime.now(datetime.UTC).isoformat()
         status = {"type": "Ready", "status": str(succeeds), "lastTransitionTime": now}
         self.find("Pod", pod)["status"]["conditions"] = [status]
+
+
+def _version(manifest: Manifest) -> str:
+    return str(manifest["metadata"].get("resourceVersion", ""))
 
 
 def _merge(into: Manifest, patch: Mapping[str, Any]) -> None:

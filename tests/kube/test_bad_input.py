@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kube.api_server import ApiServer, CrashPoint, resource
@@ -26,6 +25,9 @@ from shoal_operator.group_monitor import GroupMonitor
 from shoal_operator.groups import Groups
 from shoal_operator.settings import Settings
 from shoal_operator.workloads import application_verdict, termination_message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ENDS = Path(__file__).with_name("driver_ends")
 SPARK = {

@@ -78,11 +78,13 @@ def test_a_volume_that_grows_or_cannot() -> None:
     stuck, growing = diagnose_expansion(
         [claim("1Gi", "1Gi"), claim("1Gi", "2Gi", conditions=[waits])]
     )
-    assert stuck is None and growing.reason == "VolumeGrows"
+    assert stuck is None
+    assert growing.reason == "VolumeGrows"
     assert "data-main-broker-0 has 1Gi of 2Gi so far" in growing.message
     assert "(re-)start a pod" in growing.message
     stuck, growing = diagnose_expansion([claim("1Gi", "2Gi", allocatedResourceStatuses=infeasible)])
-    assert growing is None and stuck.reason == "VolumeNotGrown"
+    assert growing is None
+    assert stuck.reason == "VolumeNotGrown"
     unbound = claim("1Gi", "2Gi")
     del unbound["status"]["capacity"]
     assert diagnose_expansion([unbound]) == (None, None)

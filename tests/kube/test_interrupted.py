@@ -6,8 +6,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kube.api_server import STAMP, ApiServer, Crash, CrashPoint, resource
@@ -19,6 +18,9 @@ from shoal_operator.cluster.reconciler import Clusters
 from shoal_operator.group_monitor import GroupMonitor
 from shoal_operator.groups import Groups
 from shoal_operator.topics import Topics
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
 
 #: Far more than any of the scenarios takes.
 CHANGES_MAX, ROUNDS_MAX = 60, 30
@@ -197,7 +199,7 @@ def test_a_roll_restarts_each_broker_once(broker: ShoalProcess) -> None:
         config = {"num.partitions": "3", "log.retention.ms": f"{1000 + number}"}
         world.kube.add({**CLUSTER, "spec": {**CLUSTER["spec"], "config": config}})
 
-    async def look(world: World, number: int) -> Any:
+    async def look(world: World, _: int) -> Any:
         assert world.kube.deleted == ["Pod/main-broker-0"]
         return world.calls["alter_broker_config"]
 
@@ -346,7 +348,7 @@ def test_a_roll_restarts_a_pod_of_two_brokers_once(broker: ShoalProcess) -> None
         config = {"num.partitions": f"{number + 3}"}
         world.kube.add({**two, "spec": {**two["spec"], "config": config}})
 
-    async def look(world: World, number: int) -> Any:
+    async def look(world: World, _: int) -> Any:
         assert world.kube.deleted == ["Pod/main-broker-0"]
         status = world.kube.find("QueueCluster", "main")["status"]
         assert (status["brokersReady"], status["replicas"], status["readyReplicas"]) == (

@@ -115,7 +115,8 @@ def test_every_broker_starts_with_settings_of_its_own(per_pod: int) -> None:
             found[config.node_id] = config
             assert config.node_id == pod_layout.broker(pod, slot)
             assert whole.is_controller == (pod < 3 and slot == 0)
-            assert whole.voters is not None and sorted(whole.voters.voters) == [0, 1, 2]
+            assert whole.voters is not None
+            assert sorted(whole.voters.voters) == [0, 1, 2]
             mine = [one.port for one in config.listeners] + [config.metrics_listener.port]
             declared = {p["name"]: p["containerPort"] for p in container["ports"]}
             assert sorted(declared.values()) == sorted(mine)
@@ -134,7 +135,8 @@ def test_every_broker_starts_with_settings_of_its_own(per_pod: int) -> None:
         assert len(set(ports)) == len(ports)
     assert sorted(found) == sorted(pod_layout.brokers(resource))
     names = [p["name"] for c in containers for p in c["ports"]]
-    assert len(set(names)) == len(names) and max(map(len, names)) <= 15
+    assert len(set(names)) == len(names)
+    assert max(map(len, names)) <= 15
 
 
 def test_each_broker_has_a_volume_of_its_own() -> None:
@@ -154,13 +156,13 @@ def test_each_broker_is_reached_from_outside_by_a_service_of_its_own() -> None:
     containers = template(resource)["spec"]["containers"]
     where = {p["name"]: p["containerPort"] for c in containers for p in c["ports"]}
     told = []
-    for id in pod_layout.brokers(resource):
-        spec = own[f"main-outside-{id}"]
+    for broker in pod_layout.brokers(resource):
+        spec = own[f"main-outside-{broker}"]
         pod = spec["selector"]["statefulset.kubernetes.io/pod-name"]
-        assert pod == f"main-broker-{id % 1000}"
+        assert pod == f"main-broker-{broker % 1000}"
         (port,) = spec["ports"]
-        assert (port["port"], where[port["targetPort"]]) == (9094, 9094 + id // 1000 * 1000)
-        told.append(listeners.advertised(resource, id, rendered.services(resource)))
+        assert (port["port"], where[port["targetPort"]]) == (9094, 9094 + broker // 1000 * 1000)
+        told.append(listeners.advertised(resource, broker, rendered.services(resource)))
     assert len(set(told)) == 6
     (bootstrap,) = own["main-bootstrap"]["ports"][:1]
     assert where[bootstrap["targetPort"]] == 9092
@@ -189,7 +191,9 @@ def test_a_rack_of_several_brokers_is_their_pod() -> None:
     assert refusal(resource) is None
     resource["spec"]["rack"] = {"topologyKey": "topology.kubernetes.io/zone"}
     said = refusal(resource)
-    assert said and said.reason == "RackNotSupported" and "spec.rack" in said.message
+    assert said
+    assert said.reason == "RackNotSupported"
+    assert "spec.rack" in said.message
 
 
 # -- what pods say
@@ -221,7 +225,8 @@ def test_of_several_containers_the_one_in_trouble_is_named() -> None:
         "lastState": {"terminated": {"message": "bad num.partitions"}},
     }
     found = diagnose_pods([seen], [])
-    assert found and found.reason == "BrokerFails"
+    assert found
+    assert found.reason == "BrokerFails"
     assert "main-broker-2, container broker1: CrashLoopBackOff bad num" in found.message
 
 
@@ -255,7 +260,8 @@ def test_the_isr_is_kept_without_all_brokers_of_the_pod() -> None:
     behind = [partition((0, 1, 2), (0, 1, 2)), partition((1000, 1), (1000, 1, 2))]
     assert next_step(three_pods(stale=(0, 2)), behind, 0) == Proceed(2, WHY, (1002,))
     step = next_step(three_pods(stale=(0,)), behind, 2)
-    assert isinstance(step, Wait) and step.serving
+    assert isinstance(step, Wait)
+    assert step.serving
     assert "without brokers 0, 1000 jobs-0 would fall under its min ISR" in step.reason
 
 
@@ -266,7 +272,7 @@ def test_replicas_that_share_a_pod_hold_its_restart_up_until_they_are_spread() -
     assert "2 of its replicas share that pod" in step.reason
     assert "shoal.dev/rebalance" in step.reason
     moved = balance(shared, [0, 1, 2, 1000, 1001, 1002]).moves["jobs-0"]
-    assert len({id % 1000 for id in moved}) == 3
+    assert len({broker % 1000 for broker in moved}) == 3
 
 
 def test_more_replicas_than_pods_cannot_be_waited_for() -> None:
@@ -283,7 +289,8 @@ def test_a_pod_with_one_broken_broker_still_serves_by_the_other() -> None:
     assert next_step(stale, healthy, 0) == Proceed(0, WHY, (1000,))
     needed = [partition((0, 1), (0, 1, 2))]
     step = next_step(stale, needed, 0)
-    assert isinstance(step, Wait) and not step.serving
+    assert isinstance(step, Wait)
+    assert not step.serving
     assert next_step(stale, None, -1) == Proceed(0, WHY, (1000,)), "nobody answers"
     other = three_pods(stale=(0, 1), unready=(0, 2))
     assert isinstance(next_step(other, needed, 0), Wait)
@@ -292,7 +299,8 @@ def test_a_pod_with_one_broken_broker_still_serves_by_the_other() -> None:
 def test_a_pod_takes_its_voter_along() -> None:
     quorum = Quorum(frozenset({0, 1, 2}), frozenset({0, 1}))
     step = next_step(three_pods(stale=(1,)), [], 0, quorum=quorum)
-    assert isinstance(step, Wait) and "1 of 3 controllers" in step.reason
+    assert isinstance(step, Wait)
+    assert "1 of 3 controllers" in step.reason
 
 
 def test_one_that_is_not_ready_stops_the_roll() -> None:
@@ -326,8 +334,9 @@ def test_a_pod_that_leaves_is_drained_and_the_rest_stay_apart(layout) -> None:
     plan = drain(rows, brokers(count - 1, per_pod))
     assert not plan.unplaceable
     for row in rows:
-        after = {pod_layout.pod_of(id) for id in plan.moves.get(row.name, row.replicas)}
-        assert len(after) == len(row.replicas) and count - 1 not in after
+        after = {pod_layout.pod_of(broker) for broker in plan.moves.get(row.name, row.replicas)}
+        assert len(after) == len(row.replicas)
+        assert count - 1 not in after
 
 
 @given(layouts())
@@ -336,7 +345,7 @@ def test_spread_keeps_replicas_in_pods_of_their_own(layout) -> None:
     plan = balance(rows, brokers(count + 1, per_pod))
     for row in rows:
         after = plan.moves.get(row.name, row.replicas)
-        assert len({pod_layout.pod_of(id) for id in after}) == len(row.replicas)
+        assert len({pod_layout.pod_of(broker) for broker in after}) == len(row.replicas)
 
 
 def test_as_many_replicas_as_pods_keep_the_pods() -> None:

@@ -52,7 +52,8 @@ def test_only_suspend_depends_on_the_number_of_executors() -> None:
     """Kubeflow restarts an application whose spec changes in anything else."""
     runs = spark.application(CONSUMER, PLACE, suspend=False)
     rests = spark.application(CONSUMER, PLACE, suspend=True)
-    assert rests["spec"].pop("suspend") and not runs["spec"].pop("suspend")
+    assert rests["spec"].pop("suspend")
+    assert not runs["spec"].pop("suspend")
     assert runs == rests
     assert runs["spec"]["executor"]["instances"] == 1
     assert "dynamicAllocation" not in runs["spec"]
@@ -134,7 +135,8 @@ def test_parallelism_out_of_reach_is_told_with_the_numbers() -> None:
     wide = consumer(maxExecutors=60)["spec"]
     reason, text = consumers.warning(wide, {"maxRecordLocks": 2000}, 50)
     assert reason == "ParallelismUnreachable"
-    assert "maxExecutors is 60" in text and "gives work to 50" in text
+    assert "maxExecutors is 60" in text
+    assert "gives work to 50" in text
     assert consumers.warning(CONSUMER["spec"], {"maxRecordLocks": 2000}, 50) is None
     reason, _ = consumers.warning(
         CONSUMER["spec"], {"renewal": False, "lockDuration": "30s", "maxRecordLocks": 1}, 0

@@ -11,10 +11,12 @@ import base64
 import hashlib
 import re
 import uuid
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal_operator.model import listeners, names, pod_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: The listener of the controllers' quorum.
 CONTROLLER, CONTROLLER_PORT = "controller", 9093

@@ -7,11 +7,14 @@ when a broker restarts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal_operator.model import broker_config, listeners, names, pod_layout
-from shoal_operator.model.names import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal_operator.model.names import Manifest
 
 #: User and group of the broker image.
 USER_ID = 1000

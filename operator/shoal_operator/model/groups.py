@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal_operator.quantities import duration_ms, iso_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ORDERING = "share.ordering"
 #: The config of a topic that takes dead letters.

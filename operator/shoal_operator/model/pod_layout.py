@@ -8,8 +8,10 @@ no id. All brokers of a pod name it as their rack.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 #: Between the ids, and the ports, of two brokers of a pod: more than a cluster has pods.
 STEP = 1000

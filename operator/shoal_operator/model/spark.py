@@ -9,12 +9,15 @@ admission webhook.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal_operator.model import names
-from shoal_operator.model.names import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shoal_operator.model.names import Manifest
 
 #: The user of the project's Spark image, and of Spark's own.
 USER_ID = 185
