@@ -7,6 +7,7 @@ import datetime
 import crd_reference
 import pytest
 import yaml
+from kube.api_server import CRDS
 from shoal.client.errors import KafkaError
 from shoal.metadata.config_keys import Scope
 from shoal.metadata.configs import BROKER
@@ -391,6 +392,20 @@ def test_every_setting_in_a_brokers_file_is_reserved_or_may_be_overridden() -> N
     assert all(broker_config.reserved(line.partition("=")[0]) for line in own)
     for name in ("controller.quorum.election.timeout.ms", "controller.quorum.fetch.timeout.ms"):
         assert broker_config.reserved(name) is None
+
+
+def test_the_api_server_refuses_the_same_settings() -> None:
+    """The rules of the definition name each reserved setting and its variable."""
+    crd = yaml.safe_load((CRDS / "queueclusters.shoal.dev.yaml").read_text())
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    config = schema["properties"]["config"]["x-kubernetes-validations"][0]["rule"]
+    pod = schema["properties"]["template"]["properties"]["pod"]["properties"]
+    env = pod["env"]["items"]["properties"]["name"]["x-kubernetes-validations"][0]["rule"]
+    assert [n for n in broker_config.RESERVED if f"'{n}'" not in config] == []
+    variables = [broker_config.variable(name) for name in broker_config.RESERVED]
+    prefix = "SHOAL_CONTROLLER_QUORUM_"
+    assert f"startsWith('{prefix}')" in env
+    assert [v for v in variables if f"'{v}'" not in env and not v.startswith(prefix)] == []
 
 
 def test_what_others_add_to_an_object_is_no_drift() -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from conditions import eventually_async
 from kube.api_server import ApiServer, CrashPoint
 from shoal_operator import election
 from shoal_operator.election import Election
 from shoal_operator.kube import KubeError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-WAIT_SECONDS_MAX = 10.0
 
 
 class Connection(ApiServer):
@@ -53,35 +49,29 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(election, "RETRY_SECONDS", 0.02)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_SECONDS_MAX):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 def test_a_standby_knows_whether_another_replica_leads() -> None:
     async def scenario() -> None:
         shared = ApiServer(CrashPoint())
         first = Replica(shared, "first")
-        await until(lambda: first.election.leading)
+        await eventually_async(lambda: first.election.leading)
         second = Replica(shared, "second")
-        await until(lambda: second.election.another_leads)
+        await eventually_async(lambda: second.election.another_leads)
         assert (first.election.another_leads, second.election.leading) == (False, False)
         second.connection.broken = True
-        await until(lambda: not second.election.another_leads)
+        await eventually_async(lambda: not second.election.another_leads)
         second.connection.broken = False
-        await until(lambda: second.election.another_leads)
+        await eventually_async(lambda: second.election.another_leads)
         # The leader loses the API server: it steps down before the Lease expires.
         first.connection.broken = True
-        await until(lambda: second.election.leading)
+        await eventually_async(lambda: second.election.leading)
         assert not first.election.leading
         assert not second.election.another_leads
         assert (first.changes, second.changes) == ([True, False], [True])
         first.connection.broken = False
-        await until(lambda: first.election.another_leads)
+        await eventually_async(lambda: first.election.another_leads)
         await second.stop()
         assert second.changes == [True, False]
-        await until(lambda: first.election.leading)
+        await eventually_async(lambda: first.election.leading)
         assert not first.election.another_leads
         await first.stop()
 
@@ -94,7 +84,7 @@ def test_a_lease_that_nobody_renews_is_no_leader() -> None:
     async def scenario() -> None:
         shared = ApiServer(CrashPoint())
         crashed = Replica(shared, "crashed")
-        await until(lambda: crashed.election.leading)
+        await eventually_async(lambda: crashed.election.leading)
         crashed.connection.broken = True
         await crashed.stop()
         second = Replica(shared, "second")
@@ -104,7 +94,7 @@ def test_a_lease_that_nobody_renews_is_no_leader() -> None:
             seen.add(second.election.another_leads)
             return second.election.leading
 
-        await until(leads)
+        await eventually_async(leads)
         assert seen == {False}
         await second.stop()
 
