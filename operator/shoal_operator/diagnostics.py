@@ -1,7 +1,6 @@
-"""What keeps a cluster from being as its spec asks, in words: pure.
+"""Diagnoses of a cluster that does not match its spec. Pure.
 
-Kubernetes says it of pods and volumes, brokers say it of their disks and versions. A trouble is a
-reason, one CamelCase word, and a sentence that names the thing and what to do about it.
+The sources are the pods and volume claims in Kubernetes, and the brokers' disks and versions.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from shoal_operator.quantities import size_bytes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: A volume with less room than this part of it, or than so many bytes, is nearly full, or full.
+#: Free space below which a volume is nearly full or full: a part of it, or bytes if that is less.
 NEARLY_FULL, FULL = 0.1, 0.01
 NEARLY_FULL_BYTES, FULL_BYTES = 64 << 20, 8 << 20
 NO_SPACE = "No space left on device"
@@ -22,13 +21,15 @@ _PULL = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageN
 
 
 class Diagnosis(NamedTuple):
+    """A reason, one CamelCase word, and a sentence that names the problem and the remedy."""
+
     reason: str
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A broker's data directory; bytes are -1 where the broker cannot tell."""
+    """A broker's data directory; -1 bytes means unknown."""
 
     broker_id: int
     total_bytes: int = -1
@@ -39,7 +40,7 @@ class Disk:
 def diagnose_pods(
     pods: Sequence[Mapping[str, Any]], claims: Sequence[Mapping[str, Any]]
 ) -> Diagnosis | None:
-    """The first trouble that Kubernetes has with the brokers' pods or volume claims."""
+    """Return the first problem of the brokers' pods and volume claims."""
     for pod in pods:
         found = _of_containers(pod) or _of_scheduling(pod, claims)
         if found:
@@ -90,8 +91,7 @@ def _of_scheduling(pod: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) 
 def diagnose_expansion(
     claims: Sequence[Mapping[str, Any]],
 ) -> tuple[Diagnosis | None, Diagnosis | None]:
-    """A volume that is to grow and cannot, and one that has not grown yet, with what Kubernetes
-    and the storage driver say of it."""
+    """Return a volume that cannot grow, or one that has not grown yet."""
     for claim in claims:
         name, status = claim["metadata"]["name"], claim.get("status", {})
         wanted = claim["spec"]["resources"]["requests"]["storage"]
@@ -104,21 +104,21 @@ def diagnose_expansion(
         )
         resizing = status.get("allocatedResourceStatuses", {}).get("storage", "")
         if resizing.endswith("Infeasible"):
-            text += "; its storage driver cannot make it that large: see the claim's events."
+            text += "; its storage driver cannot make it that large: check the claim's events."
             return Diagnosis("VolumeNotGrown", text), None
         return None, Diagnosis("VolumeGrows", f"{text}.")
     return None, None
 
 
 def diagnose_disks(disks: Sequence[Disk]) -> tuple[Diagnosis | None, Diagnosis | None]:
-    """A disk that keeps its broker from working, and one that soon will."""
+    """Return a disk that stops its broker, or one that is nearly full."""
     broken = [d for d in disks if d.failed]
     known = sorted((d for d in disks if d.total_bytes > 0), key=lambda d: d.usable_bytes)
     if broken and not (known and _below(known[0], FULL, FULL_BYTES)):
         return Diagnosis(
             "DiskFailed",
-            f"Broker {broken[0].broker_id} could not write to its volume; it is started again. "
-            "Look at the node's disk.",
+            f"Broker {broken[0].broker_id} could not write to its volume and restarts. "
+            "Check the node's disk.",
         ), None
     if not known:
         return None, None
@@ -136,14 +136,15 @@ def diagnose_disks(disks: Sequence[Disk]) -> tuple[Diagnosis | None, Diagnosis |
 
 
 def _below(disk: Disk, part: float, least_bytes: int) -> bool:
-    """Whether less is left than `part` of the volume, or, of a large one, than `least_bytes`."""
+    """Return whether the free space is below `part` of the volume or, if more, `least_bytes`."""
     return disk.usable_bytes < max(disk.total_bytes * part, min(least_bytes, disk.total_bytes / 4))
 
 
 def diagnose_versions(versions: Mapping[int, str], asked: str, ours: str) -> Diagnosis | None:
-    """A broker of another version than the spec asks for, or than this operator knows.
+    """Return a broker whose version is not the wanted one.
 
-    `versions` is empty of brokers that do not tell; `asked` is `spec.version`.
+    `versions` lacks brokers that do not report it; `asked` is `spec.version` or empty; `ours` is
+    the operator's version.
     """
     for broker_id, version in sorted(versions.items()):
         if asked and version != asked:
@@ -156,6 +157,6 @@ def diagnose_versions(versions: Mapping[int, str], asked: str, ours: str) -> Dia
             return Diagnosis(
                 "OtherVersion",
                 f"Broker {broker_id} is version {version}, and this operator is {ours}; use an "
-                f"image of {ours}, or set spec.version to {version} if that is meant.",
+                f"image of {ours}, or set spec.version to {version} if that is intended.",
             )
     return None

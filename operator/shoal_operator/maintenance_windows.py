@@ -1,4 +1,4 @@
-"""Maintenance windows: whether one is open."""
+"""Maintenance windows (`spec.maintenanceWindows`). Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def is_open(windows: Sequence[Mapping[str, Any]], now: datetime.datetime) -> bool:
-    """Whether brokers may be restarted at `now` (with time zone). No windows: always.
+    """Return whether a window is open at `now`, an aware time; without windows, always.
 
-    A schedule that is no cron expression counts as never open; the schema lets few through.
+    A window with an invalid cron expression, which the schema does not catch, is never open.
     """
     if not windows:
         return True

@@ -1,8 +1,8 @@
-"""Brokers that shall leave a cluster, and replicas that shall spread over those that came.
+"""Scale-down of brokers, and rebalancing of replicas.
 
-A broker leaves once no partition has a replica on it. Its pod ends only then, and it is taken out
-of the cluster's metadata once it is gone. All of it is worked out anew from what is there, so that
-an operator that dies in between goes on where it was.
+A broker is removed after all replicas have moved to other brokers: first its pod stops, then the
+broker is unregistered. Every pass starts from the observed state, so that a new operator continues
+after a crash.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from shoal_operator.model.names import Manifest
     from shoal_operator.roller import PartitionState
 
-#: The annotation that asks, by any new value, for replicas to be spread over all brokers.
+#: The annotation that requests a rebalancing; each new value is a request.
 REBALANCE = f"{names.GROUP}/rebalance"
-#: Partitions that are named in a message.
+#: Number of partitions that a message names.
 NAMED_MAX = 3
 
 
 class ScaleDown(NamedTuple):
-    """How many pods have to be there still, and why it is more than the spec asks for."""
+    """The number of pods that must run, and why it exceeds the spec's number."""
 
     replicas: int
     diagnosis: Diagnosis | None = None
 
 
 class Membership:
-    """Owns no state but what brokers and Kubernetes have."""
+    """Moves replicas and unregisters brokers; has no state of its own."""
 
     def __init__(self, kube: Kube, brokers: Brokers) -> None:
         self._kube, self._brokers = kube, brokers
@@ -46,8 +46,10 @@ class Membership:
     async def scale_down(
         self, cluster: Manifest, state: ClusterState, running: Iterable[int]
     ) -> ScaleDown:
-        """Move replicas off the brokers that the spec has no more; `running` are those with a
-        pod. Raises `ClientError`."""
+        """Move replicas off the brokers that the spec no longer has. Raises `ClientError`.
+
+        `running` are the brokers that have a pod.
+        """
         wanted, staying = pod_layout.replicas(cluster), pod_layout.brokers(cluster)
         present = set(running)
         extra = (state.registered | present) - set(staying)
@@ -61,12 +63,11 @@ class Membership:
         moving = [p for p in partitions if extra & set(p.replicas)]
         left = {b for p in moving for b in p.replicas} & extra
         if left & present:
-            end = (
-                "and then it ends"
-                if pod_layout.per_pod(cluster) == 1
-                else "and then their pod ends"
+            stops = "the broker" if pod_layout.per_pod(cluster) == 1 else "their pod"
+            text = (
+                f"Replicas of {len(moving)} partitions are being moved from {_brokers(left)}; "
+                f"{stops} stops after that."
             )
-            text = f"{len(moving)} partitions are leaving {_brokers(left)}, {end}."
             return ScaleDown(_pods_with(left & present, wanted), Diagnosis("ScalingDown", text))
         for broker in sorted(extra - present - left):
             if broker in state.fenced:
@@ -74,8 +75,10 @@ class Membership:
         return ScaleDown(wanted)
 
     async def rebalance(self, cluster: Manifest, state: ClusterState) -> str | None:
-        """Spread replicas if that was asked for; what it was asked with, once it is under way.
-        Raises `ClientError`."""
+        """Start a requested rebalancing; return the annotation's value, None without a request.
+
+        Raises `ClientError`.
+        """
         asked = cluster["metadata"].get("annotations", {}).get(REBALANCE, "")
         if not asked or asked == cluster.get("status", {}).get("lastRebalance"):
             return None
@@ -85,7 +88,7 @@ class Membership:
         return str(asked)
 
     async def _partitions(self) -> tuple[Sequence[PartitionState], list[PartitionState]]:
-        """All of them, and those that are not on the move already."""
+        """Return all partitions, and those whose replicas are not being moved."""
         partitions = await self._brokers.partitions()
         under_way = await self._brokers.reassignments()
         return partitions, [p for p in partitions if p.name not in under_way]
@@ -93,11 +96,11 @@ class Membership:
     async def _move(
         self, cluster: Manifest, moves: Mapping[str, tuple[int, ...]], reason: str
     ) -> None:
-        """Ask for these moves, if there are any. Raises `KafkaError`."""
+        """Request these reassignments. Raises `KafkaError`."""
         if not moves:
             return
         generation = cluster["metadata"].get("generation")
-        text = f"{len(moves)} partitions get other replicas."
+        text = f"Replicas of {len(moves)} partitions are being moved."
         await self._kube.event(cluster, reason, text, once=f"{generation} {sorted(moves)[:1]}")
         for error in (await self._brokers.reassign(moves)).values():
             if isinstance(error, KafkaError):
@@ -105,7 +108,7 @@ class Membership:
 
 
 def _pods_with(brokers: Iterable[int], wanted: int) -> int:
-    """How many pods there have to be for these brokers, and for those of the spec."""
+    """Return the number of pods that these brokers and those of the spec need."""
     return max([wanted, *(pod_layout.pod_of(broker) + 1 for broker in brokers)])
 
 
@@ -117,11 +120,11 @@ def _refusal(plan: placement.Plan, cluster: Manifest) -> Diagnosis:
         else ""
     )
     wanted = pod_layout.replicas(cluster)
-    many = "more replicas than that" + (", a pod each" if pod_layout.per_pod(cluster) > 1 else "")
+    pods = "pods" if pod_layout.per_pod(cluster) > 1 else "brokers"
     return Diagnosis(
         "ScaleDownRefused",
-        f"spec.replicas is {wanted}, and {names_of}{more} have {many}; lower "
-        "their spec.replicas, or keep the brokers.",
+        f"spec.replicas is {wanted}, but {names_of}{more} have replicas on more {pods} than that. "
+        "Create the topics with fewer replicas, or raise spec.replicas.",
     )
 
 

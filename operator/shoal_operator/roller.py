@@ -1,24 +1,23 @@
-"""Which broker may be restarted next: pure.
+"""Decides which broker may restart next. Pure.
 
-What is restarted is a pod, with all brokers that it has. "A broker" is all of one pod's, below.
+A restart replaces a pod with all its brokers. Below, "a broker" means all brokers of one pod.
 
-The algorithm, in order:
+The algorithm, in this order:
 
-1. Paused, or nothing to restart and all ready: done.
-2. A broker that needs a restart and is not ready goes first: it serves nobody, and if the new
-   configuration is bad, no healthy broker is lost to it. Where others of its pod may serve, 6 and
-   7 hold.
-3. A broker that is not ready though it already runs what is wanted stops the roll: what broke it
-   would break the next one too. The verdict names it.
-4. Outside of the maintenance windows nothing healthy is restarted.
-5. Of the healthy ones, lowest id first, the active controller last.
-6. A broker is restarted only if each partition it is in sync for keeps its min ISR without it.
-   Partitions whose only replica it is cannot be kept up by waiting, so they do not hold it back.
-   Nor do those that have more replicas than there are pods, for what they have in the pod.
-7. A controller is restarted only if those that keep up are a majority of the voters without it.
+1. If no broker needs a restart and all are ready, the roll is done.
+2. A broker that needs a restart and is not ready goes first. It serves no clients, and a bad new
+   configuration then stops no healthy broker. Rules 6 and 7 apply if the pod has other brokers.
+3. A broker that is not ready with the newest template stops the roll, since the next broker would
+   probably fail too. The verdict names it.
+4. Healthy brokers restart only in maintenance windows.
+5. Healthy brokers restart in the order of their ids, the active controller last.
+6. A broker restarts only if every partition with this broker in its ISR keeps its min ISR. A
+   partition with a single replica does not block the restart, since waiting would not help. Neither
+   does a partition with more replicas than pods, as far as its replicas in this pod go.
+7. A controller restarts only if the voters that keep up are a majority without it.
 
-Properties: at most one broker is down by the operator's hand at any time; the order is the same
-for the same picture; every restart has a reason.
+Properties: the operator takes down at most one pod at a time; the order depends on the input only;
+every restart has a reason.
 """
 
 from __future__ import annotations
@@ -32,8 +31,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BrokerPod:
-    """A broker's pod. `restart_reason` is empty if it runs what is wanted; `others` are the brokers
-    that are in the pod too, and stop and start with it. All are ready, or it is not."""
+    """A broker's pod. `restart_reason` is empty if it runs the newest template.
+
+    `others` are the other brokers in the pod, which restart with it. `ready` means that all are.
+    """
 
     id: int
     ready: bool
@@ -43,12 +44,13 @@ class BrokerPod:
 
     @property
     def ids(self) -> frozenset[int]:
+        """The ids of all brokers in the pod."""
         return frozenset({self.id, *self.others})
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """A partition by broker ids."""
+    """The replicas and the ISR of a partition, as broker ids."""
 
     name: str
     replicas: tuple[int, ...]
@@ -58,7 +60,7 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """The controllers by broker ids: who votes, and who of them keeps up with the leader."""
+    """The controller quorum, as broker ids: the voters, and those that keep up with the leader."""
 
     voters: frozenset[int]
     current: frozenset[int]
@@ -66,7 +68,7 @@ class Quorum:
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """Restart this broker now, and with it the `others` of its pod."""
+    """Restart this broker and the `others` of its pod."""
 
     broker_id: int
     reason: str
@@ -75,7 +77,7 @@ class Proceed:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Look again after so many seconds; `serving` if all brokers are up meanwhile."""
+    """Decide again after `seconds`; `serving` means that all brokers are ready meanwhile."""
 
     seconds: float
     reason: str
@@ -84,24 +86,24 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """No restart helps; somebody has to look."""
+    """A restart does not help; a person has to act."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Every broker is ready and runs what is wanted."""
+    """All brokers are ready and run the newest template."""
 
 
 #: What to do about restarts.
 Step = Proceed | Wait | Refuse | Done
 
-#: A broker that starts is given so long before it counts as broken: recovery of a large log after
-#: a crash is a matter of tens of seconds.
+#: Time for a broker to become ready; the recovery of a large log after a crash takes tens of
+#: seconds.
 START_SECONDS_MAX = 120.0
-#: What mends replicas that share a pod.
-SPREAD = "the annotation shoal.dev/rebalance spreads them"
+#: The remedy for replicas that share a pod.
+SPREAD = "set the annotation shoal.dev/rebalance to spread them"
 
 
 def next_step(
@@ -155,7 +157,7 @@ def _wait_for_start(starting: Sequence[BrokerPod]) -> Step:
 
 
 def named(broker_id: int, others: Sequence[int]) -> str:
-    """A pod's brokers, for people."""
+    """Return the brokers of a pod for messages."""
     every = ", ".join(map(str, (broker_id, *others)))
     return f"brokers {every}" if others else f"broker {every}"
 
@@ -166,7 +168,7 @@ def _one_of(broker: BrokerPod) -> str:
 
 
 def _quorum_loss(ids: frozenset[int], quorum: Quorum | None) -> str:
-    """What becomes of the quorum without these brokers, if it cannot do without."""
+    """Return why the quorum would be lost without these brokers, else an empty string."""
     if quorum is None or not ids & quorum.voters or len(quorum.voters) == 1:
         return ""
     left, majority = quorum.current - ids, len(quorum.voters) // 2 + 1
@@ -178,16 +180,18 @@ def _quorum_loss(ids: frozenset[int], quorum: Quorum | None) -> str:
 def _isr_loss(
     ids: frozenset[int], partitions: Sequence[PartitionState], pods: Sequence[BrokerPod]
 ) -> str:
-    """The first partition that the absence of these brokers, which share one of the `pods`, would
-    take below its min ISR, if any."""
+    """Return the first partition that would fall below its min ISR without these brokers.
+
+    The brokers share one of the `pods`. The result is empty if no partition would.
+    """
     for partition in partitions:
         if not ids & set(partition.isr):
             continue
         here = max(1, len(ids & set(partition.replicas)))
-        # Of replicas that could each have a pod, one is lost with a pod.
+        # Replicas that could each have their own pod should lose only one with a pod.
         crowded = here > 1 and len(partition.replicas) <= len(pods)
         most = len(partition.replicas) - (1 if crowded else here)
         if len(set(partition.isr) - ids) < min(partition.isr_min, most):
-            text = f"{partition.name} would fall under its min ISR"
+            text = f"{partition.name} would fall below its min ISR"
             return f"{text}: {here} of its replicas share that pod ({SPREAD})" if crowded else text
     return ""

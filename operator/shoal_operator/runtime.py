@@ -334,18 +334,18 @@ class Operator:
         namespace, name = key
         host = f"{names.bootstrap(name)}.{namespace}.svc"
         brokers = Brokers(f"{host}:{cluster_model.PORT}")
-        place = (self._kube, self.store, brokers, namespace, name)
+        parts = (self._kube, self.store, brokers, namespace, name)
         clusters = Clusters(
-            *place,
+            *parts,
             self._settings.broker_image,
             on_reachable=lambda: self._enqueue_all(key),
             pull_policy=self._settings.broker_pull_policy,
         )
-        topics = topics_module.Topics(*place)
-        monitor = GroupMonitor(*place)
+        topics = topics_module.Topics(*parts)
+        monitor = GroupMonitor(*parts)
         monitor.subscribe(lambda changed: self._enqueue_consumers(key, changed))
-        groups = Groups(*place, monitor=monitor)
-        consumers = Consumers(*place[:2], monitor, namespace, name, self._settings)
+        groups = Groups(*parts, monitor=monitor)
+        consumers = Consumers(*parts[:2], monitor, namespace, name, self._settings)
         loops = ClusterLoops(
             brokers,
             consumers,

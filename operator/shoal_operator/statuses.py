@@ -1,4 +1,4 @@
-"""Writing `status`: one patch, and only when it says something new."""
+"""Writes `status` in one patch, and only if it has changed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def unreported(verdict: Verdict, before: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """What somebody should hear of that the conditions `before` do not say, with its reason."""
+    """Return the reasons and messages of alarms and warnings that `before` does not have."""
     known = {c["reason"] for c in before if c["type"] in ("Ready", "Degraded")}
     found = [(verdict.reason, verdict.message)] if verdict.alarm else []
     found += [verdict.warning] if verdict.warning else []
@@ -23,9 +23,12 @@ def unreported(verdict: Verdict, before: Sequence[Mapping[str, Any]]) -> list[tu
 
 
 def transition_key(before: Sequence[Mapping[str, Any]] | None) -> str:
-    """What tells this change of conditions from any other of the same resource: an operator that
-    dies between the event and the status tells the event once. Times are whole seconds, so the
-    generation is in it too: a new spec may be refused or rolled out within the same second."""
+    """Return a key of the transition from these conditions, unique within the resource.
+
+    With this key, an operator that crashes between the event and the status records the event once.
+    Times are whole seconds, so the generation is part of the key: a new spec may be refused or
+    rolled out within the same second.
+    """
     return " ".join(
         f"{c['reason']}@{c['lastTransitionTime']}#{c.get('observedGeneration', UNSEEN)}"
         for c in before or ()
@@ -33,7 +36,7 @@ def transition_key(before: Sequence[Mapping[str, Any]] | None) -> str:
 
 
 class Statuses:
-    """Writes statuses and keeps the store's copy in step, so that no write is done twice."""
+    """Writes statuses and updates the store's copies, so that no write is repeated."""
 
     def __init__(self, api: kube.Kube, store: Store) -> None:
         self._api, self._store = api, store
@@ -42,25 +45,23 @@ class Statuses:
     async def write(
         self, resource: Manifest, verdict: Verdict, fields: Mapping[str, Any] | None = None
     ) -> bool:
-        """Bring `status` to `verdict` and `fields`; whether that took a call."""
+        """Write the conditions and `fields`; return whether the status has changed."""
         meta, before = resource["metadata"], resource.get("status", {})
         generation = meta.get("generation", 0)
-        said = before.get("conditions")
+        old = before.get("conditions")
         status = {
             **(fields or {}),
             "observedGeneration": generation,
-            "conditions": conditions(verdict, generation, kube.now(), said),
+            "conditions": conditions(verdict, generation, kube.now(), old),
         }
-        for reason, message in unreported(verdict, said or ()):
-            await self._api.event(
-                resource, reason, message, warning=True, once=transition_key(said)
-            )
+        for reason, message in unreported(verdict, old or ()):
+            await self._api.event(resource, reason, message, warning=True, once=transition_key(old))
         return await self._patch(resource, status)
 
     async def update_measurements(
         self, resource: Manifest, measured: Mapping[str, Any], interval_seconds: float
     ) -> bool:
-        """Bring measurements in `status` up to date, no more often than every so many seconds."""
+        """Write measurements at most once in `interval_seconds`; return whether they were."""
         uid, now_ms = resource["metadata"]["uid"], clock.now_ms()
         last_ms = self._measured_ms.get(uid)
         if last_ms is not None and now_ms - last_ms < interval_seconds * 1000:
@@ -71,7 +72,7 @@ class Statuses:
         return written
 
     async def merge(self, resource: Manifest, fields: Mapping[str, Any]) -> None:
-        """Put these fields into `status` now, whatever else is to be said later."""
+        """Write these fields of `status`."""
         await self._patch(resource, fields)
 
     async def _patch(self, resource: Manifest, status: Mapping[str, Any]) -> bool:

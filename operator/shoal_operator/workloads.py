@@ -1,7 +1,7 @@
-"""What runs a ShareConsumer's consumers: a Deployment, or a SparkApplication of Kubeflow's.
+"""Workloads of ShareConsumers: a Deployment, or a SparkApplication of Kubeflow's operator.
 
-`bring` applies what is missing and tells how the workload is. A SparkApplication is scaled by its
-own driver; the operator suspends it at zero and lets it go on when there is work.
+`Workloads.apply` applies the objects and returns the state. The driver scales a SparkApplication;
+the operator suspends it at zero executors and resumes it when there is work.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
     from shoal_operator.model.names import Manifest
     from shoal_operator.store import Store
 
-#: A SparkApplication without any state after so long has nobody who takes care of it.
+#: A SparkApplication without a state after this time has no Spark operator.
 SILENCE_SECONDS_MAX = 30
 _FAILED = ("FAILED", "SUBMISSION_FAILED", "FAILING")
-#: Exit code of a driver that was told to end: suspended, evicted or deleted, it did not fail.
+#: Exit code after SIGTERM: the driver was suspended, evicted or deleted, which is no failure.
 TERMINATED = 143
-#: The log of a driver that was killed ends anywhere.
+#: The message for a killed driver, whose log does not have the cause.
 OUT_OF_MEMORY = (
     "its driver needed more memory than its container has (OOMKilled): raise "
     "spark.driver.memoryOverhead, for Python's part, or spark.driver.memory."
 )
-#: An application that failed counts as well again when it has run for so long.
+#: A failed application counts as healthy after it has run for this time.
 HEALTHY_SECONDS_MIN = 60
-#: Characters that a failed driver's last words are cut to.
+#: Maximum characters of a failed driver's message.
 TERMINATION_MESSAGE_MAX = 1000
 #: `ValueError: …`, `some.module.SomeClass: …`, `Caused by: java.…Exception: …`
 _NAMED = re.compile(
     r"(Caused by: )?(([\w$]+\.)+[A-Z][\w$]*|[\w$]*([Ee]rror|Exception|Exit)[\w$]*): "
     r"(?!.*Traceback \(most)\S"
 )
-#: What Spark logs of its own end, after whatever ended it.
+#: Spark's log lines about its shutdown, which follow the cause.
 _LOGGED = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d (INFO|WARN) ")
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """How a workload is; `state` is the SparkApplication's, in Kubeflow's words."""
+    """The state of a workload; `state` is that of the SparkApplication."""
 
     replicas: int
     ready: int
@@ -57,28 +57,29 @@ class Workload:
 
 
 def application_verdict(
-    application: Mapping[str, Any], wanted: int, running: int, said: str, age_seconds: float
+    application: Mapping[str, Any], wanted: int, running: int, failure: str, age_seconds: float
 ) -> Verdict:
-    """What a SparkApplication's state means to people.
+    """Return the verdict on a SparkApplication.
 
-    `said` are its driver's last words if it failed, `age_seconds` is how long the application has
-    been there.
+    `wanted` and `running` count executors. `failure` is the message of a failed driver, else empty.
     """
     reported = application.get("status", {}).get("applicationState", {})
     state = reported.get("state", "")
-    if state in _FAILED or said:
-        cause = said or _cause(reported.get("errorMessage", "")) or "it gives no reason"
-        text = f"The SparkApplication failed and is started again: {cause}"
+    if state in _FAILED or failure:
+        cause = failure or _cause(reported.get("errorMessage", "")) or "no reason given"
+        text = f"The SparkApplication failed and restarts: {cause}"
         return Verdict(False, "ApplicationFailed", text, progressing=True, degraded=True)
     if wanted == 0:
         if state in ("SUSPENDED", ""):
             return Verdict(True, "ScaledToZero", "No lag: the SparkApplication is suspended.")
-        return Verdict(True, "Suspending", "No lag: the SparkApplication ends.", progressing=True)
+        return Verdict(
+            True, "Suspending", "No lag: the SparkApplication is stopping.", progressing=True
+        )
     if not state and age_seconds > SILENCE_SECONDS_MAX:
         return Verdict.waiting(
             "SparkOperatorSilent",
-            "No Spark operator has taken up the SparkApplication; is one running that watches "
-            "this namespace (spark.jobNamespaces of its chart)?",
+            "No Spark operator has reconciled the SparkApplication. Check that one runs and "
+            "watches this namespace (spark.jobNamespaces of its chart).",
         )
     if state != "RUNNING":
         text = f"The SparkApplication is {state or 'new'}."
@@ -97,17 +98,19 @@ class Workloads:
         self._failures: dict[str, str] = {}
         self._running_since_ms: dict[str, int] = {}
 
-    async def apply(self, consumer: Manifest, place: spark.Place, replicas: int) -> Workload:
-        """Bring the workload to so many consumers. Raises `KubeError`."""
+    async def apply(
+        self, consumer: Manifest, context: spark.WorkloadContext, replicas: int
+    ) -> Workload:
+        """Bring the workload to this number of consumers. Raises `KubeError`."""
         if "spark" in consumer["spec"]:
-            return await self._apply_application(consumer, place, replicas)
+            return await self._apply_application(consumer, context, replicas)
         want = deployment.manifest(
             consumer,
-            cluster=place.cluster,
+            cluster=context.cluster,
             replicas=replicas,
-            bootstrap_servers=place.bootstrap_servers,
-            group_id=place.group_id,
-            topics=place.topics,
+            bootstrap_servers=context.bootstrap_servers,
+            group_id=context.group_id,
+            topics=context.topics,
         )
         have = await self._apply_manifest(want)
         status = have.get("status", {})
@@ -128,17 +131,17 @@ class Workloads:
         return have
 
     async def _apply_application(
-        self, consumer: Manifest, place: spark.Place, replicas: int
+        self, consumer: Manifest, context: spark.WorkloadContext, replicas: int
     ) -> Workload:
         meta = consumer["metadata"]
-        for want in spark.manifests(consumer, place):
+        for want in spark.manifests(consumer, context):
             await self._apply_manifest(want)
         selector = spark.executor_selector(meta["name"])
         pods = self._pods(meta["namespace"], selector)
         running = sum(p.get("status", {}).get("phase") == "Running" for p in pods)
         try:
             have = await self._apply_manifest(
-                spark.application(consumer, place, suspend=replicas == 0)
+                spark.application(consumer, context, suspend=replicas == 0)
             )
         except KubeError as error:
             if error.status != 404:
@@ -146,9 +149,9 @@ class Workloads:
             verdict = Verdict(
                 False,
                 "SparkOperatorMissing",
-                "There is no resource SparkApplication (sparkoperator.k8s.io/v1beta2): install "
-                "Kubeflow's Spark operator v2.5 or later, with this namespace among its "
-                "spark.jobNamespaces. Consumers start when it is there.",
+                "The kind SparkApplication (sparkoperator.k8s.io/v1beta2) does not exist: install "
+                "Kubeflow's Spark operator v2.5 or later, with this namespace in its "
+                "spark.jobNamespaces. Consumers start after that.",
                 degraded=True,
             )
             return Workload(0, 0, selector, verdict)
@@ -168,10 +171,10 @@ class Workloads:
         ]
 
     def failure_of(self, consumer: Manifest, state: str) -> str:
-        """The last words of the driver that failed last, until one has run for long enough.
+        """Return the message of the last failed driver, until a driver has run for long enough.
 
-        The pod itself is soon gone, and an application that fails again and again is RUNNING
-        in between.
+        The driver's pod is soon deleted, and an application that keeps failing is RUNNING in
+        between.
         """
         meta, now_ms = consumer["metadata"], clock.now_ms()
         uid = meta["uid"]
@@ -192,16 +195,19 @@ class Workloads:
 
 
 def termination_message(log: str) -> str:
-    """Of the end of a driver's log, the last line that names an error, else the last line that is
-    not Spark's. A driver with our source leaves the one line that matters in the log's place."""
+    """Return the line of a driver's log that names the error.
+
+    It is the last line with an error, else the last line that is not Spark's. The project's source
+    writes a single line in place of the log.
+    """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    said = [line for line in lines if not _LOGGED.match(line)]
-    named = [line for line in said if _NAMED.match(line)]
-    return (named or said or lines or [""])[-1][:TERMINATION_MESSAGE_MAX]
+    own = [line for line in lines if not _LOGGED.match(line)]
+    errors = [line for line in own if _NAMED.match(line)]
+    return (errors or own or lines or [""])[-1][:TERMINATION_MESSAGE_MAX]
 
 
 def _cause(text: str) -> str:
-    """Kubeflow's message; that of a submission has all that spark-submit has logged."""
+    """Return the cause in Kubeflow's message, which may contain the log of spark-submit."""
     what, _, log = text.partition(": ")
     return f"{what}: {termination_message(log)}" if "\n" in text.strip() else text.strip()
 

@@ -515,7 +515,7 @@ def test_words_for_time_and_size() -> None:
     assert quantities.duration_text(5_400_250) == "1h30m250ms"
     assert quantities.iso_duration(1500) == "PT1.500S"
     assert quantities.size_bytes("10Gi") == 10 << 30
-    with pytest.raises(ValueError, match="write it like 30s"):
+    with pytest.raises(ValueError, match="use a form like 30s"):
         quantities.duration_ms("30")
 
 

@@ -160,7 +160,7 @@ def test_a_lag_that_is_not_known_changes_nothing_and_is_no_signal(
         assert (await shop.look())["lag"] == 20
         now_ms += 5_000
         status = await shop.look()
-        assert (status["desiredReplicas"], status["decision"]) == (3, "lag is not known now")
+        assert (status["desiredReplicas"], status["decision"]) == (3, "the lag is unknown")
         assert "lag" not in status
         assert shop.consumers.signal("eaters") == {
             "desiredReplicas": 3,

@@ -262,7 +262,7 @@ def test_the_isr_is_kept_without_all_brokers_of_the_pod() -> None:
     step = next_step(three_pods(stale=(0,)), behind, 2)
     assert isinstance(step, Wait)
     assert step.serving
-    assert "without brokers 0, 1000 jobs-0 would fall under its min ISR" in step.reason
+    assert "without brokers 0, 1000 jobs-0 would fall below its min ISR" in step.reason
 
 
 def test_replicas_that_share_a_pod_hold_its_restart_up_until_they_are_spread() -> None:

@@ -1,8 +1,7 @@
-"""The brokers' settings: which go into the file they start with, and which are set while they run.
+"""Broker configs of a QueueCluster: static ones in properties files, dynamic ones by request.
 
-Settings that Kafka's documentation lists as changeable cluster-wide go to the brokers' dynamic
-configuration, so that a change of them rolls nothing. All others are in the brokers' files, whose
-hash is an annotation of the pods.
+Configs that Kafka can update cluster-wide are set on the running brokers, so that a change restarts
+nothing. All others are in the brokers' files, whose hash is an annotation of the pods.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from shoal_operator.model import listeners, names, pod_layout
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: The listener of the controllers' quorum.
+#: Name and port of the controller listener.
 CONTROLLER, CONTROLLER_PORT = "controller", 9093
 VOTERS_MAX = 3
-#: Of the names that cluster ids are made of.
+#: UUID namespace of generated cluster ids.
 NAMESPACE = uuid.UUID("6f0c5d5e-5f0b-5f39-9f0e-3a8d2f1c7b44")
 
 #: Cluster-wide dynamic broker settings (Kafka documentation, "Updating Broker Configs").
@@ -105,7 +104,7 @@ def first_reserved(spec: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def dynamic(config: Mapping[str, str]) -> dict[str, str]:
-    """The settings that running brokers take."""
+    """Return the configs that are set on running brokers."""
     return {k: v for k, v in sorted(config.items()) if k in DYNAMIC}
 
 
@@ -115,9 +114,9 @@ def variable(name: str) -> str:
 
 
 def set_twice(spec: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return a variable of the pod template and the setting of `spec.config` that it stands for.
+    """Return a variable of the pod template and its config if `spec.config` has that too.
 
-    The broker would take the variable and pass over the file without a word.
+    The broker would silently prefer the variable over its file.
     """
     env = spec.get("template", {}).get("pod", {}).get("env", [])
     names_of = {variable(name): name for name in spec.get("config", {})}
@@ -125,13 +124,13 @@ def set_twice(spec: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def properties(cluster: Mapping[str, Any], slot: int = 0) -> str:
-    """The settings that all brokers on a slot start with; pod_layout differ in their ports."""
+    """Return the static configs of all brokers in a slot; slots differ in their ports."""
     spec = cluster["spec"]
     given = {n["name"].upper(): pod_layout.port(n["port"], slot) for n in spec["listeners"]}
     ports = given | {CONTROLLER.upper(): CONTROLLER_PORT}
-    # Of replicas in one pod, all would be gone at once.
+    # Replicas in one pod would fail together, so pods count, not brokers.
     replication = min(pod_layout.replicas(cluster), 3)
-    # Controllers are the first brokers of their pods.
+    # Only brokers in slot 0 are controllers.
     listening = given if slot else ports
     lines = {
         "listeners": ",".join(f"{name}://:{port}" for name, port in listening.items()),
@@ -153,38 +152,37 @@ def properties(cluster: Mapping[str, Any], slot: int = 0) -> str:
 
 
 def of_broker(cluster: Mapping[str, Any], broker_id: int, advertised: str) -> str:
-    """The settings that are one broker's own.
+    """Return the configs of one broker.
 
-    They are no part of the hash that restarts brokers: a voter's log knows the voters once it has
-    begun, and an address that changed is seen in what the broker tells.
+    They are not part of the hash that restarts brokers: the metadata log has the voters, and the
+    roller compares the advertised addresses.
     """
     first, wanted = first_voters(cluster), wanted_voters(cluster)
     lines = {
         "advertised.listeners": advertised,
         "shoal.cluster.id": cluster_id(cluster),
-        # No broker on a later slot has an id as low as these.
+        # Ids below VOTERS_MAX are all in slot 0.
         "process.roles": "broker,controller" if broker_id < VOTERS_MAX else "broker",
         "controller.quorum.voters": ",".join(_voter(cluster, voter) for voter in first),
     }
     if broker_id in wanted and len(wanted) > 1:
-        # One that comes later, or comes back with an empty volume, votes without anybody's help.
+        # A voter that starts later or with an empty volume joins the quorum automatically.
         lines["controller.quorum.auto.join.enable"] = "true"
     if pod_layout.per_pod(cluster) > 1:
         lines["broker.rack"] = names.pod(cluster["metadata"]["name"], pod_layout.pod_of(broker_id))
     if pod_layout.slot_of(broker_id):
-        # Kubernetes tells a container the number of its pod, which is the first one's id.
+        # The pod's number, which Kubernetes passes to containers, is the id in slot 0 only.
         lines["node.id"] = str(broker_id)
     return _file(lines)
 
 
 def wanted_voters(cluster: Mapping[str, Any]) -> list[int]:
-    """Three vote however many brokers there are, so that more brokers change nothing for those
-    that run."""
+    """Return the wanted voters, at most three, so that more brokers do not change them."""
     return list(range(VOTERS_MAX if pod_layout.replicas(cluster) >= VOTERS_MAX else 1))
 
 
 def first_voters(cluster: Mapping[str, Any]) -> list[int]:
-    """Those that vote already; in a cluster that nobody has seen yet, all that shall."""
+    """Return the current voters, or the wanted ones before the cluster has started."""
     return cluster.get("status", {}).get("quorumVoters") or wanted_voters(cluster)
 
 
@@ -195,8 +193,10 @@ def _voter(cluster: Mapping[str, Any], broker_id: int) -> str:
 
 
 def cluster_id(cluster: Mapping[str, Any]) -> str:
-    """What Kafka's clients see: the cluster's own once that is known, and before the same for the
-    same namespace and name, since kept volumes outlive their resource."""
+    """Return the cluster id, derived from namespace and name until the brokers report it.
+
+    A cluster that is created again with retained volumes thus has the same id.
+    """
     meta = cluster["metadata"]
     known = cluster.get("status", {}).get("clusterId")
     made = uuid.uuid5(NAMESPACE, f"{meta['namespace']}/{meta['name']}").bytes
@@ -212,5 +212,5 @@ def _escape(value: str) -> str:
 
 
 def digest(text: str) -> str:
-    """A short hash for annotations: same text, same pods."""
+    """Return a short hash for annotations."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

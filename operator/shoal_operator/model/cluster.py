@@ -1,8 +1,8 @@
-"""A QueueCluster as Kubernetes objects: accounts, settings, Services, guards and the StatefulSet.
+"""The Kubernetes objects of a QueueCluster.
 
-Pods meet the `restricted` pod security standard: no root, a read-only root file system, no
-capabilities. The StatefulSet's update strategy is OnDelete: the operator's roller alone decides
-when a broker restarts.
+Pods meet the pod security standard `restricted`: no root, a read-only root file system, no
+capabilities. The StatefulSet's update strategy is OnDelete: only the operator's roller restarts
+brokers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 USER_ID = 1000
 READY_PORT_NAME = "metrics"
 ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
-#: Node labels that a pod may read as its own (Kubernetes, "Pod topology labels").
+#: Node labels that Kubernetes copies to pods (Kubernetes, "Pod topology labels").
 POD_TOPOLOGY_LABELS = (ZONE, REGION)
-#: Where a container finds the number of its pod: the first broker's has it as the broker's id.
+#: Variables with the pod's number: in slot 0 it is the broker id.
 NODE_ID, POD_INDEX = "SHOAL_NODE_ID", "POD_INDEX"
-#: The port of the listener that a cluster has without any in its spec.
+#: The port of the default listener.
 PORT = 9092
 PULL_POLICY = "IfNotPresent"
 
@@ -35,11 +35,10 @@ def manifests(
     services: listeners.Services | None = None,
     pull_policy: str = PULL_POLICY,
 ) -> list[Manifest]:
-    """All objects of a cluster, in the order in which they are applied.
+    """Return all objects of a cluster in the order in which they are applied.
 
-    `cluster` is a QueueCluster with the schema's defaults filled in; `services` are its Services
-    as they are, which tell where an external listener is reached. `pull_policy` is that of
-    `default_image`.
+    `cluster` has the schema's defaults filled in. `services` are its existing Services by name,
+    which have the external addresses. `pull_policy` belongs to `default_image`.
     """
     objects = [
         _service_account(cluster),
@@ -54,17 +53,17 @@ def manifests(
 
 
 def service_manifests(cluster: Mapping[str, Any]) -> list[Manifest]:
-    """The Services alone: an external listener's address is known once they are there."""
+    """Return the Services, which are applied first: they get the external addresses."""
     return [_service(cluster, name, spec) for name, spec in listeners.services(cluster)]
 
 
 def image(cluster: Mapping[str, Any], default_image: str) -> str:
-    """The image that the brokers shall run."""
+    """Return the image of the brokers."""
     spec = cluster["spec"]
     if spec.get("image"):
         return str(spec["image"])
     if spec.get("version"):
-        # A digest or a tag: `repository@sha256:…`, `registry:5000/repository:tag`.
+        # The default has a digest or a tag: `repository@sha256:…`, `registry:5000/repository:tag`.
         repository = default_image.partition("@")[0]
         path, slash, last = repository.rpartition("/")
         return f"{path}{slash}{last.partition(':')[0]}:{spec['version']}"
@@ -72,12 +71,12 @@ def image(cluster: Mapping[str, Any], default_image: str) -> str:
 
 
 def bootstrap_servers(cluster: Mapping[str, Any]) -> str:
-    """`host:port` inside the Kubernetes cluster."""
+    """Return the bootstrap servers for clients inside the Kubernetes cluster."""
     return listeners.bootstrap_servers(cluster, listeners.internal(cluster))
 
 
 def http_url(cluster: Mapping[str, Any], broker_id: int, path: str = "metrics") -> str:
-    """Where one broker's metrics and health checks are, inside the Kubernetes cluster."""
+    """Return the URL of a broker's metrics or health checks inside the Kubernetes cluster."""
     meta = cluster["metadata"]
     host = f"{names.pod(meta['name'], pod_layout.pod_of(broker_id))}.{names.headless(meta['name'])}"
     port = pod_layout.port(cluster["spec"]["metrics"]["port"], pod_layout.slot_of(broker_id))
@@ -108,7 +107,7 @@ def _service_account(cluster: Mapping[str, Any]) -> Manifest:
 
 
 def _config_map(cluster: Mapping[str, Any], services: listeners.Services) -> Manifest:
-    """A file for each broker; they differ in what a broker is among the others."""
+    """Return the ConfigMap with a properties file for each broker."""
     name = names.stateful_set(cluster["metadata"]["name"])
     common = [
         broker_config.properties(cluster, slot) for slot in range(pod_layout.per_pod(cluster))
@@ -124,7 +123,7 @@ def _config_map(cluster: Mapping[str, Any], services: listeners.Services) -> Man
 
 
 def config_file(pod: int | str, slot: int) -> str:
-    """The name of a broker's file; `pod` may be a variable that Kubernetes fills in."""
+    """Return the name of a broker's file; `pod` may be a reference to a variable."""
     return f"broker-{pod}-{slot}.properties" if slot else f"broker-{pod}.properties"
 
 
@@ -220,7 +219,7 @@ def _pod_template(cluster: Mapping[str, Any], default_image: str, pull_policy: s
     pod: Manifest = {
         "serviceAccountName": names.stateful_set(name),
         "automountServiceAccountToken": False,
-        # A Service named shoal-… would reach the broker as a setting, SHOAL_…_PORT.
+        # The variable SHOAL_…_PORT of a Service named shoal-… would be read as a broker config.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": over.get("terminationGracePeriodSeconds", 60),
         "securityContext": {
@@ -270,11 +269,11 @@ def _container(
     cluster: Mapping[str, Any], default_image: str, pull_policy: str, slot: int
 ) -> Manifest:
     spec = cluster["spec"]
-    # The chart's policy is that of the chart's image.
+    # The chart's pull policy applies to the chart's image only.
     policy = PULL_POLICY if spec.get("image") else pull_policy
     ready_port = pod_layout.port_name(READY_PORT_NAME, slot)
     number = POD_INDEX if slot else NODE_ID
-    # Kubernetes fills the number in from the variable.
+    # Kubernetes replaces the reference to the variable.
     config = f"{names.CONFIG_DIR}/{config_file(f'$({number})', slot)}"
     ports = {n["name"]: n["port"] for n in spec["listeners"]}
     own = {broker_config.CONTROLLER: broker_config.CONTROLLER_PORT} if not slot else {}
@@ -298,7 +297,7 @@ def _container(
             {"name": "config", "mountPath": names.CONFIG_DIR, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},
         ],
-        # A broker that ends says why in a sentence, which our condition then repeats.
+        # The last line of a failed broker's log goes into the pod's status and our condition.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -313,15 +312,15 @@ def _container(
         container["resources"] = spec["resources"]
     others = range(1, pod_layout.per_pod(cluster))
     if others and not slot:
-        # It votes, and the others hand over by the controller, which it may be: it goes last.
-        told = [str(pod_layout.port(spec["metrics"]["port"], other)) for other in others]
-        pre_stop = ["python3", "-m", "shoal.server.host.pre_stop", *told]
+        # This broker may be the controller, which the others need to hand over: it stops last.
+        metrics_ports = [str(pod_layout.port(spec["metrics"]["port"], other)) for other in others]
+        pre_stop = ["python3", "-m", "shoal.server.host.pre_stop", *metrics_ports]
         container["lifecycle"] = {"preStop": {"exec": {"command": pre_stop}}}
     return container
 
 
 def _environment(cluster: Mapping[str, Any], number: str) -> list[Manifest]:
-    """What a broker is told of the pod it runs in, the pod's number by that variable."""
+    """Return a container's environment; `number` is the variable with the pod's number."""
     fields = {
         listeners.POD_NAME: "metadata.name",
         listeners.NODE_IP: "status.hostIP",
@@ -329,7 +328,7 @@ def _environment(cluster: Mapping[str, Any], number: str) -> list[Manifest]:
     }
     key = cluster["spec"].get("rack", {}).get("topologyKey", "")
     if key in POD_TOPOLOGY_LABELS:
-        # The label that Kubernetes 1.35 copies from the node to its pods; without it, no rack.
+        # Kubernetes 1.35 copies this label from the node to its pods; before, it is empty.
         fields["SHOAL_BROKER_RACK"] = f"metadata.labels['{key}']"
     given = [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}

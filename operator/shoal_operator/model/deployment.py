@@ -22,7 +22,7 @@ def manifest(
     group_id: str,
     topics: Sequence[str],
 ) -> Manifest:
-    """The Deployment that runs `replicas` consumers, told by environment where to find work."""
+    """Return a Deployment of `replicas` consumers, with the group in their environment."""
     meta = consumer["metadata"]
     labels = names.consumer_labels(meta["name"], cluster)
     template = copy.deepcopy(dict(consumer["spec"]["deployment"]["template"]))
@@ -53,5 +53,5 @@ def manifest(
 
 
 def consumer_selector(consumer: str) -> dict[str, str]:
-    """The labels that select a ShareConsumer's pods."""
+    """Return the labels that select a ShareConsumer's pods."""
     return {names.CONSUMER_LABEL: consumer}

@@ -1,4 +1,4 @@
-"""A ShareGroup's spec as the group configs of Kafka (KIP-932, KIP-1240)."""
+"""A ShareGroup's spec as group configs (KIP-932, KIP-1240)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _ISOLATION = {"ReadUncommitted": "read_uncommitted", "ReadCommitted": "read_comm
 
 
 def group_id(resource: Mapping[str, Any]) -> str:
-    return resource["spec"].get("groupId") or resource["metadata"]["name"]
+    """Return the id of the group in the brokers."""
+    return str(resource["spec"].get("groupId") or resource["metadata"]["name"])
 
 
 def config(spec: Mapping[str, Any]) -> dict[str, str]:

@@ -1,9 +1,9 @@
-"""Several brokers in a pod (`spec.brokersPerPod`): the pod_layout of a pod, and who has them.
+"""The layout of pods with several brokers (`spec.brokersPerPod`): ids, ports, names.
 
-A pod has a container and a volume for each of its brokers. That of slot `s` in pod `p` is broker
-`p + 1000 s`, and its ports are those of the spec plus `1000 s`. So the first brokers are what the
-only ones are in a cluster of one broker a pod, an id tells the pod, and more pods or fewer change
-no id. All brokers of a pod name it as their rack.
+A pod has a slot for each of its brokers, with a container and a volume. The broker in slot `s` of
+pod `p` has the id `p + 1000 s`; its ports are those of the spec plus `1000 s`. The brokers in slot
+0 are the same as in a cluster with one broker per pod. A change of the number of pods changes no
+id. The rack of all brokers of a pod is the pod.
 """
 
 from __future__ import annotations
@@ -13,49 +13,52 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Between the ids, and the ports, of two brokers of a pod: more than a cluster has pods.
+#: The step between the ids and ports of two slots; it exceeds the number of pods of any cluster.
 STEP = 1000
 
 
 def replicas(cluster: Mapping[str, Any]) -> int:
-    """How many pods there are."""
+    """Return the number of pods."""
     return int(cluster["spec"].get("replicas", 1))
 
 
 def per_pod(cluster: Mapping[str, Any]) -> int:
+    """Return the number of brokers per pod."""
     return int(cluster["spec"].get("brokersPerPod", 1))
 
 
 def brokers(cluster: Mapping[str, Any]) -> list[int]:
-    """The ids of all brokers, the first of each pod before the second ones."""
+    """Return the ids of all brokers, slot by slot."""
     return [broker(pod, s) for s in range(per_pod(cluster)) for pod in range(replicas(cluster))]
 
 
 def broker(pod: int, slot: int = 0) -> int:
+    """Return a broker id."""
     return pod + STEP * slot
 
 
 def pod_of(broker_id: int) -> int:
-    """The ordinal of the pod that a broker runs in."""
+    """Return the ordinal of a broker's pod."""
     return broker_id % STEP
 
 
 def slot_of(broker_id: int) -> int:
+    """Return a broker's slot in its pod."""
     return broker_id // STEP
 
 
 def port(given: int, slot: int) -> int:
-    """The port of the broker on that slot, where the spec gives the first one's."""
+    """Return the port in a slot; `given` is the port of slot 0."""
     return given + STEP * slot
 
 
 def container(slot: int) -> str:
-    """The name of a broker's container: `broker`, `broker1` and so on."""
+    """Return the name of the container in a slot: `broker`, `broker1` and so on."""
     return f"broker{slot or ''}"
 
 
 def slot_of_container(name: str) -> int | None:
-    """None for a container that is no broker."""
+    """Return the slot of a container, None for a container without a broker."""
     if name == "broker":
         return 0
     number = name.removeprefix("broker")
@@ -63,10 +66,10 @@ def slot_of_container(name: str) -> int | None:
 
 
 def port_name(name: str, slot: int) -> str:
-    """Names of ports are the pod's, so each broker needs its own."""
+    """Return the name of a port in a slot; port names are unique within a pod."""
     return f"{name}-{slot}" if slot else name
 
 
 def volume(slot: int) -> str:
-    """The name of a broker's volume in its pod, and of the template of its claim."""
+    """Return the name of the volume, and of the claim template, in a slot."""
     return f"data{slot or ''}"
