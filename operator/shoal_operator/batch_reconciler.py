@@ -67,7 +67,7 @@ def live_cluster(store: Store, namespace: str, name: str) -> Manifest | None:
 class BatchReconciler(abc.ABC):
     """Reconciles all resources of one kind of one QueueCluster.
 
-    Subclasses say how a kind is named, applied and deleted in the brokers.
+    Subclasses name, apply and delete the topics or groups in the brokers.
     """
 
     #: The kind of the resources.

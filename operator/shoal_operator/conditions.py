@@ -69,8 +69,8 @@ class Verdict:
 
 def is_ready(resource: Mapping[str, Any]) -> bool:
     """Return whether the condition Ready is true; works for Kubernetes' own kinds too."""
-    said = resource.get("status", {}).get("conditions", [])
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in said)
+    found = resource.get("status", {}).get("conditions", [])
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in found)
 
 
 def ready_reason(resource: Mapping[str, Any]) -> str:

@@ -57,12 +57,12 @@ def _of_containers(pod: Mapping[str, Any]) -> Diagnosis | None:
         if reason in ("ContainerCreating", "PodInitializing"):
             continue
         last = status.get("lastState", {}).get("terminated", {})
-        said = (last.get("message", "") or waiting.get("message", "")).strip()
+        message = (last.get("message", "") or waiting.get("message", "")).strip()
         which = f"{name}, container {status['name']}" if len(statuses) > 1 else name
-        text = f"{which}: {reason} {said}".rstrip()
+        text = f"{which}: {reason} {message}".rstrip()
         if reason in _PULL:
             return Diagnosis("ImageNotPulled", text)
-        if NO_SPACE in said:
+        if NO_SPACE in message:
             return Diagnosis("DiskFull", f"{text} Raise spec.storage.size.")
         return Diagnosis("BrokerFails", text)
     return None
@@ -73,18 +73,20 @@ def _of_scheduling(pod: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) 
     for condition in pod.get("status", {}).get("conditions", []):
         if condition["type"] != "PodScheduled" or condition["status"] != "False":
             continue
-        said = condition.get("message", "").rstrip(".")
-        # A claim that waits for its first consumer is pending while there is no room for that.
-        of_volumes = any(word in said.lower() for word in ("persistentvolumeclaim", "storageclass"))
+        message = condition.get("message", "").rstrip(".")
+        # A claim that waits for its first consumer is also pending while no node has room.
+        of_volumes = any(
+            word in message.lower() for word in ("persistentvolumeclaim", "storageclass")
+        )
         for claim in claims:
             if of_volumes and claim.get("status", {}).get("phase") == "Pending":
                 wanted = claim["spec"].get("storageClassName") or "the default one"
                 return Diagnosis(
                     "VolumeNotBound",
-                    f"{name}: {said}; volume claim {claim['metadata']['name']} is pending: is "
+                    f"{name}: {message}; volume claim {claim['metadata']['name']} is pending: is "
                     f"there a storage class {wanted}?",
                 )
-        return Diagnosis("Unschedulable", f"{name}: {said}")
+        return Diagnosis("Unschedulable", f"{name}: {message}")
     return None
 
 
@@ -98,9 +100,9 @@ def diagnose_expansion(
         have = status.get("capacity", {}).get("storage")
         if have is None or size_bytes(have) >= size_bytes(wanted):
             continue
-        said = [c["message"] for c in status.get("conditions", []) if c.get("message")]
+        messages = [c["message"] for c in status.get("conditions", []) if c.get("message")]
         text = f"{name} has {have} of {wanted} so far" + "".join(
-            f" ({one.strip(' .')})" for one in said
+            f" ({one.strip(' .')})" for one in messages
         )
         resizing = status.get("allocatedResourceStatuses", {}).get("storage", "")
         if resizing.endswith("Infeasible"):

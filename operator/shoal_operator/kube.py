@@ -46,7 +46,7 @@ PLURALS = {
 }
 TIMEOUT_SECONDS = 20.0
 PAGE_OBJECTS = 500
-#: How long one watch lasts before it is begun anew.
+#: How long one watch lasts before the next one starts.
 WATCH_SECONDS = 290
 _MANAGER = {"fieldManager": names.FIELD_MANAGER}
 _APPLY = "application/apply-patch+yaml"

@@ -124,7 +124,7 @@ def next_step(
         """Restart the first candidate that the cluster can spare, or wait."""
         for pod in candidates:
             blocked = ""
-            # Rule 2: a pod without other brokers serves nobody while it is not ready.
+            # Rule 2: a pod without other brokers serves no clients while it is not ready.
             if partitions is not None and (serving or pod.others):
                 blocked = _quorum_loss(pod.ids, quorum) or _isr_loss(pod.ids, partitions, brokers)
             if not blocked:

@@ -275,7 +275,7 @@ class Operator:
     def _enqueue_with_rivals(
         self, loop: ReconcileLoop, manifest: Manifest, *, deleted: bool
     ) -> None:
-        """Enqueue a resource and, if it goes, those that name the same topic or group."""
+        """Enqueue a resource and, if it is deleted, those that name the same topic or group."""
         kind, meta = manifest["kind"], manifest["metadata"]
         loop.enqueue(meta["name"])
         if not deleted and not meta.get("deletionTimestamp"):

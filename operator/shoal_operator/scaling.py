@@ -74,10 +74,10 @@ class Decision:
 
 def ceiling(policy: Policy, load: Load) -> int:
     """Return how many consumers can hold records at once."""
-    held = load.partitions * load.record_locks
+    records = load.partitions * load.record_locks
     if policy.records_per_batch:
-        held = min(held, policy.records_per_batch)
-    return max(1, held // policy.records_per_replica)
+        records = min(records, policy.records_per_batch)
+    return max(1, records // policy.records_per_replica)
 
 
 @dataclass(slots=True)
