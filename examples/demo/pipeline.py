@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import subprocess
 import time
 import urllib.error
@@ -21,6 +20,7 @@ from e2e.cluster.backend import Cluster, tool
 from e2e.cluster.layout import REPOSITORY, ClusterError
 from e2e.release import Release
 from rich.console import Console
+from shoal.client.exposition import samples
 from shoal_spark.demo.watch import Sample, Watch
 
 HERE = Path(__file__).resolve().parent
@@ -31,8 +31,7 @@ PARTITIONS = 2
 BROKEN_EVERY = 100
 #: Default metrics port of the brokers' pods.
 METRICS_PORT = 9404
-_LOG_OFFSET = re.compile(r"^kafka_log_Log_Log(Start|End)Offset\{(.*)\} (\S+)$", re.MULTILINE)
-_TOPIC = re.compile(r'topic="([^"]*)"')
+END_OFFSET = "kafka_log_Log_LogEndOffset"
 
 
 class Pipeline:
@@ -96,10 +95,8 @@ class Pipeline:
         """Return the log end offset of each topic, summed over partitions."""
         place = f"/api/v1/namespaces/{NAMESPACE}/pods/demo-broker-0:{METRICS_PORT}/proxy/metrics"
         found: Counter[str] = Counter()
-        for end, labels, value in _LOG_OFFSET.findall(self._get(place)):
-            topic = _TOPIC.search(labels)
-            if end == "End" and topic:
-                found[topic[1]] += int(float(value))
+        for sample in samples(self._get(place), [END_OFFSET]):
+            found[sample.labels["topic"]] += int(sample.value)
         return found
 
     def sample(self, watch: Watch, began: float) -> Sample:
