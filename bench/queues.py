@@ -34,6 +34,7 @@ from report import show
 from results import Clock, Goal, Results, document
 from shoal.client.client import Client
 from shoal.client.errors import ClientError
+from shoal.client.exposition import samples
 from shoal.client.share import AcknowledgeType, AcquireMode
 from tally import (
     LoadFailed,
@@ -64,8 +65,8 @@ class Measured(Shoal):
     def metric(self, name: str) -> float:
         """The sum of a metric over its labels."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._metrics}/metrics") as answer:
-            lines = answer.read().decode().splitlines()
-        return sum(float(x.rpartition(" ")[2]) for x in lines if x.split("{")[0] == name)
+            text = answer.read().decode()
+        return sum(sample.value for sample in samples(text, [name]))
 
 
 def group_with(run: Run, **configs: str) -> str:

@@ -13,6 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+from shoal.client.exposition import samples
+
 _LISTENS = re.compile(r"listens on (\S+:\d+)")
 _METRICS = re.compile(r"(http://\S+)/metrics")
 #: These end a hang and judge no speed.
@@ -65,11 +69,17 @@ class ShoalProcess:
             return answer.read().decode()
 
     def metric(self, name: str) -> float:
-        """A metric's value, by its name with labels as `/metrics` has them."""
-        for line in self.scrape().splitlines():
-            if line.startswith(f"{name} "):
-                return float(line.rsplit(" ", 1)[1])
+        """Return a metric's value by its name with labels, such as `lag{group="g"}`."""
+        ((wanted,),) = (family.samples for family in text_string_to_metric_families(f"{name} 0"))
+        for sample in self.samples(wanted.name):
+            if sample.labels == wanted.labels:
+                return sample.value
         raise AssertionError(f"no metric {name}")
+
+    def samples(self, name: str, **labels: str) -> list[Sample]:
+        """Return the samples of a metric that have these labels."""
+        found = samples(self.scrape(), [name], zeros=[name])
+        return [s for s in found if s.labels.items() >= labels.items()]
 
     def resident_mb(self) -> float:
         return self.metric("process_resident_memory_bytes") / 1e6

@@ -1,10 +1,10 @@
-"""The whole pipeline on a real Kubernetes, watched: `make demo`.
+"""Run and observe the whole pipeline on a real Kubernetes cluster: `make demo`.
 
-Brings up the test cluster (kind where Docker is, a local one else), installs Kubeflow's Spark
-operator and the chart, applies `pipeline.yaml`, feeds image tasks, and shows backlog, executors,
-throughput, results and dead letters as they move. Ends with a report and a picture of it, and with
-status 1 if a task was lost or executors never outnumbered partitions. The cluster is that of the
-end-to-end tests, so `tests` has to be on PYTHONPATH.
+Start the test cluster (kind with Docker, else a local one), install Kubeflow's Spark operator and
+the chart, apply `pipeline.yaml`, and produce image tasks. Show backlog, executors, throughput,
+results and dead letters, and write a report with a chart at the end. The exit code is 1 if a task
+was lost or if executors never outnumbered partitions. The cluster is that of the end-to-end tests,
+so `tests` must be on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from shoal_spark.demo.view import picture, view
 from shoal_spark.demo.watch import Watch, failures
 
 EVERY_S = 0.5
-#: How often the feeder is asked whether it failed.
+#: Seconds between checks of the feeder pod.
 FEEDER_EVERY_S = 5.0
 
 
 def run(pipeline: Pipeline, given: argparse.Namespace, console: Console) -> Watch:
-    """Feed, and watch until everything is done and the executors are gone."""
+    """Produce tasks and observe until all are done and no executor is left."""
     watch = Watch(given.images, given.images // BROKEN_EVERY, PARTITIONS)
     with pipeline.watched(), Live(console=console, refresh_per_second=4) as live:
         pipeline.feed(given.images)
@@ -57,7 +57,7 @@ def run(pipeline: Pipeline, given: argparse.Namespace, console: Console) -> Watc
 
 
 def report(watch: Watch, pipeline: Pipeline, given: argparse.Namespace, console: Console) -> int:
-    """The counts, where to look next, and the exit status."""
+    """Print the counts and further links; return the exit code."""
     picture(watch, given.picture)
     last, good = watch.last, watch.fed - watch.broken
     distinct = pipeline.distinct(RESULTS)

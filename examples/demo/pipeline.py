@@ -1,11 +1,10 @@
-"""The demo's pipeline on its Kubernetes: set up, fed, and looked at."""
+"""Set up, feed and observe the demo's pipeline."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import re
 import subprocess
 import time
 import urllib.error
@@ -21,6 +20,7 @@ from e2e.cluster.backend import Cluster, tool
 from e2e.cluster.layout import REPOSITORY, ClusterError
 from e2e.release import Release
 from rich.console import Console
+from shoal.client.exposition import samples
 from shoal_spark.demo.watch import Sample, Watch
 
 HERE = Path(__file__).resolve().parent
@@ -29,19 +29,18 @@ TASKS, RESULTS, DEAD_LETTERS = "images", "thumbnails", "dlq.images"
 GROUP, CONSUMER = "thumbnailers", "thumbnailer"
 PARTITIONS = 2
 BROKEN_EVERY = 100
-#: Of the brokers' pods, by default.
+#: Default metrics port of the brokers' pods.
 METRICS_PORT = 9404
-_LOG_OFFSET = re.compile(r"^kafka_log_Log_Log(Start|End)Offset\{(.*)\} (\S+)$", re.MULTILINE)
-_TOPIC = re.compile(r'topic="([^"]*)"')
+END_OFFSET = "kafka_log_Log_LogEndOffset"
 
 
 class Pipeline:
-    """The namespace of the demo. `proxy` is where the API server can be asked cheaply."""
+    """The demo's namespace; `proxy` is the address of a `kubectl proxy`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.proxy = ""
-        #: What keys of this run's tasks begin with: earlier runs leave results behind.
+        #: Key prefix of this run's tasks; the topics may contain results of earlier runs.
         self.run = f"run-{uuid.uuid4().hex[:6]}"
         self._before: Counter[str] = Counter()
 
@@ -50,7 +49,7 @@ class Pipeline:
         return self.cluster.kubectl(words[0], where, *words[1:], check=check, **options).stdout
 
     def set_up(self, console: Console) -> None:
-        """Cluster, images, operators and resources; what is there already stays."""
+        """Create cluster, images, operators and resources, unless they exist."""
         console.print("Bringing up a Kubernetes cluster; the first time it is compiled (minutes).")
         self.cluster.up()
         for image in ("broker", "operator", "spark"):
@@ -60,7 +59,7 @@ class Pipeline:
         manifest = f"{{apiVersion: v1, kind: Namespace, metadata: {{name: {NAMESPACE}}}}}"
         self.cluster.kubectl("apply", "--filename=-", input=manifest)
         spark_operator.install(self.cluster, [])
-        # helm leaves definitions alone that an earlier run has left behind.
+        # Helm does not update the definitions that an earlier run has installed.
         force = ("--server-side", "--force-conflicts")
         self.cluster.kubectl("apply", *force, f"--filename={REPOSITORY / 'crds'}")
         Release(self.cluster).install()
@@ -71,7 +70,7 @@ class Pipeline:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """`sample` works as long as this runs: kubectl is too slow to be asked again and again."""
+        """Run `kubectl proxy` for `sample`: a kubectl process per request is too slow."""
         command = (str(tool("kubectl")), "proxy", "--port=0")
         environment = {**os.environ, "KUBECONFIG": str(self.cluster.kubeconfig)}
         with subprocess.Popen(
@@ -93,17 +92,15 @@ class Pipeline:
             return str(answer.read().decode())
 
     def counts(self) -> Counter[str]:
-        """Records that ever came to each topic."""
+        """Return the log end offset of each topic, summed over partitions."""
         place = f"/api/v1/namespaces/{NAMESPACE}/pods/demo-broker-0:{METRICS_PORT}/proxy/metrics"
         found: Counter[str] = Counter()
-        for end, labels, value in _LOG_OFFSET.findall(self._get(place)):
-            topic = _TOPIC.search(labels)
-            if end == "End" and topic:
-                found[topic[1]] += int(float(value))
+        for sample in samples(self._get(place), [END_OFFSET]):
+            found[sample.labels["topic"]] += int(sample.value)
         return found
 
     def sample(self, watch: Watch, began: float) -> Sample:
-        """One look; what cannot be seen at the moment is as it was."""
+        """Return a sample; a value that cannot be read keeps its last value."""
         last = watch.last
         try:
             consumers = f"/apis/shoal.dev/v1alpha1/namespaces/{NAMESPACE}/shareconsumers"
@@ -127,12 +124,12 @@ class Pipeline:
         )
 
     def lag(self) -> int:
-        """What the operator says is not settled yet; -1 while it says nothing."""
+        """Return the lag that the operator reports; -1 while it is unknown."""
         found = self.kubectl("get", f"sharegroup/{GROUP}", "--output=json", check=False)
         return int(json.loads(found).get("status", {}).get("lag", -1)) if found else -1
 
     def feed(self, count: int) -> None:
-        """Start a pod that puts `count` image tasks into the queue."""
+        """Start a pod that produces `count` image tasks."""
         self.kubectl("delete", "pod/feeder", "--ignore-not-found", "--wait=true")
         words = (
             "python3",
@@ -168,12 +165,12 @@ class Pipeline:
         self.kubectl("apply", "--filename=-", input=json.dumps(pod))
 
     def feeder_failed(self) -> str:
-        """The last words of a feeder that failed; empty while it did not."""
+        """Return the last log line of a failed feeder pod, else an empty string."""
         phase = self.kubectl("get", "pod/feeder", "--output=jsonpath={.status.phase}", check=False)
         return self.kubectl("logs", "pod/feeder", "--tail=5") if phase == "Failed" else ""
 
     def distinct(self, topic: str) -> int:
-        """Tasks of this run that are in a topic, however often they are."""
+        """Return the distinct tasks of this run in a topic."""
         words = ("consume", topic, "--from-beginning", "--exit-at-end", "--format", "{key}")
         keys = self.kubectl("exec", "demo-broker-0", "--", "shoal", *words).split()
         return len({key for key in keys if key.startswith(self.run)})

@@ -1,9 +1,10 @@
-"""The Kubernetes operator: it observes resources and brokers, decides purely, and applies.
+"""The Kubernetes operator: it observes resources and brokers, decides, and applies.
 
-`main` wires watches to `workers`; a worker a QueueCluster reconciles the cluster itself
-(`clusters`, `roller`), its topics (`topics`), share groups (`groups`) and ShareConsumers
-(`consumers`, `scaling`). `model` builds manifests and knows no I/O; `kube` and `brokers` are the
-only doors to the API server and to the brokers.
+`main` passes watch events to `runtime`, which runs a `reconcile_loop` for each kind of resource of
+each QueueCluster: the cluster itself (`cluster`, `roller`), its topics (`topics`), share groups
+(`groups`, `group_monitor`) and ShareConsumers (`consumers`, `scaling`, `workloads`). Decisions are
+pure functions. `model` builds manifests without I/O. Only `kube` calls the API server, and only
+`brokers` calls the brokers.
 """
 
 __version__ = "0.1.0"

@@ -1,7 +1,7 @@
-"""`python -m shoal_operator`: see that the API server can be used, then run until told to stop.
+"""`python -m shoal_operator`: check the access to the API server, then run the operator.
 
-A mistake in the set-up (no kubeconfig, no such API server, no rights) ends the process with one
-sentence on standard error and status 1, before anything is watched.
+A wrong set-up (no kubeconfig, no API server, no rights) ends the process with exit code 1 and one
+line on standard error before any watch starts.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from shoal_operator.main import Environment
 from shoal_operator.model import names
 from shoal_operator.runtime import CUSTOM
 
-#: How long an API server that does not answer is waited for; a node that boots starts us early.
+#: Time limit for the API server to answer; on a node that boots, it may start after the operator.
 REACH_SECONDS_MAX = 30.0
 RETRY_SECONDS = 1.0
 
 
 def main() -> None:
-    """Run the operator; the command line says what it watches."""
+    """Run the operator with the arguments of the command line."""
     parser = argparse.ArgumentParser(prog="shoal_operator", description=__doc__)
     scope = parser.add_mutually_exclusive_group(required=True)
     scope.add_argument("--all-namespaces", action="store_true", help="watch all namespaces")
-    scope.add_argument("--namespace", action="append", default=[], help="watch it; may be repeated")
+    scope.add_argument(
+        "--namespace", action="append", default=[], help="watch this namespace; repeatable"
+    )
     parser.add_argument("--liveness", help="URL to serve the liveness probe at")
     parser.add_argument("--log-level", default="INFO", choices=("DEBUG", "INFO", "WARNING"))
     options = parser.parse_args()
@@ -50,17 +52,17 @@ def main() -> None:
 
 
 def _config() -> SingleConfig:
-    """How the API server is reached: from inside of a pod, or by a kubeconfig."""
+    """Return the connection to the API server: that of the pod, or of a kubeconfig."""
     file = os.environ.get("KUBECONFIG") or "~/.kube/config"
     try:
         config = KubeConfig.from_env().get()
     except (ConfigError, LoadResourceError, OSError, yaml.YAMLError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, KeyError):
-            reason = f"it has no {error}"
+            reason = f"it lacks {error}"
         _fail(
-            f"no usable kubeconfig: {reason}. Outside of Kubernetes, point KUBECONFIG to a file "
-            f"that kubectl can use; it is {file} now."
+            f"no usable kubeconfig: {reason}. Outside Kubernetes, set KUBECONFIG to a file that "
+            f"kubectl can use. It is {file} now."
         )
     if config is None or config.user is None:
         _fail(f"the kubeconfig {file} has no current context with a cluster and a user.")
@@ -68,11 +70,10 @@ def _config() -> SingleConfig:
 
 
 async def _reach(config: SingleConfig) -> None:
-    """Wait until the API server answers and serves our kinds; one that refuses us ends the
-    process.
+    """Wait until the API server serves the project's kinds; exit if it refuses the requests.
 
-    kopf looks for kinds when it starts, and a kind that a definition's change hides for a moment
-    would never be watched again; so it starts when all are there and does not look later.
+    kopf scans for kinds at its start only: after a later scan, it would stop watching a kind that
+    is absent for a moment while its definition changes.
     """
     kube = Kube(config)
     loop = asyncio.get_running_loop()
@@ -86,14 +87,16 @@ async def _reach(config: SingleConfig) -> None:
                     return
                 if loop.time() > deadline:
                     _fail(
-                        f"the API server {server} has no {', '.join(missing)} of "
-                        f"{names.API_VERSION}: apply the definitions that the chart has in crds/."
+                        f"the API server {server} does not serve {', '.join(missing)} of "
+                        f"{names.API_VERSION}. Apply the definitions in the chart's folder crds/."
                     )
             except KubeError as error:
                 if error.status in (401, 403):
-                    _fail(f"the API server {server} refuses: {error} (HTTP {error.status}).")
+                    _fail(
+                        f"the API server {server} refused a request: {error} (HTTP {error.status})."
+                    )
                 if loop.time() > deadline:
-                    _fail(f"{server}: {error}. Is it the right address, and does it run?")
+                    _fail(f"{server}: {error}. Check the address and that the API server runs.")
             await asyncio.sleep(RETRY_SECONDS)
     finally:
         await kube.close()

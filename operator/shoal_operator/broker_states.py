@@ -1,30 +1,27 @@
-"""What brokers say of topics, groups and themselves, as values."""
+"""Topics, share groups and clusters as the brokers describe them: immutable values."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.client.errors import ClientError, KafkaError
 from shoal.client.topics import OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
-from shoal_operator.queues import QueueNumbers
+from shoal_operator.group_metrics import GroupMetrics
 from shoal_operator.roller import Quorum
-from shoal_operator.troubles import Disk
 
-LOCKED = "shoal_share_partition_locked_records"
-REDELIVERED = "shoal_share_partition_redelivered_records_total"
-_SAMPLE = re.compile(rf'^({LOCKED}|{REDELIVERED}){{.*?group="((?:[^"\\]|\\.)*)".*}} (\S+)$', re.M)
-_ESCAPED = re.compile(r"\\(.)")
+if TYPE_CHECKING:
+    from shoal_operator.diagnostics import Disk
+
 NO_GROUP = frozenset({ErrorCode.group_id_not_found})
 
 
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """A topic as the brokers have it; `config` are the settings that were set on it."""
+    """A topic on the brokers. `config` has the topic's own configs, without defaults."""
 
     topic_id: str
     partitions: int
@@ -32,13 +29,13 @@ class TopicState:
     config: Mapping[str, str] = field(default_factory=dict)
 
 
-#: A topic and the number of one of its partitions.
+#: A topic and a partition index.
 Partition = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class StartSpec:
-    """A place in a log by time, in epoch milliseconds, or by one of ListOffsets' words."""
+    """A ListOffsets timestamp: milliseconds since the epoch, or a negative special value."""
 
     timestamp: int
 
@@ -48,22 +45,23 @@ EARLIEST, LATEST = StartSpec(OffsetSpec.EARLIEST), StartSpec(OffsetSpec.LATEST)
 
 @dataclass(frozen=True, slots=True)
 class SharePartition:
+    """A share partition. Counts are records; dead letters hold `dead_letter_held` of them."""
+
     topic: str
     partition: int
     start_offset: int
     lag: int
-    held: int = 0
+    dead_letter_held: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GroupState:
-    """A share group; `type` is empty for one that has had no member yet. Counts are records.
+    """A share group; `type` is empty for one without a member so far. Counts are records.
 
-    `in_flight` are those locked to members now and `redelivered` those delivered more than once
-    since their broker began; -1 where no broker said. `stuck`, which are part of the lag, are those
-    that nobody gets until a dead letter is redriven or skipped: what is held and what is behind.
-    `numbers` are those of the brokers' metrics. `known` is false where a coordinator could not say
-    the lag of every partition.
+    `in_flight` records are acquired by members; `redelivered` ones were delivered more than once
+    since their broker started; both are -1 while a broker serves no metrics. `blocked` records are
+    part of the lag: they wait until a dead letter of their key is redriven or skipped.
+    `lag_known` is false if a coordinator could not return the lag of every partition.
     """
 
     group: str
@@ -74,31 +72,31 @@ class GroupState:
     in_flight: int = -1
     redelivered: int = -1
     partitions: tuple[SharePartition, ...] = ()
-    stuck: int = 0
-    numbers: QueueNumbers = field(default_factory=QueueNumbers)
-    known: bool = True
+    blocked: int = 0
+    metrics: GroupMetrics = field(default_factory=GroupMetrics)
+    lag_known: bool = True
 
     @property
     def workable(self) -> int:
-        """Of the lag, what can be worked on, or will be by itself: in flight and delayed too."""
-        return max(0, self.lag - self.stuck)
+        """Records of the lag that are not `blocked`, including delayed and in-flight records."""
+        return max(0, self.lag - self.blocked)
 
     @property
     def available(self) -> int:
-        """Records that could be delivered now. Without metrics, all of `workable` count."""
-        ready = min(self.workable, self.lag - self.numbers.unavailable)
+        """Records that a fetch could return now. Without metrics, all of `workable` count."""
+        ready = min(self.workable, self.lag - self.metrics.unavailable)
         return max(0, ready - max(0, self.in_flight))
 
     def due(self, within_s: float) -> int:
-        """Return how many of `workable` a consumer could get within `within_s` seconds, or holds.
+        """Return how many records are in flight or become available within `within_s` seconds.
 
-        Of a paused group these are the records in flight alone.
+        Only records in flight count while the group is paused.
         """
-        if self.numbers.delivery == "Paused":
-            return max(0, self.in_flight)
-        held = max(0, self.in_flight)
-        # A delayed record behind a dead letter is neither workable nor due: it counts once.
-        return max(held + self.available, self.workable - self.numbers.due_later(within_s))
+        in_flight = max(0, self.in_flight)
+        if self.metrics.delivery == "Paused":
+            return in_flight
+        # A delayed record behind a dead letter is neither workable nor due: subtract it once.
+        return max(in_flight + self.available, self.workable - self.metrics.due_later(within_s))
 
 
 NO_QUORUM = Quorum(frozenset(), frozenset())
@@ -106,11 +104,10 @@ NO_QUORUM = Quorum(frozenset(), frozenset())
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """The cluster as its brokers describe it.
+    """A cluster. `registered` and `fenced` are broker ids.
 
-    `registered` brokers are part of it, `fenced` ones of them cut off. `racks`, `versions` and
-    `advertised` (`advertised.listeners`) are by broker, without those that did not say or were not
-    asked.
+    `racks`, `versions` and `advertised` (`advertised.listeners`) are by broker id. Brokers that did
+    not answer or were not asked are absent.
     """
 
     cluster_id: str
@@ -125,39 +122,23 @@ class ClusterState:
     advertised: Mapping[int, str] = field(default_factory=dict)
 
 
-def group_counts(texts: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Records in flight and records redelivered, by group, from brokers' metrics pages."""
-    found: dict[str, tuple[int, int]] = {}
-    for text in texts:
-        for metric, escaped, value in _SAMPLE.findall(text):
-            group = _ESCAPED.sub(lambda m: "\n" if m[1] == "n" else m[1], escaped)
-            locked, redelivered = found.get(group, (0, 0))
-            count = int(float(value))
-            if metric == LOCKED:
-                found[group] = (locked + count, redelivered)
-            else:
-                found[group] = (locked, redelivered + count)
-    return found
-
-
 def group_state(
-    name: str,
-    about: Any,
-    offsets: Any,
-    counts: tuple[int, int] | None,
-    numbers: QueueNumbers | None = None,
+    name: str, about: Any, offsets: Any, metrics: GroupMetrics | None, *, scraped: bool
 ) -> GroupState:
-    """A group out of answers to ShareGroupDescribe and DescribeShareGroupOffsets, and of metrics:
-    in flight and redelivered, and what is held back."""
-    numbers = numbers or QueueNumbers()
-    in_flight, redelivered = counts or (-1, -1)
+    """Return a group from the responses to ShareGroupDescribe and DescribeShareGroupOffsets.
+
+    `metrics` are the group's numbers, None without any; `scraped` is whether all brokers served
+    them just now. Raises `KafkaError` if the group could not be described.
+    """
+    metrics = metrics or GroupMetrics()
+    in_flight, redelivered = (metrics.in_flight, metrics.redelivered) if scraped else (-1, -1)
     if about is None or isinstance(about, KafkaError):
         if isinstance(about, KafkaError) and about.code not in NO_GROUP:
             raise about
-        return GroupState(name, in_flight=in_flight, redelivered=redelivered, numbers=numbers)
-    rows: tuple[SharePartition, ...] = ()
+        return GroupState(name, in_flight=in_flight, redelivered=redelivered, metrics=metrics)
+    partitions: tuple[SharePartition, ...] = ()
     if isinstance(offsets, Mapping):
-        rows = tuple(
+        partitions = tuple(
             SharePartition(p.topic, p.partition, o.start_offset, o.lag, _records(o.held))
             for p, o in sorted(offsets.items())
             if not isinstance(o, ClientError)
@@ -167,25 +148,26 @@ def group_state(
         about.type.lower(),
         about.state,
         len(about.members),
-        sum(max(0, r.lag) for r in rows),
+        sum(max(0, p.lag) for p in partitions),
         in_flight,
         redelivered,
-        rows,
-        sum(r.held for r in rows) + numbers.behind_dead_letters,
-        numbers,
-        _is_known(offsets),
+        partitions,
+        sum(p.dead_letter_held for p in partitions) + metrics.behind_dead_letters,
+        metrics,
+        _is_lag_known(offsets),
     )
 
 
-def _is_known(offsets: Any) -> bool:
-    """Whether an answer has the lag of each partition, or says for good that it has none."""
-    rows = offsets.values() if isinstance(offsets, Mapping) else [offsets]
-    return not any(isinstance(row, ClientError) and _passes(row) for row in rows)
+def _is_lag_known(offsets: Any) -> bool:
+    """Return whether the response has the lag of each partition or a permanent error."""
+    results = offsets.values() if isinstance(offsets, Mapping) else [offsets]
+    return not any(isinstance(r, ClientError) and _is_transient(r) for r in results)
 
 
-def _passes(error: ClientError) -> bool:
+def _is_transient(error: ClientError) -> bool:
     return not isinstance(error, KafkaError) or error.retriable
 
 
 def _records(ranges: Iterable[tuple[int, int]]) -> int:
+    """Return the number of offsets in inclusive ranges."""
     return sum(last - first + 1 for first, last in ranges)

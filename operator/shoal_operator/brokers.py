@@ -1,15 +1,14 @@
-"""The door to a cluster's brokers: batches of admin calls through the engine's own client.
+"""Requests to a cluster's brokers: batches of admin calls through the project's client.
 
-Everything is asked for many objects at once, so 500 topics cost a handful of requests. Errors of
-single objects are values; a broker that does not answer raises `ClientError`.
+Each request covers many objects, so that 500 topics need a handful of requests. Errors of single
+objects are values. `ClientError` is raised if no broker answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 from shoal.client.client import Client
@@ -17,7 +16,6 @@ from shoal.client.cluster import TopicPartition
 from shoal.client.configs import AlterOperation, ConfigChange, ConfigSource, Resource, ResourceType
 from shoal.client.errors import ClientError, KafkaError
 from shoal.client.settings import Settings
-from shoal.client.share import ShareMembership
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
@@ -29,46 +27,49 @@ from shoal_operator.broker_states import (
     Partition,
     StartSpec,
     TopicState,
-    group_counts,
     group_state,
 )
-from shoal_operator.queues import QueueNumbers, numbers_of
+from shoal_operator.diagnostics import Disk
+from shoal_operator.group_metrics import GroupMetrics, parse_group_metrics
 from shoal_operator.roller import PartitionState, Quorum
-from shoal_operator.troubles import Disk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 #: Objects in one request; requests stay far below the brokers' limit of 100 MB.
 BATCH_MAX = 250
 REQUEST_TIMEOUT_MS = 5_000
 HTTP_TIMEOUT_SECONDS = 2.0
 REACH_SECONDS_MAX = 1.0
-#: A controller that was caught up so much later than another one does not keep up.
+#: A controller that lags this much behind the most current one does not keep up.
 CAUGHT_UP_MS = 10_000
-#: Numbers from the brokers' metrics are used for so long while a broker does not answer.
-NUMBERS_MS_MAX = 60_000
+#: How long numbers from the brokers' metrics stay valid while a broker does not answer.
+METRICS_MS_MAX = 60_000
 MIN_ISR = "min.insync.replicas"
 ABSENT = frozenset({ErrorCode.unknown_topic_or_partition, ErrorCode.unknown_topic_id})
 
 
 def chunks(names: Sequence[str]) -> Iterable[Sequence[str]]:
+    """Yield the names in batches of `BATCH_MAX`."""
     for start in range(0, len(names), BATCH_MAX):
         yield names[start : start + BATCH_MAX]
 
 
 class Brokers:
-    """Admin calls to one cluster; connections are made when first needed and kept.
+    """Admin calls to one cluster over persistent connections, which open on first use.
 
-    `urls` are the roots of the brokers' metrics and health checks, by broker.
+    `urls` are the base URLs of the brokers' metrics and health checks, by broker id.
     """
 
     def __init__(self, bootstrap_servers: str, urls: Mapping[int, str] | None = None) -> None:
         self._addresses = (bootstrap_servers, dict(urls or {}))
-        self._made: Client | None = None
-        self._made_web: httpx2.AsyncClient | None = None
-        #: What the brokers' metrics said last, by group, and when all of them did.
-        self.queue_numbers: dict[str, QueueNumbers] = {}
-        self._counted_ms = 0
+        self._admin_client: Client | None = None
+        self._web_client: httpx2.AsyncClient | None = None
+        #: Numbers by group from the last scrape in which all brokers answered, and its time.
+        self.group_metrics: dict[str, GroupMetrics] = {}
+        self._scraped_ms = 0
 
-    async def readdress(self, bootstrap_servers: str, urls: Mapping[int, str]) -> None:
+    async def set_addresses(self, bootstrap_servers: str, urls: Mapping[int, str]) -> None:
         """Use these addresses from now on."""
         moved = bootstrap_servers != self._addresses[0]
         self._addresses = (bootstrap_servers, dict(urls))
@@ -77,7 +78,7 @@ class Brokers:
 
     @property
     def _client(self) -> Client:
-        if self._made is None:
+        if self._admin_client is None:
             settings = Settings.of(
                 self._addresses[0],
                 {
@@ -87,12 +88,14 @@ class Brokers:
                     "default.api.timeout.ms": str(REQUEST_TIMEOUT_MS),
                 },
             )
-            self._made = Client(settings)
-        return self._made
+            self._admin_client = Client(settings)
+        return self._admin_client
 
-    async def is_reached(self) -> bool:
-        """Whether who comes anew gets a connection where the cluster bootstraps: a Service leads to
-        its pods a little after they are ready."""
+    async def is_reachable(self) -> bool:
+        """Return whether a new connection to the bootstrap servers succeeds.
+
+        A Service routes to its pods a little after they are ready.
+        """
         for host, port in Settings.of(self._addresses[0]).bootstrap:
             try:
                 async with asyncio.timeout(REACH_SECONDS_MAX):
@@ -103,28 +106,32 @@ class Brokers:
         return True
 
     async def close(self) -> None:
-        if self._made is not None:
-            await self._made.close()
-            self._made = None
-        if self._made_web is not None:
-            await self._made_web.aclose()
-            self._made_web = None
+        """Close all connections; the next call opens new ones."""
+        if self._admin_client is not None:
+            await self._admin_client.close()
+            self._admin_client = None
+        if self._web_client is not None:
+            await self._web_client.aclose()
+            self._web_client = None
 
     @property
     def _web(self) -> httpx2.AsyncClient:
-        if self._made_web is None:
-            # Plain HTTP: certificates, which take longer to read than all else, are not needed.
-            self._made_web = httpx2.AsyncClient(
+        if self._web_client is None:
+            # Plain HTTP: do not load certificates, which takes longer than the request.
+            self._web_client = httpx2.AsyncClient(
                 timeout=HTTP_TIMEOUT_SECONDS, trust_env=False, verify=False
             )
-        return self._made_web
+        return self._web_client
 
     def _count(self, api: str) -> None:
         metrics.BROKER_CALLS.labels(api).inc()
 
-    async def cluster_state(self, ids: Iterable[int], *, outside: bool) -> ClusterState:
-        """The cluster, and its brokers' settings, disks and versions; with `outside` also what
-        they tell clients about themselves."""
+    async def cluster_state(self, ids: Iterable[int], *, advertised: bool) -> ClusterState:
+        """Return the cluster with its brokers' configs, disks and versions.
+
+        `ids` are the brokers whose disks are read. `advertised` asks for the brokers' advertised
+        listeners too. Raises `ClientError`.
+        """
         self._count("DescribeCluster")
         about = await self._client.admin.describe_cluster(fenced=True)
         everyone = Resource(ResourceType.BROKER, "")
@@ -147,7 +154,7 @@ class Brokers:
             await self._quorum(),
             tuple([await self._disk(broker) for broker in ids if broker in known]),
             await self._versions(),
-            await self._advertised(sorted(known)) if outside else {},
+            await self._advertised(sorted(known)) if advertised else {},
         )
 
     async def _disk(self, broker_id: int) -> Disk:
@@ -160,7 +167,7 @@ class Brokers:
         return Disk(broker_id, data.total_bytes, data.usable_bytes, data.error is not None)
 
     async def _versions(self) -> dict[int, str]:
-        """What the brokers' health checks say of themselves."""
+        """Return the brokers' versions from the `Server` header of their health checks."""
         found = {}
         for broker_id, url in self._addresses[1].items():
             with contextlib.suppress(httpx2.HTTPError):
@@ -181,7 +188,7 @@ class Brokers:
         }
 
     async def partitions(self) -> tuple[PartitionState, ...]:
-        """Every partition with its ISR, and how many have to be in it."""
+        """Return all partitions with replicas, ISR and min ISR."""
         self._count("Metadata")
         topics = await self._client.admin.topics.list(internal=True)
         floors: dict[str, int] = {}
@@ -200,12 +207,12 @@ class Brokers:
         )
 
     async def reassignments(self) -> frozenset[str]:
-        """The partitions whose replicas are moving."""
+        """Return the names of the partitions that are being reassigned."""
         self._count("ListPartitionReassignments")
         return frozenset(str(p) for p in await self._client.admin.reassignments())
 
     async def reassign(self, replicas: Mapping[str, Sequence[int]]) -> dict[str, KafkaError | None]:
-        """Move partitions to these brokers; a refusal is a value."""
+        """Reassign partitions to these brokers; return the result by partition."""
         done: dict[str, KafkaError | None] = {}
         for some in chunks(sorted(replicas)):
             self._count("AlterPartitionReassignments")
@@ -215,12 +222,12 @@ class Brokers:
         return done
 
     async def unregister(self, broker_id: int) -> None:
-        """Take a broker that is gone out of the cluster. Raises `KafkaError`."""
+        """Unregister a broker that no longer runs. Raises `KafkaError`."""
         self._count("UnregisterBroker")
         await self._client.admin.unregister_broker(broker_id)
 
     async def _quorum(self) -> Quorum:
-        """The controllers, and which of them keep up."""
+        """Return the voters, and those of them that keep up."""
         self._count("DescribeQuorum")
         found = await self._client.admin.describe_quorum()
         newest = max((v.last_caught_up_ms for v in found.voters), default=0)
@@ -232,16 +239,16 @@ class Brokers:
         return Quorum(frozenset(v.node_id for v in found.voters), frozenset(current))
 
     async def alter_broker_config(self, changes: Mapping[str, str | None]) -> None:
-        """Set (or, with None, unset) cluster-wide dynamic settings."""
+        """Set, or with None unset, cluster-wide dynamic configs. Raises `KafkaError`."""
         self._count("IncrementalAlterConfigs")
         everyone = Resource(ResourceType.BROKER, "")
-        rows = [ConfigChange(k, v, *_operation(v)) for k, v in sorted(changes.items())]
-        error = (await self._client.admin.configs.alter({everyone: rows}))[everyone]
+        wanted = [ConfigChange(k, v, *_operation(v)) for k, v in sorted(changes.items())]
+        error = (await self._client.admin.configs.alter({everyone: wanted}))[everyone]
         if error:
             raise error
 
     async def describe_topics(self, wanted: Sequence[str]) -> dict[str, TopicState]:
-        """Those of the topics that exist."""
+        """Return the state of those topics that exist."""
         found: dict[str, TopicState] = {}
         for names in chunks(wanted):
             self._count("Metadata")
@@ -261,7 +268,7 @@ class Brokers:
         return found
 
     async def _configs(self, kind: ResourceType, names: Sequence[str]) -> dict[str, dict[str, str]]:
-        """The settings that were set on these resources themselves."""
+        """Return the configs of the resources themselves, without defaults."""
         own = {
             ConfigSource.DYNAMIC_TOPIC_CONFIG,
             ConfigSource.GROUP_CONFIG,
@@ -279,7 +286,7 @@ class Brokers:
         }
 
     async def create_topics(self, specs: Mapping[str, Mapping[str, Any]]) -> dict[str, KafkaError]:
-        """Create topics from QueueTopic specs; the refusals, by topic."""
+        """Create topics from QueueTopic specs; return the errors by topic."""
         failures: dict[str, KafkaError] = {}
         for names in chunks(sorted(specs)):
             self._count("CreateTopics")
@@ -296,6 +303,7 @@ class Brokers:
         return {n: e for n, e in failures.items() if e.code != ErrorCode.topic_already_exists}
 
     async def create_partitions(self, counts: Mapping[str, int]) -> dict[str, KafkaError]:
+        """Raise topics to these numbers of partitions; return the errors by topic."""
         self._count("CreatePartitions")
         done = await self._client.admin.topics.create_partitions(counts)
         return {n: e for n, e in done.items() if e}
@@ -303,10 +311,11 @@ class Brokers:
     async def alter_topic_configs(
         self, changes: Mapping[str, Mapping[str, str | None]]
     ) -> dict[str, KafkaError]:
+        """Set, or with None unset, topic configs; return the errors by topic."""
         return await self._alter(ResourceType.TOPIC, changes)
 
     async def delete_topics(self, names: Sequence[str]) -> dict[str, KafkaError]:
-        """Delete topics; one that is gone already is fine."""
+        """Delete topics; return the errors, except for topics that do not exist."""
         self._count("DeleteTopics")
         done = await self._client.admin.topics.delete(names)
         return {n: e for n, e in done.items() if e and e.code not in ABSENT}
@@ -329,6 +338,7 @@ class Brokers:
         return failures
 
     async def describe_group_configs(self, groups: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Return the configs of these groups, without defaults."""
         found: dict[str, dict[str, str]] = {}
         for names in chunks(groups):
             found |= await self._configs(ResourceType.GROUP, names)
@@ -337,18 +347,19 @@ class Brokers:
     async def alter_group_configs(
         self, changes: Mapping[str, Mapping[str, str | None]]
     ) -> dict[str, KafkaError]:
+        """Set, or with None unset, group configs; return the errors by group."""
         return await self._alter(ResourceType.GROUP, changes)
 
     async def share_groups(
         self, groups: Sequence[str], *, of_any_type: bool = False
     ) -> dict[str, GroupState]:
-        """State, members, lag and in-flight records of share groups.
+        """Return the state, members and lag of share groups. Raises `ClientError`.
 
-        A group of another type counts as one that is not there, unless `of_any_type` asks for it.
+        A group of another type counts as absent, unless `of_any_type` is true.
         """
         if not groups:
             return {}
-        counts = await self._counts()
+        scraped = await self._scrape()
         states: dict[str, GroupState] = {}
         for names in chunks(groups):
             self._count("ShareGroupDescribe")
@@ -365,56 +376,52 @@ class Brokers:
                     name,
                     about.get(name),
                     offsets.get(name),
-                    None if counts is None else counts.get(name, (0, 0)),
-                    self.queue_numbers.get(name),
+                    self.group_metrics.get(name),
+                    scraped=scraped,
                 )
         return states
 
-    async def _counts(self) -> dict[str, tuple[int, int]] | None:
-        """Records in flight and redelivered by group, from all brokers' metrics, or None."""
-        texts = []
-        for url in self._addresses[1].values():
-            try:
-                texts.append((await self._web.get(url + "metrics")).text)
-            except httpx2.HTTPError:
-                # Of a broker that restarts the last numbers hold for a while: without them, all
-                # that is delayed would look like work.
-                if clock.now_ms() - self._counted_ms > NUMBERS_MS_MAX:
-                    self.queue_numbers = {}
-                return None
-        self.queue_numbers, self._counted_ms = numbers_of(texts), clock.now_ms()
-        return group_counts(texts)
+    async def _scrape(self) -> bool:
+        """Read the metrics of all brokers into `group_metrics`; return whether all answered."""
+        try:
+            urls = self._addresses[1].values()
+            pages = [(await self._web.get(url + "metrics")).text for url in urls]
+            found = parse_group_metrics(pages)
+        except (httpx2.HTTPError, ValueError):
+            # Keep the last numbers while a broker restarts: without them, delayed records would
+            # count as work.
+            if clock.now_ms() - self._scraped_ms > METRICS_MS_MAX:
+                self.group_metrics = {}
+            return False
+        self.group_metrics, self._scraped_ms = found, clock.now_ms()
+        return True
 
     async def partitions_of(self, topics: Sequence[str]) -> dict[str, int]:
-        """The number of partitions of those topics that exist."""
+        """Return the number of partitions of those topics that exist."""
         self._count("Metadata")
         found = await self._client.admin.topics.describe(topics)
         return {n: len(t.partitions) for n, t in found.items() if not isinstance(t, KafkaError)}
 
-    async def create_share_group(self, group: str, topics: Sequence[str]) -> None:
-        """Make a group that has had no member yet: there is no request but a member's first
-        heartbeat. Raises `KafkaError`."""
-        self._count("ShareGroupHeartbeat")
-        member = ShareMembership(self._client.cluster, group, topics, rack=None)
-        await member.join()
-        self._count("ShareGroupHeartbeat")
-        await member.leave()
-
-    async def resolved(self, starts: Mapping[Partition, int | StartSpec]) -> dict[Partition, int]:
-        """Words and times as offsets. Raises `KafkaError`."""
+    async def resolve_offsets(
+        self, starts: Mapping[Partition, int | StartSpec]
+    ) -> dict[Partition, int]:
+        """Return the offsets of times and special values. Raises `KafkaError`."""
         offsets = {p: o for p, o in starts.items() if not isinstance(o, StartSpec)}
         asked = {
             TopicPartition(*p): s.timestamp for p, s in starts.items() if isinstance(s, StartSpec)
         }
         found = await self._offsets_at(asked)
-        # No record is as late as the time that was asked for: begin at the end.
+        # No record has this timestamp or a later one: start at the end.
         found |= await self._offsets_at(
             {p: OffsetSpec.LATEST for p, offset in found.items() if offset < 0}
         )
         return offsets | {(p.topic, p.partition): offset for p, offset in found.items()}
 
     async def set_share_offsets(self, group: str, offsets: Mapping[Partition, int]) -> None:
-        """Begin at these offsets. Raises `KafkaError`."""
+        """Set the start offsets of a group without members.
+
+        Creates the group if it does not exist. Raises `KafkaError`.
+        """
         self._count("AlterShareGroupOffsets")
         wanted = {TopicPartition(*p): o for p, o in offsets.items()}
         done = await self._client.admin.share_groups.alter_offsets(group, wanted)
@@ -433,14 +440,14 @@ class Brokers:
         return {p: o.offset for p, o in found.items() if not isinstance(o, KafkaError)}
 
     async def delete_groups(self, groups: Sequence[str]) -> dict[str, KafkaError]:
-        """Delete empty groups; one that is gone already is fine."""
+        """Delete empty groups; return the errors, except for groups that do not exist."""
         self._count("DeleteGroups")
         done = await self._client.admin.groups.delete(groups)
         return {g: e for g, e in done.items() if e and e.code not in NO_GROUP}
 
 
 def _partition(name: str) -> TopicPartition:
-    """`topic-0` as topic and partition."""
+    """Parse `topic-0`."""
     topic, _, index = name.rpartition("-")
     return TopicPartition(topic, int(index))
 

@@ -1,11 +1,11 @@
-"""Conditions: what a resource says of itself to people, `kubectl wait`, Argo CD and Flux.
+"""Conditions of a resource, for people, `kubectl wait`, Argo CD and Flux.
 
-`Ready` is whether it does what its spec asks; `Progressing` whether the operator is still at work
-on it; `Degraded` whether it serves, but less well than asked; `Paused` whether the operator leaves
-it alone. All four are always there, so that a tool never has to guess from an absence.
+`Ready`: the resource matches its spec. `Progressing`: the operator is still changing it.
+`Degraded`: the resource serves less than its spec requires. `Paused`: the operator does not change
+it. All four are always present, with the status True or False.
 
 `Reconciling` and `Stalled` follow the convention of kstatus (sigs.k8s.io/cli-utils), which Flux
-reads: each is there only while it is true, and at most one of them is.
+reads. Each is present only while it is true, and at most one of them is.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 TYPES = ("Ready", "Progressing", "Degraded", "Paused")
-#: The `status.observedGeneration` of a resource that the operator has not seen. The schema's
-#: default, as in Flux.
+#: `status.observedGeneration` before the first reconciliation: the schema's default, as in Flux.
 UNSEEN = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the operator has to say about a resource.
+    """The result of a reconciliation, from which the conditions are built.
 
-    `reason` is one CamelCase word, `message` a sentence that names what is wrong and what to do.
-    `alarm` is whether somebody should hear of it, by an event.
+    `reason` is one CamelCase word; `message` is a sentence that names the problem and the remedy.
+    `warning` is the reason and message of `Degraded` for a resource that is not degraded otherwise.
+    `alarm` asks for a warning event.
     """
 
     ready: bool
@@ -39,52 +39,59 @@ class Verdict:
 
     @classmethod
     def fine(cls, message: str) -> Verdict:
+        """The resource matches its spec."""
         return cls(True, "Reconciled", message)
 
     @classmethod
     def waiting(cls, reason: str, message: str) -> Verdict:
-        """Not ready yet; the operator goes on by itself."""
+        """The resource is not ready yet, and the operator continues."""
         return cls(False, reason, message, progressing=True)
 
     @classmethod
-    def trouble(cls, reason: str, message: str) -> Verdict:
-        """Not ready, for a reason that lies outside; the operator goes on when it is gone."""
+    def blocked(cls, reason: str, message: str) -> Verdict:
+        """The resource is not ready for an external reason; the operator continues and alarms."""
         return cls(False, reason, message, progressing=True, alarm=True)
 
     @classmethod
     def refused(cls, reason: str, message: str) -> Verdict:
-        """Not ready, and it will not be before somebody changes something."""
+        """The resource is not ready until a person changes something."""
         return cls(False, reason, message, degraded=True, alarm=True)
 
     @property
     def stalled(self) -> bool:
-        """Whether the resource stays not ready until a person changes something."""
+        """Whether the resource is not ready until a person changes something."""
         return self.degraded and not self.ready and not self.progressing
 
     def warned(self, warning: tuple[str, str] | None) -> Verdict:
-        """The same, with a reason and a sentence on what falls short of the spec."""
+        """Return the verdict with this warning."""
         return replace(self, warning=warning)
 
 
 def is_ready(resource: Mapping[str, Any]) -> bool:
-    """Whether its status says so; of Kubernetes' own resources too."""
-    said = resource.get("status", {}).get("conditions", [])
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in said)
+    """Return whether the condition Ready is true; works for Kubernetes' own kinds too."""
+    found = resource.get("status", {}).get("conditions", [])
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in found)
+
+
+def ready_reason(resource: Mapping[str, Any]) -> str:
+    """Return the reason of the condition `Ready`, empty without it."""
+    found = resource.get("status", {}).get("conditions", [])
+    return next((str(c["reason"]) for c in found if c["type"] == "Ready"), "")
 
 
 def conditions(
     verdict: Verdict, generation: int, now: str, before: Sequence[Mapping[str, Any]] | None
 ) -> list[dict[str, Any]]:
-    """Return the list for `status.conditions`: `TYPES`, then those of kstatus that hold.
+    """Return the list for `status.conditions`: `TYPES`, then those of kstatus that are true.
 
-    `now` is an RFC 3339 time; `before` is the list as it stands, whose transition times are kept
-    where the status did not change.
+    `now` is an RFC 3339 time. `before` is the previous list; a condition whose status is unchanged
+    keeps its transition time.
     """
     old = {c["type"]: c for c in before or ()}
     degraded = ("Degraded", verdict.degraded, verdict.reason, verdict.message)
     if verdict.warning and not verdict.degraded:
         degraded = ("Degraded", True, *verdict.warning)
-    rows = (
+    wanted = (
         ("Ready", verdict.ready, verdict.reason, verdict.message),
         ("Progressing", verdict.progressing, verdict.reason, verdict.message),
         degraded,
@@ -93,7 +100,7 @@ def conditions(
         ("Stalled", verdict.stalled, verdict.reason, verdict.message),
     )
     out = []
-    for kind, holds, reason, message in rows:
+    for kind, holds, reason, message in wanted:
         if kind not in TYPES and not holds:
             continue
         status = "True" if holds else "False"
@@ -121,7 +128,7 @@ def is_seen(resource: Mapping[str, Any]) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two statuses say the same, transition times and key order aside."""
+    """Return whether two statuses are equal, ignoring transition times and key order."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         keys = (one.keys() | other.keys()) - {"lastTransitionTime"}
         return all(same(one.get(k), other.get(k)) for k in keys)

@@ -1,44 +1,47 @@
 """ShareConsumers: the workload of a share group, and its number of consumers.
 
-The number comes from `spec.scaling` through `scaling.decide`, or from `spec.replicas`, which
-`kubectl scale`, an HPA or KEDA may drive. The spec itself is never written, so that no GitOps tool
-sees drift; what the operator decided stands in `status.desiredReplicas`.
+The number comes from `scaling.decide`, or from `spec.replicas`, which `kubectl scale`, an HPA or
+KEDA can set. The operator never writes the spec, so that GitOps tools see no drift; its decision is
+in `status.desiredReplicas`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal_operator import clock, metrics, scaling
 from shoal_operator.conditions import Verdict
-from shoal_operator.groups import Groups, due_time
+from shoal_operator.group_monitor import GroupMonitor, consumer_groups, due_time
 from shoal_operator.kube import Kube, KubeError, now
 from shoal_operator.model import cluster as cluster_model
 from shoal_operator.model import groups as group_model
 from shoal_operator.model import names, spark
-from shoal_operator.model.names import Manifest
 from shoal_operator.quantities import duration_ms
-from shoal_operator.settings import Settings
 from shoal_operator.statuses import Statuses
-from shoal_operator.store import Store
 from shoal_operator.workloads import Workload, Workloads
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal_operator.model.names import Manifest
+    from shoal_operator.settings import Settings
+    from shoal_operator.store import Store
+
 KIND = "ShareConsumer"
-#: Lag and the like are written to a status that often while they move.
+#: The shortest time between two status updates that carry measurements only.
 STATUS_SECONDS = 5.0
-#: The time that a consumer takes to start, where `scaling.startupTime` does not say.
+#: The default of `scaling.startupTime`.
 STARTUP_TIME = "30s"
-#: Fields of the status, and of a scale signal, that are there only while the lag is known.
-OF_LAG = ("lag", "workable", "due", "inFlight", "partitions", "nextDueTime")
-#: What a ShareGroup says of itself that no consumer of it can work with.
-_OF_GROUP = ("TopicNotFound", "PositionsRefused", "OtherGroupType")
+#: Fields of the status and of a scale signal that are present only while the lag is known.
+LAG_FIELDS = ("lag", "workable", "due", "inFlight", "partitions", "nextDueTime")
+#: Reasons of a ShareGroup that keep all its consumers from working.
+_GROUP_REASONS = ("TopicNotFound", "PositionsRefused", "OtherGroupType")
 
 
 def policy(spec: Mapping[str, Any]) -> scaling.Policy:
-    """`spec.scaling` in numbers; an empty one means the schema's defaults.
+    """Return `spec.scaling` as numbers, with the schema's defaults.
 
-    Executors have bounds of their own, and share what one micro-batch holds.
+    Executors have their own bounds, and share the records of one micro-batch.
     """
     given = spec.get("scaling", {})
     low, high = given.get("minReplicas", 0), given.get("maxReplicas", 10)
@@ -66,14 +69,16 @@ def startup_s(spec: Mapping[str, Any]) -> float:
 
 
 def is_scaled(spec: Mapping[str, Any]) -> bool:
-    """Whether the operator itself finds the number of consumers."""
+    """Return whether the operator decides the number of consumers."""
     return "scaling" in spec or ("spark" in spec and "replicas" not in spec)
 
 
-def warning(spec: Mapping[str, Any], group: Mapping[str, Any], top: int) -> tuple[str, str] | None:
-    """What keeps the workload from what its spec asks: a reason and a sentence with the numbers.
+def warning(
+    spec: Mapping[str, Any], group: Mapping[str, Any], ceiling: int
+) -> tuple[str, str] | None:
+    """Return the reason and message of a limit that the spec cannot exceed, if any.
 
-    `top` is the ceiling that the group's record locks set, 0 while it is not known.
+    `ceiling` is the limit that the group's record locks set, 0 while it is unknown.
     """
     application = spec.get("spark")
     most = policy(spec).replicas_max
@@ -83,78 +88,68 @@ def warning(spec: Mapping[str, Any], group: Mapping[str, Any], top: int) -> tupl
             f"The ShareGroup's renewal is false: records of a batch that takes longer than "
             f"{group['lockDuration']} are delivered again. Set renewal to true.",
         )
-    if not top or not is_scaled(spec) or most <= top:
+    if not ceiling or not is_scaled(spec) or most <= ceiling:
         return None
     if application:
         return (
             "ParallelismUnreachable",
             f"spark.maxExecutors is {most}, but a batch of at most "
             f"{application['maxRecordsPerTrigger']} records within {group['maxRecordLocks']} "
-            f"record locks a partition gives work to {top}; raise spark.maxRecordsPerTrigger or "
-            f"the ShareGroup's maxRecordLocks.",
+            f"record locks per partition is enough for {ceiling}. Raise "
+            f"spark.maxRecordsPerTrigger or the ShareGroup's maxRecordLocks.",
         )
     return (
         "ParallelismUnreachable",
-        f"scaling.maxReplicas is {most}, but the group's record locks let only {top} consumers "
-        f"hold records; lower scaling.recordsPerReplica or raise the ShareGroup's maxRecordLocks.",
+        f"scaling.maxReplicas is {most}, but the group's record locks are enough for {ceiling} "
+        f"consumers. Lower scaling.recordsPerReplica or raise the ShareGroup's maxRecordLocks.",
     )
 
 
-def group_trouble(group: Mapping[str, Any]) -> Verdict | None:
-    """What keeps any consumer of this ShareGroup from its work, in the ShareGroup's own words.
+def group_verdict(group: Mapping[str, Any]) -> Verdict | None:
+    """Return the verdict on a ShareGroup that no consumer can use, else None.
 
-    Without it such a consumer would be at zero for want of lag, and say that all is well.
+    Without it, the consumer would scale to zero for lack of lag and report that it is ready.
     """
     meta = group["metadata"]
-    for said in group.get("status", {}).get("conditions", []):
-        current = said.get("observedGeneration") == meta.get("generation", 0)
-        if said["type"] == "Ready" and said["reason"] in _OF_GROUP and current:
-            text = f"ShareGroup {meta['name']!r}: {said['message']}"
-            made = Verdict.refused if said["reason"] == "OtherGroupType" else Verdict.waiting
-            return made(said["reason"], text)
+    for condition in group.get("status", {}).get("conditions", []):
+        current = condition.get("observedGeneration") == meta.get("generation", 0)
+        reason = condition["reason"]
+        if condition["type"] == "Ready" and reason in _GROUP_REASONS and current:
+            text = f"ShareGroup {meta['name']!r}: {condition['message']}"
+            made = Verdict.refused if reason == "OtherGroupType" else Verdict.waiting
+            return made(reason, text)
     return None
 
 
 class Consumers:
-    """The reconciler of all ShareConsumers whose group is of one cluster."""
+    """The reconciler of all ShareConsumers of one cluster."""
 
     def __init__(
         self,
         kube: Kube,
         store: Store,
-        groups: Groups,
+        monitor: GroupMonitor,
         namespace: str,
         cluster: str,
         settings: Settings,
     ) -> None:
-        self._kube, self._store, self._groups = kube, store, groups
+        self._kube, self._store, self._monitor = kube, store, monitor
         self._namespace, self._cluster, self._settings = namespace, cluster, settings
         self._statuses = Statuses(kube, store)
         self._workloads = Workloads(kube, store)
         self._histories: dict[str, scaling.History] = {}
         self._signals: dict[str, dict[str, int]] = {}
 
-    def everything(self) -> list[str]:
+    def list_names(self) -> list[str]:
+        """Return the names of all ShareConsumers of the cluster."""
         return [name for name, _ in self.by_group()]
 
     def by_group(self) -> list[tuple[str, str]]:
-        """Our ShareConsumers and the ShareGroup of each, by name."""
-        found = []
-        for consumer in self._store.all(KIND):
-            meta, group_name = consumer["metadata"], consumer["spec"]["shareGroup"]
-            if meta["namespace"] != self._namespace:
-                continue
-            group = self._store.get("ShareGroup", self._namespace, group_name)
-            if group and group["spec"]["cluster"] == self._cluster:
-                found.append((meta["name"], group_name))
-        return found
-
-    def groups_scaled(self) -> set[str]:
-        """The ShareGroups that somebody here scales by."""
-        return {group for _, group in self.by_group()}
+        """Return our ShareConsumers with their ShareGroups, by name."""
+        return consumer_groups(self._store, self._namespace, self._cluster)
 
     async def reconcile(self, wanted: list[str]) -> float | None:
-        """Bring these consumers to their specs."""
+        """Bring these ShareConsumers to their specs; return seconds until the next pass."""
         names_wanted, soon = set(wanted), False
         for name, _ in self.by_group():
             consumer = self._store.get(KIND, self._namespace, name)
@@ -163,42 +158,39 @@ class Consumers:
             if consumer["metadata"].get("deletionTimestamp"):
                 continue
             try:
-                soon |= await self._bring(consumer)
+                soon |= await self._apply(consumer)
             except KubeError as error:
                 if error.terminating:
                     continue
                 await self._statuses.write(consumer, Verdict.waiting("ApplyFailed", f"{error}"))
                 raise
-        gone = self._histories.keys() - set(self.everything())
+        gone = self._histories.keys() - set(self.list_names())
         for name in gone:
             del self._histories[name]
             self._signals.pop(name, None)
         return 2.0 if soon else None
 
     def signal(self, name: str) -> dict[str, int]:
-        """Return what the workload of a ShareConsumer scales by now.
-
-        The numbers that follow from the lag are absent while it is not known.
-        """
+        """Return the scale signal, without `LAG_FIELDS` if the lag is unknown."""
         consumer = self._store.get(KIND, self._namespace, name)
         found = self._signals.get(name, {})
         group = consumer and self._store.get(
             "ShareGroup", self._namespace, consumer["spec"]["shareGroup"]
         )
-        if group and self._groups.known(group_model.group_id(group)):
+        if group and self._monitor.current(group_model.group_id(group)):
             return found
-        return {k: v for k, v in found.items() if k not in OF_LAG}
+        return {k: v for k, v in found.items() if k not in LAG_FIELDS}
 
-    async def _bring(self, consumer: Manifest) -> bool:
-        """Whether it is to be looked at again soon, since something is under way."""
+    async def _apply(self, consumer: Manifest) -> bool:
+        """Apply the workload; return whether it is still in progress."""
         cluster = self._store.get("QueueCluster", self._namespace, self._cluster)
         group = self._store.get("ShareGroup", self._namespace, consumer["spec"]["shareGroup"])
         assert group is not None, "by_group names only consumers with a group"
         if cluster is None:
-            text = f"There is no QueueCluster {self._cluster!r} in this namespace (yet)."
+            text = f"QueueCluster {self._cluster!r} does not exist in this namespace."
             await self._statuses.write(consumer, Verdict.waiting("ClusterNotFound", text))
             return False
-        place = spark.Place(
+        context = spark.WorkloadContext(
             self._cluster,
             cluster_model.bootstrap_servers(cluster),
             group_model.group_id(group),
@@ -209,14 +201,14 @@ class Consumers:
             self._settings.spark_pull_policy,
         )
         decision = self._decide(consumer, group)
-        workload = await self._workloads.bring(consumer, place, decision.replicas)
-        await self._say(consumer, group, decision, workload)
+        workload = await self._workloads.apply(consumer, context, decision.replicas)
+        await self._write_status(consumer, group, decision, workload)
         return workload.verdict.progressing
 
     def _decide(self, consumer: Manifest, group: Manifest) -> scaling.Decision:
         spec, status = consumer["spec"], consumer.get("status", {})
         name = consumer["metadata"]["name"]
-        state = self._groups.known(group_model.group_id(group))
+        state = self._monitor.current(group_model.group_id(group))
         top = status.get("ceiling", 0)
         if spec.get("paused"):
             return scaling.Decision(0, top, "spec.paused is true")
@@ -224,7 +216,7 @@ class Consumers:
             return scaling.Decision(spec.get("replicas", 1), top, "spec.replicas")
         current = status.get("desiredReplicas", spec.get("replicas", 0))
         if state is None:
-            return scaling.Decision(current, top, "lag is not known now")
+            return scaling.Decision(current, top, "the lag is unknown")
         now_ms = clock.now_ms()
         history = self._histories.get(name)
         if history is None:
@@ -237,17 +229,17 @@ class Consumers:
         settled = sum(starts) if starts and min(starts) >= 0 else -1
         running = status.get("readyReplicas", 0)
         due = state.due(startup_s(spec))
-        later = state.workable - due
-        load = scaling.Load(due, partitions, locks, settled, running, state.stuck, later)
+        not_due = state.workable - due
+        load = scaling.Load(due, partitions, locks, settled, running, state.blocked, not_due)
         return scaling.decide(policy(spec), load, current, history, now_ms)
 
-    async def _say(
+    async def _write_status(
         self, consumer: Manifest, group: Manifest, decision: scaling.Decision, workload: Workload
     ) -> None:
         meta, before = consumer["metadata"], consumer.get("status", {})
-        state = self._groups.known(group_model.group_id(group))
-        # A lag that is not known any more leaves the status: nothing may scale by it.
-        measured: dict[str, Any] = {**dict.fromkeys(OF_LAG), "decision": decision.why}
+        state = self._monitor.current(group_model.group_id(group))
+        # An unknown lag is removed from the status: nothing may scale by it.
+        measured: dict[str, Any] = {**dict.fromkeys(LAG_FIELDS), "decision": decision.reason}
         if state:
             measured |= {
                 "lag": state.lag,
@@ -276,14 +268,14 @@ class Consumers:
         metrics.WANTED.labels(meta["namespace"], meta["name"]).set(decision.replicas)
         numbers = {k: v for k, v in (fields | measured).items() if isinstance(v, int)}
         self._signals[meta["name"]] = numbers
-        verdict = group_trouble(group) or workload.verdict
+        verdict = group_verdict(group) or workload.verdict
         if consumer["spec"].get("paused"):
-            verdict = Verdict(True, "Paused", "spec.paused is true; none runs.", paused=True)
+            verdict = Verdict(True, "Paused", "spec.paused is true: no consumer runs.", paused=True)
         verdict = verdict.warned(warning(consumer["spec"], group["spec"], decision.ceiling))
         await self._statuses.write(consumer, verdict, fields)
         newest = self._store.get(KIND, self._namespace, meta["name"])
         if newest is not None:
-            await self._statuses.update(newest, measured, STATUS_SECONDS)
+            await self._statuses.update_measurements(newest, measured, STATUS_SECONDS)
         if changed and "desiredReplicas" in before:
-            text = f"{before['desiredReplicas']} to {decision.replicas}: {decision.why}."
+            text = f"{before['desiredReplicas']} to {decision.replicas}: {decision.reason}."
             await self._kube.event(consumer, "Scaled", text)

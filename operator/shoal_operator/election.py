@@ -1,7 +1,7 @@
-"""Leader election over a Lease: of several operator replicas one acts, the others stand by.
+"""Leader election over a Lease: one replica of the operator leads, the others stand by.
 
-A replica that cannot renew within the lease's duration stops acting before another may take over,
-since its own deadline counts from before the renewal was sent.
+A leader that cannot renew the Lease stops before another replica may take over: its own deadline
+counts from the time before the renewal was sent.
 """
 
 from __future__ import annotations
@@ -9,12 +9,17 @@ from __future__ import annotations
 import asyncio
 import datetime
 import time
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from shoal_operator import metrics
 from shoal_operator.kube import Kube, KubeError
-from shoal_operator.model.names import Manifest
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal_operator.model.names import Manifest
+
+API_VERSION, KIND = "coordination.k8s.io/v1", "Lease"
 DURATION_SECONDS = 15
 RENEW_SECONDS = 5
 RETRY_SECONDS = 2
@@ -25,69 +30,70 @@ def _micro_time() -> str:
 
 
 class Election:
-    """Holds or seeks the Lease `name` as `identity`; tells `on_change` when that changes."""
+    """Holds or acquires the Lease `name` as `identity`; notifies subscribers of changes."""
 
-    def __init__(
-        self,
-        kube: Kube,
-        name: str,
-        namespace: str,
-        identity: str,
-        on_change: Callable[[bool], None],
-    ) -> None:
+    def __init__(self, kube: Kube, name: str, namespace: str, identity: str) -> None:
         self._kube, self._name, self._namespace = kube, name, namespace
-        self._identity, self._on_change = identity, on_change
+        self._identity = identity
+        self._subscribers: list[Callable[[bool], None]] = []
         self.leading = False
-        #: Whether another replica was seen to renew the Lease, and it has not expired.
+        #: Whether another replica has renewed the Lease and the Lease has not expired.
         self.another_leads = False
-        self._seen: tuple[str, float] = ("", 0.0)
-        #: The Lease as we wrote it last; while it is ours, one call renews it.
-        self._held: Manifest | None = None
+        #: The last renewal by any replica, and the monotonic time at which it was observed.
+        self._observed: tuple[str, float] = ("", 0.0)
+        #: The Lease as this replica wrote it last; one call renews it while no other one writes.
+        self._own_lease: Manifest | None = None
+
+    def subscribe(self, subscriber: Callable[[bool], None]) -> None:
+        """Call `subscriber` with True when this replica becomes leader, else with False."""
+        self._subscribers.append(subscriber)
 
     def _set(self, leading: bool) -> None:
         if leading != self.leading:
             self.leading = leading
             metrics.LEADER.set(leading)
-            self._on_change(leading)
+            for subscriber in self._subscribers:
+                subscriber(leading)
 
     async def run(self) -> None:
-        """Campaign until cancelled; then give the lease back."""
+        """Acquire and renew the Lease until cancelled; then release it."""
         deadline = 0.0
         try:
             while True:
                 began = time.monotonic()
-                # A leader whose calls hang steps down before its lease has run out.
+                # A leader whose calls hang steps down before its Lease expires.
                 limit = min(RENEW_SECONDS, deadline - began) if self.leading else RENEW_SECONDS
                 failed = False
                 try:
                     async with asyncio.timeout(max(0.0, limit)):
-                        held = await self._attempt()
+                        leads = await self._attempt()
                 except (KubeError, TimeoutError):
                     self.another_leads = False
-                    failed, held = True, self.leading and time.monotonic() < deadline
+                    failed, leads = True, self.leading and time.monotonic() < deadline
                 else:
-                    if held:
+                    if leads:
                         deadline = began + DURATION_SECONDS - RETRY_SECONDS
-                self._set(held)
-                await asyncio.sleep(RENEW_SECONDS if held and not failed else RETRY_SECONDS)
+                self._set(leads)
+                await asyncio.sleep(RENEW_SECONDS if leads and not failed else RETRY_SECONDS)
         finally:
             if self.leading:
                 self._set(False)
                 await asyncio.shield(self._release())
 
     async def _attempt(self) -> bool:
-        if self._held and await self._write(self._lease(self._held)):
+        """Renew or acquire the Lease; return whether this replica holds it."""
+        if self._own_lease and await self._write(self._lease(self._own_lease)):
             return True
-        lease = await self._kube.get("coordination.k8s.io/v1", "Lease", self._name, self._namespace)
+        lease = await self._kube.get(API_VERSION, KIND, self._name, self._namespace)
         if lease is None:
             return await self._write(self._lease(None))
         spec = lease.get("spec", {})
         holder = spec.get("holderIdentity") or ""
-        stamp = f"{holder} {spec.get('renewTime')}"
-        renewed = bool(self._seen[0]) and stamp != self._seen[0]
-        if stamp != self._seen[0]:
-            self._seen = (stamp, time.monotonic())
-        expired = time.monotonic() - self._seen[1] > spec.get("leaseDurationSeconds", 0)
+        renewal = f"{holder} {spec.get('renewTime')}"
+        renewed = bool(self._observed[0]) and renewal != self._observed[0]
+        if renewal != self._observed[0]:
+            self._observed = (renewal, time.monotonic())
+        expired = time.monotonic() - self._observed[1] > spec.get("leaseDurationSeconds", 0)
         if holder not in ("", self._identity) and not expired:
             self.another_leads |= renewed
             return False
@@ -95,14 +101,15 @@ class Election:
         return await self._write(self._lease(lease))
 
     def _lease(self, before: Manifest | None) -> Manifest:
+        """Return the Lease with this replica as its holder; `before` is the Lease as it is."""
         spec = (before or {}).get("spec", {})
         took_over = spec.get("holderIdentity") != self._identity
         meta = {"name": self._name, "namespace": self._namespace}
         if before:
             meta = {k: v for k, v in before["metadata"].items() if k != "managedFields"}
         return {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
+            "apiVersion": API_VERSION,
+            "kind": KIND,
             "metadata": meta,
             "spec": {
                 "holderIdentity": self._identity,
@@ -114,25 +121,25 @@ class Election:
         }
 
     async def _write(self, lease: Manifest) -> bool:
-        before, self._held = self._held, None
+        """Write the Lease; return False if another replica has written or deleted it."""
+        before, self._own_lease = self._own_lease, None
         try:
             if "resourceVersion" in lease["metadata"]:
-                self._held = await self._kube.replace(lease)
+                self._own_lease = await self._kube.replace(lease)
             else:
-                self._held = await self._kube.create(lease)
+                self._own_lease = await self._kube.create(lease)
         except KubeError as error:
-            # 409: somebody else wrote; 404: it was deleted.
+            # 409: another replica wrote the Lease; 404: it was deleted.
             if error.status in (404, 409):
                 return False
-            self._held = before
+            self._own_lease = before
             raise
         return True
 
     async def _release(self) -> None:
+        """Give up the Lease, so that another replica need not wait until it expires."""
         try:
-            lease = await self._kube.get(
-                "coordination.k8s.io/v1", "Lease", self._name, self._namespace
-            )
+            lease = await self._kube.get(API_VERSION, KIND, self._name, self._namespace)
             if lease and lease.get("spec", {}).get("holderIdentity") == self._identity:
                 lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
                 await self._kube.replace(lease)

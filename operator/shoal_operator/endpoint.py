@@ -1,9 +1,9 @@
-"""HTTP of the operator: its metrics, and scale signals in the form that KEDA's metrics API reads.
+"""The operator's HTTP server: its metrics, and scale signals for KEDA's metrics API scaler.
 
 GET /metrics                                     Prometheus text
 GET /scale/NAMESPACE/SHARECONSUMER               {"lag": …, "due": …, "desiredReplicas": …}
 
-A signal is answered with 503 while the group's lag is not known, so that KEDA uses its fallback.
+The status is 503 while the group's lag is unknown, so that KEDA uses its fallback.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 async def serve(operator: Operator, port: int) -> web.AppRunner:
-    """Serve on all addresses until the runner is cleaned up."""
+    """Serve on all addresses; `cleanup()` of the returned runner stops the server."""
 
     async def metrics(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -27,10 +27,10 @@ async def serve(operator: Operator, port: int) -> web.AppRunner:
         namespace, name = request.match_info["namespace"], request.match_info["name"]
         found = operator.signal(namespace, name)
         if found is None:
-            text = f"there is no ShareConsumer {namespace}/{name}"
+            text = f"ShareConsumer {namespace}/{name} does not exist"
             return web.json_response({"error": text}, status=404)
         if "lag" not in found:
-            text = f"the lag of the group of ShareConsumer {namespace}/{name} is not known now"
+            text = f"the lag of the group of ShareConsumer {namespace}/{name} is unknown"
             return web.json_response({"error": text, **found}, status=503)
         return web.json_response(found)
 

@@ -1,7 +1,7 @@
-"""The door to the API server: server-side apply, status patches, events. Nothing decides here.
+"""Requests to the API server: server-side apply, status patches, events.
 
-Objects are plain manifests. Every call is counted by verb in `metrics.API_CALLS`. Whatever goes
-wrong is a `KubeError`, one exception that carries the HTTP status and the server's message.
+Objects are plain manifests. `metrics.API_CALLS` counts requests by verb. Every error is a
+`KubeError` with the HTTP status and the server's message.
 """
 
 from __future__ import annotations
@@ -9,18 +9,22 @@ from __future__ import annotations
 import datetime
 import hashlib
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams
-from lightkube.config.kubeconfig import SingleConfig
 
 from shoal_operator import metrics
 from shoal_operator.model import names
-from shoal_operator.model.names import Manifest
 
-#: Kinds that the operator touches, with their plurals.
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Mapping
+
+    from lightkube.config.kubeconfig import SingleConfig
+
+    from shoal_operator.model.names import Manifest
+
+#: Plurals of the kinds that the operator uses.
 PLURALS = {
     "Pod": "pods",
     "Service": "services",
@@ -42,7 +46,7 @@ PLURALS = {
 }
 TIMEOUT_SECONDS = 20.0
 PAGE_OBJECTS = 500
-#: How long one watch lasts before it is begun anew.
+#: How long one watch lasts before the next one starts.
 WATCH_SECONDS = 290
 _MANAGER = {"fieldManager": names.FIELD_MANAGER}
 _APPLY = "application/apply-patch+yaml"
@@ -50,7 +54,7 @@ _MERGE = "application/merge-patch+json"
 
 
 class KubeError(Exception):
-    """The API server refused (`status` is its HTTP status) or was not reached (`status` 0)."""
+    """The API server refused (`status` is the HTTP status) or did not answer (`status` 0)."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -58,12 +62,12 @@ class KubeError(Exception):
 
     @property
     def terminating(self) -> bool:
-        """Whether the namespace is being deleted, in which nothing can be made any more."""
+        """Whether the namespace is being deleted, so that nothing can be created in it."""
         return self.status == 403 and "being terminated" in str(self)
 
 
 def now() -> str:
-    """The time as Kubernetes writes it: RFC 3339, seconds, UTC."""
+    """Return the time as RFC 3339 in UTC, in whole seconds."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -83,7 +87,7 @@ def _selected(labels: Mapping[str, str]) -> dict[str, str]:
 
 
 class Kube:
-    """Calls to one API server, as one field manager."""
+    """Requests to one API server as one field manager."""
 
     def __init__(self, config: SingleConfig) -> None:
         timeout = httpx2.Timeout(TIMEOUT_SECONDS)
@@ -122,7 +126,7 @@ class Kube:
         return found
 
     async def missing_kinds(self, wanted: Iterable[str]) -> list[str]:
-        """Which of the project's own kinds the API server does not serve."""
+        """Return those of the project's kinds that the API server does not serve."""
         try:
             found = await self._call("get", f"/apis/{names.API_VERSION}")
         except KubeError as error:
@@ -133,7 +137,7 @@ class Kube:
         return [kind for kind in wanted if kind not in served]
 
     async def get(self, api_version: str, kind: str, name: str, namespace: str) -> Manifest | None:
-        """The object, or None if there is none."""
+        """Return the object, None if it does not exist."""
         try:
             return await self._call("get", _path(api_version, kind, namespace, name))
         except KubeError as error:
@@ -144,13 +148,15 @@ class Kube:
     async def snapshot(
         self, api_version: str, kind: str, namespace: str | None, labels: Mapping[str, str]
     ) -> tuple[list[Manifest], str]:
-        """The objects with these labels, in one namespace or, with None, in all; and the version
-        from which a watch goes on."""
+        """Return the objects with these labels, and the resource version from which to watch.
+
+        `namespace` None means all namespaces.
+        """
         params = {"limit": str(PAGE_OBJECTS), **_selected(labels)}
         found: list[Manifest] = []
         while True:
             page = await self._call("list", _path(api_version, kind, namespace), params=params)
-            # Items of a list come without the two fields that they share.
+            # Items of a list lack these two fields.
             found += [{**o, "apiVersion": api_version, "kind": kind} for o in page["items"]]
             more = page["metadata"].get("continue")
             if not more:
@@ -165,9 +171,9 @@ class Kube:
         labels: Mapping[str, str],
         version: str,
     ) -> AsyncIterator[tuple[str, Manifest]]:
-        """ADDED, MODIFIED and DELETED objects since `version`, until the API server ends it.
+        """Yield (ADDED, MODIFIED or DELETED, object) since `version` until the API server ends it.
 
-        Raises `KubeError`, with status 410 where `version` is too old.
+        Raises `KubeError`, with status 410 if `version` is too old.
         """
         metrics.API_CALLS.labels("watch").inc()
         params = {
@@ -191,7 +197,7 @@ class Kube:
             raise KubeError(0, f"the API server did not answer: {error}") from None
 
     async def apply(self, manifest: Manifest) -> Manifest:
-        """Server-side apply with force: the fields in `manifest` are ours, all others stay."""
+        """Server-side apply with force: owns the fields in `manifest` and keeps all others."""
         return await self._call(
             "patch",
             _path_of(manifest),
@@ -201,12 +207,12 @@ class Kube:
         )
 
     async def delete(self, manifest: Mapping[str, Any]) -> Manifest | None:
-        """Delete this very object, told by its uid; None if it is gone already."""
+        """Delete the object with this uid; return None if it does not exist."""
         uid = {"preconditions": {"uid": manifest["metadata"]["uid"]}}
         try:
             return await self._call("delete", _path_of(manifest), uid)
         except KubeError as error:
-            # 409: another object stands under the name by now.
+            # 409: another object has the name now.
             if error.status in (404, 409):
                 return None
             raise
@@ -214,7 +220,7 @@ class Kube:
     async def merge(
         self, resource: Mapping[str, Any], patch: Manifest, *, status: bool = False
     ) -> Manifest | None:
-        """JSON merge patch of the object, or of its status; None if it is gone."""
+        """JSON merge patch of the object or its status; return None if it does not exist."""
         path = _path_of(resource) + ("/status" if status else "")
         try:
             return await self._call("patch", path, patch, _MERGE, _MANAGER)
@@ -224,11 +230,11 @@ class Kube:
             raise
 
     async def replace(self, manifest: Manifest) -> Manifest:
-        """Replace the object; a `resourceVersion` in it makes that conditional (409 if stale)."""
+        """Replace the object; with a `resourceVersion`, status 409 if that is stale."""
         return await self._call("replace", _path_of(manifest), manifest, params=_MANAGER)
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Create the object; 409 if it exists."""
+        """Create the object; status 409 if it exists."""
         where = _path(manifest["apiVersion"], manifest["kind"], manifest["metadata"]["namespace"])
         return await self._call("create", where, manifest, params=_MANAGER)
 
@@ -241,10 +247,10 @@ class Kube:
         warning: bool = False,
         once: str | None = None,
     ) -> None:
-        """Record an event on an object. That it fails is no reason to stop.
+        """Record an event on an object; most failures are only counted.
 
-        The same reason and `once` about the same object make the same event: it is recorded once,
-        however often this is called and by whichever process.
+        An event with the same object, reason and `once` is recorded once, also by several
+        processes.
         """
         meta = about["metadata"]
         stamp = now()

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line, our own and those of kopf and aiohttp alike."""
+"""Structured logs: one JSON object per line, for the operator, kopf and aiohttp."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import structlog
 
 
 def configure(level: str = "INFO") -> None:
-    """Send everything to standard error; `level` is that of our own lines."""
+    """Log to standard error; `level` applies to the operator's own lines."""
     shared: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso"),
@@ -25,6 +25,6 @@ def configure(level: str = "INFO") -> None:
         )
     )
     logging.root.handlers[:] = [handler]
-    # kopf reports each event it hands on; what matters of its own is at least a warning.
+    # kopf logs each event at a level below warning.
     logging.root.setLevel(max(logging.WARNING, logging.getLevelName(level)))
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.INFO)

@@ -1,12 +1,16 @@
-"""What kopf runs: watches in, `Operator` out. `python -m shoal_operator` starts it.
+"""The kopf handlers, which pass watch events to `Operator`. `python -m shoal_operator` runs them.
 
-kopf brings the watch streams, the liveness probe and the life cycle. Only event handlers are used:
-they store what they see and wake a loop, write nothing to the objects and leave no annotations.
+kopf provides the watch streams, the liveness probe and the life cycle. The handlers are event
+handlers only: kopf writes nothing to the objects and leaves no annotations.
 
-Environment: SHOAL_OPERATOR_NAMESPACE (where the Lease lives), SHOAL_BROKER_IMAGE,
-SHOAL_SPARK_IMAGE, SHOAL_DRIVER_ROLE (the ClusterRole of Spark drivers), SHOAL_SCALE_URL (how
-drivers reach this operator), SHOAL_HTTP_PORT (metrics and scale signals, 8080) and POD_NAME
-(identity in the election).
+Environment variables:
+SHOAL_OPERATOR_NAMESPACE: the namespace of the Lease; default `default`.
+SHOAL_BROKER_IMAGE, SHOAL_SPARK_IMAGE: default images.
+SHOAL_BROKER_PULL_POLICY, SHOAL_SPARK_PULL_POLICY: their pull policies; default `IfNotPresent`.
+SHOAL_DRIVER_ROLE: the ClusterRole of Spark drivers.
+SHOAL_SCALE_URL: the URL at which drivers reach this operator.
+SHOAL_HTTP_PORT: the port of metrics and scale signals; default 8080.
+POD_NAME: the identity in the leader election.
 """
 
 from __future__ import annotations
@@ -15,11 +19,10 @@ import asyncio
 import os
 import socket
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kopf
 import structlog
-from lightkube.config.kubeconfig import SingleConfig
 
 from shoal_operator import __version__, endpoint
 from shoal_operator.election import Election
@@ -28,14 +31,17 @@ from shoal_operator.model import names
 from shoal_operator.runtime import SPARK_CRD, WATCHED, Operator
 from shoal_operator.settings import Settings
 
+if TYPE_CHECKING:
+    from lightkube.config.kubeconfig import SingleConfig
+
 log = structlog.get_logger()
-#: A watch that the API server turns away, as it does while a definition changes, soon comes again.
+#: kopf's back-off for requests that the API server refuses, as it does while a definition changes.
 API_BACKOFFS_SECONDS = (0.5, *[1.0] * 20, *[5.0] * 10)
 
 
 @dataclass(slots=True)
 class Environment:
-    """What `__main__` hands over, and what the start makes of it."""
+    """kopf's memo: the arguments of `__main__` and what `start` creates."""
 
     config: SingleConfig
     namespaces: tuple[str, ...] = ()
@@ -57,19 +63,24 @@ def _settings() -> Settings:
 
 @kopf.on.startup()
 async def start(memo: Environment, settings: kopf.OperatorSettings, **_: Any) -> None:
-    """Connect, serve metrics and begin to seek the Lease."""
+    """Connect, serve metrics and start the leader election."""
     settings.posting.enabled = False
-    # All kinds were there when the process began (see `__main__`).
+    # `__main__` has waited until all kinds exist.
     settings.scanning.disabled = True
     settings.networking.error_backoffs = API_BACKOFFS_SECONDS
-    made = _settings()
+    operator_settings = _settings()
     kube = Kube(memo.config)
-    memo.operator = Operator(kube, made, memo.namespaces)
-    web = await endpoint.serve(memo.operator, int(os.environ.get("SHOAL_HTTP_PORT", "8080")))
     namespace = os.environ.get("SHOAL_OPERATOR_NAMESPACE", "default")
     identity = os.environ.get("POD_NAME", socket.gethostname())
-    election = Election(kube, names.FIELD_MANAGER, namespace, identity, memo.operator.lead)
-    memo.operator.stands_by = lambda: election.another_leads
+    election = Election(kube, names.FIELD_MANAGER, namespace, identity)
+    memo.operator = Operator(
+        kube,
+        operator_settings,
+        memo.namespaces,
+        another_leads=lambda: election.another_leads,
+    )
+    election.subscribe(memo.operator.set_leading)
+    web = await endpoint.serve(memo.operator, int(os.environ.get("SHOAL_HTTP_PORT", "8080")))
     campaign = asyncio.create_task(election.run(), name="election")
 
     async def close() -> None:
@@ -80,22 +91,27 @@ async def start(memo: Environment, settings: kopf.OperatorSettings, **_: Any) ->
         await kube.close()
 
     memo.close = close
-    log.info("started", version=__version__, broker_image=made.broker_image, identity=identity)
+    log.info(
+        "started",
+        version=__version__,
+        broker_image=operator_settings.broker_image,
+        identity=identity,
+    )
 
 
 @kopf.on.cleanup()
 async def stop(memo: Environment, **_: Any) -> None:
-    """Give the Lease back and close everything."""
+    """Release the Lease and close all connections."""
     await memo.close()
 
 
 async def watch(event: Any, memo: Environment, **_: Any) -> None:
-    """Something that concerns us was made, changed or deleted."""
+    """Pass a watch event to the operator."""
     manifest = dict(event["object"])
     if event["type"] == "DELETED":
-        memo.operator.gone(manifest)
+        memo.operator.on_delete(manifest)
     else:
-        memo.operator.seen(manifest)
+        memo.operator.on_update(manifest)
 
 
 for _api_version, _kind, _labels in WATCHED:
@@ -113,5 +129,5 @@ for _api_version, _kind, _labels in WATCHED:
     value=SPARK_CRD,
 )
 async def watch_definitions(memo: Environment, **_: Any) -> None:
-    """A Spark operator was installed, or taken away."""
+    """Report that the definition of SparkApplications was installed or removed."""
     memo.operator.spark_changed()

@@ -1,84 +1,94 @@
-"""Brokers that shall leave a cluster, and replicas that shall spread over those that came.
+"""Scale-down of brokers, and rebalancing of replicas.
 
-A broker leaves once no partition has a replica on it. Its pod ends only then, and it is taken out
-of the cluster's metadata once it is gone. All of it is worked out anew from what is there, so that
-an operator that dies in between goes on where it was.
+A broker is removed after all replicas have moved to other brokers: first its pod stops, then the
+broker is unregistered. Every pass starts from the observed state, so that a new operator continues
+after a crash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.client.errors import KafkaError
 
 from shoal_operator import placement
-from shoal_operator.broker_states import ClusterState
-from shoal_operator.brokers import Brokers
-from shoal_operator.kube import Kube
-from shoal_operator.model import names, seats
-from shoal_operator.model.names import Manifest
-from shoal_operator.roller import PartitionState
-from shoal_operator.troubles import Trouble
+from shoal_operator.diagnostics import Diagnosis
+from shoal_operator.model import names, pod_layout
 
-#: The annotation that asks, by any new value, for replicas to be spread over all brokers.
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from shoal_operator.broker_states import ClusterState
+    from shoal_operator.brokers import Brokers
+    from shoal_operator.kube import Kube
+    from shoal_operator.model.names import Manifest
+    from shoal_operator.roller import PartitionState
+
+#: The annotation that requests a rebalancing; each new value is a request.
 REBALANCE = f"{names.GROUP}/rebalance"
-#: Partitions that are named in a message.
+#: Number of partitions that a message names.
 NAMED_MAX = 3
 
 
-class Leaving(NamedTuple):
-    """How many pods have to be there still, and why it is more than the spec asks for."""
+class ScaleDown(NamedTuple):
+    """The number of pods that must run, and why it exceeds the spec's number."""
 
     replicas: int
-    trouble: Trouble | None = None
+    diagnosis: Diagnosis | None = None
 
 
 class Membership:
-    """Owns no state but what brokers and Kubernetes have."""
+    """Moves replicas and unregisters brokers; has no state of its own."""
 
     def __init__(self, kube: Kube, brokers: Brokers) -> None:
         self._kube, self._brokers = kube, brokers
 
-    async def leaving(
+    async def scale_down(
         self, cluster: Manifest, state: ClusterState, running: Iterable[int]
-    ) -> Leaving:
-        """Move replicas off the brokers that the spec has no more; `running` are those with a
-        pod. Raises `ClientError`."""
-        wanted, staying = seats.replicas(cluster), seats.brokers(cluster)
+    ) -> ScaleDown:
+        """Move replicas off the brokers that the spec no longer has. Raises `ClientError`.
+
+        `running` are the brokers that have a pod.
+        """
+        wanted, staying = pod_layout.replicas(cluster), pod_layout.brokers(cluster)
         present = set(running)
         extra = (state.registered | present) - set(staying)
         if not extra:
-            return Leaving(wanted)
+            return ScaleDown(wanted)
         partitions, still = await self._partitions()
-        plan = placement.drained(still, staying, state.racks)
-        if plan.stuck:
-            return Leaving(_pods_with(extra & present, wanted), _stuck(plan, cluster))
+        plan = placement.drain(still, staying, state.racks)
+        if plan.unplaceable:
+            return ScaleDown(_pods_with(extra & present, wanted), _refusal(plan, cluster))
         await self._move(cluster, plan.moves, "BrokersDrain")
         moving = [p for p in partitions if extra & set(p.replicas)]
         left = {b for p in moving for b in p.replicas} & extra
         if left & present:
-            end = "and then it ends" if seats.per_pod(cluster) == 1 else "and then their pod ends"
-            text = f"{len(moving)} partitions are leaving {_brokers(left)}, {end}."
-            return Leaving(_pods_with(left & present, wanted), Trouble("ScalingDown", text))
+            stops = "the broker" if pod_layout.per_pod(cluster) == 1 else "their pod"
+            text = (
+                f"Replicas of {len(moving)} partitions are being moved from {_brokers(left)}; "
+                f"{stops} stops after that."
+            )
+            return ScaleDown(_pods_with(left & present, wanted), Diagnosis("ScalingDown", text))
         for broker in sorted(extra - present - left):
             if broker in state.fenced:
                 await self._brokers.unregister(broker)
-        return Leaving(wanted)
+        return ScaleDown(wanted)
 
-    async def spread(self, cluster: Manifest, state: ClusterState) -> str | None:
-        """Spread replicas if that was asked for; what it was asked with, once it is under way.
-        Raises `ClientError`."""
+    async def rebalance(self, cluster: Manifest, state: ClusterState) -> str | None:
+        """Start a requested rebalancing; return the annotation's value, None without a request.
+
+        Raises `ClientError`.
+        """
         asked = cluster["metadata"].get("annotations", {}).get(REBALANCE, "")
         if not asked or asked == cluster.get("status", {}).get("lastRebalance"):
             return None
         _, still = await self._partitions()
-        plan = placement.spread(still, seats.brokers(cluster), state.racks)
+        plan = placement.balance(still, pod_layout.brokers(cluster), state.racks)
         await self._move(cluster, plan.moves, "Rebalance")
         return str(asked)
 
     async def _partitions(self) -> tuple[Sequence[PartitionState], list[PartitionState]]:
-        """All of them, and those that are not on the move already."""
+        """Return all partitions, and those whose replicas are not being moved."""
         partitions = await self._brokers.partitions()
         under_way = await self._brokers.reassignments()
         return partitions, [p for p in partitions if p.name not in under_way]
@@ -86,11 +96,11 @@ class Membership:
     async def _move(
         self, cluster: Manifest, moves: Mapping[str, tuple[int, ...]], reason: str
     ) -> None:
-        """Ask for these moves, if there are any. Raises `KafkaError`."""
+        """Request these reassignments. Raises `KafkaError`."""
         if not moves:
             return
         generation = cluster["metadata"].get("generation")
-        text = f"{len(moves)} partitions get other replicas."
+        text = f"Replicas of {len(moves)} partitions are being moved."
         await self._kube.event(cluster, reason, text, once=f"{generation} {sorted(moves)[:1]}")
         for error in (await self._brokers.reassign(moves)).values():
             if isinstance(error, KafkaError):
@@ -98,19 +108,23 @@ class Membership:
 
 
 def _pods_with(brokers: Iterable[int], wanted: int) -> int:
-    """How many pods there have to be for these brokers, and for those of the spec."""
-    return max([wanted, *(seats.pod_of(broker) + 1 for broker in brokers)])
+    """Return the number of pods that these brokers and those of the spec need."""
+    return max([wanted, *(pod_layout.pod_of(broker) + 1 for broker in brokers)])
 
 
-def _stuck(plan: placement.Plan, cluster: Manifest) -> Trouble:
-    names_of = ", ".join(plan.stuck[:NAMED_MAX])
-    more = f" and {len(plan.stuck) - NAMED_MAX} more" if len(plan.stuck) > NAMED_MAX else ""
-    wanted = seats.replicas(cluster)
-    many = "more replicas than that" + (", a pod each" if seats.per_pod(cluster) > 1 else "")
-    return Trouble(
+def _refusal(plan: placement.Plan, cluster: Manifest) -> Diagnosis:
+    names_of = ", ".join(plan.unplaceable[:NAMED_MAX])
+    more = (
+        f" and {len(plan.unplaceable) - NAMED_MAX} more"
+        if len(plan.unplaceable) > NAMED_MAX
+        else ""
+    )
+    wanted = pod_layout.replicas(cluster)
+    pods = "pods" if pod_layout.per_pod(cluster) > 1 else "brokers"
+    return Diagnosis(
         "ScaleDownRefused",
-        f"spec.replicas is {wanted}, and {names_of}{more} have {many}; lower "
-        "their spec.replicas, or keep the brokers.",
+        f"spec.replicas is {wanted}, but {names_of}{more} have replicas on more {pods} than that. "
+        "Create the topics with fewer replicas, or raise spec.replicas.",
     )
 
 

@@ -1,10 +1,10 @@
-"""The operator's own metrics, in Prometheus form."""
+"""The operator's Prometheus metrics."""
 
 import contextlib
 
 from prometheus_client import Counter, Gauge, Histogram
 
-RECONCILES = Counter("shoal_operator_reconciles", "Reconciliations begun.", ["kind"])
+RECONCILES = Counter("shoal_operator_reconciles", "Reconciliations that were started.", ["kind"])
 ERRORS = Counter("shoal_operator_errors", "Reconciliations that failed and are retried.", ["kind"])
 DURATION = Histogram(
     "shoal_operator_reconcile_seconds",
@@ -12,26 +12,28 @@ DURATION = Histogram(
     ["kind"],
     buckets=(0.01, 0.05, 0.1, 0.5, 1, 5, 30),
 )
-QUEUE = Gauge("shoal_operator_queue", "Resources that wait to be reconciled.", ["kind"])
-API_CALLS = Counter("shoal_operator_api_calls", "Calls to the API server.", ["verb"])
+QUEUE = Gauge("shoal_operator_queue", "Resources in the queue.", ["kind"])
+API_CALLS = Counter("shoal_operator_api_calls", "Requests to the API server.", ["verb"])
 BROKER_CALLS = Counter("shoal_operator_broker_calls", "Requests to brokers.", ["api"])
-LEADER = Gauge("shoal_operator_leader", "1 while this replica is the one that acts.")
+LEADER = Gauge("shoal_operator_leader", "1 while this replica is the leader.")
 LAG = Gauge("shoal_share_group_lag", "Lag of a share group.", ["namespace", "share_group"])
-WANTED = Gauge("shoal_share_consumer_wanted", "Consumers wanted.", ["namespace", "share_consumer"])
+WANTED = Gauge(
+    "shoal_share_consumer_wanted", "Wanted number of consumers.", ["namespace", "share_consumer"]
+)
 _GROUP = ("namespace", "share_group")
 AVAILABLE = Gauge("shoal_share_group_available", "Records that can be delivered now.", _GROUP)
-IN_FLIGHT = Gauge("shoal_share_group_in_flight", "Records that members hold.", _GROUP)
+IN_FLIGHT = Gauge("shoal_share_group_in_flight", "Records that members have acquired.", _GROUP)
 _OF_GROUPS = (LAG, AVAILABLE, IN_FLIGHT)
 
 
 def forget_group(namespace: str, share_group: str) -> None:
-    """Drop the samples of a ShareGroup whose lag is not known any more."""
+    """Remove the samples of a ShareGroup whose lag is no longer known."""
     for gauge in _OF_GROUPS:
         with contextlib.suppress(KeyError):
             gauge.remove(namespace, share_group)
 
 
 def forget_all() -> None:
-    """Drop the samples of all ShareGroups and ShareConsumers: another replica acts."""
+    """Remove the samples of all ShareGroups and ShareConsumers, which the leader reports."""
     for gauge in (*_OF_GROUPS, WANTED):
         gauge.clear()

@@ -1,4 +1,4 @@
-"""Durations and sizes in Kubernetes' words, as numbers."""
+"""Durations and sizes in Kubernetes' notation."""
 
 import re
 
@@ -13,14 +13,14 @@ _BYTES: dict[str | None, int] = {
 
 
 def duration_ms(text: str) -> int:
-    """`1h30m`, `30s`, `500ms` as milliseconds. Raises `ValueError` for what is no duration."""
+    """Return `1h30m`, `30s` or `500ms` as milliseconds. Raises `ValueError`."""
     if not text or _PART.sub("", text):
-        raise ValueError(f"{text!r} is no duration; write it like 30s, 5m or 1h30m")
+        raise ValueError(f"{text!r} is not a duration; use a form like 30s, 5m or 1h30m")
     return sum(int(n) * _UNIT_MS[unit] for n, unit in _PART.findall(text))
 
 
 def duration_text(ms: int) -> str:
-    """Milliseconds as people write them: `1h30m`, `30s`, `250ms`."""
+    """Return milliseconds as `1h30m`, `30s` or `250ms`."""
     parts = []
     for unit, size in (("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)):
         count, ms = divmod(ms, size)
@@ -30,14 +30,14 @@ def duration_text(ms: int) -> str:
 
 
 def iso_duration(ms: int) -> str:
-    """Milliseconds as ISO 8601 (`PT1H`), the form of Kafka's `by_duration:`."""
+    """Return milliseconds in ISO 8601 (`PT1H`), as in Kafka's `by_duration:`."""
     seconds, rest = divmod(ms, 1000)
     return f"PT{seconds}.{rest:03d}S" if rest else f"PT{seconds}S"
 
 
 def size_bytes(text: str) -> int:
-    """`10Gi` as bytes. Raises `ValueError` for what is no quantity."""
+    """Return `10Gi` as bytes. Raises `ValueError`."""
     found = _SIZE.match(text)
     if not found:
-        raise ValueError(f"{text!r} is no size; write it like 512Mi or 10Gi")
+        raise ValueError(f"{text!r} is not a size; use a form like 512Mi or 10Gi")
     return int(found[1]) * _BYTES[found[2]]

@@ -1,36 +1,40 @@
-"""Which broker may be restarted next: pure.
+"""Decides which broker may restart next. Pure.
 
-What is restarted is a pod, with all brokers that it has. "A broker" is all of one pod's, below.
+A restart replaces a pod with all its brokers. Below, "a broker" means all brokers of one pod.
 
-The algorithm, in order:
+The algorithm, in this order:
 
-1. Paused, or nothing to restart and all ready: done.
-2. A broker that needs a restart and is not ready goes first: it serves nobody, and if the new
-   configuration is bad, no healthy broker is lost to it. Where others of its pod may serve, 6 and
-   7 hold.
-3. A broker that is not ready though it already runs what is wanted stops the roll: what broke it
-   would break the next one too. The verdict names it.
-4. Outside of the maintenance windows nothing healthy is restarted.
-5. Of the healthy ones, lowest id first, the active controller last.
-6. A broker is restarted only if each partition it is in sync for keeps its min ISR without it.
-   Partitions whose only replica it is cannot be kept up by waiting, so they do not hold it back.
-   Nor do those that have more replicas than there are pods, for what they have in the pod.
-7. A controller is restarted only if those that keep up are a majority of the voters without it.
+1. If no broker needs a restart and all are ready, the roll is done.
+2. A broker that needs a restart and is not ready goes first. It serves no clients, and a bad new
+   configuration then stops no healthy broker. Rules 6 and 7 apply if the pod has other brokers.
+3. A broker that is not ready with the newest template stops the roll, since the next broker would
+   probably fail too. The verdict names it.
+4. Healthy brokers restart only in maintenance windows.
+5. Healthy brokers restart in the order of their ids, the active controller last.
+6. A broker restarts only if every partition with this broker in its ISR keeps its min ISR. A
+   partition with a single replica does not block the restart, since waiting would not help. Neither
+   does a partition with more replicas than pods, as far as its replicas in this pod go.
+7. A controller restarts only if the voters that keep up are a majority without it.
 
-Properties: at most one broker is down by the operator's hand at any time; the order is the same
-for the same picture; every restart has a reason.
+Properties: the operator takes down at most one pod at a time; the order depends on the input only;
+every restart has a reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Broker:
-    """A broker's pod. `restart_reason` is empty if it runs what is wanted; `others` are the brokers
-    that are in the pod too, and stop and start with it. All are ready, or it is not."""
+class BrokerPod:
+    """A broker's pod. `restart_reason` is empty if it runs the newest template.
+
+    `others` are the other brokers in the pod, which restart with it. `ready` means that all are.
+    """
 
     id: int
     ready: bool
@@ -40,12 +44,13 @@ class Broker:
 
     @property
     def ids(self) -> frozenset[int]:
+        """The ids of all brokers in the pod."""
         return frozenset({self.id, *self.others})
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """A partition by broker ids."""
+    """The replicas and the ISR of a partition, as broker ids."""
 
     name: str
     replicas: tuple[int, ...]
@@ -55,7 +60,7 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """The controllers by broker ids: who votes, and who of them keeps up with the leader."""
+    """The controller quorum, as broker ids: the voters, and those that keep up with the leader."""
 
     voters: frozenset[int]
     current: frozenset[int]
@@ -63,7 +68,7 @@ class Quorum:
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """Restart this broker now, and with it the `others` of its pod."""
+    """Restart this broker and the `others` of its pod."""
 
     broker_id: int
     reason: str
@@ -72,7 +77,7 @@ class Proceed:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Look again after so many seconds; `serving` if all brokers are up meanwhile."""
+    """Decide again after `seconds`; `serving` means that all brokers are ready meanwhile."""
 
     seconds: float
     reason: str
@@ -81,78 +86,89 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """No restart helps; somebody has to look."""
+    """A restart does not help; a person has to act."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Every broker is ready and runs what is wanted."""
+    """All brokers are ready and run the newest template."""
 
 
-#: A broker that starts is given so long before it counts as broken: recovery of a large log after
-#: a crash is a matter of tens of seconds.
+#: What to do about restarts.
+Step = Proceed | Wait | Refuse | Done
+
+#: Time for a broker to become ready; the recovery of a large log after a crash takes tens of
+#: seconds.
 START_SECONDS_MAX = 120.0
-#: What mends replicas that share a pod.
-SPREAD = "the annotation shoal.dev/rebalance spreads them"
+#: The remedy for replicas that share a pod.
+SPREAD = "set the annotation shoal.dev/rebalance to spread them"
 
 
 def next_step(
-    brokers: Sequence[Broker],
+    brokers: Sequence[BrokerPod],
     partitions: Sequence[PartitionState] | None,
     controller_id: int,
     *,
     quorum: Quorum | None = None,
     window_open: bool = True,
-) -> Proceed | Wait | Refuse | Done:
-    """What to do about restarts. `partitions` is None while no broker can be asked, `quorum` where
-    one broker is all there is."""
+) -> Step:
+    """Return what to do about restarts.
+
+    `partitions` is None while no broker answers; `quorum` is None for a single broker.
+    """
     stale = [b for b in brokers if b.restart_reason]
-    broken = [b for b in stale if not b.ready]
-    blocked = ""
-    for broker in sorted(broken, key=lambda b: b.id):
-        if broker.others and partitions is not None:
-            blocked = _outvoted(broker.ids, quorum) or _blocked_by(broker.ids, partitions, brokers)
-        if not blocked:
-            return Proceed(broker.id, broker.restart_reason, broker.others)
-    if broken:
-        return Wait(10.0, f"without {named(broker.id, broker.others)} {blocked}")
-    starting = [b for b in brokers if not b.ready]
-    if starting:
-        worst = max(starting, key=lambda b: (b.seconds_unready, -b.id))
-        if worst.seconds_unready > START_SECONDS_MAX:
-            return Refuse(
-                f"{_one_of(worst)} runs what is wanted and has not been ready for over "
-                f"{START_SECONDS_MAX:.0f} s; look at its log"
-            )
-        return Wait(2.0, f"{_one_of(worst)} is not ready")
+
+    def first_allowed(candidates: Sequence[BrokerPod], *, serving: bool) -> Step:
+        """Restart the first candidate that the cluster can spare, or wait."""
+        for pod in candidates:
+            blocked = ""
+            # Rule 2: a pod without other brokers serves no clients while it is not ready.
+            if partitions is not None and (serving or pod.others):
+                blocked = _quorum_loss(pod.ids, quorum) or _isr_loss(pod.ids, partitions, brokers)
+            if not blocked:
+                return Proceed(pod.id, pod.restart_reason, pod.others)
+        return Wait(10.0, f"without {named(pod.id, pod.others)} {blocked}", serving=serving)
+
+    if broken := sorted((b for b in stale if not b.ready), key=lambda b: b.id):
+        return first_allowed(broken, serving=False)
+    if starting := [b for b in brokers if not b.ready]:
+        return _wait_for_start(starting)
     if not stale:
         return Done()
     if not window_open:
         return Wait(60.0, "the next maintenance window has not begun", serving=True)
     if partitions is None:
-        return Wait(5.0, "no broker answers which partitions it leads")
-    for broker in sorted(stale, key=lambda b: (controller_id in b.ids, b.id)):
-        blocked = _outvoted(broker.ids, quorum) or _blocked_by(broker.ids, partitions, brokers)
-        if not blocked:
-            return Proceed(broker.id, broker.restart_reason, broker.others)
-    return Wait(10.0, f"without {named(broker.id, broker.others)} {blocked}", serving=True)
+        return Wait(5.0, "no broker returns the state of the partitions")
+    candidates = sorted(stale, key=lambda b: (controller_id in b.ids, b.id))
+    return first_allowed(candidates, serving=True)
+
+
+def _wait_for_start(starting: Sequence[BrokerPod]) -> Step:
+    """Return the wait for pods that run the newest template, or a refusal after a time."""
+    worst = max(starting, key=lambda b: (b.seconds_unready, -b.id))
+    if worst.seconds_unready > START_SECONDS_MAX:
+        return Refuse(
+            f"{_one_of(worst)} runs the newest template and has not been ready for over "
+            f"{START_SECONDS_MAX:.0f} s; check its log"
+        )
+    return Wait(2.0, f"{_one_of(worst)} is not ready")
 
 
 def named(broker_id: int, others: Sequence[int]) -> str:
-    """A pod's brokers, for people."""
+    """Return the brokers of a pod for messages."""
     every = ", ".join(map(str, (broker_id, *others)))
     return f"brokers {every}" if others else f"broker {every}"
 
 
-def _one_of(broker: Broker) -> str:
+def _one_of(broker: BrokerPod) -> str:
     found = named(broker.id, broker.others)
     return f"one of {found}" if broker.others else found
 
 
-def _outvoted(ids: frozenset[int], quorum: Quorum | None) -> str:
-    """What becomes of the quorum without these brokers, if it cannot do without."""
+def _quorum_loss(ids: frozenset[int], quorum: Quorum | None) -> str:
+    """Return why the quorum would be lost without these brokers, else an empty string."""
     if quorum is None or not ids & quorum.voters or len(quorum.voters) == 1:
         return ""
     left, majority = quorum.current - ids, len(quorum.voters) // 2 + 1
@@ -161,19 +177,21 @@ def _outvoted(ids: frozenset[int], quorum: Quorum | None) -> str:
     return f"only {len(left)} of {len(quorum.voters)} controllers would keep up"
 
 
-def _blocked_by(
-    ids: frozenset[int], partitions: Sequence[PartitionState], pods: Sequence[Broker]
+def _isr_loss(
+    ids: frozenset[int], partitions: Sequence[PartitionState], pods: Sequence[BrokerPod]
 ) -> str:
-    """The first partition that the absence of these brokers, which share one of the `pods`, would
-    take below its min ISR, if any."""
+    """Return the first partition that would fall below its min ISR without these brokers.
+
+    The brokers share one of the `pods`. The result is empty if no partition would.
+    """
     for partition in partitions:
         if not ids & set(partition.isr):
             continue
         here = max(1, len(ids & set(partition.replicas)))
-        # Of replicas that could each have a pod, one is lost with a pod.
+        # Replicas that could each have their own pod should lose only one with a pod.
         crowded = here > 1 and len(partition.replicas) <= len(pods)
         most = len(partition.replicas) - (1 if crowded else here)
         if len(set(partition.isr) - ids) < min(partition.isr_min, most):
-            text = f"{partition.name} would fall under its min ISR"
+            text = f"{partition.name} would fall below its min ISR"
             return f"{text}: {here} of its replicas share that pod ({SPREAD})" if crowded else text
     return ""

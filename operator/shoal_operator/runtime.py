@@ -1,52 +1,56 @@
-"""The operator as one object: a store, and the loops of each cluster while it leads.
+"""The operator as one object: a store, and the reconcile loops of each cluster.
 
-Watches feed `seen` and `gone`; those wake the loops that the object concerns. Only the elected
-replica runs loops; the others keep their stores warm. A replica that begins to lead lists
-everything once before its loops begin, so that none acts on a picture with holes.
+Watch events come in through `on_update` and `on_delete`, which enqueue the resources that they
+concern. Only the leader runs loops; the other replicas keep their stores up to date. A new leader
+lists all objects before its loops start, so that no loop acts on an incomplete store.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from shoal_operator import metrics
 from shoal_operator import topics as topics_module
 from shoal_operator.brokers import Brokers
-from shoal_operator.clusters import Clusters
-from shoal_operator.conditions import Verdict
+from shoal_operator.cluster.reconciler import Clusters
+from shoal_operator.conditions import Verdict, ready_reason
 from shoal_operator.consumers import Consumers
-from shoal_operator.groups import WATCH_SECONDS, Groups
+from shoal_operator.group_monitor import WATCH_SECONDS, GroupMonitor
+from shoal_operator.groups import Groups
 from shoal_operator.kube import Kube, KubeError
 from shoal_operator.model import cluster as cluster_model
 from shoal_operator.model import names
-from shoal_operator.model.names import Manifest
-from shoal_operator.settings import Settings
+from shoal_operator.reconcile_loop import ReconcileLoop
 from shoal_operator.statuses import Statuses
 from shoal_operator.store import Store
 from shoal_operator.watch import Watch
-from shoal_operator.worker import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shoal_operator.model.names import Manifest
+    from shoal_operator.settings import Settings
 
 log = structlog.get_logger()
 ClusterKey = tuple[str, str]
-#: Changes that no watch tells, since they are made inside the brokers, are found that often.
+#: Seconds between passes over all resources, which find changes inside the brokers.
 RESYNC_SECONDS = 60.0
-#: Names that arrive within so many seconds are reconciled as one batch.
+#: Names that arrive within this time are reconciled as one batch.
 SETTLE_SECONDS = 0.2
-#: A list that failed when this replica began to lead is tried again after so many seconds.
+#: Seconds until a new leader retries a list that failed.
 LOAD_RETRY_SECONDS = 2.0
 
-#: What `/scale` says of a ShareConsumer, where it is known.
+#: The fields that `/scale` returns for a ShareConsumer, where they are known.
 SIGNALS = ("lag", "workable", "due", "inFlight", "partitions", "desiredReplicas", "ceiling")
 _MANAGED = {"app.kubernetes.io/managed-by": names.FIELD_MANAGER}
 CUSTOM = ("QueueCluster", "QueueTopic", "ShareGroup", "ShareConsumer")
 SPARK_CRD = "sparkapplications.sparkoperator.k8s.io"
-#: What kopf watches: API version, kind, labels. `SPARK` is watched apart, for it may be absent.
+#: What kopf watches: API version, kind, labels. `SPARK` has its own watch since it may be absent.
 WATCHED: tuple[tuple[str, str, Mapping[str, str]], ...] = (
     *((names.API_VERSION, kind, {}) for kind in CUSTOM),
     ("v1", "ServiceAccount", _MANAGED),
@@ -65,15 +69,15 @@ SPARK = (names.SPARK_API, "SparkApplication", _MANAGED)
 
 @dataclass(slots=True)
 class ClusterLoops:
-    """Everything that runs for one QueueCluster, whether it exists yet or not."""
+    """The loops of one QueueCluster; resources may name one that does not exist yet."""
 
     brokers: Brokers
-    consumers_of: Consumers
-    cluster: Loop
-    topics: Loop
-    groups: Loop
-    watch: Loop
-    consumers: Loop
+    share_consumers: Consumers
+    cluster: ReconcileLoop
+    topics: ReconcileLoop
+    groups: ReconcileLoop
+    watch: ReconcileLoop
+    consumers: ReconcileLoop
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def start(self, name: str) -> None:
@@ -90,31 +94,43 @@ class ClusterLoops:
 
 
 class Operator:
-    """Wires objects to loops. `namespaces` are those that are watched; empty means all.
+    """Routes watch events to reconcile loops; `namespaces` are watched, all if empty.
 
-    Made inside a running event loop.
+    `another_leads` returns whether another replica leads. Construct it in a running event loop.
     """
 
-    def __init__(self, kube: Kube, settings: Settings, namespaces: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        settings: Settings,
+        namespaces: tuple[str, ...] = (),
+        *,
+        another_leads: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._kube, self._settings, self._namespaces = kube, settings, namespaces
         self.store = Store()
         self._loops: dict[ClusterKey, ClusterLoops] = {}
         self._leading = False
-        #: Whether another replica acts, as far as this one can see.
-        self.stands_by: Callable[[], bool] = lambda: False
+        self._another_leads = another_leads
         self._term: asyncio.Task[None] | None = None
         self._spark = [
-            Watch(kube, *SPARK, namespace=namespace, seen=self.seen, gone=self.gone)
+            Watch(
+                kube,
+                *SPARK,
+                namespace=namespace,
+                on_update=self.on_update,
+                on_delete=self.on_delete,
+            )
             for namespace in namespaces or (None,)
         ]
         self._watching = [asyncio.create_task(w.run(), name="watch of Spark") for w in self._spark]
         self._retiring: set[asyncio.Task[None]] = set()
-        self._orphans = Loop("ShareConsumer", self._say_orphaned, list, RESYNC_SECONDS)
+        self._orphans = ReconcileLoop("ShareConsumer", self._report_orphans, list, RESYNC_SECONDS)
 
-    # -- leading
+    # -- leadership
 
-    def lead(self, leading: bool) -> None:
-        """Begin or stop acting."""
+    def set_leading(self, leading: bool) -> None:
+        """Start or stop all loops."""
         log.info("acts now" if leading else "stands by")
         if self._term:
             self._term.cancel()
@@ -122,12 +138,12 @@ class Operator:
         metrics.forget_all()
         for key in list(self._loops):
             self._retire(key)
-        self._term = asyncio.create_task(self._begin()) if leading else None
+        self._term = asyncio.create_task(self._start_leading()) if leading else None
 
-    async def _begin(self) -> None:
+    async def _start_leading(self) -> None:
         while True:
             try:
-                await self._load()
+                await self._list_all()
                 break
             except KubeError as error:
                 log.warning("cannot list yet", error=str(error))
@@ -135,10 +151,10 @@ class Operator:
         self._leading = True
         for kind in CUSTOM:
             for manifest in list(self.store.all(kind)):
-                self._wake(manifest)
+                self._enqueue(manifest)
         await self._orphans.run()
 
-    async def _load(self) -> None:
+    async def _list_all(self) -> None:
         for api_version, kind, labels in (*WATCHED, SPARK):
             for namespace in self._namespaces or (None,):
                 try:
@@ -152,23 +168,23 @@ class Operator:
 
     async def close(self) -> None:
         """Stop all loops and close all connections."""
-        self.lead(False)
+        self.set_leading(False)
         for task in self._watching:
             task.cancel()
         await asyncio.gather(*self._retiring, return_exceptions=True)
 
-    # -- what the watches show
+    # -- watch events
 
-    def seen(self, manifest: Manifest) -> None:
-        """A watch shows this object, new or changed."""
+    def on_update(self, manifest: Manifest) -> None:
+        """Store an object that was added or modified, and enqueue what it concerns."""
         meta = manifest["metadata"]
         before = self.store.get(manifest["kind"], meta["namespace"], meta["name"])
         self.store.put(manifest)
         if before is None or _matters(before, manifest):
-            self._wake(manifest)
+            self._enqueue(manifest)
 
-    def gone(self, manifest: Manifest) -> None:
-        """A watch shows that this object is no more."""
+    def on_delete(self, manifest: Manifest) -> None:
+        """Remove an object from the store, and enqueue what it concerns."""
         kind, meta = manifest["kind"], manifest["metadata"]
         self.store.drop(manifest)
         if kind == "ShareGroup":
@@ -176,24 +192,24 @@ class Operator:
         if kind == "ShareConsumer":
             with contextlib.suppress(KeyError):
                 metrics.WANTED.remove(meta["namespace"], meta["name"])
-        self._wake(manifest, leaving=True)
+        self._enqueue(manifest, deleted=True)
         key = (meta["namespace"], self._cluster_of(manifest))
         if kind in CUSTOM and key in self._loops and not self._is_used(key):
             self._retire(key)
 
     def spark_changed(self) -> None:
-        """SparkApplications can, or can no longer, be made."""
+        """Retry the watches of SparkApplications, whose definition was installed or removed."""
         for watch in self._spark:
-            watch.nudge()
+            watch.retry_now()
         for consumer in list(self.store.all("ShareConsumer")):
             if "spark" in consumer["spec"]:
-                self._wake(consumer)
+                self._enqueue(consumer)
 
     def signal(self, namespace: str, name: str) -> dict[str, Any] | None:
-        """Return what a ShareConsumer's workload scales by now; None if there is none.
+        """Return the scale signal of a ShareConsumer, None if it does not exist.
 
-        `lag` and what follows from it are absent while the lag is not known: the replica that acts
-        has not heard from the brokers lately, or no replica acts.
+        `lag` and the fields derived from it are absent while the lag is unknown: the leader has not
+        read it from the brokers recently, or no replica leads.
         """
         consumer = self.store.get("ShareConsumer", namespace, name)
         if consumer is None:
@@ -202,75 +218,80 @@ class Operator:
         found = {key: status.get(key, 0) for key in ("desiredReplicas", "ceiling")}
         loops = self._loops.get((namespace, self._cluster_of(consumer)))
         if self._leading:
-            live = loops.consumers_of.signal(name) if loops else {}
+            live = loops.share_consumers.signal(name) if loops else {}
             return found | {k: v for k, v in live.items() if k in SIGNALS}
-        # A replica that stands by repeats what the acting one has written.
-        if self.stands_by():
+        # A standby replica repeats what the leader has written.
+        if self._another_leads():
             found |= {key: status[key] for key in SIGNALS if key in status}
         return found
 
-    def _wake(self, manifest: Manifest, *, leaving: bool = False) -> None:
+    def _enqueue(self, manifest: Manifest, *, deleted: bool = False) -> None:
+        """Enqueue the resources that a changed object concerns."""
         if not self._leading:
             return
         kind, meta = manifest["kind"], manifest["metadata"]
         owner = meta.get("labels", {}).get(names.CONSUMER_LABEL)
         if kind == "ShareConsumer":
-            self._wake_consumer(manifest)
-            return
-        if owner and kind not in CUSTOM:
+            self._enqueue_consumer(manifest)
+        elif owner and kind not in CUSTOM:
             consumer = self.store.get("ShareConsumer", meta["namespace"], owner)
             if consumer:
-                self._wake_consumer(consumer)
-            return
-        key = (meta["namespace"], self._cluster_of(manifest))
-        if kind in CUSTOM and self._is_used(key):
-            loops = self._loops.get(key) or self._start(key)
-        elif key in self._loops:
-            loops = self._loops[key]
+                self._enqueue_consumer(consumer)
         else:
+            self._enqueue_in_cluster(manifest, deleted=deleted)
+
+    def _enqueue_in_cluster(self, manifest: Manifest, *, deleted: bool) -> None:
+        """Enqueue what an object concerns in the loops of its cluster; start them if needed."""
+        kind, meta = manifest["kind"], manifest["metadata"]
+        key = (meta["namespace"], self._cluster_of(manifest))
+        loops = self._loops.get(key)
+        if loops is None and kind in CUSTOM and self._is_used(key):
+            loops = self._start(key)
+        if loops is None:
             return
         if kind == "QueueTopic":
-            self._poke_rivals(loops.topics, manifest, leaving)
+            self._enqueue_with_rivals(loops.topics, manifest, deleted=deleted)
             for group in self.store.of_cluster("ShareGroup", *key):
                 if not group.get("status", {}).get("partitions"):
-                    loops.groups.poke(group["metadata"]["name"])
+                    loops.groups.enqueue(group["metadata"]["name"])
         elif kind == "ShareGroup":
-            self._poke_rivals(loops.groups, manifest, leaving)
+            self._enqueue_with_rivals(loops.groups, manifest, deleted=deleted)
             for consumer in self._consumers_of(meta["namespace"], meta["name"]):
-                self._wake_consumer(consumer)
+                self._enqueue_consumer(consumer)
         else:
-            loops.cluster.poke(key[1])
+            loops.cluster.enqueue(key[1])
             if kind == "QueueCluster":
-                self._poke_all(key)
+                self._enqueue_all(key)
 
-    def _wake_consumer(self, consumer: Manifest) -> None:
+    def _enqueue_consumer(self, consumer: Manifest) -> None:
         meta = consumer["metadata"]
         key = (meta["namespace"], self._cluster_of(consumer))
         if key[1]:
             loops = self._loops.get(key) or self._start(key)
-            loops.consumers.poke(meta["name"])
+            loops.consumers.enqueue(meta["name"])
         else:
-            self._orphans.poke(f"{meta['namespace']}/{meta['name']}")
+            self._orphans.enqueue(f"{meta['namespace']}/{meta['name']}")
 
-    def _poke_rivals(self, loop: Loop, manifest: Manifest, leaving: bool) -> None:
-        """The object, and those that wait for it: claims change hands when a rival goes."""
+    def _enqueue_with_rivals(
+        self, loop: ReconcileLoop, manifest: Manifest, *, deleted: bool
+    ) -> None:
+        """Enqueue a resource and, if it is deleted, those that name the same topic or group."""
         kind, meta = manifest["kind"], manifest["metadata"]
-        loop.poke(meta["name"])
-        if not leaving and not meta.get("deletionTimestamp"):
+        loop.enqueue(meta["name"])
+        if not deleted and not meta.get("deletionTimestamp"):
             return
         for other in self.store.of_cluster(kind, meta["namespace"], manifest["spec"]["cluster"]):
-            ready = other.get("status", {}).get("conditions", [{}])[0]
-            if ready.get("reason") in ("TopicClaimed", "GroupClaimed"):
-                loop.poke(other["metadata"]["name"])
+            if ready_reason(other) in ("TopicClaimed", "GroupClaimed"):
+                loop.enqueue(other["metadata"]["name"])
 
-    def _poke_all(self, key: ClusterKey) -> None:
-        """Everything that waits for a cluster: it has come, changed, or begun to answer."""
+    def _enqueue_all(self, key: ClusterKey) -> None:
+        """Enqueue all resources of a cluster that was created, has changed or begins to answer."""
         loops = self._loops[key]
         for loop, kind in ((loops.topics, "QueueTopic"), (loops.groups, "ShareGroup")):
             for other in self.store.of_cluster(kind, *key):
-                loop.poke(other["metadata"]["name"])
-        for name in loops.consumers_of.everything():
-            loops.consumers.poke(name)
+                loop.enqueue(other["metadata"]["name"])
+        for name in loops.share_consumers.list_names():
+            loops.consumers.enqueue(name)
 
     def _cluster_of(self, manifest: Manifest) -> str:
         kind, meta = manifest["kind"], manifest["metadata"]
@@ -295,14 +316,15 @@ class Operator:
             self.store.of_cluster(kind, *key) for kind in ("QueueTopic", "ShareGroup")
         )
 
-    async def _say_orphaned(self, wanted: list[str]) -> float | None:
+    async def _report_orphans(self, wanted: list[str]) -> float | None:
+        """Write the status of ShareConsumers whose ShareGroup does not exist."""
         statuses = Statuses(self._kube, self.store)
         for full_name in wanted:
             consumer = self.store.get("ShareConsumer", *full_name.split("/"))
             if consumer is None or self._cluster_of(consumer):
                 continue
             group = consumer["spec"]["shareGroup"]
-            text = f"There is no ShareGroup {group!r} in this namespace (yet)."
+            text = f"ShareGroup {group!r} does not exist in this namespace."
             await statuses.write(consumer, Verdict.waiting("ShareGroupNotFound", text))
         return None
 
@@ -312,40 +334,44 @@ class Operator:
         namespace, name = key
         host = f"{names.bootstrap(name)}.{namespace}.svc"
         brokers = Brokers(f"{host}:{cluster_model.PORT}")
-        place = (self._kube, self.store, brokers, namespace, name)
+        parts = (self._kube, self.store, brokers, namespace, name)
         clusters = Clusters(
-            *place,
+            *parts,
             self._settings.broker_image,
-            reached=lambda: self._poke_all(key),
+            on_reachable=lambda: self._enqueue_all(key),
             pull_policy=self._settings.broker_pull_policy,
         )
-        topics = topics_module.Topics(*place)
-        groups = Groups(
-            *place,
-            scaled=lambda: consumers.groups_scaled(),
-            moved=lambda moved: self._moved(key, moved),
-        )
-        consumers = Consumers(*place[:2], groups, namespace, name, self._settings)
+        topics = topics_module.Topics(*parts)
+        monitor = GroupMonitor(*parts)
+        monitor.subscribe(lambda changed: self._enqueue_consumers(key, changed))
+        groups = Groups(*parts, monitor=monitor)
+        consumers = Consumers(*parts[:2], monitor, namespace, name, self._settings)
         loops = ClusterLoops(
             brokers,
             consumers,
-            Loop("QueueCluster", clusters.reconcile, clusters.everything, RESYNC_SECONDS),
-            Loop("QueueTopic", topics.reconcile, topics.everything, RESYNC_SECONDS, SETTLE_SECONDS),
-            Loop("ShareGroup", groups.reconcile, groups.everything, RESYNC_SECONDS, SETTLE_SECONDS),
-            Loop("ShareGroup lag", groups.watch, groups.everything, WATCH_SECONDS),
-            Loop("ShareConsumer", consumers.reconcile, consumers.everything, RESYNC_SECONDS),
+            ReconcileLoop("QueueCluster", clusters.reconcile, clusters.list_names, RESYNC_SECONDS),
+            ReconcileLoop(
+                "QueueTopic", topics.reconcile, topics.list_names, RESYNC_SECONDS, SETTLE_SECONDS
+            ),
+            ReconcileLoop(
+                "ShareGroup", groups.reconcile, groups.list_names, RESYNC_SECONDS, SETTLE_SECONDS
+            ),
+            ReconcileLoop("ShareGroup lag", monitor.watch, groups.list_names, WATCH_SECONDS),
+            ReconcileLoop(
+                "ShareConsumer", consumers.reconcile, consumers.list_names, RESYNC_SECONDS
+            ),
         )
         self._loops[key] = loops
         loops.start(f"{namespace}/{name}")
         return loops
 
-    def _moved(self, key: ClusterKey, groups: list[str]) -> None:
-        """Groups were looked at: whoever scales by them decides anew."""
+    def _enqueue_consumers(self, key: ClusterKey, groups: list[str]) -> None:
+        """Enqueue the ShareConsumers of groups whose state is new."""
         loops, wanted = self._loops.get(key), set(groups)
         if loops:
-            for name, group in loops.consumers_of.by_group():
+            for name, group in loops.share_consumers.by_group():
                 if group in wanted:
-                    loops.consumers.poke(name)
+                    loops.consumers.enqueue(name)
 
     def _retire(self, key: ClusterKey) -> None:
         task = asyncio.create_task(self._loops.pop(key).stop())
@@ -354,7 +380,7 @@ class Operator:
 
 
 def _matters(before: Manifest, after: Manifest) -> bool:
-    """Whether a change is more than our own status coming back."""
+    """Return whether a change is more than the operator's own status update."""
     if after["apiVersion"] != names.API_VERSION:
         return True
     keys = ("uid", "generation", "deletionTimestamp", "annotations", "finalizers")

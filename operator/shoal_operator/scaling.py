@@ -1,4 +1,4 @@
-"""How many consumers a share group wants: pure, from lag, processing rate, locks and time.
+"""The number of consumers of a share group, from lag, processing rate and record locks. Pure.
 
 1. Wanted = lag / targetLagPerReplica, rounded up, so any lag needs a consumer. Lag here means the
    records that are due within a consumer's start-up time (`scaling.startupTime`). It includes
@@ -21,9 +21,9 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-#: Within so long a backlog is to be gone: slow work gets more consumers than its lag asks for.
+#: The time in which a backlog should drain; slow consumers get replicas for that.
 DRAIN_MS = 300_000
-#: A rate is the mean over so long, and is known once records were settled for `RATE_MS_MIN`.
+#: The rate is a mean over `RATE_MS`; it is known after `RATE_MS_MIN` of work.
 RATE_MS, RATE_MS_MIN = 120_000, 20_000
 #: With fewer records, a Spark task is more overhead than work.
 RECORDS_PER_TASK_MIN = 10
@@ -31,9 +31,9 @@ RECORDS_PER_TASK_MIN = 10
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`spec.scaling`, in numbers. Times in milliseconds.
+    """`spec.scaling` in numbers; times are milliseconds.
 
-    `records_per_batch` is what all consumers together hold at most, 0 without such a limit.
+    `records_per_batch` is how many records all consumers together can hold, 0 for no limit.
     """
 
     replicas_min: int = 0
@@ -47,74 +47,69 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the broker says of the group. `lag`, `record_locks` and `stuck` count records; of the
-    last, which wait for somebody to redrive or skip a dead letter, there are none in `lag`; nor of
-    those that are due `later`.
+    """The load of a share group. `lag`, `record_locks`, `blocked` and `not_due` count records.
 
-    `settled` are the group's start offsets, summed: they move as records are settled; -1 where they
-    are not known. `running` consumers worked on them.
+    `blocked` records wait for the redrive or skip of a dead letter, and `not_due` records for a
+    delay or a back-off; `lag` contains neither. `start_offsets_sum` is the sum of the group's start
+    offsets, which grows as records are settled; -1 means unknown. `running` consumers settle them.
     """
 
     lag: int
     partitions: int
     record_locks: int
-    settled: int = -1
+    start_offsets_sum: int = -1
     running: int = 0
-    stuck: int = 0
-    later: int = 0
+    blocked: int = 0
+    not_due: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`replicas` wanted now, the `ceiling`, and why, as a sentence."""
+    """The number of replicas, the ceiling that record locks set, and the reason as a phrase."""
 
     replicas: int
     ceiling: int
-    why: str
+    reason: str
 
 
 def ceiling(policy: Policy, load: Load) -> int:
-    """The most consumers that could hold records at once."""
-    held = load.partitions * load.record_locks
+    """Return how many consumers can hold records at once."""
+    records = load.partitions * load.record_locks
     if policy.records_per_batch:
-        held = min(held, policy.records_per_batch)
-    return max(1, held // policy.records_per_replica)
+        records = min(records, policy.records_per_batch)
+    return max(1, records // policy.records_per_replica)
 
 
 @dataclass(slots=True)
 class Rate:
-    """What one consumer settles, from looks at the group while it had work.
+    """The measured rate of one consumer.
 
-    `looks` are (time in ms, records settled, consumer-milliseconds), newest last.
+    `samples` are (time in ms, sum of start offsets, consumer-milliseconds), newest last.
     """
 
-    looks: deque[tuple[int, int, int]] = field(default_factory=deque)
+    samples: deque[tuple[int, int, int]] = field(default_factory=deque)
 
-    def look(self, load: Load, now_ms: int) -> float:
-        """Take a look in; records a millisecond and consumer, 0 while that is not known."""
-        last = self.looks[-1] if self.looks else None
-        # Without work or workers, and after a reset of the group, it begins anew.
-        if (
-            load.settled < 0
-            or not load.lag
-            or not load.running
-            or (last and load.settled < last[1])
-        ):
-            self.looks.clear()
+    def add(self, load: Load, now_ms: int) -> float:
+        """Add a sample; return records per millisecond and consumer, 0 while it is unknown."""
+        last = self.samples[-1] if self.samples else None
+        # The measurement restarts without work or consumers, and after a reset of the group.
+        was_reset = last is not None and load.start_offsets_sum < last[1]
+        if load.start_offsets_sum < 0 or not load.lag or not load.running or was_reset:
+            self.samples.clear()
             return 0.0
         spent = last[2] + load.running * (now_ms - last[0]) if last else 0
-        self.looks.append((now_ms, load.settled, spent))
-        while self.looks[0][0] < now_ms - RATE_MS:
-            self.looks.popleft()
-        first = self.looks[0]
+        self.samples.append((now_ms, load.start_offsets_sum, spent))
+        while self.samples[0][0] < now_ms - RATE_MS:
+            self.samples.popleft()
+        first = self.samples[0]
         if now_ms - first[0] < RATE_MS_MIN or spent == first[2]:
             return 0.0
-        return (load.settled - first[1]) / (spent - first[2])
+        return (load.start_offsets_sum - first[1]) / (spent - first[2])
 
 
 @dataclass(slots=True)
 class History:
-    """What was wanted lately, newest last, since when there has been no lag, and the rate."""
+    """Numbers wanted during the cooldown, newest last, the start of the idle time, and the rate."""
 
     wanted: deque[tuple[int, int]] = field(default_factory=deque)
     idle_since_ms: int | None = None
@@ -122,48 +117,63 @@ class History:
 
     @classmethod
     def resumed(cls, current: int, idle_ms: int | None, now_ms: int) -> History:
-        """The history after a restart: `current` were wanted just now, idle for `idle_ms`."""
+        """Return the history after a restart: `current` consumers, idle for `idle_ms`."""
         idle_since_ms = None if idle_ms is None else now_ms - idle_ms
         return cls(deque([(now_ms, current)]), idle_since_ms)
 
+    def record(self, wanted: int, load: Load, cooldown_ms: int, now_ms: int) -> None:
+        """Record the number wanted now, and whether there is a lag."""
+        self.wanted.append((now_ms, wanted))
+        while self.wanted[0][0] < now_ms - cooldown_ms:
+            self.wanted.popleft()
+        if load.lag:
+            self.idle_since_ms = None
+        elif self.idle_since_ms is None:
+            self.idle_since_ms = now_ms
+
+    def highest(self) -> int:
+        """Return the highest number wanted during the cooldown."""
+        return max(wanted for _, wanted in self.wanted)
+
+    def idle_ms(self, now_ms: int) -> int:
+        """Return the time without a lag in milliseconds."""
+        return 0 if self.idle_since_ms is None else now_ms - self.idle_since_ms
+
 
 def decide(policy: Policy, load: Load, current: int, history: History, now_ms: int) -> Decision:
-    """The number of consumers for `load`; `history` is brought up to date.
+    """Return the number of consumers for `load`, and update `history`.
 
-    `current` is how many are wanted at the moment.
+    `current` is the number that was wanted so far.
     """
-    top = ceiling(policy, load)
-    raw = -(-load.lag // policy.target_lag)
-    why = f"lag {load.lag} / {policy.target_lag} a consumer"
-    rate = history.rate.look(load, now_ms)
-    if rate > 0 and (by_rate := math.ceil(load.lag / (rate * DRAIN_MS))) > raw:
-        raw = by_rate
-        why = f"lag {load.lag} at {rate * 1000:.3g} records a second and consumer"
-    if load.later:
-        why += f", {load.later} more cannot be delivered yet"
-    if load.stuck:
-        why += f", {load.stuck} more wait until dead letters are redriven or skipped"
-    bounded = min(max(raw, policy.replicas_min), policy.replicas_max, top)
-    bounded = max(bounded, policy.replicas_min)
-    history.wanted.append((now_ms, bounded))
-    while history.wanted[0][0] < now_ms - policy.cooldown_ms:
-        history.wanted.popleft()
-    if load.lag:
-        history.idle_since_ms = None
-    elif history.idle_since_ms is None:
-        history.idle_since_ms = now_ms
+    limit = ceiling(policy, load)
+    raw, reason = _raw_number(policy, load, history.rate.add(load, now_ms))
+    bounded = max(min(raw, policy.replicas_max, limit), policy.replicas_min)
+    history.record(bounded, load, policy.cooldown_ms, now_ms)
     if raw > bounded:
-        limit = "maxReplicas" if bounded == policy.replicas_max else f"record locks allow {top}"
-        why += f", held at {bounded} ({limit})"
+        bound = "maxReplicas" if bounded == policy.replicas_max else f"record locks allow {limit}"
+        reason += f", held at {bounded} ({bound})"
     if bounded >= current:
-        return Decision(bounded, top, why)
-    recent = max(wanted for _, wanted in history.wanted)
-    target = min(current, recent)
+        return Decision(bounded, limit, reason)
+    target = min(current, history.highest())
     if target == 0 and current > 0:
-        idle_ms = now_ms - (history.idle_since_ms if history.idle_since_ms is not None else now_ms)
+        idle_ms = history.idle_ms(now_ms)
         if idle_ms < policy.scale_to_zero_after_ms:
             left = (policy.scale_to_zero_after_ms - idle_ms) // 1000
-            return Decision(1, top, f"{why}, to zero in {left} s")
+            return Decision(1, limit, f"{reason}, to zero in {left} s")
     if target > bounded:
-        why += f", {target} kept during the cooldown"
-    return Decision(target, top, why)
+        reason += f", {target} kept during the cooldown"
+    return Decision(target, limit, reason)
+
+
+def _raw_number(policy: Policy, load: Load, rate: float) -> tuple[int, str]:
+    """Return the unbounded number of consumers and the reason; `rate` is per millisecond."""
+    number = -(-load.lag // policy.target_lag)
+    reason = f"lag {load.lag} / {policy.target_lag} a consumer"
+    if rate > 0 and (by_rate := math.ceil(load.lag / (rate * DRAIN_MS))) > number:
+        number = by_rate
+        reason = f"lag {load.lag} at {rate * 1000:.3g} records a second and consumer"
+    if load.not_due:
+        reason += f", {load.not_due} more cannot be delivered yet"
+    if load.blocked:
+        reason += f", {load.blocked} more wait until dead letters are redriven or skipped"
+    return number, reason

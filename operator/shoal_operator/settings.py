@@ -1,4 +1,4 @@
-"""What the chart tells the operator."""
+"""Settings of the operator, which the chart passes in environment variables."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the environment says.
+    """Default images and addresses.
 
-    `driver_role` is the ClusterRole that Spark drivers are bound to, `scale_url` the address at
-    which they find this operator's scale signals. The pull policies are for pods that run
-    `broker_image` or `spark_image` and whose resource sets none.
+    `driver_role` is the ClusterRole of Spark drivers. `scale_url` is the URL of this operator's
+    scale signals. The pull policies are for pods with `broker_image` or `spark_image` whose
+    resource sets none.
     """
 
     broker_image: str

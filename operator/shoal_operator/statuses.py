@@ -1,28 +1,34 @@
-"""Writing `status`: one patch, and only when it says something new."""
+"""Writes `status` in one patch, and only if it has changed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal_operator import clock, kube
 from shoal_operator.conditions import UNSEEN, Verdict, conditions, same
-from shoal_operator.model.names import Manifest
-from shoal_operator.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shoal_operator.model.names import Manifest
+    from shoal_operator.store import Store
 
 
-def news(verdict: Verdict, before: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """What somebody should hear of that the conditions `before` do not say, with its reason."""
+def unreported(verdict: Verdict, before: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return the reasons and messages of alarms and warnings that `before` does not have."""
     known = {c["reason"] for c in before if c["type"] in ("Ready", "Degraded")}
     found = [(verdict.reason, verdict.message)] if verdict.alarm else []
     found += [verdict.warning] if verdict.warning else []
     return [(reason, message) for reason, message in found if reason not in known]
 
 
-def moment(before: Sequence[Mapping[str, Any]] | None) -> str:
-    """What tells this change of conditions from any other of the same resource: an operator that
-    dies between the event and the status tells the event once. Times are whole seconds, so the
-    generation is in it too: a new spec may be refused or rolled out within the same second."""
+def transition_key(before: Sequence[Mapping[str, Any]] | None) -> str:
+    """Return a key of the transition from these conditions, unique within the resource.
+
+    With this key, an operator that crashes between the event and the status records the event once.
+    Times are whole seconds, so the generation is part of the key: a new spec may be refused or
+    rolled out within the same second.
+    """
     return " ".join(
         f"{c['reason']}@{c['lastTransitionTime']}#{c.get('observedGeneration', UNSEEN)}"
         for c in before or ()
@@ -30,7 +36,7 @@ def moment(before: Sequence[Mapping[str, Any]] | None) -> str:
 
 
 class Statuses:
-    """Writes statuses and keeps the store's copy in step, so that no write is done twice."""
+    """Writes statuses and updates the store's copies, so that no write is repeated."""
 
     def __init__(self, api: kube.Kube, store: Store) -> None:
         self._api, self._store = api, store
@@ -39,23 +45,23 @@ class Statuses:
     async def write(
         self, resource: Manifest, verdict: Verdict, fields: Mapping[str, Any] | None = None
     ) -> bool:
-        """Bring `status` to `verdict` and `fields`; whether that took a call."""
+        """Write the conditions and `fields`; return whether the status has changed."""
         meta, before = resource["metadata"], resource.get("status", {})
         generation = meta.get("generation", 0)
-        said = before.get("conditions")
+        old = before.get("conditions")
         status = {
             **(fields or {}),
             "observedGeneration": generation,
-            "conditions": conditions(verdict, generation, kube.now(), said),
+            "conditions": conditions(verdict, generation, kube.now(), old),
         }
-        for reason, message in news(verdict, said or ()):
-            await self._api.event(resource, reason, message, warning=True, once=moment(said))
+        for reason, message in unreported(verdict, old or ()):
+            await self._api.event(resource, reason, message, warning=True, once=transition_key(old))
         return await self._patch(resource, status)
 
-    async def update(
+    async def update_measurements(
         self, resource: Manifest, measured: Mapping[str, Any], interval_seconds: float
     ) -> bool:
-        """Bring measurements in `status` up to date, no more often than every so many seconds."""
+        """Write measurements at most once in `interval_seconds`; return whether they were."""
         uid, now_ms = resource["metadata"]["uid"], clock.now_ms()
         last_ms = self._measured_ms.get(uid)
         if last_ms is not None and now_ms - last_ms < interval_seconds * 1000:
@@ -65,8 +71,8 @@ class Statuses:
             self._measured_ms[uid] = now_ms
         return written
 
-    async def note(self, resource: Manifest, fields: Mapping[str, Any]) -> None:
-        """Put these fields into `status` now, whatever else is to be said later."""
+    async def merge(self, resource: Manifest, fields: Mapping[str, Any]) -> None:
+        """Write these fields of `status`."""
         await self._patch(resource, fields)
 
     async def _patch(self, resource: Manifest, status: Mapping[str, Any]) -> bool:

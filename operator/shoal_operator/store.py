@@ -1,16 +1,18 @@
-"""What the watches have shown: the newest version of each object, by kind, namespace and name.
+"""The newest version of each Kubernetes object, by kind, namespace and name.
 
-The store is the operator's only memory of Kubernetes: lists fill it and watches keep it up to
-date. Whoever reads it gets plain manifests and must not change them.
+Lists fill the store and watches update it. Readers get the stored manifests and must not modify
+them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model.names import Manifest
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shoal_operator.model.names import Manifest
 
 Key = tuple[str, str]
 
@@ -23,7 +25,7 @@ class Store:
         self._by_cluster: dict[tuple[str, str, str], set[str]] = defaultdict(set)
 
     def put(self, manifest: Manifest) -> None:
-        """Keep this version, unless a newer one of the same object is known already."""
+        """Store this version unless the store has a newer one of the same object."""
         meta = manifest["metadata"]
         key = (meta["namespace"], meta["name"])
         known = self._kinds[manifest["kind"]].get(key)
@@ -36,7 +38,7 @@ class Store:
             self._by_cluster[manifest["kind"], meta["namespace"], cluster].add(meta["name"])
 
     def drop(self, manifest: Manifest) -> None:
-        """Forget this object, unless another one stands under its name by now."""
+        """Remove this object unless another object has its name now."""
         kind, meta = manifest["kind"], manifest["metadata"]
         key = (meta["namespace"], meta["name"])
         known = self._kinds[kind].get(key)
@@ -47,15 +49,16 @@ class Store:
         self._by_cluster[kind, meta["namespace"], str(cluster)].discard(meta["name"])
 
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
+        """Return an object, None if it does not exist."""
         return self._kinds[kind].get((namespace, name))
 
     def all(self, kind: str) -> Iterator[Manifest]:
-        """All objects of a kind, in order of namespace and name."""
+        """Yield all objects of a kind in the order of namespace and name."""
         found = self._kinds[kind]
         return (found[key] for key in sorted(found))
 
     def of_cluster(self, kind: str, namespace: str, cluster: str) -> list[Manifest]:
-        """Objects of a kind whose `spec.cluster` is that cluster, by name."""
+        """Return the objects of a kind whose `spec.cluster` is `cluster`, in the order of names."""
         found = self._kinds[kind]
         wanted = sorted(self._by_cluster.get((kind, namespace, cluster), ()))
         return [
@@ -66,9 +69,9 @@ class Store:
 
 
 def _newer(one: Manifest, other: Manifest) -> bool:
-    """Whether `one` is a later version of the object that `other` is a version of.
+    """Return whether both are versions of one object and `one` is the later version.
 
-    Versions of one object compare as whole numbers (Kubernetes, "Resource versions").
+    Resource versions of one object compare as integers (Kubernetes, "Resource versions").
     """
     if one.get("uid") != other.get("uid"):
         return False
@@ -76,8 +79,8 @@ def _newer(one: Manifest, other: Manifest) -> bool:
     return ours.isdecimal() and theirs.isdecimal() and int(ours) > int(theirs)
 
 
-def older(one: Manifest, other: Manifest) -> bool:
-    """Whether `one` came first: by creation time, then by namespace and name."""
+def is_older(one: Manifest, other: Manifest) -> bool:
+    """Return whether `one` is older: by creation time, then by namespace and name."""
     return _age(one) < _age(other)
 
 

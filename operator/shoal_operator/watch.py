@@ -1,28 +1,36 @@
-"""A watch of a kind that may not exist: SparkApplications, whose definition somebody else brings.
+"""A watch of a kind that may not exist: SparkApplications, which Kubeflow's chart defines.
 
-kopf looks for a new kind when its definition changes, which is a moment before the API server
-serves it, and then never again. This one tries until the kind is there.
+kopf scans for a kind when its definition changes, which is before the API server serves it, and
+not again. This watch retries until the kind exists.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import structlog
 
 from shoal_operator.kube import Kube, KubeError
-from shoal_operator.model.names import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shoal_operator.model.names import Manifest
 
 log = structlog.get_logger()
-#: A kind that is not there is looked for that often, and oftener after a nudge.
+#: Seconds between attempts while the kind does not exist.
 ABSENT_SECONDS = 60.0
-NUDGED_SECONDS, NUDGED_TRIES = 1.0, 15
+#: The same after `retry_now`, and the number of those attempts.
+CHANGED_SECONDS, CHANGED_ATTEMPTS = 1.0, 15
 RETRY_SECONDS = 2.0
 
 
 class Watch:
-    """Keeps telling `seen` and `gone` of the objects of one kind in one namespace, or in all."""
+    """Calls `on_update` and `on_delete` for the objects of one kind.
+
+    `namespace` None means all namespaces.
+    """
 
     def __init__(
         self,
@@ -31,19 +39,19 @@ class Watch:
         kind: str,
         labels: Mapping[str, str],
         namespace: str | None,
-        seen: Callable[[Manifest], None],
-        gone: Callable[[Manifest], None],
+        on_update: Callable[[Manifest], None],
+        on_delete: Callable[[Manifest], None],
     ) -> None:
-        self._kube, self._what = kube, (api_version, kind, namespace, labels)
-        self._seen, self._gone = seen, gone
+        self._kube, self._target = kube, (api_version, kind, namespace, labels)
+        self._on_update, self._on_delete = on_update, on_delete
         self._known: dict[tuple[str, str], Manifest] = {}
-        self._nudged = asyncio.Event()
-        self._tries = 0
+        self._changed = asyncio.Event()
+        self._attempts = 0
 
-    def nudge(self) -> None:
-        """The kind may have come or gone."""
-        self._tries = NUDGED_TRIES
-        self._nudged.set()
+    def retry_now(self) -> None:
+        """Retry soon: the definition of the kind has changed."""
+        self._attempts = CHANGED_ATTEMPTS
+        self._changed.set()
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -56,43 +64,43 @@ class Watch:
                     await self._wait()
                     continue
                 if error.status != 410:
-                    log.warning("watch broke off", kind=self._what[1], error=str(error))
+                    log.warning("watch broke off", kind=self._target[1], error=str(error))
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _wait(self) -> None:
-        if self._tries:
-            self._tries -= 1
-            await asyncio.sleep(NUDGED_SECONDS)
+        if self._attempts:
+            self._attempts -= 1
+            await asyncio.sleep(CHANGED_SECONDS)
             return
         try:
             async with asyncio.timeout(ABSENT_SECONDS):
-                await self._nudged.wait()
+                await self._changed.wait()
         except TimeoutError:
             pass
-        self._nudged.clear()
+        self._changed.clear()
 
     async def _follow(self) -> None:
-        """List, then watch from there; returns when the API server ends the watch."""
-        found, version = await self._kube.snapshot(*self._what)
-        self._tries = 0
+        """List and watch until the API server ends the watch."""
+        found, version = await self._kube.snapshot(*self._target)
+        self._attempts = 0
         self._forget({_key(o): o for o in found})
         for manifest in found:
             self._take(manifest)
-        async for change, manifest in self._kube.watch(*self._what, version):
+        async for change, manifest in self._kube.watch(*self._target, version):
             if change == "DELETED":
                 self._known.pop(_key(manifest), None)
-                self._gone(manifest)
+                self._on_delete(manifest)
             else:
                 self._take(manifest)
 
     def _take(self, manifest: Manifest) -> None:
         self._known[_key(manifest)] = manifest
-        self._seen(manifest)
+        self._on_update(manifest)
 
     def _forget(self, present: Mapping[tuple[str, str], Manifest]) -> None:
-        """Tell of those that went while nobody watched."""
+        """Report the objects that were deleted while there was no watch."""
         for key in sorted(self._known.keys() - present.keys()):
-            self._gone(self._known.pop(key))
+            self._on_delete(self._known.pop(key))
 
 
 def _key(manifest: Manifest) -> tuple[str, str]:

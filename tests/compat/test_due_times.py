@@ -46,14 +46,9 @@ def begin(queue: Queue) -> None:
 
 
 def samples(broker: ShoalProcess, queue: Queue, name: str) -> dict[str, float]:
-    """The samples of one of the group's families, by what stands behind its partition's label."""
-    start = f'shoal_share_partition_{name}{{group="{queue.group}",topic="{queue.topic}",'
-    found = {}
-    for line in broker.scrape().splitlines():
-        if line.startswith(start):
-            labels, value = line.removeprefix(start + 'partition="0"').rsplit(" ", 1)
-            found[labels.strip(",}").removeprefix('within="').strip('"')] = float(value)
-    return found
+    """Return the values of one of the group's metrics by the label `within`, empty without it."""
+    found = broker.samples(f"shoal_share_partition_{name}", group=queue.group, topic=queue.topic)
+    return {sample.labels.get("within", ""): sample.value for sample in found}
 
 
 def delayed(queue: Queue, after_ms: int, count: int, key: bytes | None = None) -> None:

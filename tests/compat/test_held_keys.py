@@ -19,7 +19,7 @@ from shoal.client.redrive import Plan, Redrive
 from shoal.client.topics import NewTopic
 from shoal.protocol.errors import ErrorCode
 from shoal_operator.broker_states import group_state
-from shoal_operator.queues import numbers_of
+from shoal_operator.group_metrics import parse_group_metrics
 
 ACCEPT, REJECT = AcknowledgeType.ACCEPT, AcknowledgeType.REJECT
 DLQ = "errors.deadletterqueue"
@@ -113,8 +113,8 @@ def scaled_by(broker: ShoalProcess, queue: Held) -> tuple[int, int]:
     admin = queue.client.admin
     about = queue.client.run(admin.groups.describe_share([queue.group]))[queue.group]
     offsets = queue.client.run(admin.share_groups.offsets([queue.group]))[queue.group]
-    numbers = numbers_of([broker.scrape()])[queue.group]
-    state = group_state(queue.group, about, offsets, None, numbers)
+    numbers = parse_group_metrics([broker.scrape()])[queue.group]
+    state = group_state(queue.group, about, offsets, numbers, scraped=False)
     return state.lag, state.workable
 
 

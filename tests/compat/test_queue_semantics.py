@@ -295,11 +295,8 @@ def test_a_group_may_drop_what_cannot_be_dead_lettered(
 
 def held(broker: ShoalProcess, queue: Queue) -> set[str]:
     """Why delivery to the group is held."""
-    found = set()
-    for line in broker.scrape().splitlines():
-        if line.startswith(f'shoal_share_group_held{{group="{queue.group}",why="'):
-            found.add(line.split('why="')[1].split('"')[0])
-    return found
+    samples = broker.samples("shoal_share_group_held", group=queue.group)
+    return {sample.labels["why"] for sample in samples}
 
 
 def test_what_fills_a_window_and_what_headers_could_not_say_is_told(

@@ -116,8 +116,7 @@ def work(
 
 def lag(broker: ShoalProcess) -> float:
     """Records of all share partitions whose delivery is not complete."""
-    lines = broker.scrape().splitlines()
-    return sum(float(x.split()[-1]) for x in lines if x.startswith("shoal_share_partition_lag{"))
+    return sum(sample.value for sample in broker.samples("shoal_share_partition_lag"))
 
 
 def test_a_queue_under_faults(start_broker: Callable[..., ShoalProcess]) -> None:

@@ -18,6 +18,7 @@ from confluent_kafka.admin import (
     ConfigResource,
     NewTopic,
 )
+from prometheus_client.parser import text_string_to_metric_families
 from servers import ShoalProcess
 from shoal.log.uuids import uuid_text
 from shoal.protocol.api import ApiKey
@@ -479,9 +480,8 @@ def test_the_state_log_is_cut_and_state_is_rebuilt_from_what_is_left(
         assert member.acknowledge((offset, offset, [kind])) is ErrorCode.none
 
     def cut() -> bool:
-        lines = broker.scrape().splitlines()
-        name = "kafka_server_share_coordinator_metrics_last_pruned_offset{"
-        return any(float(x.split()[-1]) >= 30 for x in lines if x.startswith(name))
+        name = "kafka_server_share_coordinator_metrics_last_pruned_offset"
+        return any(sample.value >= 30 for sample in broker.samples(name))
 
     eventually(cut)
     broker.kill9()
@@ -515,7 +515,10 @@ def test_metrics_have_kafkas_names(setup: Setup) -> None:
     member.acquired()
     member.acknowledge((0, 0, [ACCEPT]))
     found = setup.broker.scrape()
-    samples = {x.split("{")[0].split(" ")[0] for x in found.splitlines() if not x.startswith("#")}
+    # Without the TYPE lines, from which the parser would add `_total` to the names of counters.
+    lines = "\n".join(line for line in found.split("\n") if not line.startswith("#"))
+    families = text_string_to_metric_families(lines)
+    samples = {sample.name for family in families for sample in family.samples}
     groups = (x.split(": ") for x in METRICS.replace("\n    ", " ").strip().splitlines())
     wanted = {f"kafka_server_{group}_{name}" for group, names in groups for name in names.split()}
     assert sorted(wanted - samples) == []

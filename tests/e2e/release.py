@@ -9,6 +9,7 @@ from conditions import eventually
 from e2e.cluster import images
 from e2e.cluster.backend import Cluster
 from e2e.cluster.layout import KUBERNETES_VERSION, REPOSITORY
+from prometheus_client.parser import text_string_to_metric_families
 
 NAME = "shoal"
 NAMESPACE = "shoal-system"
@@ -71,10 +72,11 @@ class Release:
         return eventually(led, timeout_s=60, what="a leader among the operator's pods")
 
     def metrics(self) -> dict[str, float]:
-        """The operator's samples by name and labels, summed over nothing."""
+        """Return the values of the operator's samples by name and labels."""
         path = f"/api/v1/namespaces/{NAMESPACE}/services/shoal-operator:metrics/proxy/metrics"
-        lines = self.cluster.kubectl("get", "--raw", path).stdout.splitlines()
+        text = self.cluster.kubectl("get", "--raw", path).stdout
         return {
-            name: float(value)
-            for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")
+            f"{sample.name}{sample.labels}": sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
         }

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from e2e.cluster import images
 from e2e.resources import Resources, queue_topic, share_group
+from shoal.client.exposition import samples
 
 JOB = Path(__file__).with_name("spark_job.py")
 #: What the job holds a record for, and so what one consumer cannot exceed.
@@ -22,7 +23,7 @@ DRIVER = {"coreRequest": "50m", "memory": "512m"}
 EXECUTOR = {**DRIVER, "memoryOverhead": "256m"}
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 SCALING = {"targetLagPerReplica": 100, "cooldown": "10s", "scaleToZeroAfter": "10s"}
-_END = re.compile(r'^kafka_log_Log_LogEndOffset\{.*topic="([^"]+)".*\} (\S+)$', re.MULTILINE)
+END_OFFSET = "kafka_log_Log_LogEndOffset"
 
 
 def spark(**more: object) -> dict[str, object]:
@@ -73,7 +74,8 @@ def stored(queue: Resources, topic: str) -> int:
     """Records that ever came to a topic, by the broker's own metrics; -1 while it is away."""
     pod = f"/api/v1/namespaces/{queue.namespace}/pods/main-broker-0:9404/proxy/metrics"
     told = queue.kubectl("get", "--raw", pod, check=False)
-    ends = [int(float(n)) for name, n in _END.findall(told.stdout) if name == topic]
+    found = samples(told.stdout, [END_OFFSET], zeros=[END_OFFSET])
+    ends = [int(s.value) for s in found if s.labels["topic"] == topic]
     return sum(ends) if ends else -1
 
 

@@ -128,7 +128,7 @@ def test_a_broker_of_another_version(resources: Resources) -> None:
     degraded = resources.condition("queuecluster/main", "Degraded")
     assert (degraded["status"], degraded["reason"]) == ("True", "OtherVersion")
     resources.wait_event("QueueCluster", "main", "OtherVersion", "version 0.0.9")
-    resources.wait_event("QueueCluster", "main", "BrokerRestart", f"becomes {image}")
+    resources.wait_event("QueueCluster", "main", "BrokerRestart", f"to {image}")
     resources.wait_status("sharegroup/workers", lag=20)
     resources.patch("queuecluster/main", {"spec": {"version": "0.0.9"}})
     eventually(

@@ -48,7 +48,7 @@ def test_a_new_port_restarts_that_broker_and_an_old_service_goes(queue: Resource
     other = port - 1 if port > 30000 else port + 1
     ports = [{"name": "outside", "port": 9094, "nodePort": other, "targetPort": "outside"}]
     queue.patch("service/main-outside-0", {"spec": {"ports": ports}})
-    queue.wait_event("QueueCluster", "main", "BrokerRestart", "clients outside")
+    queue.wait_event("QueueCluster", "main", "BrokerRestart", "external address")
     queue.wait_replaced("pod/main-broker-0", before)
     queue.wait("queuecluster/main", timeout_s=90)
     queue.apply(queue_cluster())

@@ -46,7 +46,7 @@ def test_a_static_setting_rolls_without_a_failed_produce(queue: Resources) -> No
     assert failed == 0
     assert sent > 50
     queue.wait_status("sharegroup/workers", lag=sent)
-    assert restarts(queue) == ["main-broker-0: a setting changed that brokers read at their start."]
+    assert restarts(queue) == ["main-broker-0: a config that needs a restart has changed."]
 
 
 def test_a_paused_cluster_is_left_alone(queue: Resources) -> None:

@@ -110,7 +110,7 @@ def test_a_volume_grows_and_never_shrinks(small: Resources) -> None:
     pod, claim = small.uid("pod/main-broker-0"), small.uid("pvc/data-main-broker-0")
     fill(small)
     small.patch("queuecluster/main", {"spec": {"storage": {"size": "64Mi"}}})
-    small.wait_event("QueueCluster", "main", "VolumeGrows", "data-main-broker-0 to 64Mi")
+    small.wait_event("QueueCluster", "main", "VolumeGrows", "data-main-broker-0 grows to 64Mi")
     assert _request(small) == "64Mi"
     grow(small, "64M")
     small.wait("queuecluster/main", timeout_s=120)

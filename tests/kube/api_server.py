@@ -2,7 +2,7 @@
 
 It knows objects by path, server-side apply, merge patches, conflicts and finalizers, and plays the
 StatefulSet controller: pods come at once, ready, and a deleted one comes again from the newest
-template. `Death` strikes after the n-th change, wherever that was made, and from then on nothing
+template. `Crash` strikes after the n-th change, wherever that was made, and from then on nothing
 the dead operator does has an effect.
 """
 
@@ -42,39 +42,39 @@ def _statuses() -> dict[str, Manifest]:
 STATUSES = _statuses()
 
 
-class Death(BaseException):
+class Crash(BaseException):
     """The operator's process ends here."""
 
 
-class Fate:
+class CrashPoint:
     """Counts changes and tells when one was the last."""
 
     def __init__(self) -> None:
         self.changes = 0
         self.last: int | None = None
 
-    def strike(self) -> None:
+    def check(self) -> None:
         """Nobody who is dead does anything."""
         if self.last is not None and self.changes >= self.last:
-            raise Death
+            raise Crash
 
-    def changed(self) -> None:
+    def count(self) -> None:
         """A change was made, and the operator may die before it hears of it."""
         self.changes += 1
-        self.strike()
+        self.check()
 
 
 class ApiServer(Kube):
     """`Kube` over objects in memory instead of HTTP."""
 
-    def __init__(self, fate: Fate) -> None:
-        self.fate = fate
+    def __init__(self, crash_point: CrashPoint) -> None:
+        self.crash_point = crash_point
         self.objects: dict[tuple[str, str], Manifest] = {}
         self.deleted: list[str] = []
-        self.controllers_sleep = False
+        self.controllers_paused = False
         #: Pods that are not ready when they come.
         self.unready: set[str] = set()
-        self._numbers = itertools.count(1)
+        self.numbers = itertools.count(1)
 
     def store(self) -> Store:
         """What a new operator's watches show."""
@@ -102,11 +102,12 @@ class ApiServer(Kube):
         content_type: str = "",
         params: Mapping[str, str] | None = None,
     ) -> Manifest:
-        self.fate.strike()
+        del params  # Field managers and preconditions make no difference here.
+        self.crash_point.check()
         _, _, rest = path.partition("/namespaces/")
         _, plural, *more = rest.split("/")
         kind = KINDS[plural]
-        name = more[0] if more else body["metadata"].get("name", f"made-{next(self._numbers)}")
+        name = more[0] if more else body["metadata"].get("name", f"made-{next(self.numbers)}")
         have = self.objects.get((kind, name))
         if verb == "create":
             if have:
@@ -115,12 +116,16 @@ class ApiServer(Kube):
             made = self._write(kind, name, body)
         elif have is None and "apply-patch" not in content_type:
             raise KubeError(404, f"{name} not found")
+        elif verb == "get":
+            return copy.deepcopy(self.objects[kind, name])
+        elif verb == "replace" and _version(body) != _version(self.objects[kind, name]):
+            raise KubeError(409, f"{name} has changed")
         elif verb == "delete":
             made = self._delete(kind, name)
         else:
             of_status, merge = more[-1] == "status", "merge" in content_type
             made = self._write(kind, name, body, status=of_status, merge=merge)
-        self.fate.changed()
+        self.crash_point.count()
         return copy.deepcopy(made)
 
     def _write(
@@ -141,11 +146,11 @@ class ApiServer(Kube):
             made.pop("spec", None)
         _merge(made, {"status": body["status"]} if status else body)
         meta = made["metadata"]
-        meta.setdefault("uid", f"uid-{next(self._numbers)}")
+        meta.setdefault("uid", f"uid-{next(self.numbers)}")
         meta.setdefault("creationTimestamp", STAMP)
         spec_is_new = not have or have.get("spec") != made.get("spec")
         meta["generation"] = meta.get("generation", 0) + spec_is_new
-        meta["resourceVersion"] = str(next(self._numbers))
+        meta["resourceVersion"] = str(next(self.numbers))
         if merge and meta.get("deletionTimestamp") and not meta.get("finalizers"):
             self.objects.pop((kind, name))
             return made
@@ -161,15 +166,15 @@ class ApiServer(Kube):
             self._control(stateful)
         return {**gone, "metadata": {**gone["metadata"], "deletionTimestamp": STAMP}}
 
-    def wake_controllers(self) -> None:
+    def resume_controllers(self) -> None:
         """They see to what came while they slept."""
-        self.controllers_sleep = False
+        self.controllers_paused = False
         for stateful in self.all("StatefulSet"):
             self._control(stateful)
 
     def _control(self, stateful: Manifest) -> None:
         """Bring the pods of a StatefulSet, and its status to its spec."""
-        if self.controllers_sleep:
+        if self.controllers_paused:
             return
         template, meta = stateful["spec"]["template"], stateful["metadata"]
         revision = hashlib.sha256(repr(template).encode()).hexdigest()[:10]
@@ -208,6 +213,10 @@ class ApiServer(Kube):
         now = datetime.datetime.now(datetime.UTC).isoformat()
         status = {"type": "Ready", "status": str(succeeds), "lastTransitionTime": now}
         self.find("Pod", pod)["status"]["conditions"] = [status]
+
+
+def _version(manifest: Manifest) -> str:
+    return str(manifest["metadata"].get("resourceVersion", ""))
 
 
 def _merge(into: Manifest, patch: Mapping[str, Any]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from e2e.cluster.layout import ClusterError
 from e2e.cluster.programs import program
 from machine import lacking
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 
 def results(objects: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -1,5 +1,5 @@
 """The clusters whose Kubernetes objects `rendered.json` holds, as they were before a pod could have
-several brokers: `test_seats.py` compares."""
+several brokers: `test_pod_layout.py` compares."""
 
 from __future__ import annotations
 

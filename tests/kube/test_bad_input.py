@@ -1,4 +1,4 @@
-"""Bad input, as the ShareConsumer tells it: by the ShareGroup, and by what drivers died of.
+"""Bad input, as the ShareConsumer tells it: by the ShareGroup, and by what drivers crashed of.
 
 `driver_ends` has the ends of logs of drivers that failed, 2048 bytes as Kubernetes keeps them, of
 Spark 4.3.0 with each kind of bad input; of `checkpoint`, whose log ends in the query's offsets, the
@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from kube.api_server import ApiServer, Fate, resource
+from kube.api_server import ApiServer, CrashPoint, resource
 from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.cluster import TopicPartition
@@ -22,9 +21,13 @@ from shoal.client.errors import expect
 from shoal.client.topics import NewTopic
 from shoal_operator.brokers import Brokers
 from shoal_operator.consumers import Consumers
+from shoal_operator.group_monitor import GroupMonitor
 from shoal_operator.groups import Groups
 from shoal_operator.settings import Settings
-from shoal_operator.workloads import application_verdict, last_words
+from shoal_operator.workloads import application_verdict, termination_message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ENDS = Path(__file__).with_name("driver_ends")
 SPARK = {
@@ -68,7 +71,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShoalProcess]:
     ],
 )
 def test_what_a_driver_died_of_is_the_condition(name: str, words: str) -> None:
-    said = last_words((ENDS / f"{name}.txt").read_text())
+    said = termination_message((ENDS / f"{name}.txt").read_text())
     application = {"status": {"applicationState": {"state": "FAILING", "errorMessage": "exit 1"}}}
     verdict = application_verdict(application, 1, 0, said, 9)
     assert (verdict.ready, verdict.reason, verdict.degraded) == (False, "ApplicationFailed", True)
@@ -79,21 +82,21 @@ class World:
     """Groups and ShareConsumers of a cluster, over a real broker."""
 
     def __init__(self, bootstrap: str) -> None:
-        self.kube = ApiServer(Fate())
+        self.kube = ApiServer(CrashPoint())
         self.brokers = Brokers(bootstrap)
         self.kube.add(resource("QueueCluster", "main", listeners=[{"name": "p", "port": 9092}]))
 
     async def settle(self) -> None:
         store = self.kube.store()
         place = (self.kube, store)
-        groups = Groups(
-            *place, self.brokers, "n", "main", scaled=set, moved=lambda names: moved.extend(names)
-        )
-        consumers = Consumers(*place, groups, "n", "main", Settings("b:1", "s:1", "role", "http"))
-        moved: list[str] = []
-        await groups.reconcile(groups.everything())
-        poked = [name for name, group in consumers.by_group() if group in moved]
-        await consumers.reconcile(poked)
+        monitor = GroupMonitor(*place, self.brokers, "n", "main")
+        groups = Groups(*place, self.brokers, "n", "main", monitor=monitor)
+        consumers = Consumers(*place, monitor, "n", "main", Settings("b:1", "s:1", "role", "http"))
+        changed: list[str] = []
+        monitor.subscribe(changed.extend)
+        await groups.reconcile(groups.list_names())
+        queued = [name for name, group in consumers.by_group() if group in changed]
+        await consumers.reconcile(queued)
 
     def ready(self, name: str) -> dict[str, Any]:
         conditions = self.kube.find("ShareConsumer", name)["status"]["conditions"]
@@ -112,11 +115,11 @@ def test_what_the_brokers_tell_is_said_before_spark_starts(broker: ShoalProcess)
         await world.settle()
         said = world.ready("early")
         assert (said["status"], said["reason"]) == ("False", "TopicNotFound")
-        assert "ShareGroup 'early': There is no topic late (yet): apply a" in said["message"]
+        assert "ShareGroup 'early': Topic late does not exist. Apply a" in said["message"]
         said = world.ready("classic")
         assert (said["status"], said["reason"]) == ("False", "OtherGroupType")
         assert "'classic' is a " in said["message"]
-        assert "choose another groupId or delete it" in said["message"]
+        assert "Choose another groupId or delete it" in said["message"]
         assert all(a["spec"]["suspend"] for a in world.kube.all("SparkApplication"))
         made = client.admin.topics.create([NewTopic("late", 1, 1)])
         expect(await asyncio.to_thread(client.run, made))

@@ -7,6 +7,7 @@ import datetime
 import crd_reference
 import pytest
 import yaml
+from kube.api_server import CRDS
 from shoal.client.errors import KafkaError
 from shoal.metadata.config_keys import Scope
 from shoal.metadata.configs import BROKER
@@ -14,6 +15,7 @@ from shoal.metadata.configs import GROUP as GROUP_KEYS
 from shoal.protocol.errors import ErrorCode
 from shoal.server.config import from_environment
 from shoal_operator import conditions, quantities
+from shoal_operator.batch_reconciler import owners
 from shoal_operator.broker_states import (
     EARLIEST,
     LATEST,
@@ -21,17 +23,19 @@ from shoal_operator.broker_states import (
     SharePartition,
     StartSpec,
     TopicState,
-    group_counts,
 )
-from shoal_operator.clusters import missing, refusal
+from shoal_operator.cluster.decision import refusal
 from shoal_operator.conditions import Verdict
-from shoal_operator.groups import Groups, decide_config, first_positions, reset_due, resume
+from shoal_operator.drift import has_drifted
+from shoal_operator.group_metrics import parse_group_metrics
+from shoal_operator.group_offsets import first_offsets, pending_reset, resume
+from shoal_operator.groups import alter_configs, decide_config
+from shoal_operator.maintenance_windows import is_open
 from shoal_operator.model import broker_config, cluster, deployment
 from shoal_operator.model.groups import config as group_config
-from shoal_operator.queues import dead_letter_topic, numbers_of
+from shoal_operator.model.groups import dead_letter_topic
 from shoal_operator.store import Store
-from shoal_operator.topics import Actions, claims, decide
-from shoal_operator.windows import is_open
+from shoal_operator.topics import Actions, decide, topic_name
 
 
 def topic(name="jobs", created="2026-01-01T00:00:00Z", status=None, **spec):
@@ -76,9 +80,9 @@ def test_an_unmanaged_topic_is_left_alone() -> None:
 def test_the_older_claim_wins_and_a_leaving_one_counts_for_nothing() -> None:
     old = topic("a", topicName="t")
     new = topic("b", "2026-01-02T00:00:00Z", topicName="t")
-    assert claims([new, old])["t"] is old
+    assert owners([new, old], topic_name)["t"] is old
     old["metadata"]["deletionTimestamp"] = "2026-01-03T00:00:00Z"
-    assert claims([new, old])["t"] is new
+    assert owners([new, old], topic_name)["t"] is new
 
 
 GROUP = {
@@ -181,7 +185,7 @@ shoal_share_group_held{group="d",why="held-keys"} 1
 shoal_share_group_held{group="e",why="look-ahead"} 1
 shoal_share_group_held{group="f",why="window-full"} 1
 """
-    found = numbers_of([page, page])
+    found = parse_group_metrics([page, page])
     assert found["a"].status() == {
         "delivery": "DeadLettersFail",
         "deadLettered": 6,
@@ -220,21 +224,20 @@ def test_a_broker_without_order_by_key_gets_all_else_and_the_status_says_so() ->
             return refused
 
     brokers = Older()
-    groups = Groups.__new__(Groups)
-    groups._brokers = brokers  # type: ignore[assignment]
     changes = {"g": {"share.ordering": "key", "share.delivery.count.limit": "3"}}
-    failures, warnings = asyncio.run(groups._alter(changes))
-    assert not failures and warnings["g"][0] == "OrderingUnsupported"
+    failures, warnings = asyncio.run(alter_configs(brokers, changes))
+    assert not failures
+    assert warnings["g"][0] == "OrderingUnsupported"
     assert brokers.set == {"g": {"share.delivery.count.limit": "3"}}
 
 
 def test_a_reset_is_due_once() -> None:
     resource = {"spec": {"reset": {"id": "r1", "to": "Earliest"}}, "status": {}}
-    assert reset_due(resource)
+    assert pending_reset(resource)
     resource["status"]["lastReset"] = {"id": "r1"}
-    assert reset_due(resource) is None
+    assert pending_reset(resource) is None
     resource["spec"]["reset"]["id"] = "r2"
-    assert reset_due(resource)
+    assert pending_reset(resource)
 
 
 def test_a_reset_that_was_interrupted_is_made_unless_it_was_seen() -> None:
@@ -252,25 +255,25 @@ def test_a_reset_that_was_interrupted_is_made_unless_it_was_seen() -> None:
 def test_a_group_begins_where_its_spec_says() -> None:
     sizes, empty = {"t": 2}, GroupState("g")
     latest = {"startOffset": "Latest"}
-    assert first_positions(latest, empty, sizes, 0) == {("t", 0): LATEST, ("t", 1): LATEST}
+    assert first_offsets(latest, empty, sizes, 0) == {("t", 0): LATEST, ("t", 1): LATEST}
     back = {"startOffset": "ByDuration", "startOffsetDuration": "1m"}
-    assert first_positions(back, empty, {"t": 1}, 100_000) == {("t", 0): StartSpec(40_000)}
+    assert first_offsets(back, empty, {"t": 1}, 100_000) == {("t", 0): StartSpec(40_000)}
 
 
 def test_what_has_a_position_keeps_it_and_what_grew_is_read_from_its_start() -> None:
     state = GroupState("g", "share", partitions=(SharePartition("t", 0, 7, 1),))
     latest = {"startOffset": "Latest"}
-    assert first_positions(latest, state, {"t": 2, "u": 1}, 0) == {
+    assert first_offsets(latest, state, {"t": 2, "u": 1}, 0) == {
         ("t", 1): EARLIEST,
         ("u", 0): LATEST,
     }
-    assert first_positions(latest, state, {"t": 1}, 0) == {}
+    assert first_offsets(latest, state, {"t": 1}, 0) == {}
 
 
 def test_positions_are_left_to_members_and_to_other_kinds_of_groups() -> None:
     latest = {"startOffset": "Latest"}
-    assert first_positions(latest, GroupState("g", "share", members=1), {"t": 1}, 0) == {}
-    assert first_positions(latest, GroupState("g", "consumer"), {"t": 1}, 0) == {}
+    assert first_offsets(latest, GroupState("g", "share", members=1), {"t": 1}, 0) == {}
+    assert first_offsets(latest, GroupState("g", "consumer"), {"t": 1}, 0) == {}
 
 
 def test_counts_from_the_brokers_metrics() -> None:
@@ -282,7 +285,11 @@ shoal_share_partition_redelivered_records_total{group="a",topic="t",partition="0
 shoal_share_partition_locks{group="a",topic="t",partition="0"} 100
 shoal_share_partition_locked_records{group="q\\"\\\\",topic="t",partition="0"} 1
 """
-    assert group_counts([page, page]) == {"a": (14, 18), 'q"\\': (2, 0)}
+    found = parse_group_metrics([page, page])
+    assert {g: (m.in_flight, m.redelivered) for g, m in found.items()} == {
+        "a": (14, 18),
+        'q"\\': (2, 0),
+    }
 
 
 CLUSTER = {
@@ -296,6 +303,8 @@ CLUSTER = {
         "config": {"log.retention.ms": "5", "num.partitions": "3"},
     },
 }
+
+TWO_PER_POD = {**CLUSTER["spec"], "replicas": 3, "brokersPerPod": 2}
 
 
 def test_a_dynamic_setting_changes_no_pod_and_a_static_one_does() -> None:
@@ -341,12 +350,70 @@ def test_what_brokers_cannot_do_is_refused_by_its_path(path, value, reason) -> N
     assert refusal(CLUSTER) is None
 
 
-def test_what_others_add_to_an_object_is_not_missing() -> None:
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("listeners", "spec.listeners"),
+        ("advertised.listeners", "spec.listeners"),
+        ("listener.security.protocol.map", "spec.listeners"),
+        ("listener.name.controller.max.connections", "spec.listeners"),
+        ("inter.broker.listener.name", "spec.listeners"),
+        ("controller.listener.names", "The operator sets it."),
+        ("controller.quorum.voters", "The operator sets it."),
+        ("controller.quorum.bootstrap.servers", "The operator sets it."),
+        ("controller.quorum.auto.join.enable", "The operator sets it."),
+        ("node.id", "The operator sets it."),
+        ("broker.id", "The operator sets it."),
+        ("process.roles", "The operator sets it."),
+        ("shoal.cluster.id", "The operator sets it."),
+        ("log.dir", "spec.storage"),
+        ("log.dirs", "spec.storage"),
+        ("broker.rack", "spec.rack"),
+        ("shoal.metrics.listener", "spec.metrics.port"),
+        ("shoal.brokers.per.host", "spec.brokersPerPod"),
+    ],
+)
+def test_config_cannot_replace_what_the_operator_sets(name: str, instead: str) -> None:
+    resource = copy.deepcopy(CLUSTER)
+    resource["spec"]["config"][name] = "x"
+    verdict = refusal(resource)
+    assert verdict is not None
+    assert verdict.reason == "ConfigNotAllowed"
+    assert f"spec.config.{name}" in verdict.message
+    assert instead in verdict.message
+
+
+def test_every_setting_in_a_brokers_file_is_reserved_or_may_be_overridden() -> None:
+    """A setting that the operator writes for one broker alone cannot come from spec.config."""
+    own = broker_config.of_broker(CLUSTER, 0, "PLAIN://x:1").splitlines()
+    own += broker_config.of_broker(
+        {**CLUSTER, "spec": TWO_PER_POD}, 1000, "PLAIN://x:1"
+    ).splitlines()
+    assert all(broker_config.reserved(line.partition("=")[0]) for line in own)
+    for name in ("controller.quorum.election.timeout.ms", "controller.quorum.fetch.timeout.ms"):
+        assert broker_config.reserved(name) is None
+
+
+def test_the_api_server_refuses_the_same_settings() -> None:
+    """The rules of the definition name each reserved setting and its variable."""
+    crd = yaml.safe_load((CRDS / "queueclusters.shoal.dev.yaml").read_text())
+    schema = crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    config = schema["properties"]["config"]["x-kubernetes-validations"][0]["rule"]
+    pod = schema["properties"]["template"]["properties"]["pod"]["properties"]
+    env = pod["env"]["items"]["properties"]["name"]["x-kubernetes-validations"][0]["rule"]
+    assert [n for n in broker_config.RESERVED if f"'{n}'" not in config] == []
+    variables = [broker_config.variable(name) for name in broker_config.RESERVED]
+    prefix = "SHOAL_CONTROLLER_QUORUM_"
+    assert f"startsWith('{prefix}')" in env
+    assert [v for v in variables if f"'{v}'" not in env and not v.startswith(prefix)] == []
+
+
+def test_what_others_add_to_an_object_is_no_drift() -> None:
     want = {"spec": {"ports": [{"port": 1}], "replicas": 2}}
     seen = {"spec": {"ports": [{"port": 1, "nodePort": 3}], "replicas": 2}, "status": {}}
-    assert not missing(want, seen)
-    assert missing(want, {"spec": {"ports": [], "replicas": 2}})
-    assert missing(want, {"spec": {"ports": [{"port": 1}], "replicas": 3}})
+    assert not has_drifted(want, seen)
+    assert has_drifted(want, {"spec": {"ports": [], "replicas": 2}})
+    assert has_drifted(want, {"spec": {"ports": [{"port": 1}], "replicas": 3}})
 
 
 def test_consumers_are_told_where_work_is() -> None:
@@ -419,7 +486,8 @@ def test_variables_of_a_brokers_pod_are_kept_and_no_setting_has_two_sources() ->
     assert _brokers(template=template)["env"][-2:] == own
     spec = {"listeners": [], "template": template, "config": {"log.retention.ms": "7"}}
     refused = refusal({"metadata": {"name": "main"}, "spec": {"replicas": 1, **spec}})
-    assert refused is not None and refused.reason == "ConfigTwice"
+    assert refused is not None
+    assert refused.reason == "ConfigTwice"
     assert "SHOAL_LOG_RETENTION_MS" in refused.message
     spec["config"] = {"log.segment.bytes": "7"}
     assert refusal({"metadata": {"name": "main"}, "spec": {"replicas": 1, **spec}}) is None
@@ -447,7 +515,7 @@ def test_words_for_time_and_size() -> None:
     assert quantities.duration_text(5_400_250) == "1h30m250ms"
     assert quantities.iso_duration(1500) == "PT1.500S"
     assert quantities.size_bytes("10Gi") == 10 << 30
-    with pytest.raises(ValueError, match="write it like 30s"):
+    with pytest.raises(ValueError, match="use a form like 30s"):
         quantities.duration_ms("30")
 
 

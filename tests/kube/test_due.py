@@ -7,15 +7,15 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from kube.api_server import ApiServer, Fate, resource
+from kube.api_server import ApiServer, CrashPoint, resource
 from shoal.client.errors import KafkaError
 from shoal.protocol.errors import ErrorCode
 from shoal_operator import clock
 from shoal_operator.broker_states import GroupState, group_state
 from shoal_operator.brokers import Brokers
 from shoal_operator.consumers import Consumers
-from shoal_operator.groups import KNOWN_MS_MAX, Groups, due_time
-from shoal_operator.queues import QueueNumbers, numbers_of
+from shoal_operator.group_metrics import GroupMetrics, parse_group_metrics
+from shoal_operator.group_monitor import LAG_AGE_MS_MAX, GroupMonitor, due_time
 from shoal_operator.runtime import Operator
 from shoal_operator.settings import Settings
 
@@ -37,8 +37,8 @@ CLUSTER = resource(
 POD = {"template": {"spec": {"containers": [{"name": "a"}]}}}
 
 
-def numbers(pages: int = 1) -> QueueNumbers:
-    return numbers_of([PAGE] * pages)["g"]
+def numbers(pages: int = 1) -> GroupMetrics:
+    return parse_group_metrics([PAGE] * pages)["g"]
 
 
 def test_numbers_are_summed_over_brokers_and_the_earliest_time_counts() -> None:
@@ -46,31 +46,31 @@ def test_numbers_are_summed_over_brokers_and_the_earliest_time_counts() -> None:
     assert two.unavailable == 14
     assert two.not_due == {0: 14, 60: 10, 600: 4}
     assert two.next_due_s == 1767225600.5
-    assert due_time(GroupState("g", numbers=two)) == "2026-01-01T00:00:01Z"
+    assert due_time(GroupState("g", metrics=two)) == "2026-01-01T00:00:01Z"
     assert due_time(GroupState("g")) is None
 
 
 @pytest.mark.parametrize(("within_s", "due"), [(0, 13), (1, 15), (60, 15), (61, 18), (9999, 18)])
 def test_a_start_up_time_is_rounded_up_to_what_brokers_count(within_s: int, due: int) -> None:
-    assert GroupState("g", lag=20, in_flight=3, numbers=numbers()).due(within_s) == due
+    assert GroupState("g", lag=20, in_flight=3, metrics=numbers()).due(within_s) == due
 
 
 def test_available_is_what_a_fetch_could_get_now() -> None:
-    assert GroupState("g", lag=20, in_flight=3, numbers=numbers()).available == 10
+    assert GroupState("g", lag=20, in_flight=3, metrics=numbers()).available == 10
     # A record held by a dead letter is in both `stuck` and the broker's number.
-    assert GroupState("g", lag=20, in_flight=3, stuck=4, numbers=numbers()).available == 10
-    assert GroupState("g", lag=20, in_flight=3, stuck=9, numbers=QueueNumbers()).available == 8
+    assert GroupState("g", lag=20, in_flight=3, blocked=4, metrics=numbers()).available == 10
+    assert GroupState("g", lag=20, in_flight=3, blocked=9, metrics=GroupMetrics()).available == 8
 
 
 def test_what_can_be_delivered_is_due_whatever_else_is_held_back_twice() -> None:
     """Ten records are available; a hundred are delayed, and behind a dead letter of their key."""
-    twice = QueueNumbers(unavailable=101, not_due=Counter({0: 100, 30: 100}))
-    assert GroupState("g", lag=111, in_flight=0, stuck=101, numbers=twice).due(30) == 10
+    twice = GroupMetrics(unavailable=101, not_due=Counter({0: 100, 30: 100}))
+    assert GroupState("g", lag=111, in_flight=0, blocked=101, metrics=twice).due(30) == 10
 
 
 def test_of_a_paused_group_only_records_in_flight_are_work() -> None:
-    paused = QueueNumbers(unavailable=17, held=frozenset({"paused"}))
-    state = GroupState("g", lag=20, in_flight=3, numbers=paused)
+    paused = GroupMetrics(unavailable=17, hold_reasons=frozenset({"paused"}))
+    state = GroupState("g", lag=20, in_flight=3, metrics=paused)
     assert (state.due(30), state.available) == (3, 0)
 
 
@@ -83,7 +83,7 @@ class _About:
     [(ErrorCode.coordinator_not_available, False), (ErrorCode.group_id_not_found, True)],
 )
 def test_a_lag_that_a_coordinator_could_not_say_is_not_known(code: ErrorCode, known: bool) -> None:
-    assert group_state("g", _About(), KafkaError(code, "x"), None).known is known
+    assert group_state("g", _About(), KafkaError(code, "x"), None, scraped=False).lag_known is known
 
 
 class Told(Brokers):
@@ -91,9 +91,10 @@ class Told(Brokers):
 
     def __init__(self) -> None:
         super().__init__("nowhere:1")
-        self.answer = GroupState("workers", "share", lag=20, in_flight=0, numbers=numbers())
+        self.answer = GroupState("workers", "share", lag=20, in_flight=0, metrics=numbers())
 
     async def share_groups(self, groups: Any, *, of_any_type: bool = False) -> Any:
+        del of_any_type
         if self.answer is None:
             raise KafkaError(ErrorCode.request_timed_out, "x")
         return dict.fromkeys(groups, self.answer)
@@ -103,21 +104,21 @@ class Shop:
     """One ShareConsumer, its group, and what scales it."""
 
     def __init__(self, **scaling: Any) -> None:
-        self.kube = ApiServer(Fate())
+        self.kube = ApiServer(CrashPoint())
         self.kube.add(CLUSTER)
         self.kube.add(resource("ShareGroup", "workers", cluster="main", maxRecordLocks=2000))
         spec = {"shareGroup": "workers", "deployment": POD, "scaling": scaling}
         self.kube.add(resource("ShareConsumer", "eaters", **spec))
         self.store, self.brokers = self.kube.store(), Told()
         place = (self.kube, self.store, self.brokers, "n", "main")
-        self.groups = Groups(*place, scaled=lambda: {"workers"}, moved=lambda _: None)
+        self.monitor = GroupMonitor(*place)
         settings = Settings("b:1", "s:1", "role", "http://o")
-        self.consumers = Consumers(*place[:2], self.groups, "n", "main", settings)
+        self.consumers = Consumers(*place[:2], self.monitor, "n", "main", settings)
 
     async def look(self) -> dict[str, Any]:
         """Look at the group and decide; the ShareConsumer's status."""
         try:
-            await self.groups.watch([])
+            await self.monitor.watch([])
         except KafkaError:
             pass
         await self.consumers.reconcile(["eaters"])
@@ -132,12 +133,12 @@ def test_only_what_is_due_within_the_start_up_time_wants_consumers() -> None:
         assert status["nextDueTime"] == "2026-01-01T00:00:01Z"
         assert "5 more cannot be delivered yet" in status["decision"]
         later = Shop(targetLagPerReplica=5, startupTime="1s")
-        later.brokers.answer = GroupState("workers", "share", lag=7, numbers=numbers())
+        later.brokers.answer = GroupState("workers", "share", lag=7, metrics=numbers())
         assert (await later.look())["desiredReplicas"] == 1
         later_s = Counter({0: 7, 30: 7, 60: 6})
-        held = QueueNumbers(unavailable=7, not_due=later_s, next_due_s=1767225600)
+        held = GroupMetrics(unavailable=7, not_due=later_s, next_due_s=1767225600)
         later = Shop(targetLagPerReplica=5)
-        later.brokers.answer = GroupState("workers", "share", lag=7, numbers=held)
+        later.brokers.answer = GroupState("workers", "share", lag=7, metrics=held)
         assert (await later.look())["desiredReplicas"] == 0
 
     asyncio.run(scenario())
@@ -155,11 +156,11 @@ def test_a_lag_that_is_not_known_changes_nothing_and_is_no_signal(
         assert (await shop.look())["desiredReplicas"] == 3
         assert shop.consumers.signal("eaters")["due"] == 15
         shop.brokers.answer = None
-        now_ms += KNOWN_MS_MAX - 1
+        now_ms += LAG_AGE_MS_MAX - 1
         assert (await shop.look())["lag"] == 20
         now_ms += 5_000
         status = await shop.look()
-        assert (status["desiredReplicas"], status["decision"]) == (3, "lag is not known now")
+        assert (status["desiredReplicas"], status["decision"]) == (3, "the lag is unknown")
         assert "lag" not in status
         assert shop.consumers.signal("eaters") == {
             "desiredReplicas": 3,
@@ -171,17 +172,19 @@ def test_a_lag_that_is_not_known_changes_nothing_and_is_no_signal(
     asyncio.run(scenario())
 
 
-def test_a_replica_that_stands_by_repeats_the_status_and_knows_nothing_alone() -> None:
+def test_a_standby_replica_repeats_the_status_while_another_leads() -> None:
     async def scenario() -> None:
         shop = Shop()
         await shop.look()
-        operator = Operator(shop.kube, Settings("b:1", "s:1", "role", "http://o"))
+        another_leads = False
+        settings = Settings("b:1", "s:1", "role", "http://o")
+        operator = Operator(shop.kube, settings, another_leads=lambda: another_leads)
         try:
             for found in shop.kube.all("ShareConsumer") + shop.kube.all("ShareGroup"):
                 operator.store.put(found)
             assert operator.signal("n", "nobody") is None
             assert "lag" not in (operator.signal("n", "eaters") or {})
-            operator.stands_by = lambda: True
+            another_leads = True
             assert (operator.signal("n", "eaters") or {})["lag"] == 20
         finally:
             await operator.close()

@@ -6,18 +6,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from kube.api_server import STAMP, ApiServer, Death, Fate, resource
+from kube.api_server import STAMP, ApiServer, Crash, CrashPoint, resource
 from servers import ShoalProcess
-from shoal_operator import clusters
 from shoal_operator import kube as kube_module
 from shoal_operator.brokers import Brokers
-from shoal_operator.clusters import Clusters
+from shoal_operator.cluster import decision
+from shoal_operator.cluster.reconciler import Clusters
+from shoal_operator.group_monitor import GroupMonitor
 from shoal_operator.groups import Groups
 from shoal_operator.topics import Topics
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
 
 #: Far more than any of the scenarios takes.
 CHANGES_MAX, ROUNDS_MAX = 60, 30
@@ -28,7 +31,6 @@ CHANGES = (
     "alter_topic_configs",
     "delete_topics",
     "alter_group_configs",
-    "create_share_group",
     "set_share_offsets",
     "delete_groups",
 )
@@ -43,28 +45,30 @@ CLUSTER = resource(
 )
 
 
-class MortalBrokers(Brokers):
+class CrashingBrokers(Brokers):
     """Admin calls after each of which the operator may die."""
 
-    def __init__(self, bootstrap: str, fate: Fate) -> None:
+    def __init__(self, bootstrap: str, crash_point: CrashPoint) -> None:
         super().__init__(bootstrap)
         self.calls: Counter[str] = Counter()
         for name in CHANGES:
-            setattr(self, name, self._mortal(name, getattr(self, name), fate))
+            setattr(self, name, self._crashing(name, getattr(self, name), crash_point))
 
-    async def readdress(self, bootstrap_servers: str, urls: object) -> None:
+    async def set_addresses(self, bootstrap_servers: str, urls: object) -> None:
         """The broker of the test is where it is."""
 
-    def _mortal(self, name: str, call: Any, fate: Fate) -> Callable[..., Awaitable[Any]]:
-        async def mortal(*arguments: Any) -> Any:
-            fate.strike()
+    def _crashing(
+        self, name: str, call: Any, crash_point: CrashPoint
+    ) -> Callable[..., Awaitable[Any]]:
+        async def crashing(*arguments: Any) -> Any:
+            crash_point.check()
             answer = await call(*arguments)
             self.calls[name] += 1
-            fate.changed()
+            crash_point.count()
             return answer
 
         assert inspect.iscoroutinefunction(call)
-        return mortal
+        return crashing
 
 
 @pytest.fixture(scope="module")
@@ -84,22 +88,22 @@ class World:
     """One life after the other over the same API server and broker."""
 
     def __init__(self, broker: ShoalProcess) -> None:
-        self.fate = Fate()
-        self.kube = ApiServer(self.fate)
+        self.crash_point = CrashPoint()
+        self.kube = ApiServer(self.crash_point)
         self.bootstrap = broker.bootstrap
         self.calls: Counter[str] = Counter()
 
-    async def live(self) -> bool:
+    async def run(self) -> bool:
         """A new operator reconciles until nothing is left to do; whether it lived to see that."""
-        brokers = MortalBrokers(self.bootstrap, self.fate)
+        brokers = CrashingBrokers(self.bootstrap, self.crash_point)
         try:
             for _ in range(ROUNDS_MAX):
-                before = self.fate.changes
+                before = self.crash_point.changes
                 await self._round(brokers)
-                if self.fate.changes == before:
+                if self.crash_point.changes == before:
                     return True
             raise AssertionError("the operator comes to no end")
-        except Death:
+        except Crash:
             return False
         finally:
             self.calls += brokers.calls
@@ -109,21 +113,23 @@ class World:
         store = self.kube.store()
         place = (self.kube, store, brokers, "n", "main")
         loops = (
-            Clusters(*place, "image:1", reached=lambda: None),
+            Clusters(*place, "image:1", on_reachable=lambda: None),
             Topics(*place),
-            Groups(*place, scaled=set, moved=lambda _: None),
+            Groups(*place, monitor=GroupMonitor(*place)),
         )
         for loop in loops:
-            await loop.reconcile(loop.everything())
+            await loop.reconcile(loop.list_names())
 
-    async def settle(self, dies_after: int | None = None) -> bool:
+    async def settle(self, crash_after: int | None = None) -> bool:
         """Live on, through one death after so many changes; whether that came."""
-        self.fate.last = None if dies_after is None else self.fate.changes + dies_after
-        died = not await self.live()
-        self.fate.last = None
-        if died:
-            assert await self.live()
-        return died
+        self.crash_point.last = (
+            None if crash_after is None else self.crash_point.changes + crash_after
+        )
+        crashed = not await self.run()
+        self.crash_point.last = None
+        if crashed:
+            assert await self.run()
+        return crashed
 
     def ready(self, kind: str = "QueueCluster", name: str = "main") -> tuple[str, str, bool]:
         """Status and reason of Ready, and whether it is of the present generation."""
@@ -132,12 +138,12 @@ class World:
         present = said["observedGeneration"] == found["metadata"]["generation"]
         return said["status"], said["reason"], present
 
-    def told(self, reason: str) -> list[str]:
+    def event_messages(self, reason: str) -> list[str]:
         """The messages of the events with this reason."""
         return [e["message"] for e in self.kube.all("Event") if e["reason"] == reason]
 
-    def picture(self) -> dict[str, Any]:
-        """All that is to be the same whether somebody died or not."""
+    def snapshot(self) -> dict[str, Any]:
+        """All that is to be the same whether somebody crashed or not."""
         ready = {}
         for kind in ("QueueCluster", "QueueTopic", "ShareGroup"):
             for found in self.kube.all(kind):
@@ -155,7 +161,7 @@ class World:
         }
 
 
-def each_death(
+def each_crash(
     broker: ShoalProcess,
     prepare: Callable[[World, int], None],
     change: Callable[[World, int], None],
@@ -163,20 +169,20 @@ def each_death(
 ) -> None:
     """Run a scenario whole, then again with a death after each of its changes."""
 
-    async def scenario(number: int, dies_after: int | None) -> tuple[bool, Any]:
+    async def scenario(number: int, crash_after: int | None) -> tuple[bool, Any]:
         world = World(broker)
         prepare(world, number)
         await world.settle()
         change(world, number)
-        died = await world.settle(dies_after)
-        return died, (world.picture(), await look(world, number))
+        crashed = await world.settle(crash_after)
+        return crashed, (world.snapshot(), await look(world, number))
 
     _, whole = asyncio.run(scenario(0, None))
-    for dies_after in range(1, CHANGES_MAX):
-        died, seen = asyncio.run(scenario(dies_after, dies_after))
-        assert seen == whole, f"died after {dies_after} changes"
-        if not died:
-            assert dies_after > 3
+    for crash_after in range(1, CHANGES_MAX):
+        crashed, seen = asyncio.run(scenario(crash_after, crash_after))
+        assert seen == whole, f"crashed after {crash_after} changes"
+        if not crashed:
+            assert crash_after > 3
             return
     raise AssertionError("the scenario takes more changes than expected")
 
@@ -193,11 +199,11 @@ def test_a_roll_restarts_each_broker_once(broker: ShoalProcess) -> None:
         config = {"num.partitions": "3", "log.retention.ms": f"{1000 + number}"}
         world.kube.add({**CLUSTER, "spec": {**CLUSTER["spec"], "config": config}})
 
-    async def look(world: World, number: int) -> Any:
+    async def look(world: World, _: int) -> Any:
         assert world.kube.deleted == ["Pod/main-broker-0"]
         return world.calls["alter_broker_config"]
 
-    each_death(broker, prepare, change, look)
+    each_crash(broker, prepare, change, look)
 
 
 def test_nothing_is_said_of_a_template_that_kubernetes_has_not_seen(
@@ -205,22 +211,22 @@ def test_nothing_is_said_of_a_template_that_kubernetes_has_not_seen(
 ) -> None:
     async def scenario() -> None:
         world = World(broker)
-        world.kube.controllers_sleep = True
+        world.kube.controllers_paused = True
         world.kube.add(CLUSTER)
         await world.settle()
         assert world.ready() == ("False", "Starting", True)
-        world.kube.wake_controllers()
+        world.kube.resume_controllers()
         await world.settle()
         assert world.ready() == ("True", "Reconciled", True)
-        world.kube.controllers_sleep = True
+        world.kube.controllers_paused = True
         config = {"num.partitions": "7"}
         world.kube.add({**CLUSTER, "spec": {**CLUSTER["spec"], "config": config}})
         await world.settle()
         assert world.ready() == ("True", "Reconciled", False)
-        monkeypatch.setattr(clusters, "TAKEN_UP_SECONDS_MAX", -1.0)
+        monkeypatch.setattr(decision, "OBSERVED_SECONDS_MAX", -1.0)
         await world.settle()
         assert world.ready() == ("False", "StatefulSetNotTakenUp", True)
-        world.kube.wake_controllers()
+        world.kube.resume_controllers()
         await world.settle()
         assert world.ready() == ("True", "Reconciled", True)
         assert world.kube.deleted == ["Pod/main-broker-0"]
@@ -249,12 +255,12 @@ def test_what_has_never_been_ready_is_no_alarm(broker: ShoalProcess) -> None:
         world.kube.add({**three, "spec": {**three["spec"], "replicas": 4}})
         await world.settle()
         assert world.ready() == ("False", "Starting", True)
-        assert world.told("BrokerNotReady") == []
+        assert world.event_messages("BrokerNotReady") == []
         world.kube.probe("main-broker-1", succeeds=False)
         await world.settle()
         await world.settle()
         assert world.ready() == ("False", "BrokerNotReady", True)
-        assert len(world.told("BrokerNotReady")) == 1
+        assert len(world.event_messages("BrokerNotReady")) == 1
 
     asyncio.run(scenario())
 
@@ -265,15 +271,15 @@ def test_ready_is_what_who_comes_anew_reaches(
     """The operator may be connected already, or by the pods, before the Service leads there."""
     reached = False
 
-    async def is_reached(_: Brokers) -> bool:
+    async def is_reachable(_: Brokers) -> bool:
         return reached
 
     async def scenario() -> None:
         nonlocal reached
         world = World(broker)
         brokers = Brokers(world.bootstrap), Brokers("127.0.0.1:1")
-        assert [await one.is_reached() for one in brokers] == [True, False]
-        monkeypatch.setattr(Brokers, "is_reached", is_reached)
+        assert [await one.is_reachable() for one in brokers] == [True, False]
+        monkeypatch.setattr(Brokers, "is_reachable", is_reachable)
         world.kube.add(CLUSTER)
         await world.settle()
         assert world.ready() == ("False", "BrokersUnreachable", True)  # All times are long ago.
@@ -288,7 +294,7 @@ def test_refused_positions_are_told_as_such(
     broker: ShoalProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The topic goes while the group begins: it is there when it is looked for."""
-    resolved, goes = Brokers.resolved, True
+    resolved, goes = Brokers.resolve_offsets, True
 
     async def then_goes(brokers: Brokers, starts: Any) -> Any:
         offsets = await resolved(brokers, starts)
@@ -299,7 +305,7 @@ def test_refused_positions_are_told_as_such(
     async def scenario() -> None:
         nonlocal goes
         world = World(broker)
-        monkeypatch.setattr(Brokers, "resolved", then_goes)
+        monkeypatch.setattr(Brokers, "resolve_offsets", then_goes)
         world.kube.add(CLUSTER)
         await world.settle()
         topic = resource(
@@ -342,7 +348,7 @@ def test_a_roll_restarts_a_pod_of_two_brokers_once(broker: ShoalProcess) -> None
         config = {"num.partitions": f"{number + 3}"}
         world.kube.add({**two, "spec": {**two["spec"], "config": config}})
 
-    async def look(world: World, number: int) -> Any:
+    async def look(world: World, _: int) -> Any:
         assert world.kube.deleted == ["Pod/main-broker-0"]
         status = world.kube.find("QueueCluster", "main")["status"]
         assert (status["brokersReady"], status["replicas"], status["readyReplicas"]) == (
@@ -355,7 +361,7 @@ def test_a_roll_restarts_a_pod_of_two_brokers_once(broker: ShoalProcess) -> None
             (1000, "main-broker-0", True),
         ]
 
-    each_death(broker, lambda world, _: world.kube.add(two), change, look)
+    each_crash(broker, lambda world, _: world.kube.add(two), change, look)
 
 
 def test_topics_and_groups_are_made_once(broker: ShoalProcess) -> None:
@@ -391,4 +397,4 @@ def test_topics_and_groups_are_made_once(broker: ShoalProcess) -> None:
         positions = [(p.partition, p.start_offset) for p in state.partitions]
         return topic.partitions, topic.config, config, positions, world.calls["create_topics"]
 
-    each_death(broker, lambda world, _: world.kube.add(CLUSTER), change, look)
+    each_crash(broker, lambda world, _: world.kube.add(CLUSTER), change, look)

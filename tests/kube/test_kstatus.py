@@ -37,6 +37,7 @@ AT_WORK = (
 )
 STALLED = (
     "NoMajority",
+    "ConfigNotAllowed",
     "ConfigTwice",
     "RackNotSupported",
     "SecurityNotSupported",
@@ -58,7 +59,7 @@ def verdicts() -> list[tuple[Verdict, str]]:
     found = [(Verdict(True, reason, "text"), "Current") for reason in READY]
     found += [(Verdict(True, r, "text", progressing=True), "InProgress") for r in AT_WORK_AND_READY]
     found += [(Verdict.waiting(reason, "text"), "InProgress") for reason in AT_WORK]
-    found += [(Verdict.trouble(reason, "text"), "InProgress") for reason in AT_WORK]
+    found += [(Verdict.blocked(reason, "text"), "InProgress") for reason in AT_WORK]
     found += [(Verdict.refused(reason, "text"), "Failed") for reason in STALLED]
     return [
         *found,
@@ -69,7 +70,7 @@ def verdicts() -> list[tuple[Verdict, str]]:
         (Verdict(True, "Paused", "text", paused=True), "Current"),
         (Verdict.refused("ConfigRefused", "text"), "Failed"),
         (Verdict(False, "ConfigRefused", "text", progressing=True), "InProgress"),
-        (Verdict.trouble("BrokerNotReady", "text"), "InProgress"),
+        (Verdict.blocked("BrokerNotReady", "text"), "InProgress"),
         (Verdict.refused("BrokerNotReady", "text"), "Failed"),
         (Verdict(True, "Scaling", "text", progressing=True), "InProgress"),
         (Verdict(False, "Scaling", "text", progressing=True), "InProgress"),

@@ -37,7 +37,7 @@ def test_inside_a_broker_is_its_pod() -> None:
     told = listeners.advertised(queue_cluster(INSIDE), 1, {})
     assert told == "PLAIN://${env:POD_NAME}.main-brokers.n.svc:9092"
     pod = {"metadata": {"name": "main-broker-1"}, "status": {"hostIP": "10.0.0.9"}}
-    assert listeners.seen_by(pod, told) == "PLAIN://main-broker-1.main-brokers.n.svc:9092"
+    assert listeners.resolve_env(pod, told) == "PLAIN://main-broker-1.main-brokers.n.svc:9092"
 
 
 def test_a_node_port_is_the_brokers_own() -> None:
@@ -50,7 +50,7 @@ def test_a_node_port_is_the_brokers_own() -> None:
     have |= service("main-outside-0", 9094, 31001) | service("main-outside-1", 9094, 31002)
     assert listeners.pending(wanted, have) == []
     assert listeners.advertised(wanted, 1, have).endswith(",OUTSIDE://${env:NODE_IP}:31002")
-    assert listeners.outside(wanted, NODES, have, ["10.0.0.8", "10.0.0.9"]) == (
+    assert listeners.external_bootstrap_servers(wanted, NODES, have, ["10.0.0.8", "10.0.0.9"]) == (
         "10.0.0.8:31000,10.0.0.9:31000"
     )
     named = queue_cluster(INSIDE, {**NODES, "host": "nodes.example"})
@@ -63,7 +63,7 @@ def test_a_load_balancer_is_waited_for() -> None:
     assert listeners.pending(wanted, have) == ["main-world-0"]
     have |= service("main-world-0", 9095, 31001, hostname="b0.example")
     assert listeners.advertised(wanted, 0, have).endswith("WORLD://b0.example:9095")
-    assert listeners.outside(wanted, BALANCED, have, []) == "1.2.3.4:9095"
+    assert listeners.external_bootstrap_servers(wanted, BALANCED, have, []) == "1.2.3.4:9095"
 
 
 def test_an_address_outside_changes_no_template() -> None:

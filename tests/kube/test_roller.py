@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shoal_operator.roller import (
     START_SECONDS_MAX,
-    Broker,
+    BrokerPod,
     Done,
     PartitionState,
     Proceed,
@@ -18,7 +18,7 @@ REASON = "a setting changed"
 
 
 def cluster(size: int = 3, stale: tuple[int, ...] = (), unready: tuple[int, ...] = ()):
-    return [Broker(i, i not in unready, REASON if i in stale else "") for i in range(size)]
+    return [BrokerPod(i, i not in unready, REASON if i in stale else "") for i in range(size)]
 
 
 def partition(isr: tuple[int, ...], isr_min: int = 2, replicas: tuple[int, ...] = (0, 1, 2)):
@@ -42,7 +42,7 @@ def test_an_unready_broker_that_needs_a_restart_goes_first() -> None:
 
 
 def test_a_bad_setting_stops_at_the_first_broker() -> None:
-    brokers = [Broker(0, False, "", START_SECONDS_MAX + 1), *cluster(stale=(1, 2))[1:]]
+    brokers = [BrokerPod(0, False, "", START_SECONDS_MAX + 1), *cluster(stale=(1, 2))[1:]]
     step = next_step(brokers, FULL, 1)
     assert isinstance(step, Refuse)
     assert "broker 0" in step.reason
@@ -89,7 +89,7 @@ def test_brokers_that_cannot_be_asked_are_not_restarted() -> None:
 
 brokers_of = st.lists(
     st.tuples(st.booleans(), st.booleans(), st.floats(0, 300)), min_size=1, max_size=5
-).map(lambda rows: [Broker(i, r, REASON if s else "", t) for i, (r, s, t) in enumerate(rows)])
+).map(lambda rows: [BrokerPod(i, r, REASON if s else "", t) for i, (r, s, t) in enumerate(rows)])
 
 
 @st.composite
@@ -126,7 +126,7 @@ def test_a_healthy_broker_is_restarted_only_when_all_is_well(picture, window_ope
 @given(pictures())
 def test_a_roll_of_a_healthy_cluster_ends(picture) -> None:
     brokers, _, controller = picture
-    state = {b.id: Broker(b.id, True, b.restart_reason) for b in brokers}
+    state = {b.id: BrokerPod(b.id, True, b.restart_reason) for b in brokers}
     restarted = []
     for _ in range(len(state) + 1):
         step = next_step(list(state.values()), [], controller)
@@ -134,7 +134,7 @@ def test_a_roll_of_a_healthy_cluster_ends(picture) -> None:
             break
         assert isinstance(step, Proceed)
         restarted.append(step.broker_id)
-        state[step.broker_id] = Broker(step.broker_id, True)
+        state[step.broker_id] = BrokerPod(step.broker_id, True)
     assert sorted(restarted) == sorted(b.id for b in brokers if b.restart_reason)
     if controller in restarted:
         assert restarted[-1] == controller

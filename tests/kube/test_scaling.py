@@ -50,16 +50,16 @@ def test_lag_in_between_starts_the_idle_time_anew() -> None:
 
 
 def test_what_waits_for_a_redrive_keeps_nobody_running() -> None:
-    state = GroupState("g", lag=900, stuck=900)
-    held = Load(state.workable, 2, 2000, stuck=state.stuck)
+    state = GroupState("g", lag=900, blocked=900)
+    held = Load(state.workable, 2, 2000, blocked=state.blocked)
     history, current, found = History(), 3, []
     for now_ms in (0, 61_000, 300_000, 361_001):
         decision = decide(POLICY, held, current, history, now_ms)
         current = decision.replicas
         found.append(current)
     assert found == [1, 1, 0, 0]
-    assert "900 more wait until dead letters are redriven or skipped" in decision.why
-    work = Load(GroupState("g", lag=901, stuck=900).workable, 2, 2000, stuck=900)
+    assert "900 more wait until dead letters are redriven or skipped" in decision.reason
+    work = Load(GroupState("g", lag=901, blocked=900).workable, 2, 2000, blocked=900)
     assert decide(POLICY, work, 0, history, 362_000).replicas == 1
 
 
@@ -72,18 +72,18 @@ def test_locks_are_a_ceiling() -> None:
         0,
     )
     assert decision.replicas == decision.ceiling == 8
-    assert "record locks allow 8" in decision.why
+    assert "record locks allow 8" in decision.reason
 
 
 def working(steps, policy=POLICY):
     """Replicas after each (now_ms, lag, settled, running), the last reason too."""
-    history, current, why = History(), 0, ""
+    history, current, reason = History(), 0, ""
     out = []
     for now_ms, lag, settled, running in steps:
         decision = decide(policy, Load(lag, 2, 2000, settled, running), current, history, now_ms)
-        current, why = decision.replicas, decision.why
+        current, reason = decision.replicas, decision.reason
         out.append(current)
-    return out, why
+    return out, reason
 
 
 def test_slow_work_gets_more_consumers_than_its_lag_asks_for() -> None:

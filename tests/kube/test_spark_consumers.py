@@ -7,9 +7,9 @@ from shoal_operator import consumers
 from shoal_operator.model import spark
 from shoal_operator.scaling import History, Load, ceiling, decide
 from shoal_operator.store import Store
-from shoal_operator.workloads import Workloads, application_verdict, last_words
+from shoal_operator.workloads import Workloads, application_verdict, termination_message
 
-PLACE = spark.Place(
+CONTEXT = spark.WorkloadContext(
     cluster="main",
     bootstrap_servers="main-bootstrap.n.svc:9092",
     group_id="g",
@@ -50,9 +50,10 @@ def env(pod):
 
 def test_only_suspend_depends_on_the_number_of_executors() -> None:
     """Kubeflow restarts an application whose spec changes in anything else."""
-    runs = spark.application(CONSUMER, PLACE, suspend=False)
-    rests = spark.application(CONSUMER, PLACE, suspend=True)
-    assert rests["spec"].pop("suspend") and not runs["spec"].pop("suspend")
+    runs = spark.application(CONSUMER, CONTEXT, suspend=False)
+    rests = spark.application(CONSUMER, CONTEXT, suspend=True)
+    assert rests["spec"].pop("suspend")
+    assert not runs["spec"].pop("suspend")
     assert runs == rests
     assert runs["spec"]["executor"]["instances"] == 1
     assert "dynamicAllocation" not in runs["spec"]
@@ -60,7 +61,7 @@ def test_only_suspend_depends_on_the_number_of_executors() -> None:
 
 
 def test_the_driver_is_told_where_work_is() -> None:
-    spec = spark.application(CONSUMER, PLACE, suspend=False)["spec"]
+    spec = spark.application(CONSUMER, CONTEXT, suspend=False)["spec"]
     where = "file:///var/lib/shoal/checkpoint"
     assert spec["arguments"] == ["--to=main-bootstrap.n.svc:9092", "g t,u", where]
     told = env(spec["driver"])
@@ -72,7 +73,9 @@ def test_the_driver_is_told_where_work_is() -> None:
 
 def test_settings_of_the_user_lie_over_ours() -> None:
     conf = spark.application(
-        consumer(sparkConf={"spark.decommission.enabled": "false", "a": "b"}), PLACE, suspend=False
+        consumer(sparkConf={"spark.decommission.enabled": "false", "a": "b"}),
+        CONTEXT,
+        suspend=False,
     )["spec"]["sparkConf"]
     assert conf["spark.decommission.enabled"] == "false"
     assert conf["a"] == "b"
@@ -82,19 +85,19 @@ def test_settings_of_the_user_lie_over_ours() -> None:
 
 def test_the_job_goes_on_while_its_executors_start() -> None:
     """By default the driver's start waits for executors, and asks for the rest only after it."""
-    conf = spark.application(CONSUMER, PLACE, suspend=False)["spec"]["sparkConf"]
+    conf = spark.application(CONSUMER, CONTEXT, suspend=False)["spec"]["sparkConf"]
     assert conf["spark.scheduler.minRegisteredResourcesRatio"] == "0"
 
 
 def test_an_image_of_the_user_may_lack_our_modules() -> None:
     for image, module in (("", "shoal_spark.daemon"), ("mine:1", None)):
         of = consumer(image=image) if image else consumer()
-        conf = spark.application(of, PLACE, suspend=False)["spec"]["sparkConf"]
+        conf = spark.application(of, CONTEXT, suspend=False)["spec"]["sparkConf"]
         assert conf.get("spark.python.daemon.module") == module
 
 
 def test_the_checkpoint_outlives_the_consumer() -> None:
-    claim, account, binding = spark.manifests(CONSUMER, PLACE)
+    claim, account, binding = spark.manifests(CONSUMER, CONTEXT)
     assert claim["kind"] == "PersistentVolumeClaim"
     assert "ownerReferences" not in claim["metadata"]
     assert account["metadata"]["ownerReferences"] == binding["metadata"]["ownerReferences"]
@@ -116,10 +119,10 @@ def test_the_checkpoint_outlives_the_consumer() -> None:
 def test_where_the_checkpoint_is(given, uri, claim) -> None:
     made = consumer(checkpoint=given, serviceAccountName="own")
     assert spark.checkpoint_uri(made) == uri
-    pod = spark.application(made, PLACE, suspend=False)["spec"]["driver"]["template"]["spec"]
+    pod = spark.application(made, CONTEXT, suspend=False)["spec"]["driver"]["template"]["spec"]
     volumes = {v["persistentVolumeClaim"]["claimName"] for v in pod.get("volumes", [])}
     assert volumes == ({claim} if claim else set())
-    assert len(spark.manifests(made, PLACE)) == (claim == "c-checkpoint")
+    assert len(spark.manifests(made, CONTEXT)) == (claim == "c-checkpoint")
 
 
 def test_executors_share_a_batch() -> None:
@@ -134,7 +137,8 @@ def test_parallelism_out_of_reach_is_told_with_the_numbers() -> None:
     wide = consumer(maxExecutors=60)["spec"]
     reason, text = consumers.warning(wide, {"maxRecordLocks": 2000}, 50)
     assert reason == "ParallelismUnreachable"
-    assert "maxExecutors is 60" in text and "gives work to 50" in text
+    assert "maxExecutors is 60" in text
+    assert "is enough for 50" in text
     assert consumers.warning(CONSUMER["spec"], {"maxRecordLocks": 2000}, 50) is None
     reason, _ = consumers.warning(
         CONSUMER["spec"], {"renewal": False, "lockDuration": "30s", "maxRecordLocks": 1}, 0
@@ -184,7 +188,7 @@ def test_a_submission_that_fails_is_told_in_a_line() -> None:
     reported = {"state": "SUBMISSION_FAILED", "errorMessage": message}
     verdict = application_verdict({"status": {"applicationState": reported}}, 1, 0, "", 9)
     assert verdict.message == (
-        "The SparkApplication failed and is started again: failed to submit spark application: "
+        "The SparkApplication failed and restarts: failed to submit spark application: "
         "Caused by: io.vertx.core.impl.NoStackTraceTimeoutException: too late"
     )
 
@@ -206,7 +210,7 @@ def test_a_driver_that_was_told_to_end_did_not_fail(exit_code, reason) -> None:
 
     def said(state):
         application = {"status": {"applicationState": {"state": state}}}
-        words = workloads.words_of(CONSUMER, state)
+        words = workloads.failure_of(CONSUMER, state)
         return application_verdict(application, 0, 0, words, 9).reason
 
     assert said("SUSPENDING") == reason
@@ -218,18 +222,18 @@ def test_a_driver_without_memory_is_told_so() -> None:
     store, killed = Store(), ended_driver(137)
     killed["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled"
     store.put(killed)
-    words = Workloads(None, store).words_of(CONSUMER, "FAILING")
+    words = Workloads(None, store).failure_of(CONSUMER, "FAILING")
     assert "spark.driver.memoryOverhead" in words
     assert "ValueError" not in words
 
 
 def test_last_words() -> None:
     python = 'Traceback:\n  File "x"\nshoal_spark.options.InvalidOption: unknown option\n'
-    assert last_words(python) == "shoal_spark.options.InvalidOption: unknown option"
+    assert termination_message(python) == "shoal_spark.options.InvalidOption: unknown option"
     java = "INFO x\na.B: c\nCaused by: java.lang.IllegalException: too far\n\tat a.b(C.java:1)\n"
-    assert last_words(java) == "Caused by: java.lang.IllegalException: too far"
-    assert last_words("just\nended\n") == "ended"
-    assert last_words("") == ""
+    assert termination_message(java) == "Caused by: java.lang.IllegalException: too far"
+    assert termination_message("just\nended\n") == "ended"
+    assert termination_message("") == ""
 
 
 def test_a_restart_of_the_operator_takes_nobody_away() -> None:

@@ -9,7 +9,7 @@ from datetime import datetime
 
 import pytest
 from conditions import ceiling
-from shoal.cli import moments, records, scrape
+from shoal.cli import moments, records
 from shoal.cli.output import cell, text_or_hex, when
 from shoal.cli.produce import Input, Line, _reader
 from shoal.cli.session import Failed, pairs
@@ -107,18 +107,6 @@ def test_neighbouring_acknowledgements_become_one() -> None:
         Acknowledgement("t", 0, 3, 3, release),
         Acknowledgement("t", 0, 5, 5, release),
         Acknowledgement("t", 1, 6, 6, release),
-    ]
-
-
-def test_metrics_text() -> None:
-    text = (
-        "# HELP a Some.\n# TYPE a gauge\na 1\n"
-        'b{group="g \\"1\\"",topic="t"} 2.5e1 1700000000\n'
-        "broken{\nc nonsense\n"
-    )
-    assert list(scrape.samples(text)) == [
-        scrape.Sample("a", {}, 1.0),
-        scrape.Sample("b", {"group": 'g "1"', "topic": "t"}, 25.0),
     ]
 
 

@@ -1,28 +1,32 @@
-"""What brokers tell at `/metrics` alone: a share group's records in flight, what was delivered
-again, waits, or is a dead letter, and why delivery is held.
+"""Share-group numbers from the brokers' `/metrics`, which Kafka's protocol does not have.
 
-Kafka's protocol tells none of it. A Shoal broker with a metrics
-listener does; where it stands is the broker config `shoal.metrics.listener`, or is given by hand.
-A broker without one, or another Kafka, leaves these numbers unknown.
+They are records in flight, redelivered, waiting and dead-lettered, and the reasons for which
+delivery is held. The broker config `shoal.metrics.listener` has the address of the metrics
+listener, unless the caller passes addresses. The numbers are unknown for a broker without a
+metrics listener and for Apache Kafka.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Iterable, Iterator
+import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from shoal.client.admin import Admin
 from shoal.client.configs import Resource, ResourceType
 from shoal.client.errors import ClientError, KafkaError
+from shoal.client.exposition import samples
 from shoal.client.groups import SHARE, Group
+
+if TYPE_CHECKING:
+    from prometheus_client.samples import Sample
 
 LISTENER_CONFIG = "shoal.metrics.listener"
 TIMEOUT_S = 3.0
-#: The text of a broker with some ten thousand share partitions has a few megabytes.
+#: The page of a broker with ten thousand share partitions is a few megabytes long.
 TEXT_BYTES_MAX = 64 << 20
 _COUNTS = {
     "shoal_share_partition_locked_records": "in_flight",
@@ -40,23 +44,17 @@ _COUNTS = {
 _HELD = "shoal_share_group_held"
 _PAUSED = "share.delivery.paused"
 _OLDEST_LOCK = "shoal_share_partition_oldest_lock_age_seconds"
-_TOLD = frozenset({*_COUNTS, _HELD, _OLDEST_LOCK})
-_SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-
-
-class Sample(NamedTuple):
-    name: str
-    labels: dict[str, str]
-    value: float
+_NAMES = frozenset({*_COUNTS, _HELD, _OLDEST_LOCK})
 
 
 @dataclass(slots=True)
 class ShareNumbers:
-    """Of one share group over all brokers; counters run since each broker's start. `in_flight` are
-    the records that members hold, not all of the window as in Kafka's `InFlightMessageCount`;
-    `held` are the reasons why share partitions are not delivered, or their dead letters not
-    written."""
+    """Numbers of one share group over all brokers; counters start at 0 with each broker.
+
+    `in_flight` counts records that members have acquired, while Kafka's `InFlightMessageCount`
+    counts the whole window. `held` has the reasons for which share partitions are not delivered or
+    their dead letters not written.
+    """
 
     in_flight: int = 0
     redelivered: int = 0
@@ -74,11 +72,11 @@ class ShareNumbers:
 
     @property
     def waiting(self) -> int:
-        """Records that are held back: by their key, a delay, a back-off or a letter to write."""
+        """Records that a key, a delay, a back-off or an unwritten dead letter holds back."""
         return self.backing_off + self.archiving + self.held_by_key + self.delayed
 
     def note(self, sample: Sample) -> None:
-        """Take one sample of the group in."""
+        """Add one sample of the group."""
         if sample.name == _OLDEST_LOCK:
             self.oldest_lock_age_s = max(self.oldest_lock_age_s, sample.value)
         elif sample.name == _HELD:
@@ -88,8 +86,10 @@ class ShareNumbers:
 
 
 async def paused(admin: Admin, groups: Iterable[Group]) -> set[str]:
-    """The share groups whose configs say that they are paused, which holds where no broker tells
-    any numbers, too. Those that may not be looked at are left out."""
+    """Return the ids of the share groups whose config pauses delivery.
+
+    This works without metrics too. Groups whose configs cannot be described are left out.
+    """
     asked = [Resource(ResourceType.GROUP, g.group_id) for g in groups if g.type == SHARE]
     found = await admin.configs.describe(asked, keys=[_PAUSED]) if asked else {}
     return {
@@ -101,21 +101,8 @@ async def paused(admin: Admin, groups: Iterable[Group]) -> set[str]:
     }
 
 
-def samples(text: str) -> Iterator[Sample]:
-    """The samples of a Prometheus text; lines that are none are passed over."""
-    for line in text.splitlines():
-        match = _SAMPLE.match(line)
-        if match:
-            try:
-                value = float(match[3])
-            except ValueError:
-                continue
-            labels = {m[1]: re.sub(r"\\(.)", r"\1", m[2]) for m in _LABEL.finditer(match[2] or "")}
-            yield Sample(match[1], labels, value)
-
-
 async def addresses(admin: Admin) -> list[str]:
-    """The metrics listeners of all brokers, as host:port; those without one are left out."""
+    """Return the brokers' metrics listeners as host:port, without brokers that have none."""
     found = []
     for broker in (await admin.describe_cluster()).brokers:
         resource = Resource(ResourceType.BROKER, str(broker.node_id))
@@ -133,31 +120,36 @@ async def addresses(admin: Admin) -> list[str]:
 async def share_numbers(
     admin: Admin, given: list[str] | None = None
 ) -> dict[str, ShareNumbers] | None:
-    """Numbers by group id; None where not one broker tells any."""
-    texts = []
+    """Return the numbers by group id, or None if no broker serves metrics.
+
+    `given` are addresses of metrics listeners; the default is those of all brokers.
+    """
+    pages = []
     try:
         where = given or await addresses(admin)
     except ClientError:
         return None
     for result in await asyncio.gather(*(_read(a) for a in where), return_exceptions=True):
         if isinstance(result, str):
-            texts.append(result)
+            # Parsed only now: a large page would use up the time limit of the other requests.
+            with contextlib.suppress(ValueError):
+                pages.append(list(samples(result, _NAMES)))
         elif not isinstance(result, OSError | TimeoutError | ValueError):
             raise result
-    return _by_group(texts) if texts else None
+    return _by_group(pages) if pages else None
 
 
-def _by_group(texts: list[str]) -> dict[str, ShareNumbers]:
+def _by_group(pages: list[list[Sample]]) -> dict[str, ShareNumbers]:
     found: dict[str, ShareNumbers] = {}
-    for text in texts:
-        for sample in samples(text):
-            if sample.name in _TOLD and "group" in sample.labels:
+    for page in pages:
+        for sample in page:
+            if "group" in sample.labels:
                 found.setdefault(sample.labels["group"], ShareNumbers()).note(sample)
     return found
 
 
 async def _read(address: str) -> str:
-    """GET /metrics. Raises `OSError`, `TimeoutError`, or `ValueError` for no such answer."""
+    """Return the page at /metrics. Raises `OSError`, `TimeoutError` or `ValueError`."""
     parts = urlsplit(address if "//" in address else f"//{address}")
     host, path = parts.hostname or "", parts.path.rstrip("/") or "/metrics"
     async with asyncio.timeout(TIMEOUT_S):
@@ -170,10 +162,10 @@ async def _read(address: str) -> str:
             while chunk := await reader.read(1 << 16):
                 data += chunk
                 if len(data) > TEXT_BYTES_MAX:
-                    raise ValueError(f"{address} answers without end")
+                    raise ValueError(f"{address} answers with more than {TEXT_BYTES_MAX} bytes")
         finally:
             writer.close()
     head, _, body = bytes(data).partition(b"\r\n\r\n")
     if b" 200 " not in head.split(b"\r\n", 1)[0] + b" ":
-        raise ValueError(f"{address} has no metrics")
+        raise ValueError(f"{address} serves no metrics")
     return body.decode(errors="replace")

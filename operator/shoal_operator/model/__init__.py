@@ -1,1 +1,1 @@
-"""Manifests from specs: pure functions, custom resource in, Kubernetes objects out."""
+"""Pure functions from custom resources to Kubernetes manifests."""

@@ -1,8 +1,7 @@
-"""The brokers' settings: which go into the file they start with, and which are set while they run.
+"""Broker configs of a QueueCluster: static ones in properties files, dynamic ones by request.
 
-Settings that Kafka's documentation lists as changeable cluster-wide go to the brokers' dynamic
-configuration, so that a change of them rolls nothing. All others are in the brokers' files, whose
-hash is an annotation of the pods.
+Configs that Kafka can update cluster-wide are set on the running brokers, so that a change restarts
+nothing. All others are in the brokers' files, whose hash is an annotation of the pods.
 """
 
 from __future__ import annotations
@@ -11,15 +10,17 @@ import base64
 import hashlib
 import re
 import uuid
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import listeners, names, seats
+from shoal_operator.model import listeners, names, pod_layout
 
-#: The listener of the controllers' quorum.
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Name and port of the controller listener.
 CONTROLLER, CONTROLLER_PORT = "controller", 9093
 VOTERS_MAX = 3
-#: Of the names that cluster ids are made of.
+#: UUID namespace of generated cluster ids.
 NAMESPACE = uuid.UUID("6f0c5d5e-5f0b-5f39-9f0e-3a8d2f1c7b44")
 
 #: Cluster-wide dynamic broker settings (Kafka documentation, "Updating Broker Configs").
@@ -55,8 +56,55 @@ DYNAMIC = frozenset(
 )
 
 
+_LISTENERS = "Declare listeners in spec.listeners."
+_OPERATOR = "The operator sets it."
+_STORAGE = "Use spec.storage."
+#: Settings that `spec.config` cannot have, with what to use instead. Time-outs of the quorum, such
+#: as `controller.quorum.election.timeout.ms`, are allowed.
+RESERVED = {
+    "advertised.listeners": _LISTENERS,
+    "broker.id": _OPERATOR,
+    "broker.rack": "Use spec.rack.",
+    "cluster.id": _OPERATOR,
+    "controller.listener.names": _OPERATOR,
+    "controller.quorum.auto.join.enable": _OPERATOR,
+    "controller.quorum.bootstrap.servers": _OPERATOR,
+    "controller.quorum.voters": _OPERATOR,
+    "inter.broker.listener.name": (
+        "Brokers use the first Internal listener: order spec.listeners accordingly."
+    ),
+    "listener.security.protocol.map": _LISTENERS,
+    "listeners": _LISTENERS,
+    "log.dir": _STORAGE,
+    "log.dirs": _STORAGE,
+    "node.id": _OPERATOR,
+    "process.roles": _OPERATOR,
+    "security.inter.broker.protocol": _LISTENERS,
+    "shoal.brokers.per.host": "Use spec.brokersPerPod.",
+    "shoal.cluster.id": _OPERATOR,
+    "shoal.metrics.listener": "Use spec.metrics.port.",
+}
+
+
+def reserved(name: str) -> str | None:
+    """Return what to use instead of a setting that only the operator sets, else None."""
+    return _LISTENERS if name.startswith("listener.name.") else RESERVED.get(name)
+
+
+def first_reserved(spec: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the path of a reserved setting in `config` or `env`, and what to use instead."""
+    for name in sorted(spec.get("config", {})):
+        if remedy := reserved(name):
+            return f"spec.config.{name}", remedy
+    variables = {variable(name): name for name in RESERVED}
+    for entry in spec.get("template", {}).get("pod", {}).get("env", []):
+        if name := variables.get(entry["name"]):
+            return f"spec.template.pod.env {entry['name']} ({name})", RESERVED[name]
+    return None
+
+
 def dynamic(config: Mapping[str, str]) -> dict[str, str]:
-    """The settings that running brokers take."""
+    """Return the configs that are set on running brokers."""
     return {k: v for k, v in sorted(config.items()) if k in DYNAMIC}
 
 
@@ -66,31 +114,31 @@ def variable(name: str) -> str:
 
 
 def set_twice(spec: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return a variable of the pod template and the setting of `spec.config` that it stands for.
+    """Return a variable of the pod template and its config if `spec.config` has that too.
 
-    The broker would take the variable and pass over the file without a word.
+    The broker would silently prefer the variable over its file.
     """
     env = spec.get("template", {}).get("pod", {}).get("env", [])
     names_of = {variable(name): name for name in spec.get("config", {})}
     return next(((e["name"], names_of[e["name"]]) for e in env if e["name"] in names_of), None)
 
 
-def properties(cluster: Mapping[str, Any], seat: int = 0) -> str:
-    """The settings that all brokers on a seat start with; seats differ in their ports."""
+def properties(cluster: Mapping[str, Any], slot: int = 0) -> str:
+    """Return the static configs of all brokers in a slot; slots differ in their ports."""
     spec = cluster["spec"]
-    given = {n["name"].upper(): seats.port(n["port"], seat) for n in spec["listeners"]}
+    given = {n["name"].upper(): pod_layout.port(n["port"], slot) for n in spec["listeners"]}
     ports = given | {CONTROLLER.upper(): CONTROLLER_PORT}
-    # Of replicas in one pod, all would be gone at once.
-    replication = min(seats.replicas(cluster), 3)
-    # Controllers are the first brokers of their pods.
-    listening = given if seat else ports
+    # Replicas in one pod would fail together, so pods count, not brokers.
+    replication = min(pod_layout.replicas(cluster), 3)
+    # Only brokers in slot 0 are controllers.
+    listening = given if slot else ports
     lines = {
         "listeners": ",".join(f"{name}://:{port}" for name, port in listening.items()),
         "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in ports),
         "controller.listener.names": CONTROLLER.upper(),
-        "inter.broker.listener.name": listeners.inside(cluster)["name"].upper(),
+        "inter.broker.listener.name": listeners.internal(cluster)["name"].upper(),
         "log.dirs": names.DATA_DIR,
-        "shoal.metrics.listener": f"0.0.0.0:{seats.port(spec['metrics']['port'], seat)}",
+        "shoal.metrics.listener": f"0.0.0.0:{pod_layout.port(spec['metrics']['port'], slot)}",
         "offsets.topic.replication.factor": str(replication),
         "share.coordinator.state.topic.replication.factor": str(replication),
         "share.coordinator.state.topic.min.isr": str(max(1, replication - 1)),
@@ -104,38 +152,37 @@ def properties(cluster: Mapping[str, Any], seat: int = 0) -> str:
 
 
 def of_broker(cluster: Mapping[str, Any], broker_id: int, advertised: str) -> str:
-    """The settings that are one broker's own.
+    """Return the configs of one broker.
 
-    They are no part of the hash that restarts brokers: a voter's log knows the voters once it has
-    begun, and an address that changed is seen in what the broker tells.
+    They are not part of the hash that restarts brokers: the metadata log has the voters, and the
+    roller compares the advertised addresses.
     """
     first, wanted = first_voters(cluster), wanted_voters(cluster)
     lines = {
         "advertised.listeners": advertised,
         "shoal.cluster.id": cluster_id(cluster),
-        # No broker on a later seat has an id as low as these.
+        # Ids below VOTERS_MAX are all in slot 0.
         "process.roles": "broker,controller" if broker_id < VOTERS_MAX else "broker",
         "controller.quorum.voters": ",".join(_voter(cluster, voter) for voter in first),
     }
     if broker_id in wanted and len(wanted) > 1:
-        # One that comes later, or comes back with an empty volume, votes without anybody's help.
+        # A voter that starts later or with an empty volume joins the quorum automatically.
         lines["controller.quorum.auto.join.enable"] = "true"
-    if seats.per_pod(cluster) > 1:
-        lines["broker.rack"] = names.pod(cluster["metadata"]["name"], seats.pod_of(broker_id))
-    if seats.seat_of(broker_id):
-        # Kubernetes tells a container the number of its pod, which is the first one's id.
+    if pod_layout.per_pod(cluster) > 1:
+        lines["broker.rack"] = names.pod(cluster["metadata"]["name"], pod_layout.pod_of(broker_id))
+    if pod_layout.slot_of(broker_id):
+        # The pod's number, which Kubernetes passes to containers, is the id in slot 0 only.
         lines["node.id"] = str(broker_id)
     return _file(lines)
 
 
 def wanted_voters(cluster: Mapping[str, Any]) -> list[int]:
-    """Three vote however many brokers there are, so that more brokers change nothing for those
-    that run."""
-    return list(range(VOTERS_MAX if seats.replicas(cluster) >= VOTERS_MAX else 1))
+    """Return the wanted voters, at most three, so that more brokers do not change them."""
+    return list(range(VOTERS_MAX if pod_layout.replicas(cluster) >= VOTERS_MAX else 1))
 
 
 def first_voters(cluster: Mapping[str, Any]) -> list[int]:
-    """Those that vote already; in a cluster that nobody has seen yet, all that shall."""
+    """Return the current voters, or the wanted ones before the cluster has started."""
     return cluster.get("status", {}).get("quorumVoters") or wanted_voters(cluster)
 
 
@@ -146,8 +193,10 @@ def _voter(cluster: Mapping[str, Any], broker_id: int) -> str:
 
 
 def cluster_id(cluster: Mapping[str, Any]) -> str:
-    """What Kafka's clients see: the cluster's own once that is known, and before the same for the
-    same namespace and name, since kept volumes outlive their resource."""
+    """Return the cluster id, derived from namespace and name until the brokers report it.
+
+    A cluster that is created again with retained volumes thus has the same id.
+    """
     meta = cluster["metadata"]
     known = cluster.get("status", {}).get("clusterId")
     made = uuid.uuid5(NAMESPACE, f"{meta['namespace']}/{meta['name']}").bytes
@@ -163,5 +212,5 @@ def _escape(value: str) -> str:
 
 
 def digest(text: str) -> str:
-    """A short hash for annotations: same text, same pods."""
+    """Return a short hash for annotations."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

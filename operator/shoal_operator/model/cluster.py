@@ -1,27 +1,30 @@
-"""A QueueCluster as Kubernetes objects: accounts, settings, Services, guards and the StatefulSet.
+"""The Kubernetes objects of a QueueCluster.
 
-Pods meet the `restricted` pod security standard: no root, a read-only root file system, no
-capabilities. The StatefulSet's update strategy is OnDelete: the operator's roller alone decides
-when a broker restarts.
+Pods meet the pod security standard `restricted`: no root, a read-only root file system, no
+capabilities. The StatefulSet's update strategy is OnDelete: only the operator's roller restarts
+brokers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal_operator.model import broker_config, listeners, names, seats
-from shoal_operator.model.names import Manifest
+from shoal_operator.model import broker_config, listeners, names, pod_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal_operator.model.names import Manifest
 
 #: User and group of the broker image.
 USER_ID = 1000
 READY_PORT_NAME = "metrics"
 ZONE, REGION = "topology.kubernetes.io/zone", "topology.kubernetes.io/region"
-#: Node labels that a pod may read as its own (Kubernetes, "Pod topology labels").
-TOLD_TO_PODS = (ZONE, REGION)
-#: Where a container finds the number of its pod: the first broker's has it as the broker's id.
+#: Node labels that Kubernetes copies to pods (Kubernetes, "Pod topology labels").
+POD_TOPOLOGY_LABELS = (ZONE, REGION)
+#: Variables with the pod's number: in slot 0 it is the broker id.
 NODE_ID, POD_INDEX = "SHOAL_NODE_ID", "POD_INDEX"
-#: The port of the listener that a cluster has without any in its spec.
+#: The port of the default listener.
 PORT = 9092
 PULL_POLICY = "IfNotPresent"
 
@@ -32,11 +35,10 @@ def manifests(
     services: listeners.Services | None = None,
     pull_policy: str = PULL_POLICY,
 ) -> list[Manifest]:
-    """All objects of a cluster, in the order in which they are applied.
+    """Return all objects of a cluster in the order in which they are applied.
 
-    `cluster` is a QueueCluster with the schema's defaults filled in; `services` are its Services
-    as they are, which tell where an external listener is reached. `pull_policy` is that of
-    `default_image`.
+    `cluster` has the schema's defaults filled in. `services` are its existing Services by name,
+    which have the external addresses. `pull_policy` belongs to `default_image`.
     """
     objects = [
         _service_account(cluster),
@@ -51,17 +53,17 @@ def manifests(
 
 
 def service_manifests(cluster: Mapping[str, Any]) -> list[Manifest]:
-    """The Services alone: an external listener's address is known once they are there."""
+    """Return the Services, which are applied first: they get the external addresses."""
     return [_service(cluster, name, spec) for name, spec in listeners.services(cluster)]
 
 
 def image(cluster: Mapping[str, Any], default_image: str) -> str:
-    """The image that the brokers shall run."""
+    """Return the image of the brokers."""
     spec = cluster["spec"]
     if spec.get("image"):
         return str(spec["image"])
     if spec.get("version"):
-        # A digest or a tag: `repository@sha256:…`, `registry:5000/repository:tag`.
+        # The default has a digest or a tag: `repository@sha256:…`, `registry:5000/repository:tag`.
         repository = default_image.partition("@")[0]
         path, slash, last = repository.rpartition("/")
         return f"{path}{slash}{last.partition(':')[0]}:{spec['version']}"
@@ -69,15 +71,15 @@ def image(cluster: Mapping[str, Any], default_image: str) -> str:
 
 
 def bootstrap_servers(cluster: Mapping[str, Any]) -> str:
-    """`host:port` inside the Kubernetes cluster."""
-    return listeners.bootstrap_servers(cluster, listeners.inside(cluster))
+    """Return the bootstrap servers for clients inside the Kubernetes cluster."""
+    return listeners.bootstrap_servers(cluster, listeners.internal(cluster))
 
 
 def http_url(cluster: Mapping[str, Any], broker_id: int, path: str = "metrics") -> str:
-    """Where one broker's metrics and health checks are, inside the Kubernetes cluster."""
+    """Return the URL of a broker's metrics or health checks inside the Kubernetes cluster."""
     meta = cluster["metadata"]
-    host = f"{names.pod(meta['name'], seats.pod_of(broker_id))}.{names.headless(meta['name'])}"
-    port = seats.port(cluster["spec"]["metrics"]["port"], seats.seat_of(broker_id))
+    host = f"{names.pod(meta['name'], pod_layout.pod_of(broker_id))}.{names.headless(meta['name'])}"
+    port = pod_layout.port(cluster["spec"]["metrics"]["port"], pod_layout.slot_of(broker_id))
     return f"http://{host}.{meta['namespace']}.svc:{port}/{path}"
 
 
@@ -105,20 +107,24 @@ def _service_account(cluster: Mapping[str, Any]) -> Manifest:
 
 
 def _config_map(cluster: Mapping[str, Any], services: listeners.Services) -> Manifest:
-    """A file for each broker; they differ in what a broker is among the others."""
+    """Return the ConfigMap with a properties file for each broker."""
     name = names.stateful_set(cluster["metadata"]["name"])
-    common = [broker_config.properties(cluster, seat) for seat in range(seats.per_pod(cluster))]
+    common = [
+        broker_config.properties(cluster, slot) for slot in range(pod_layout.per_pod(cluster))
+    ]
     data = {
-        config_file(seats.pod_of(broker), seats.seat_of(broker)): common[seats.seat_of(broker)]
+        config_file(pod_layout.pod_of(broker), pod_layout.slot_of(broker)): common[
+            pod_layout.slot_of(broker)
+        ]
         + broker_config.of_broker(cluster, broker, listeners.advertised(cluster, broker, services))
-        for broker in seats.brokers(cluster)
+        for broker in pod_layout.brokers(cluster)
     }
     return _object(cluster, "v1", "ConfigMap", name, {"data": data})
 
 
-def config_file(pod: int | str, seat: int) -> str:
-    """The name of a broker's file; `pod` may be a variable that Kubernetes fills in."""
-    return f"broker-{pod}-{seat}.properties" if seat else f"broker-{pod}.properties"
+def config_file(pod: int | str, slot: int) -> str:
+    """Return the name of a broker's file; `pod` may be a reference to a variable."""
+    return f"broker-{pod}-{slot}.properties" if slot else f"broker-{pod}.properties"
 
 
 def _service(cluster: Mapping[str, Any], name: str, spec: Mapping[str, Any]) -> Manifest:
@@ -138,10 +144,12 @@ def _disruption_budget(cluster: Mapping[str, Any]) -> Manifest:
 
 def _network_policy(cluster: Mapping[str, Any]) -> Manifest:
     name, spec = cluster["metadata"]["name"], cluster["spec"]
-    every = range(seats.per_pod(cluster))
+    every = range(pod_layout.per_pod(cluster))
 
     def ports(*given: int) -> list[Manifest]:
-        return [{"port": seats.port(p, seat), "protocol": "TCP"} for seat in every for p in given]
+        return [
+            {"port": pod_layout.port(p, slot), "protocol": "TCP"} for slot in every for p in given
+        ]
 
     clients: Manifest = {"ports": ports(*(n["port"] for n in spec["listeners"]))}
     peers = spec.get("networkPolicy", {}).get("from")
@@ -165,7 +173,7 @@ def _network_policy(cluster: Mapping[str, Any]) -> Manifest:
 
 def _stateful_set(cluster: Mapping[str, Any], default_image: str, pull_policy: str) -> Manifest:
     name, spec = cluster["metadata"]["name"], cluster["spec"]
-    every = range(seats.per_pod(cluster))
+    every = range(pod_layout.per_pod(cluster))
     claim_spec: Manifest = {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": spec["storage"]["size"]}},
@@ -175,7 +183,7 @@ def _stateful_set(cluster: Mapping[str, Any], default_image: str, pull_policy: s
     keep = spec["storage"].get("deletionPolicy", "Retain")
     body = {
         "spec": {
-            "replicas": seats.replicas(cluster),
+            "replicas": pod_layout.replicas(cluster),
             "serviceName": names.headless(name),
             "podManagementPolicy": "Parallel",
             "updateStrategy": {"type": "OnDelete"},
@@ -184,10 +192,10 @@ def _stateful_set(cluster: Mapping[str, Any], default_image: str, pull_policy: s
             "template": _pod_template(cluster, default_image, pull_policy),
             "volumeClaimTemplates": [
                 {
-                    "metadata": {"name": seats.volume(seat), "labels": names.labels(name)},
+                    "metadata": {"name": pod_layout.volume(slot), "labels": names.labels(name)},
                     "spec": claim_spec,
                 }
-                for seat in every
+                for slot in every
             ],
         }
     }
@@ -203,15 +211,15 @@ def _pod_template(cluster: Mapping[str, Any], default_image: str, pull_policy: s
         "prometheus.io/scrape": str(spec["metrics"].get("enabled", True)).lower(),
         "prometheus.io/port": str(spec["metrics"]["port"]),
     }
-    if seats.per_pod(cluster) > 1:
-        annotations["kubectl.kubernetes.io/default-container"] = seats.container(0)
+    if pod_layout.per_pod(cluster) > 1:
+        annotations["kubectl.kubernetes.io/default-container"] = pod_layout.container(0)
     restart = cluster["metadata"].get("annotations", {}).get(names.RESTART)
     if restart:
         annotations[names.RESTART] = restart
     pod: Manifest = {
         "serviceAccountName": names.stateful_set(name),
         "automountServiceAccountToken": False,
-        # A Service named shoal-… would reach the broker as a setting, SHOAL_…_PORT.
+        # The variable SHOAL_…_PORT of a Service named shoal-… would be read as a broker config.
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": over.get("terminationGracePeriodSeconds", 60),
         "securityContext": {
@@ -224,8 +232,8 @@ def _pod_template(cluster: Mapping[str, Any], default_image: str, pull_policy: s
         },
         "topologySpreadConstraints": over.get("topologySpreadConstraints") or _spread(cluster),
         "containers": [
-            _container(cluster, default_image, pull_policy, seat)
-            for seat in range(seats.per_pod(cluster))
+            _container(cluster, default_image, pull_policy, slot)
+            for slot in range(pod_layout.per_pod(cluster))
         ],
         "volumes": [
             {"name": "config", "configMap": {"name": names.stateful_set(name)}},
@@ -258,38 +266,38 @@ def _spread(cluster: Mapping[str, Any]) -> list[Manifest]:
 
 
 def _container(
-    cluster: Mapping[str, Any], default_image: str, pull_policy: str, seat: int
+    cluster: Mapping[str, Any], default_image: str, pull_policy: str, slot: int
 ) -> Manifest:
     spec = cluster["spec"]
-    # The chart's policy is that of the chart's image.
+    # The chart's pull policy applies to the chart's image only.
     policy = PULL_POLICY if spec.get("image") else pull_policy
-    ready_port = seats.port_name(READY_PORT_NAME, seat)
-    number = POD_INDEX if seat else NODE_ID
-    # Kubernetes fills the number in from the variable.
-    config = f"{names.CONFIG_DIR}/{config_file(f'$({number})', seat)}"
+    ready_port = pod_layout.port_name(READY_PORT_NAME, slot)
+    number = POD_INDEX if slot else NODE_ID
+    # Kubernetes replaces the reference to the variable.
+    config = f"{names.CONFIG_DIR}/{config_file(f'$({number})', slot)}"
     ports = {n["name"]: n["port"] for n in spec["listeners"]}
-    own = {broker_config.CONTROLLER: broker_config.CONTROLLER_PORT} if not seat else {}
+    own = {broker_config.CONTROLLER: broker_config.CONTROLLER_PORT} if not slot else {}
     metrics = {READY_PORT_NAME: spec["metrics"]["port"]}
 
     def probe(path: str, **timing: int) -> Manifest:
         return {"httpGet": {"path": path, "port": ready_port}, "timeoutSeconds": 3, **timing}
 
     container: Manifest = {
-        "name": seats.container(seat),
+        "name": pod_layout.container(slot),
         "image": image(cluster, default_image),
         "imagePullPolicy": spec.get("imagePullPolicy") or policy,
         "args": ["server", "--log-json", "--config", config],
         "env": _environment(cluster, number),
         "ports": [
-            {"name": seats.port_name(name, seat), "containerPort": seats.port(port, seat)}
+            {"name": pod_layout.port_name(name, slot), "containerPort": pod_layout.port(port, slot)}
             for name, port in {**ports, **own, **metrics}.items()
         ],
         "volumeMounts": [
-            {"name": seats.volume(seat), "mountPath": names.DATA_DIR},
+            {"name": pod_layout.volume(slot), "mountPath": names.DATA_DIR},
             {"name": "config", "mountPath": names.CONFIG_DIR, "readOnly": True},
             {"name": "tmp", "mountPath": "/tmp"},
         ],
-        # A broker that ends says why in a sentence, which our condition then repeats.
+        # The last line of a failed broker's log goes into the pod's status and our condition.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -302,25 +310,25 @@ def _container(
     }
     if spec.get("resources"):
         container["resources"] = spec["resources"]
-    others = range(1, seats.per_pod(cluster))
-    if others and not seat:
-        # It votes, and the others hand over by the controller, which it may be: it goes last.
-        told = [str(seats.port(spec["metrics"]["port"], other)) for other in others]
-        pre_stop = ["python3", "-m", "shoal.server.host.pre_stop", *told]
+    others = range(1, pod_layout.per_pod(cluster))
+    if others and not slot:
+        # This broker may be the controller, which the others need to hand over: it stops last.
+        metrics_ports = [str(pod_layout.port(spec["metrics"]["port"], other)) for other in others]
+        pre_stop = ["python3", "-m", "shoal.server.host.pre_stop", *metrics_ports]
         container["lifecycle"] = {"preStop": {"exec": {"command": pre_stop}}}
     return container
 
 
 def _environment(cluster: Mapping[str, Any], number: str) -> list[Manifest]:
-    """What a broker is told of the pod it runs in, the pod's number by that variable."""
+    """Return a container's environment; `number` is the variable with the pod's number."""
     fields = {
         listeners.POD_NAME: "metadata.name",
         listeners.NODE_IP: "status.hostIP",
         number: "metadata.labels['apps.kubernetes.io/pod-index']",
     }
     key = cluster["spec"].get("rack", {}).get("topologyKey", "")
-    if key in TOLD_TO_PODS:
-        # The label that Kubernetes 1.35 copies from the node to its pods; without it, no rack.
+    if key in POD_TOPOLOGY_LABELS:
+        # Kubernetes 1.35 copies this label from the node to its pods; before, it is empty.
         fields["SHOAL_BROKER_RACK"] = f"metadata.labels['{key}']"
     given = [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}

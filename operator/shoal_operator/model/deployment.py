@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal_operator.model import names
-from shoal_operator.model.names import Manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shoal_operator.model.names import Manifest
 
 
 def manifest(
@@ -19,7 +22,7 @@ def manifest(
     group_id: str,
     topics: Sequence[str],
 ) -> Manifest:
-    """The Deployment that runs `replicas` consumers, told by environment where to find work."""
+    """Return a Deployment of `replicas` consumers, with the group in their environment."""
     meta = consumer["metadata"]
     labels = names.consumer_labels(meta["name"], cluster)
     template = copy.deepcopy(dict(consumer["spec"]["deployment"]["template"]))
@@ -50,5 +53,5 @@ def manifest(
 
 
 def consumer_selector(consumer: str) -> dict[str, str]:
-    """The labels that select a ShareConsumer's pods."""
+    """Return the labels that select a ShareConsumer's pods."""
     return {names.CONSUMER_LABEL: consumer}

@@ -1,9 +1,8 @@
-"""Where clients find the brokers: Services, and what each broker tells clients about itself.
+"""Services and advertised addresses of the brokers' listeners.
 
-Inside the Kubernetes cluster a broker is its pod's name under the headless Service. On an external
-listener each broker has a Service of its own, so that a client reaches the very broker it means,
-and one more Service serves to bootstrap. A broker of a NodePort listener tells clients the address
-of its node, which it knows by its environment, and the port that Kubernetes gave its Service.
+Internal clients address a broker by its pod's name under the headless Service. An external listener
+has a Service for each broker and a bootstrap Service. On a NodePort listener, a broker advertises
+the address of its node, from its environment, and the node port of its Service.
 """
 
 from __future__ import annotations
@@ -11,30 +10,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shoal_operator.model import names, seats
+from shoal_operator.model import names, pod_layout
 from shoal_operator.model.names import Manifest
 
 INTERNAL = "Internal"
-#: Environment variables of the broker's container, and how its file names them.
+#: Environment variables of the broker's container that its file refers to.
 POD_NAME, NODE_IP = "POD_NAME", "NODE_IP"
-#: Services of a cluster by name, as the API server has them.
+#: The existing Services of a cluster by name.
 Services = Mapping[str, Manifest]
 
 
 def external(cluster: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The listeners that are reached from outside."""
+    """Return the listeners for clients outside the Kubernetes cluster."""
     return [n for n in cluster["spec"]["listeners"] if _type(n) != INTERNAL]
 
 
-def inside(cluster: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The listener that the operator, consumers and brokers themselves use; the schema asks for
-    one."""
+def internal(cluster: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the listener that the operator, consumers and brokers use; the schema requires one."""
     every = cluster["spec"]["listeners"]
     return next((n for n in every if _type(n) == INTERNAL), every[0])
 
 
 def services(cluster: Mapping[str, Any]) -> list[tuple[str, Manifest]]:
-    """Names and specs of all Services of the cluster."""
+    """Return the names and specs of all Services of the cluster."""
     name = cluster["metadata"]["name"]
     ports = [_port(n) for n in cluster["spec"]["listeners"]]
     selector = names.selector(name)
@@ -46,11 +44,13 @@ def services(cluster: Mapping[str, Any]) -> list[tuple[str, Manifest]]:
     for listener in external(cluster):
         spec = {"type": listener["type"], "ports": [_port(listener)]}
         made.append((service(cluster, listener), {**spec, "selector": selector}))
-        for broker in seats.brokers(cluster):
-            only = {"statefulset.kubernetes.io/pod-name": names.pod(name, seats.pod_of(broker))}
+        for broker in pod_layout.brokers(cluster):
+            only = {
+                "statefulset.kubernetes.io/pod-name": names.pod(name, pod_layout.pod_of(broker))
+            }
             own = {
                 **spec,
-                "ports": [_port(listener, seats.seat_of(broker))],
+                "ports": [_port(listener, pod_layout.slot_of(broker))],
                 "selector": selector | only,
             }
             made.append((service(cluster, listener, broker), own))
@@ -60,17 +60,17 @@ def services(cluster: Mapping[str, Any]) -> list[tuple[str, Manifest]]:
 def service(
     cluster: Mapping[str, Any], listener: Mapping[str, Any], broker_id: int | None = None
 ) -> str:
-    """The name of an external listener's Service: of one broker, or to bootstrap."""
+    """Return the name of an external listener's Service: a broker's, or the bootstrap Service."""
     last = "bootstrap" if broker_id is None else broker_id
     return f"{cluster['metadata']['name']}-{listener['name']}-{last}"
 
 
 def pending(cluster: Mapping[str, Any], have: Services) -> list[str]:
-    """Services of external listeners that have no address yet, by name."""
+    """Return the names of external listeners' Services without an address."""
     wanted = [
         (listener, broker)
         for listener in external(cluster)
-        for broker in (None, *seats.brokers(cluster))
+        for broker in (None, *pod_layout.brokers(cluster))
     ]
     return [
         service(cluster, listener, broker)
@@ -80,41 +80,41 @@ def pending(cluster: Mapping[str, Any], have: Services) -> list[str]:
 
 
 def advertised(cluster: Mapping[str, Any], broker_id: int, have: Services) -> str:
-    """`advertised.listeners` of a broker; nothing of it may be `pending`."""
-    meta, told = cluster["metadata"], []
+    """Return `advertised.listeners` of a broker; no Service may be `pending`."""
+    meta, entries = cluster["metadata"], []
     for listener in cluster["spec"]["listeners"]:
         if _type(listener) == INTERNAL:
             domain = f"{names.headless(meta['name'])}.{meta['namespace']}.svc"
-            port = seats.port(listener["port"], seats.seat_of(broker_id))
+            port = pod_layout.port(listener["port"], pod_layout.slot_of(broker_id))
             where = f"${{env:{POD_NAME}}}.{domain}:{port}"
         else:
             found = _address(listener, have.get(service(cluster, listener, broker_id)))
-            assert found is not None, "the caller has looked at what is pending"
+            assert found is not None, "the caller has checked pending()"
             host, port = found
             where = f"{host or f'${{env:{NODE_IP}}}'}:{port}"
-        told.append(f"{listener['name'].upper()}://{where}")
-    return ",".join(told)
+        entries.append(f"{listener['name'].upper()}://{where}")
+    return ",".join(entries)
 
 
-def seen_by(pod: Mapping[str, Any], text: str) -> str:
-    """A broker's setting as that pod reads it."""
+def resolve_env(pod: Mapping[str, Any], text: str) -> str:
+    """Return a config value with the pod's environment filled in."""
     text = text.replace(f"${{env:{POD_NAME}}}", pod["metadata"]["name"])
     return text.replace(f"${{env:{NODE_IP}}}", pod.get("status", {}).get("hostIP", ""))
 
 
 def bootstrap_servers(cluster: Mapping[str, Any], listener: Mapping[str, Any]) -> str:
-    """`host:port` of a listener inside the Kubernetes cluster."""
+    """Return the bootstrap servers of a listener for internal clients."""
     meta = cluster["metadata"]
     return f"{names.bootstrap(meta['name'])}.{meta['namespace']}.svc:{listener['port']}"
 
 
-def outside(
+def external_bootstrap_servers(
     cluster: Mapping[str, Any],
     listener: Mapping[str, Any],
     have: Services,
     node_addresses: list[str],
 ) -> str:
-    """Where clients outside bootstrap, `host:port,…`; empty while that is not known."""
+    """Return the bootstrap servers for external clients, empty while they are unknown."""
     found = _address(listener, have.get(service(cluster, listener)))
     if not found:
         return ""
@@ -126,14 +126,14 @@ def _type(listener: Mapping[str, Any]) -> str:
     return str(listener.get("type", INTERNAL))
 
 
-def _port(listener: Mapping[str, Any], seat: int = 0) -> Manifest:
-    """The listener's port of a Service that leads to the brokers on that seat."""
-    name, target = listener["name"], seats.port_name(listener["name"], seat)
+def _port(listener: Mapping[str, Any], slot: int = 0) -> Manifest:
+    """Return a Service port that routes to the brokers in a slot."""
+    name, target = listener["name"], pod_layout.port_name(listener["name"], slot)
     return {"name": name, "port": listener["port"], "targetPort": target, "protocol": "TCP"}
 
 
 def _address(listener: Mapping[str, Any], have: Mapping[str, Any] | None) -> tuple[str, int] | None:
-    """Host and port that a Service is reached at, the host empty for that of a node; or None."""
+    """Return host and port of a Service, None if unknown; an empty host means the node's."""
     if have is None:
         return None
     port = have["spec"]["ports"][0]

@@ -1,23 +1,25 @@
-"""Names, labels and owner references of everything the operator makes."""
+"""Names, labels and owner references of the operator's objects."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 GROUP = "shoal.dev"
 VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 FIELD_MANAGER = "shoal-operator"
-#: Finalizer of resources whose deletion policy asks for work in the brokers.
+#: Finalizer of resources with `deletionPolicy: Delete`.
 FINALIZER = f"{GROUP}/delete"
 CLUSTER_LABEL = f"{GROUP}/cluster"
 CONSUMER_LABEL = f"{GROUP}/share-consumer"
-#: Where Kubeflow's Spark operator keeps its resources.
+#: API version of Kubeflow's Spark operator.
 SPARK_API = "sparkoperator.k8s.io/v1beta2"
 CONFIG_HASH = f"{GROUP}/config-hash"
 RESTART = f"{GROUP}/restart"
-#: Where the broker image keeps things; the Containerfile agrees.
+#: Directories in the broker image; they match its Containerfile.
 DATA_DIR = "/var/lib/shoal"
 CONFIG_DIR = "/etc/shoal"
 
@@ -45,7 +47,7 @@ def claim(cluster: str, ordinal: int, volume: str = "data") -> str:
 
 
 def selector(cluster: str) -> dict[str, str]:
-    """Labels that never change: they select the brokers' pods."""
+    """Return the labels that select the brokers' pods; they never change."""
     return {
         "app.kubernetes.io/name": "shoal",
         "app.kubernetes.io/instance": cluster,
@@ -75,7 +77,7 @@ def consumer_labels(consumer: str, cluster: str) -> dict[str, str]:
 
 
 def owner(resource: Mapping[str, Any]) -> Manifest:
-    """The owner reference to a custom resource: what it owns goes when it goes."""
+    """Return the owner reference to a custom resource, for garbage collection."""
     return {
         "apiVersion": API_VERSION,
         "kind": resource["kind"],
@@ -87,14 +89,11 @@ def owner(resource: Mapping[str, Any]) -> Manifest:
 
 
 def environment(given: Sequence[Manifest], own: Sequence[Manifest]) -> list[Manifest]:
-    """Merge variables of a container: those of the user (`own`) win over those of the operator.
-
-    Each entry is an EnvVar of Kubernetes, with at least a `name`.
-    """
+    """Return the EnvVars of a container: the user's (`own`) override the operator's (`given`)."""
     taken = {e["name"] for e in own}
     return [*(e for e in given if e["name"] not in taken), *own]
 
 
 def selector_text(wanted: Mapping[str, str]) -> str:
-    """Labels as the scale subresource wants them: `a=b,c=d`."""
+    """Return labels in the notation of the scale subresource: `a=b,c=d`."""
     return ",".join(f"{k}={v}" for k, v in sorted(wanted.items()))

@@ -1,20 +1,22 @@
-"""Maintenance windows: whether one is open."""
+"""Maintenance windows (`spec.maintenanceWindows`). Pure."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from croniter import croniter
 
 from shoal_operator.quantities import duration_ms
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
 
 def is_open(windows: Sequence[Mapping[str, Any]], now: datetime.datetime) -> bool:
-    """Whether brokers may be restarted at `now` (with time zone). No windows: always.
+    """Return whether a window is open at `now`, an aware time; without windows, always.
 
-    A schedule that is no cron expression counts as never open; the schema lets few through.
+    A window with an invalid cron expression, which the schema does not catch, is never open.
     """
     if not windows:
         return True

@@ -1,32 +1,35 @@
-"""What keeps a cluster from being as its spec asks, in words: pure.
+"""Diagnoses of a cluster that does not match its spec. Pure.
 
-Kubernetes says it of pods and volumes, brokers say it of their disks and versions. A trouble is a
-reason, one CamelCase word, and a sentence that names the thing and what to do about it.
+The sources are the pods and volume claims in Kubernetes, and the brokers' disks and versions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal_operator.quantities import size_bytes
 
-#: A volume with less room than this part of it, or than so many bytes, is nearly full, or full.
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+#: Free space below which a volume is nearly full or full: a part of it, or bytes if that is less.
 NEARLY_FULL, FULL = 0.1, 0.01
 NEARLY_FULL_BYTES, FULL_BYTES = 64 << 20, 8 << 20
 NO_SPACE = "No space left on device"
 _PULL = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName")
 
 
-class Trouble(NamedTuple):
+class Diagnosis(NamedTuple):
+    """A reason, one CamelCase word, and a sentence that names the problem and the remedy."""
+
     reason: str
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A broker's data directory; bytes are -1 where the broker cannot tell."""
+    """A broker's data directory; -1 bytes means unknown."""
 
     broker_id: int
     total_bytes: int = -1
@@ -34,10 +37,10 @@ class Disk:
     failed: bool = False
 
 
-def of_pods(
+def diagnose_pods(
     pods: Sequence[Mapping[str, Any]], claims: Sequence[Mapping[str, Any]]
-) -> Trouble | None:
-    """The first trouble that Kubernetes has with the brokers' pods or volume claims."""
+) -> Diagnosis | None:
+    """Return the first problem of the brokers' pods and volume claims."""
     for pod in pods:
         found = _of_containers(pod) or _of_scheduling(pod, claims)
         if found:
@@ -45,76 +48,79 @@ def of_pods(
     return None
 
 
-def _of_containers(pod: Mapping[str, Any]) -> Trouble | None:
+def _of_containers(pod: Mapping[str, Any]) -> Diagnosis | None:
     name = pod["metadata"]["name"]
     statuses = pod.get("status", {}).get("containerStatuses", [])
     for status in statuses:
         waiting = status.get("state", {}).get("waiting", {})
-        why = waiting.get("reason", "ContainerCreating")
-        if why in ("ContainerCreating", "PodInitializing"):
+        reason = waiting.get("reason", "ContainerCreating")
+        if reason in ("ContainerCreating", "PodInitializing"):
             continue
         last = status.get("lastState", {}).get("terminated", {})
-        said = (last.get("message", "") or waiting.get("message", "")).strip()
+        message = (last.get("message", "") or waiting.get("message", "")).strip()
         which = f"{name}, container {status['name']}" if len(statuses) > 1 else name
-        text = f"{which}: {why} {said}".rstrip()
-        if why in _PULL:
-            return Trouble("ImageNotPulled", text)
-        if NO_SPACE in said:
-            return Trouble("DiskFull", f"{text} Raise spec.storage.size.")
-        return Trouble("BrokerFails", text)
+        text = f"{which}: {reason} {message}".rstrip()
+        if reason in _PULL:
+            return Diagnosis("ImageNotPulled", text)
+        if NO_SPACE in message:
+            return Diagnosis("DiskFull", f"{text} Raise spec.storage.size.")
+        return Diagnosis("BrokerFails", text)
     return None
 
 
-def _of_scheduling(pod: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) -> Trouble | None:
+def _of_scheduling(pod: Mapping[str, Any], claims: Sequence[Mapping[str, Any]]) -> Diagnosis | None:
     name = pod["metadata"]["name"]
     for condition in pod.get("status", {}).get("conditions", []):
         if condition["type"] != "PodScheduled" or condition["status"] != "False":
             continue
-        said = condition.get("message", "").rstrip(".")
-        # A claim that waits for its first consumer is pending while there is no room for that.
-        of_volumes = any(word in said.lower() for word in ("persistentvolumeclaim", "storageclass"))
+        message = condition.get("message", "").rstrip(".")
+        # A claim that waits for its first consumer is also pending while no node has room.
+        of_volumes = any(
+            word in message.lower() for word in ("persistentvolumeclaim", "storageclass")
+        )
         for claim in claims:
             if of_volumes and claim.get("status", {}).get("phase") == "Pending":
                 wanted = claim["spec"].get("storageClassName") or "the default one"
-                return Trouble(
+                return Diagnosis(
                     "VolumeNotBound",
-                    f"{name}: {said}; volume claim {claim['metadata']['name']} is pending: is "
+                    f"{name}: {message}; volume claim {claim['metadata']['name']} is pending: is "
                     f"there a storage class {wanted}?",
                 )
-        return Trouble("Unschedulable", f"{name}: {said}")
+        return Diagnosis("Unschedulable", f"{name}: {message}")
     return None
 
 
-def of_growth(claims: Sequence[Mapping[str, Any]]) -> tuple[Trouble | None, Trouble | None]:
-    """A volume that is to grow and cannot, and one that has not grown yet, with what Kubernetes
-    and the storage driver say of it."""
+def diagnose_expansion(
+    claims: Sequence[Mapping[str, Any]],
+) -> tuple[Diagnosis | None, Diagnosis | None]:
+    """Return a volume that cannot grow, or one that has not grown yet."""
     for claim in claims:
         name, status = claim["metadata"]["name"], claim.get("status", {})
         wanted = claim["spec"]["resources"]["requests"]["storage"]
         have = status.get("capacity", {}).get("storage")
         if have is None or size_bytes(have) >= size_bytes(wanted):
             continue
-        said = [c["message"] for c in status.get("conditions", []) if c.get("message")]
+        messages = [c["message"] for c in status.get("conditions", []) if c.get("message")]
         text = f"{name} has {have} of {wanted} so far" + "".join(
-            f" ({one.strip(' .')})" for one in said
+            f" ({one.strip(' .')})" for one in messages
         )
         resizing = status.get("allocatedResourceStatuses", {}).get("storage", "")
         if resizing.endswith("Infeasible"):
-            text += "; its storage driver cannot make it that large: see the claim's events."
-            return Trouble("VolumeNotGrown", text), None
-        return None, Trouble("VolumeGrows", f"{text}.")
+            text += "; its storage driver cannot make it that large: check the claim's events."
+            return Diagnosis("VolumeNotGrown", text), None
+        return None, Diagnosis("VolumeGrows", f"{text}.")
     return None, None
 
 
-def of_disks(disks: Sequence[Disk]) -> tuple[Trouble | None, Trouble | None]:
-    """A disk that keeps its broker from working, and one that soon will."""
+def diagnose_disks(disks: Sequence[Disk]) -> tuple[Diagnosis | None, Diagnosis | None]:
+    """Return a disk that stops its broker, or one that is nearly full."""
     broken = [d for d in disks if d.failed]
     known = sorted((d for d in disks if d.total_bytes > 0), key=lambda d: d.usable_bytes)
     if broken and not (known and _below(known[0], FULL, FULL_BYTES)):
-        return Trouble(
+        return Diagnosis(
             "DiskFailed",
-            f"Broker {broken[0].broker_id} could not write to its volume; it is started again. "
-            "Look at the node's disk.",
+            f"Broker {broken[0].broker_id} could not write to its volume and restarts. "
+            "Check the node's disk.",
         ), None
     if not known:
         return None, None
@@ -125,33 +131,34 @@ def of_disks(disks: Sequence[Disk]) -> tuple[Trouble | None, Trouble | None]:
         "spec.storage.size, lower retention, or delete topics."
     )
     if _below(worst, FULL, FULL_BYTES):
-        return Trouble("DiskFull", text), None
+        return Diagnosis("DiskFull", text), None
     if _below(worst, NEARLY_FULL, NEARLY_FULL_BYTES):
-        return None, Trouble("DiskNearlyFull", text)
+        return None, Diagnosis("DiskNearlyFull", text)
     return None, None
 
 
 def _below(disk: Disk, part: float, least_bytes: int) -> bool:
-    """Whether less is left than `part` of the volume, or, of a large one, than `least_bytes`."""
+    """Return whether the free space is below `part` of the volume or, if more, `least_bytes`."""
     return disk.usable_bytes < max(disk.total_bytes * part, min(least_bytes, disk.total_bytes / 4))
 
 
-def of_versions(versions: Mapping[int, str], asked: str, ours: str) -> Trouble | None:
-    """A broker of another version than the spec asks for, or than this operator knows.
+def diagnose_versions(versions: Mapping[int, str], asked: str, ours: str) -> Diagnosis | None:
+    """Return a broker whose version is not the wanted one.
 
-    `versions` is empty of brokers that do not tell; `asked` is `spec.version`.
+    `versions` lacks brokers that do not report it; `asked` is `spec.version` or empty; `ours` is
+    the operator's version.
     """
     for broker_id, version in sorted(versions.items()):
         if asked and version != asked:
-            return Trouble(
+            return Diagnosis(
                 "OtherVersion",
                 f"Broker {broker_id} is version {version}, and spec.version is {asked}; set "
                 "spec.image or spec.version so that they agree.",
             )
         if not asked and version != ours:
-            return Trouble(
+            return Diagnosis(
                 "OtherVersion",
                 f"Broker {broker_id} is version {version}, and this operator is {ours}; use an "
-                f"image of {ours}, or set spec.version to {version} if that is meant.",
+                f"image of {ours}, or set spec.version to {version} if that is intended.",
             )
     return None

@@ -1,8 +1,8 @@
-"""The loops that reconcile: level-triggered, one for each kind of a cluster, with back-off.
+"""Reconcile loops: level-triggered work queues with back-off.
 
-A loop holds names that want attention and gives them, all at once, to its reconciler. What failed
-stays in the queue and is tried again later, ever less often. Nothing is remembered besides names,
-so a restart of the operator loses nothing: the watches bring all names again.
+A loop queues names and passes all of them to its reconciler at once. Names stay queued after a
+failure and are retried with exponential back-off. The queue contains names only, so a restart of
+the operator loses nothing: the watches enqueue all names again.
 """
 
 from __future__ import annotations
@@ -20,37 +20,38 @@ from shoal_operator.kube import KubeError
 
 log = structlog.get_logger()
 
-#: Reconcile these names; the answer is in how many seconds to come again, or None.
+#: Reconciles these names; returns the seconds until the next pass, or None.
 Reconcile = Callable[[list[str]], Awaitable[float | None]]
 BACKOFF_SECONDS = 0.5
 BACKOFF_SECONDS_MAX = 30.0
 
 
-class Loop:
-    """One reconciler, its queue and its back-off.
+class ReconcileLoop:
+    """One reconciler with its queue and its back-off.
 
-    `everything` names all that exists, for a pass over all each `interval_seconds`, which finds
-    what no watch can tell: changes inside the brokers.
+    `list_names` returns the names of all resources. A pass over all of them every
+    `interval_seconds` finds changes inside the brokers, which no watch reports. Names that arrive
+    within `settle_seconds` form one batch.
     """
 
     def __init__(
         self,
         kind: str,
         reconcile: Reconcile,
-        everything: Callable[[], list[str]],
+        list_names: Callable[[], list[str]],
         interval_seconds: float,
         settle_seconds: float = 0.0,
     ) -> None:
         self.kind = kind
         self._reconcile = reconcile
-        self._everything = everything
+        self._list_names = list_names
         self._interval = interval_seconds
         self._settle = settle_seconds
         self._queue: dict[str, None] = {}
         self._wake = asyncio.Event()
 
-    def poke(self, name: str) -> None:
-        """This name wants attention."""
+    def enqueue(self, name: str) -> None:
+        """Queue a name."""
         self._queue[name] = None
         self._wake.set()
 
@@ -63,7 +64,7 @@ class Loop:
                 async with asyncio.timeout(due - monotonic()):
                     await self._wake.wait()
             if monotonic() >= due:
-                self._queue.update(dict.fromkeys(self._everything()))
+                self._queue.update(dict.fromkeys(self._list_names()))
                 due = monotonic() + self._interval
             else:
                 await asyncio.sleep(self._settle)
@@ -81,7 +82,7 @@ class Loop:
             due = min(due, monotonic() + again)
 
     async def _once(self, names: list[str]) -> float | None:
-        """One pass: seconds until the next one, None if none is wanted, -1 after a failure."""
+        """Run one pass; return the seconds until the next one, None without one, -1 on failure."""
         metrics.RECONCILES.labels(self.kind).inc()
         try:
             with metrics.DURATION.labels(self.kind).time():
@@ -92,7 +93,7 @@ class Loop:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
-            # Somebody else's cancellation that leaked out of a call must not end this loop.
+            # A cancellation that leaked out of a call must not end this loop.
             log.exception("a defect of the operator; will try again", kind=self.kind)
         except Exception:
             log.exception("a defect of the operator; will try again", kind=self.kind)

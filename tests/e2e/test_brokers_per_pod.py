@@ -26,7 +26,7 @@ def wanted(**spec: object) -> Manifest:
 @pytest.fixture(scope="module")
 def six(release: Release) -> Iterator[Resources]:
     """Three pods of two brokers, a topic on all of them and a client's pod."""
-    six = Resources(release.cluster, new_namespace(release.cluster, "seats"))
+    six = Resources(release.cluster, new_namespace(release.cluster, "pod_layout"))
     six.start_client()
     six.apply(wanted(), queue_topic(partitions=12), share_group())
     six.wait("queuecluster/main", "queuetopic/jobs", "sharegroup/workers", timeout_s=90)
@@ -137,9 +137,9 @@ def test_a_pod_comes_takes_its_share_and_leaves(six: Resources) -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ({"brokersPerPod": 3}, "brokersPerPod can't change"),
+        ({"brokersPerPod": 3}, "brokersPerPod cannot change"),
         ({"brokersPerPod": 17}, "16"),
-        ({"rack": {"topologyKey": "topology.kubernetes.io/zone"}}, "the pod is the rack"),
+        ({"rack": {"topologyKey": "topology.kubernetes.io/zone"}}, "rack requires brokersPerPod 1"),
         ({"metrics": {"port": 10092}}, "differ in their last three digits"),
         ({"metrics": {"port": 65000}}, "above 65535"),
         ({"config": {"shoal.brokers.per.host": "2"}}, "brokersPerPod"),

@@ -2,8 +2,14 @@
 
 import pytest
 from shoal_operator.conditions import Verdict, conditions
-from shoal_operator.statuses import news
-from shoal_operator.troubles import Disk, of_disks, of_growth, of_pods, of_versions
+from shoal_operator.diagnostics import (
+    Disk,
+    diagnose_disks,
+    diagnose_expansion,
+    diagnose_pods,
+    diagnose_versions,
+)
+from shoal_operator.statuses import unreported
 
 MIB = 1 << 20
 
@@ -32,14 +38,14 @@ def pod(waiting=None, last="", **scheduled):
     ],
 )
 def test_what_kubernetes_says_of_a_pod(seen, reason, words) -> None:
-    found = of_pods([seen], [])
+    found = diagnose_pods([seen], [])
     assert found.reason == reason
     assert words in found.message
     assert "main-broker-0" in found.message
 
 
 def test_a_pod_that_starts_or_runs_is_no_trouble() -> None:
-    assert of_pods([pod(), pod({"reason": "ContainerCreating"})], []) is None
+    assert diagnose_pods([pod(), pod({"reason": "ContainerCreating"})], []) is None
 
 
 def test_a_claim_that_is_not_bound_names_its_class() -> None:
@@ -49,11 +55,11 @@ def test_a_claim_that_is_not_bound_names_its_class() -> None:
         "status": {"phase": "Pending"},
     }
     unbound = "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims."
-    found = of_pods([pod(message=unbound)], [claim])
+    found = diagnose_pods([pod(message=unbound)], [claim])
     assert found.reason == "VolumeNotBound"
     assert "data-main-broker-0" in found.message
     assert "storage class fast" in found.message
-    full = of_pods([pod(message="0/1 nodes are available: 1 Insufficient cpu.")], [claim])
+    full = diagnose_pods([pod(message="0/1 nodes are available: 1 Insufficient cpu.")], [claim])
     assert full.reason == "Unschedulable"
 
 
@@ -68,16 +74,20 @@ def claim(capacity: str, wanted: str, **status):
 def test_a_volume_that_grows_or_cannot() -> None:
     waits = {"type": "FileSystemResizePending", "message": "Waiting for user to (re-)start a pod"}
     infeasible = {"storage": "ControllerResizeInfeasible"}
-    assert of_growth([claim("1Gi", "1024Mi"), claim("2Gi", "1Gi")]) == (None, None)
-    stuck, growing = of_growth([claim("1Gi", "1Gi"), claim("1Gi", "2Gi", conditions=[waits])])
-    assert stuck is None and growing.reason == "VolumeGrows"
+    assert diagnose_expansion([claim("1Gi", "1024Mi"), claim("2Gi", "1Gi")]) == (None, None)
+    stuck, growing = diagnose_expansion(
+        [claim("1Gi", "1Gi"), claim("1Gi", "2Gi", conditions=[waits])]
+    )
+    assert stuck is None
+    assert growing.reason == "VolumeGrows"
     assert "data-main-broker-0 has 1Gi of 2Gi so far" in growing.message
     assert "(re-)start a pod" in growing.message
-    stuck, growing = of_growth([claim("1Gi", "2Gi", allocatedResourceStatuses=infeasible)])
-    assert growing is None and stuck.reason == "VolumeNotGrown"
+    stuck, growing = diagnose_expansion([claim("1Gi", "2Gi", allocatedResourceStatuses=infeasible)])
+    assert growing is None
+    assert stuck.reason == "VolumeNotGrown"
     unbound = claim("1Gi", "2Gi")
     del unbound["status"]["capacity"]
-    assert of_growth([unbound]) == (None, None)
+    assert diagnose_expansion([unbound]) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -95,24 +105,24 @@ def test_a_volume_that_grows_or_cannot() -> None:
 )
 def test_disks(disk, reasons) -> None:
     roomy = Disk(1, 1000 * MIB, 900 * MIB)
-    assert tuple(t and t.reason for t in of_disks([roomy, disk])) == reasons
+    assert tuple(t and t.reason for t in diagnose_disks([roomy, disk])) == reasons
 
 
 def test_versions() -> None:
-    assert of_versions({0: "1.0"}, "", "1.0") is None
-    assert of_versions({}, "2.0", "1.0") is None
-    assert of_versions({0: "2.0"}, "2.0", "1.0") is None
+    assert diagnose_versions({0: "1.0"}, "", "1.0") is None
+    assert diagnose_versions({}, "2.0", "1.0") is None
+    assert diagnose_versions({0: "2.0"}, "2.0", "1.0") is None
     assert "Broker 1 is version 2.0, and this operator is 1.0" in (
-        of_versions({0: "1.0", 1: "2.0"}, "", "1.0").message
+        diagnose_versions({0: "1.0", 1: "2.0"}, "", "1.0").message
     )
-    assert "spec.version is 3.0" in of_versions({0: "2.0"}, "3.0", "1.0").message
+    assert "spec.version is 3.0" in diagnose_versions({0: "2.0"}, "3.0", "1.0").message
 
 
 def test_an_alarm_is_news_once() -> None:
     full = Verdict.refused("DiskFull", "x")
-    assert news(full, []) == [("DiskFull", "x")]
-    assert news(full, conditions(full, 1, "t", None)) == []
+    assert unreported(full, []) == [("DiskFull", "x")]
+    assert unreported(full, conditions(full, 1, "t", None)) == []
     soon = Verdict.fine("y").warned(("DiskNearlyFull", "z"))
-    assert news(soon, conditions(full, 1, "t", None)) == [("DiskNearlyFull", "z")]
-    assert news(soon, conditions(soon, 1, "t", None)) == []
-    assert news(Verdict.waiting("Starting", "w"), []) == []
+    assert unreported(soon, conditions(full, 1, "t", None)) == [("DiskNearlyFull", "z")]
+    assert unreported(soon, conditions(soon, 1, "t", None)) == []
+    assert unreported(Verdict.waiting("Starting", "w"), []) == []

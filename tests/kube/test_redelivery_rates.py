@@ -1,11 +1,11 @@
 """The rate of redeliveries, from a counter that is lost with its broker."""
 
-from shoal_operator.redeliveries import Redeliveries
+from shoal_operator.redelivery_rates import RedeliveryRates
 
 
 def test_a_rate_is_of_the_last_minute_and_more() -> None:
-    rates = Redeliveries()
-    rates.seen("g", 10, 0)
+    rates = RedeliveryRates()
+    rates.record("g", 10, 0)
     assert rates.per_minute("g", 20, 59_999) is None
     assert rates.per_minute("g", 40, 120_000) == 15
     assert rates.per_minute("g", 40, 150_000) is None
@@ -13,11 +13,11 @@ def test_a_rate_is_of_the_last_minute_and_more() -> None:
 
 
 def test_a_counter_that_nobody_told_or_that_begins_anew_is_no_rate() -> None:
-    rates = Redeliveries()
-    rates.seen("g", -1, 0)
-    rates.seen("g", -1, 1)
+    rates = RedeliveryRates()
+    rates.record("g", -1, 0)
+    rates.record("g", -1, 1)
     assert rates.per_minute("g", -1, 90_000) is None
-    rates.seen("g", 7, 100_000)
+    rates.record("g", 7, 100_000)
     assert rates.per_minute("g", 7, 130_000) is None
-    rates.seen("g", 3, 140_000)
+    rates.record("g", 3, 140_000)
     assert rates.per_minute("g", 5, 200_000) == 2

@@ -15,11 +15,12 @@ from kube import rendered
 from shoal.server.cluster_config import cluster_config
 from shoal.server.config import resolve
 from shoal_operator import pods
-from shoal_operator.clusters import refusal
-from shoal_operator.model import cluster, listeners, seats
-from shoal_operator.placement import drained, spread
+from shoal_operator.cluster.decision import refusal
+from shoal_operator.diagnostics import diagnose_pods
+from shoal_operator.model import cluster, listeners, pod_layout
+from shoal_operator.placement import balance, drain
 from shoal_operator.roller import (
-    Broker,
+    BrokerPod,
     Done,
     PartitionState,
     Proceed,
@@ -28,7 +29,6 @@ from shoal_operator.roller import (
     named,
     next_step,
 )
-from shoal_operator.troubles import of_pods
 
 BEFORE = json.loads(Path(__file__).with_name("rendered.json").read_text())
 
@@ -65,13 +65,13 @@ def test_with_one_broker_in_a_pod_nothing_rendered_changes(name: str) -> None:
 
 
 def test_ids_tell_pods_and_do_not_change_with_their_number() -> None:
-    assert seats.brokers(wanted(1, 3)) == [0, 1, 2]
-    assert seats.brokers(wanted(3, 2)) == [0, 1, 1000, 1001, 2000, 2001]
-    assert set(seats.brokers(wanted(2, 3))) < set(seats.brokers(wanted(2, 5)))
-    ids = seats.brokers(wanted(16, 100))
+    assert pod_layout.brokers(wanted(1, 3)) == [0, 1, 2]
+    assert pod_layout.brokers(wanted(3, 2)) == [0, 1, 1000, 1001, 2000, 2001]
+    assert set(pod_layout.brokers(wanted(2, 3))) < set(pod_layout.brokers(wanted(2, 5)))
+    ids = pod_layout.brokers(wanted(16, 100))
     assert len(set(ids)) == 1600
-    assert Counter(map(seats.pod_of, ids)) == dict.fromkeys(range(100), 16)
-    assert seats.brokers(wanted(2, 3))[:3] == seats.brokers(wanted(1, 3))
+    assert Counter(map(pod_layout.pod_of, ids)) == dict.fromkeys(range(100), 16)
+    assert pod_layout.brokers(wanted(2, 3))[:3] == pod_layout.brokers(wanted(1, 3))
 
 
 def test_the_first_broker_of_a_pod_goes_last() -> None:
@@ -109,32 +109,34 @@ def test_every_broker_starts_with_settings_of_its_own(per_pod: int) -> None:
     found = {}
     for pod in range(4):
         ports: list[int] = []
-        for seat, container in enumerate(containers):
+        for slot, container in enumerate(containers):
             config = broker_config(resource, pod, container)
             whole = cluster_config(config)
             found[config.node_id] = config
-            assert config.node_id == seats.broker(pod, seat)
-            assert whole.is_controller == (pod < 3 and seat == 0)
-            assert whole.voters is not None and sorted(whole.voters.voters) == [0, 1, 2]
+            assert config.node_id == pod_layout.broker(pod, slot)
+            assert whole.is_controller == (pod < 3 and slot == 0)
+            assert whole.voters is not None
+            assert sorted(whole.voters.voters) == [0, 1, 2]
             mine = [one.port for one in config.listeners] + [config.metrics_listener.port]
             declared = {p["name"]: p["containerPort"] for p in container["ports"]}
             assert sorted(declared.values()) == sorted(mine)
             ports += mine
             inside = config.advertised["PLAIN"]
             assert inside.host == f"main-broker-{pod}.main-brokers.n.svc"
-            assert inside.port == config.listeners[0].port == 9092 + 1000 * seat
+            assert inside.port == config.listeners[0].port == 9092 + 1000 * slot
             assert (config["broker.rack"] or "") == ("" if per_pod == 1 else f"main-broker-{pod}")
             assert config["default.replication.factor"] == 3
             for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-                assert declared[container[probe]["httpGet"]["port"]] == 9404 + 1000 * seat
+                assert declared[container[probe]["httpGet"]["port"]] == 9404 + 1000 * slot
             url = cluster.http_url(resource, config.node_id)
             assert (
-                url == f"http://main-broker-{pod}.main-brokers.n.svc:{9404 + 1000 * seat}/metrics"
+                url == f"http://main-broker-{pod}.main-brokers.n.svc:{9404 + 1000 * slot}/metrics"
             )
         assert len(set(ports)) == len(ports)
-    assert sorted(found) == sorted(seats.brokers(resource))
+    assert sorted(found) == sorted(pod_layout.brokers(resource))
     names = [p["name"] for c in containers for p in c["ports"]]
-    assert len(set(names)) == len(names) and max(map(len, names)) <= 15
+    assert len(set(names)) == len(names)
+    assert max(map(len, names)) <= 15
 
 
 def test_each_broker_has_a_volume_of_its_own() -> None:
@@ -154,13 +156,13 @@ def test_each_broker_is_reached_from_outside_by_a_service_of_its_own() -> None:
     containers = template(resource)["spec"]["containers"]
     where = {p["name"]: p["containerPort"] for c in containers for p in c["ports"]}
     told = []
-    for id in seats.brokers(resource):
-        spec = own[f"main-outside-{id}"]
+    for broker in pod_layout.brokers(resource):
+        spec = own[f"main-outside-{broker}"]
         pod = spec["selector"]["statefulset.kubernetes.io/pod-name"]
-        assert pod == f"main-broker-{id % 1000}"
+        assert pod == f"main-broker-{broker % 1000}"
         (port,) = spec["ports"]
-        assert (port["port"], where[port["targetPort"]]) == (9094, 9094 + id // 1000 * 1000)
-        told.append(listeners.advertised(resource, id, rendered.services(resource)))
+        assert (port["port"], where[port["targetPort"]]) == (9094, 9094 + broker // 1000 * 1000)
+        told.append(listeners.advertised(resource, broker, rendered.services(resource)))
     assert len(set(told)) == 6
     (bootstrap,) = own["main-bootstrap"]["ports"][:1]
     assert where[bootstrap["targetPort"]] == 9092
@@ -189,7 +191,9 @@ def test_a_rack_of_several_brokers_is_their_pod() -> None:
     assert refusal(resource) is None
     resource["spec"]["rack"] = {"topologyKey": "topology.kubernetes.io/zone"}
     said = refusal(resource)
-    assert said and said.reason == "RackNotSupported" and "spec.rack" in said.message
+    assert said
+    assert said.reason == "RackNotSupported"
+    assert "spec.rack" in said.message
 
 
 # -- what pods say
@@ -208,10 +212,10 @@ def pod(ready: dict[str, bool], **meta: str) -> dict:
 
 
 def test_a_pod_tells_which_of_its_brokers_serve() -> None:
-    assert pods.brokers(pod({"broker": True})) == {2: True}
-    assert pods.brokers(pod({"broker": True, "broker1": False})) == {2: True, 1002: False}
+    assert pods.broker_readiness(pod({"broker": True})) == {2: True}
+    assert pods.broker_readiness(pod({"broker": True, "broker1": False})) == {2: True, 1002: False}
     ending = pod({"broker": True, "broker1": True}, deletionTimestamp="now")
-    assert pods.brokers(ending) == {2: False, 1002: False}
+    assert pods.broker_readiness(ending) == {2: False, 1002: False}
 
 
 def test_of_several_containers_the_one_in_trouble_is_named() -> None:
@@ -220,8 +224,9 @@ def test_of_several_containers_the_one_in_trouble_is_named() -> None:
         "state": {"waiting": {"reason": "CrashLoopBackOff"}},
         "lastState": {"terminated": {"message": "bad num.partitions"}},
     }
-    found = of_pods([seen], [])
-    assert found and found.reason == "BrokerFails"
+    found = diagnose_pods([seen], [])
+    assert found
+    assert found.reason == "BrokerFails"
     assert "main-broker-2, container broker1: CrashLoopBackOff bad num" in found.message
 
 
@@ -231,9 +236,10 @@ def test_of_several_containers_the_one_in_trouble_is_named() -> None:
 WHY = "a setting changed"
 
 
-def three_pods(stale: tuple[int, ...] = (), unready: tuple[int, ...] = ()) -> list[Broker]:
+def three_pods(stale: tuple[int, ...] = (), unready: tuple[int, ...] = ()) -> list[BrokerPod]:
     return [
-        Broker(p, p not in unready, WHY if p in stale else "", others=(p + 1000,)) for p in range(3)
+        BrokerPod(p, p not in unready, WHY if p in stale else "", others=(p + 1000,))
+        for p in range(3)
     ]
 
 
@@ -254,8 +260,9 @@ def test_the_isr_is_kept_without_all_brokers_of_the_pod() -> None:
     behind = [partition((0, 1, 2), (0, 1, 2)), partition((1000, 1), (1000, 1, 2))]
     assert next_step(three_pods(stale=(0, 2)), behind, 0) == Proceed(2, WHY, (1002,))
     step = next_step(three_pods(stale=(0,)), behind, 2)
-    assert isinstance(step, Wait) and step.serving
-    assert "without brokers 0, 1000 jobs-0 would fall under its min ISR" in step.reason
+    assert isinstance(step, Wait)
+    assert step.serving
+    assert "without brokers 0, 1000 jobs-0 would fall below its min ISR" in step.reason
 
 
 def test_replicas_that_share_a_pod_hold_its_restart_up_until_they_are_spread() -> None:
@@ -264,8 +271,8 @@ def test_replicas_that_share_a_pod_hold_its_restart_up_until_they_are_spread() -
     assert isinstance(step, Wait)
     assert "2 of its replicas share that pod" in step.reason
     assert "shoal.dev/rebalance" in step.reason
-    moved = spread(shared, [0, 1, 2, 1000, 1001, 1002]).moves["jobs-0"]
-    assert len({id % 1000 for id in moved}) == 3
+    moved = balance(shared, [0, 1, 2, 1000, 1001, 1002]).moves["jobs-0"]
+    assert len({broker % 1000 for broker in moved}) == 3
 
 
 def test_more_replicas_than_pods_cannot_be_waited_for() -> None:
@@ -282,7 +289,8 @@ def test_a_pod_with_one_broken_broker_still_serves_by_the_other() -> None:
     assert next_step(stale, healthy, 0) == Proceed(0, WHY, (1000,))
     needed = [partition((0, 1), (0, 1, 2))]
     step = next_step(stale, needed, 0)
-    assert isinstance(step, Wait) and not step.serving
+    assert isinstance(step, Wait)
+    assert not step.serving
     assert next_step(stale, None, -1) == Proceed(0, WHY, (1000,)), "nobody answers"
     other = three_pods(stale=(0, 1), unready=(0, 2))
     assert isinstance(next_step(other, needed, 0), Wait)
@@ -291,7 +299,8 @@ def test_a_pod_with_one_broken_broker_still_serves_by_the_other() -> None:
 def test_a_pod_takes_its_voter_along() -> None:
     quorum = Quorum(frozenset({0, 1, 2}), frozenset({0, 1}))
     step = next_step(three_pods(stale=(1,)), [], 0, quorum=quorum)
-    assert isinstance(step, Wait) and "1 of 3 controllers" in step.reason
+    assert isinstance(step, Wait)
+    assert "1 of 3 controllers" in step.reason
 
 
 def test_one_that_is_not_ready_stops_the_roll() -> None:
@@ -310,34 +319,35 @@ def layouts(draw: st.DrawFn):
     rows = []
     for number in range(draw(st.integers(0, 20))):
         on = draw(st.lists(st.integers(0, count - 1), min_size=1, max_size=3, unique=True))
-        ids = tuple(seats.broker(pod, draw(st.integers(0, per_pod - 1))) for pod in on)
+        ids = tuple(pod_layout.broker(pod, draw(st.integers(0, per_pod - 1))) for pod in on)
         rows.append(PartitionState(f"t-{number}", ids, ids, 1))
     return count, per_pod, rows
 
 
 def brokers(count: int, per_pod: int) -> list[int]:
-    return [seats.broker(pod, seat) for seat in range(per_pod) for pod in range(count)]
+    return [pod_layout.broker(pod, slot) for slot in range(per_pod) for pod in range(count)]
 
 
 @given(layouts())
 def test_a_pod_that_leaves_is_drained_and_the_rest_stay_apart(layout) -> None:
     count, per_pod, rows = layout
-    plan = drained(rows, brokers(count - 1, per_pod))
-    assert not plan.stuck
+    plan = drain(rows, brokers(count - 1, per_pod))
+    assert not plan.unplaceable
     for row in rows:
-        after = {seats.pod_of(id) for id in plan.moves.get(row.name, row.replicas)}
-        assert len(after) == len(row.replicas) and count - 1 not in after
+        after = {pod_layout.pod_of(broker) for broker in plan.moves.get(row.name, row.replicas)}
+        assert len(after) == len(row.replicas)
+        assert count - 1 not in after
 
 
 @given(layouts())
 def test_spread_keeps_replicas_in_pods_of_their_own(layout) -> None:
     count, per_pod, rows = layout
-    plan = spread(rows, brokers(count + 1, per_pod))
+    plan = balance(rows, brokers(count + 1, per_pod))
     for row in rows:
         after = plan.moves.get(row.name, row.replicas)
-        assert len({seats.pod_of(id) for id in after}) == len(row.replicas)
+        assert len({pod_layout.pod_of(broker) for broker in after}) == len(row.replicas)
 
 
 def test_as_many_replicas_as_pods_keep_the_pods() -> None:
     four = PartitionState("t-0", (0, 1, 2, 3), (0, 1, 2, 3), 2)
-    assert drained([four], brokers(3, 2)).stuck == ("t-0",)
+    assert drain([four], brokers(3, 2)).unplaceable == ("t-0",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from shoal_operator.worker import Loop
+from shoal_operator.reconcile_loop import ReconcileLoop
 
 
 @pytest.mark.parametrize("turns", range(8))
@@ -16,10 +16,10 @@ def test_it_ends_when_it_is_cancelled(turns: int) -> None:
         await asyncio.sleep(0)
 
     async def main() -> None:
-        loop = Loop("kind", reconcile, list, 60.0)
+        loop = ReconcileLoop("kind", reconcile, list, 60.0)
         running = asyncio.create_task(loop.run())
         await asyncio.sleep(0)
-        loop.poke("name")
+        loop.enqueue("name")
         for _ in range(turns):
             await asyncio.sleep(0)
         running.cancel()
@@ -36,11 +36,11 @@ def test_it_looks_at_everything_in_time_though_names_keep_coming() -> None:
     async def main() -> None:
         async def reconcile(names: list[str]) -> None:
             seen.extend(names)
-            loop.poke("busy")
+            loop.enqueue("busy")
             await asyncio.sleep(0)
 
-        loop = Loop("kind", reconcile, lambda: ["quiet"], 0.05)
-        loop.poke("busy")
+        loop = ReconcileLoop("kind", reconcile, lambda: ["quiet"], 0.05)
+        loop.enqueue("busy")
         running = asyncio.create_task(loop.run())
         async with asyncio.timeout(20):
             while seen.count("quiet") < 3:

@@ -1,0 +1,201 @@
+"""Decisions about a QueueCluster: what to refuse, what to change, and its conditions. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal_operator import __version__, diagnostics, pods, roller
+from shoal_operator.conditions import Verdict, ready_reason
+from shoal_operator.maintenance_windows import is_open
+from shoal_operator.model import broker_config, names, pod_layout
+from shoal_operator.model import cluster as model
+
+if TYPE_CHECKING:
+    import datetime
+    from collections.abc import Mapping, Sequence
+
+    from shoal_operator.broker_states import ClusterState
+    from shoal_operator.cluster.observation import Observation
+    from shoal_operator.diagnostics import Diagnosis
+    from shoal_operator.model.names import Manifest
+    from shoal_operator.roller import PartitionState, Step
+
+#: How long the Service may take to route to pods that are ready.
+REACHABLE_SECONDS_MAX = 15.0
+#: How long the StatefulSet controller may take to observe a change; it takes milliseconds.
+OBSERVED_SECONDS_MAX = 15.0
+#: Reasons of `Ready` while the operator restarts brokers.
+_ROLL_REASONS = ("Rolling", "RollWaits", "Restarting")
+
+
+def refusal(cluster: Manifest) -> Verdict | None:
+    """Return the verdict on a spec that this version cannot run, else None."""
+    spec = cluster["spec"]
+    if pod_layout.replicas(cluster) == 2:
+        return Verdict.refused(
+            "NoMajority",
+            "spec.replicas is 2: neither has a majority without the other. Set spec.replicas to 1 "
+            "or 3.",
+        )
+    if pod_layout.per_pod(cluster) > 1 and spec.get("rack"):
+        return Verdict.refused(
+            "RackNotSupported",
+            "spec.rack requires spec.brokersPerPod 1: the rack of brokers that share a pod is the "
+            "pod. Remove spec.rack.",
+        )
+    return _refused_config(spec) or _refused_listeners(spec)
+
+
+def _refused_config(spec: Mapping[str, Any]) -> Verdict | None:
+    if found := broker_config.first_reserved(spec):
+        where, remedy = found
+        return Verdict.refused("ConfigNotAllowed", f"{where} is not allowed. {remedy}")
+    if twice := broker_config.set_twice(spec):
+        variable, name = twice
+        return Verdict.refused(
+            "ConfigTwice",
+            f"spec.template.pod.env sets {variable} and spec.config sets {name}, which is the same "
+            "setting. Remove one of them.",
+        )
+    return None
+
+
+def _refused_listeners(spec: Mapping[str, Any]) -> Verdict | None:
+    for number, listener in enumerate(spec["listeners"]):
+        for key in ("tls", "authentication"):
+            if listener.get(key) is not None:
+                return Verdict.refused(
+                    "SecurityNotSupported",
+                    f"spec.listeners[{number}].{key} is set, but brokers of this version serve "
+                    f"plain listeners only. Remove {key}.",
+                )
+    return None
+
+
+def with_replicas(cluster: Manifest, replicas: int) -> Manifest:
+    """Return the QueueCluster with another number of replicas."""
+    return {**cluster, "spec": {**cluster["spec"], "replicas": replicas}}
+
+
+def config_changes(cluster: Manifest, state: ClusterState) -> dict[str, str | None]:
+    """Return the dynamic broker configs to set, or to unset with None."""
+    want = broker_config.dynamic(cluster["spec"].get("config", {}))
+    changes: dict[str, str | None] = {
+        k: v for k, v in want.items() if state.dynamic_config.get(k) != v
+    }
+    applied = cluster.get("status", {}).get("appliedConfig", [])
+    return changes | {k: None for k in applied if k not in want and k in state.dynamic_config}
+
+
+def broker_pods(seen: Observation) -> list[roller.BrokerPod]:
+    """Return the pods for the roller."""
+    advertised = seen.state.advertised if seen.state else {}
+    return pods.broker_pods(seen.effective, seen.pods, seen.stateful_set, advertised, seen.services)
+
+
+def next_step(
+    seen: Observation,
+    partitions: Sequence[PartitionState] | None,
+    now: datetime.datetime,
+) -> Step:
+    """Return what to do about restarts; `partitions` is None where they are not needed."""
+    state = seen.state
+    return roller.next_step(
+        broker_pods(seen),
+        partitions,
+        state.controller_id if state else -1,
+        quorum=state.quorum if state else None,
+        window_open=is_open(seen.cluster["spec"].get("maintenanceWindows", []), now),
+    )
+
+
+def verdict(
+    seen: Observation, step: Step, scaling_down: Diagnosis | None, not_grown: Diagnosis | None
+) -> Verdict:
+    """Return the conditions of a cluster whose objects are applied.
+
+    `scaling_down` is why brokers that the spec no longer has still run, and `not_grown` a volume
+    that the API server refuses to grow.
+    """
+    state = seen.state
+    disk, low_disk = diagnostics.diagnose_disks(state.disks) if state else (None, None)
+    wanted_version = seen.cluster["spec"].get("version", "")
+    version = (
+        diagnostics.diagnose_versions(state.versions, wanted_version, __version__)
+        if state
+        else None
+    )
+    found = _roll_verdict(seen, step, disk)
+    if scaling_down and scaling_down.reason == "ScalingDown" and found.ready:
+        return Verdict(True, *scaling_down, progressing=True)
+    infeasible, growing = diagnostics.diagnose_expansion(seen.claims)
+    if growing and found.ready and not found.progressing:
+        found = Verdict(True, *growing, progressing=True)
+    return found.warned(scaling_down or not_grown or infeasible or low_disk or version)
+
+
+def _roll_verdict(seen: Observation, step: Step, disk: Diagnosis | None) -> Verdict:
+    if isinstance(step, roller.Done):
+        return _verdict_after_roll(seen, disk)
+    if isinstance(step, roller.Proceed):
+        subject = roller.named(step.broker_id, step.others).capitalize()
+        text = f"{subject} restart{'' if step.others else 's'}: {step.reason}."
+        return Verdict(False, "Rolling", text, progressing=True)
+    if isinstance(step, roller.Wait) and step.serving:
+        return Verdict(True, "RollWaits", f"{step.reason}.", progressing=True)
+    found = diagnostics.diagnose_pods(seen.pods, seen.claims) or disk
+    text = f"{step.reason} ({found.message})." if found else f"{step.reason}."
+    if isinstance(step, roller.Refuse):
+        return Verdict.refused(found.reason if found else "BrokerNotReady", text)
+    if found:
+        return Verdict.blocked(found.reason, text)
+    return _not_ready(seen, text)
+
+
+def _verdict_after_roll(seen: Observation, disk: Diagnosis | None) -> Verdict:
+    if seen.state is None:
+        servers = model.bootstrap_servers(seen.cluster)
+        text = f"All pods are ready, but no broker answers at {servers}."
+        if min(map(pods.ready_seconds, seen.pods), default=0.0) < REACHABLE_SECONDS_MAX:
+            return Verdict.waiting("Starting", text)
+        return Verdict.blocked("BrokersUnreachable", text)
+    if disk:
+        return Verdict.refused(*disk)
+    return Verdict.fine("All brokers are ready and match the spec.")
+
+
+def _not_ready(seen: Observation, text: str) -> Verdict:
+    """Return the verdict on brokers that are not ready without a diagnosis.
+
+    It is an alarm only for a broker that was ready before and that the operator did not restart.
+    """
+    before = ready_reason(seen.cluster)
+    if before in _ROLL_REASONS:
+        return Verdict.waiting("Restarting", text)
+    brokers = seen.cluster.get("status", {}).get("brokers", [])
+    lost = {b["id"] for b in brokers if b["ready"]} - seen.ready_brokers
+    if lost or before == "BrokerNotReady":
+        return Verdict.blocked("BrokerNotReady", text)
+    return Verdict.waiting("Starting", text)
+
+
+def no_address(services: Sequence[str]) -> Verdict:
+    """Return the verdict while Services of external listeners have no address."""
+    return Verdict.blocked(
+        "ListenerWithoutAddress",
+        f"Service {services[0]} has no address yet. Check that the Kubernetes cluster has a load "
+        "balancer, or use listeners of type NodePort, which need none.",
+    )
+
+
+def not_observed(name: str, waited_ms: int) -> Verdict:
+    """Return the verdict while the StatefulSet controller has not observed the template.
+
+    Nothing is known about restarts then; the status of the previous generation stays until
+    `OBSERVED_SECONDS_MAX` have passed.
+    """
+    text = f"Kubernetes has not observed the newest StatefulSet {names.stateful_set(name)}"
+    if waited_ms > 1000 * OBSERVED_SECONDS_MAX:
+        text += f" for over {OBSERVED_SECONDS_MAX:.0f} s. Check kube-controller-manager."
+        return Verdict.blocked("StatefulSetNotTakenUp", text)
+    return Verdict.waiting("Starting", f"{text} yet.")

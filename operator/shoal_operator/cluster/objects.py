@@ -1,0 +1,91 @@
+"""Applies the Kubernetes objects of a QueueCluster, only where they have drifted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal_operator.diagnostics import Diagnosis
+from shoal_operator.drift import has_drifted
+from shoal_operator.kube import Kube, KubeError
+from shoal_operator.model import broker_config, listeners
+from shoal_operator.model import cluster as model
+from shoal_operator.quantities import size_bytes
+
+if TYPE_CHECKING:
+    from shoal_operator.cluster.observation import Observer
+    from shoal_operator.model.names import Manifest
+    from shoal_operator.store import Store
+
+
+class ClusterObjects:
+    """Writes the objects; `image` and `pull_policy` are the chart's defaults for brokers."""
+
+    def __init__(
+        self, kube: Kube, store: Store, observer: Observer, image: str, pull_policy: str
+    ) -> None:
+        self._kube, self._store, self._observer = kube, store, observer
+        self._image, self._pull_policy = image, pull_policy
+        #: Digest of the manifest and the resourceVersion of its last apply, by kind and name.
+        self._applied: dict[tuple[str, str], tuple[str, str]] = {}
+        #: A volume that the API server refuses to grow.
+        self.not_grown: Diagnosis | None = None
+
+    async def apply(self, cluster: Manifest) -> list[str]:
+        """Apply all objects and delete those that are no longer wanted. Raises `KubeError`.
+
+        Returns the names of external Services without an address: brokers advertise it, so that
+        nothing but the Services is applied before all have one.
+        """
+        for want in model.service_manifests(cluster):
+            await self._apply(cluster, want)
+        services = self._observer.services(cluster)
+        pending = listeners.pending(cluster, services)
+        if pending:
+            return pending
+        wanted = model.manifests(cluster, self._image, services, self._pull_policy)
+        for want in wanted:
+            await self._apply(cluster, want)
+        keys = {(w["kind"], w["metadata"]["name"]) for w in wanted}
+        for kind in ("Service", "NetworkPolicy"):
+            for have in self._observer.owned(cluster, kind):
+                if (kind, have["metadata"]["name"]) not in keys:
+                    await self._kube.delete(have)
+                    self._store.drop(have)
+        return []
+
+    async def _apply(self, cluster: Manifest, want: Manifest) -> None:
+        meta = want["metadata"]
+        have = self._store.get(want["kind"], meta["namespace"], meta["name"])
+        digest = broker_config.digest(repr(want))
+        key = (want["kind"], meta["name"])
+        version = have["metadata"]["resourceVersion"] if have else ""
+        if have and (not has_drifted(want, have) or self._applied.get(key) == (digest, version)):
+            return
+        if want["kind"] == "StatefulSet" and have:
+            await self._grow_claims(cluster)
+            # Claim templates are immutable, so the claims themselves are grown.
+            kept = {"volumeClaimTemplates": have["spec"]["volumeClaimTemplates"]}
+            want = {**want, "spec": {**want["spec"], **kept}}
+        made = await self._kube.apply(want)
+        self._applied[key] = (digest, made["metadata"]["resourceVersion"])
+        self._store.put(made)
+
+    async def _grow_claims(self, cluster: Manifest) -> None:
+        """Raise the requests of the volume claims to `spec.storage.size`."""
+        size = cluster["spec"]["storage"]["size"]
+        self.not_grown = None
+        for claim in self._observer.claims(cluster):
+            name = claim["metadata"]["name"]
+            if size_bytes(claim["spec"]["resources"]["requests"]["storage"]) >= size_bytes(size):
+                continue
+            try:
+                patch = {"spec": {"resources": {"requests": {"storage": size}}}}
+                await self._kube.merge(claim, patch)
+            except KubeError as error:
+                if error.status not in (403, 422):
+                    raise
+                self.not_grown = Diagnosis("VolumeNotGrown", f"{name} keeps its size: {error}.")
+                continue
+            await self._kube.event(
+                cluster, "VolumeGrows", f"{name} grows to {size}.", once=f"{name} {size}"
+            )

@@ -1,0 +1,143 @@
+"""What a QueueCluster is like now: its Kubernetes objects and what its brokers answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shoal.client.errors import ClientError
+
+from shoal_operator import pods
+from shoal_operator.drift import has_drifted
+from shoal_operator.model import cluster as model
+from shoal_operator.model import listeners, names, pod_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from shoal_operator.broker_states import ClusterState
+    from shoal_operator.brokers import Brokers
+    from shoal_operator.model.names import Manifest
+    from shoal_operator.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One snapshot of a QueueCluster; `state` is None while no broker answers.
+
+    `effective` is the QueueCluster with the number of replicas that must run now, which exceeds
+    the spec's while brokers are drained. `claims` belong to the brokers of the spec. `services` are
+    by name.
+    """
+
+    cluster: Manifest
+    effective: Manifest
+    stateful_set: Manifest | None
+    pods: tuple[Manifest, ...]
+    claims: tuple[Manifest, ...]
+    services: Mapping[str, Manifest]
+    state: ClusterState | None
+
+    @property
+    def ready_brokers(self) -> set[int]:
+        """The ids of the brokers whose container is ready."""
+        return {
+            broker
+            for pod in self.pods
+            for broker, ready in pods.broker_readiness(pod).items()
+            if ready
+        }
+
+
+class Observer:
+    """Reads one QueueCluster; calls `on_reachable` when its brokers begin to answer."""
+
+    def __init__(
+        self,
+        store: Store,
+        brokers: Brokers,
+        namespace: str,
+        name: str,
+        on_reachable: Callable[[], None],
+    ) -> None:
+        self._store, self._brokers = store, brokers
+        self._namespace, self._name = namespace, name
+        self._on_reachable, self._reachable = on_reachable, False
+        #: Whether the brokers have registered ones that the spec does not have.
+        self.has_extra_brokers = False
+
+    def observe(
+        self, cluster: Manifest, effective: Manifest, state: ClusterState | None = None
+    ) -> Observation:
+        """Return a snapshot; `state` is what the brokers answered."""
+        return Observation(
+            cluster,
+            effective,
+            self.stateful_set(),
+            tuple(self.pods()),
+            tuple(self.claims(cluster)),
+            self.services(cluster),
+            state,
+        )
+
+    def stateful_set(self) -> Manifest | None:
+        """Return the brokers' StatefulSet."""
+        return self._store.get("StatefulSet", self._namespace, names.stateful_set(self._name))
+
+    def pods(self) -> list[Manifest]:
+        """Return the brokers' pods."""
+        selector = names.selector(self._name)
+        return [
+            p
+            for p in self._store.all("Pod")
+            if p["metadata"]["namespace"] == self._namespace
+            and not has_drifted(selector, p["metadata"].get("labels", {}))
+        ]
+
+    def pod(self, name: str) -> Manifest | None:
+        """Return one pod by name, unless it is absent or being deleted."""
+        found = self._store.get("Pod", self._namespace, name)
+        return found if found and not found["metadata"].get("deletionTimestamp") else None
+
+    def owned(self, cluster: Manifest, kind: str) -> list[Manifest]:
+        """Return the objects of a kind that the cluster owns and that are not being deleted."""
+        uid = cluster["metadata"]["uid"]
+        return [
+            o
+            for o in self._store.all(kind)
+            if o["metadata"]["namespace"] == self._namespace
+            and any(r["uid"] == uid for r in o["metadata"].get("ownerReferences", []))
+            and not o["metadata"].get("deletionTimestamp")
+        ]
+
+    def services(self, cluster: Manifest) -> dict[str, Manifest]:
+        """Return the cluster's Services by name."""
+        return {s["metadata"]["name"]: s for s in self.owned(cluster, "Service")}
+
+    def claims(self, cluster: Manifest) -> list[Manifest]:
+        """Return the volume claims of the brokers of this spec."""
+        wanted = [
+            names.claim(self._name, pod_layout.pod_of(b), pod_layout.volume(pod_layout.slot_of(b)))
+            for b in pod_layout.brokers(cluster)
+        ]
+        found = [self._store.get("PersistentVolumeClaim", self._namespace, n) for n in wanted]
+        return [{**c, "apiVersion": "v1", "kind": "PersistentVolumeClaim"} for c in found if c]
+
+    async def cluster_state(self, cluster: Manifest) -> ClusterState | None:
+        """Ask the brokers of this spec for the cluster's state; None if none answers."""
+        ids = pod_layout.brokers(cluster)
+        await self._brokers.set_addresses(
+            model.bootstrap_servers(cluster), {b: model.http_url(cluster, b, "") for b in ids}
+        )
+        try:
+            state = await self._brokers.cluster_state(
+                ids, advertised=bool(listeners.external(cluster))
+            )
+        except ClientError:
+            self._reachable = False
+            return None
+        self.has_extra_brokers = not state.registered <= set(ids)
+        if not self._reachable:
+            self._reachable = True
+            self._on_reachable()
+        return state

@@ -1,0 +1,222 @@
+"""Reconciles one QueueCluster. `Clusters.reconcile` lists the steps."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from typing import TYPE_CHECKING
+
+from shoal.client.errors import ClientError, KafkaError
+
+from shoal_operator import clock, pods, roller
+from shoal_operator.cluster import decision
+from shoal_operator.cluster.objects import ClusterObjects
+from shoal_operator.cluster.observation import Observation, Observer
+from shoal_operator.cluster.status import ClusterStatus
+from shoal_operator.conditions import Verdict, is_ready, is_seen
+from shoal_operator.diagnostics import Diagnosis
+from shoal_operator.kube import Kube, KubeError
+from shoal_operator.membership import Membership, ScaleDown
+from shoal_operator.model import broker_config, names, pod_layout
+from shoal_operator.model import cluster as model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from shoal_operator.broker_states import ClusterState
+    from shoal_operator.brokers import Brokers
+    from shoal_operator.model.names import Manifest
+    from shoal_operator.roller import Step
+    from shoal_operator.store import Store
+
+KIND = "QueueCluster"
+#: Seconds between checks that the Service routes to pods that are ready.
+REACHABLE_SECONDS = 0.5
+#: Seconds between passes over a cluster that is ready.
+STEADY_SECONDS = 30.0
+#: Seconds until the next pass over another cluster, at first and at most.
+RETRY_SECONDS, RETRY_SECONDS_MAX = 2.0, 15.0
+RETRY_FACTOR = 1.3
+
+
+class Pacing:
+    """Seconds until the next pass: they grow while the reason of `Ready` stays the same."""
+
+    def __init__(self) -> None:
+        self._seconds, self._reason = RETRY_SECONDS, ""
+
+    def seconds(self, step: Step, verdict: Verdict | None) -> float:
+        """Return the seconds until the next pass."""
+        if verdict and verdict.ready and not verdict.progressing:
+            self._seconds = RETRY_SECONDS
+            return STEADY_SECONDS
+        if verdict and verdict.reason == "Starting" and isinstance(step, roller.Done):
+            return REACHABLE_SECONDS
+        self._seconds = min(self._seconds * RETRY_FACTOR, RETRY_SECONDS_MAX)
+        if verdict and verdict.reason != self._reason:
+            self._reason, self._seconds = verdict.reason, RETRY_SECONDS
+        waits = step.seconds if isinstance(step, roller.Wait) and step.serving else 0.0
+        return max(waits, self._seconds)
+
+
+class Clusters:
+    """The reconciler of one QueueCluster.
+
+    `on_reachable` is called when its brokers begin to answer. `image` and `pull_policy` are the
+    chart's defaults.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        store: Store,
+        brokers: Brokers,
+        namespace: str,
+        name: str,
+        image: str,
+        *,
+        on_reachable: Callable[[], None],
+        pull_policy: str = model.PULL_POLICY,
+    ) -> None:
+        self._kube, self._store, self._brokers = kube, store, brokers
+        self._namespace, self._name = namespace, name
+        self._observer = Observer(store, brokers, namespace, name, on_reachable)
+        self._objects = ClusterObjects(kube, store, self._observer, image, pull_policy)
+        self._status = ClusterStatus(kube, store, image)
+        self._membership = Membership(kube, brokers)
+        self._pacing = Pacing()
+        self._config_event = ""
+        self._unobserved_ms: int | None = None
+
+    def list_names(self) -> list[str]:
+        """Return the name of the QueueCluster if it exists."""
+        return [self._name] if self._store.get(KIND, self._namespace, self._name) else []
+
+    async def reconcile(self, _: list[str]) -> float | None:
+        """Bring the cluster to its spec; return seconds until the next pass, None without one."""
+        cluster = self._store.get(KIND, self._namespace, self._name)
+        if cluster is None or cluster["metadata"].get("deletionTimestamp"):
+            return None
+        if cluster["spec"].get("paused"):
+            paused = Verdict(False, "Paused", "spec.paused is true.", paused=True)
+            await self._report(cluster, paused)
+            return STEADY_SECONDS
+        if refused := decision.refusal(cluster):
+            await self._report(cluster, refused)
+            return None
+        try:
+            scale_down = await self._scale_down(cluster)
+            effective = decision.with_replicas(cluster, scale_down.replicas)
+            pending = await self._objects.apply(effective)
+        except KubeError as error:
+            if error.terminating:
+                return None
+            await self._report(cluster, Verdict.blocked("ApplyFailed", f"{error}"))
+            raise
+        if pending:
+            await self._report(cluster, decision.no_address(pending))
+            return self._pacing.seconds(roller.Wait(STEADY_SECONDS, ""), None)
+        if not pods.is_observed(self._observer.stateful_set()):
+            return await self._wait_until_observed(cluster)
+        self._unobserved_ms = None
+        return await self._roll(cluster, effective, scale_down)
+
+    async def _roll(self, cluster: Manifest, effective: Manifest, scale_down: ScaleDown) -> float:
+        """Change the brokers: their dynamic configs, restarts, and the placement of replicas."""
+        state = await self._observer.cluster_state(effective)
+        refused = await self._change_config(cluster, state)
+        seen = self._observer.observe(cluster, effective, state)
+        step = await self._next_step(seen)
+        if isinstance(step, roller.Done) and state and not is_ready(cluster):
+            state = state if await self._brokers.is_reachable() else None
+            seen = self._observer.observe(cluster, effective, state)
+        verdict = refused or decision.verdict(
+            seen, step, scale_down.diagnosis, self._objects.not_grown
+        )
+        # The status comes before the restart: after a crash in between, the next operator reads
+        # that this one restarted the broker, and reports when the broker is ready again.
+        await self._status.write(seen, verdict)
+        await self._restart(cluster, step)
+        if state and verdict.ready:
+            requested = await self._membership.rebalance(cluster, state)
+            if requested:
+                await self._status.merge(cluster, {"lastRebalance": requested})
+        return self._pacing.seconds(step, verdict)
+
+    async def _report(self, cluster: Manifest, verdict: Verdict) -> None:
+        """Write a status without the brokers' answers."""
+        await self._status.write(self._observer.observe(cluster, cluster), verdict)
+
+    async def _wait_until_observed(self, cluster: Manifest) -> float:
+        """Report a StatefulSet that its controller has not observed; return `RETRY_SECONDS`."""
+        now_ms = clock.now_ms()
+        if self._unobserved_ms is None:
+            self._unobserved_ms = now_ms
+        verdict = decision.not_observed(self._name, now_ms - self._unobserved_ms)
+        if verdict.alarm or not is_seen(cluster):
+            await self._report(cluster, verdict)
+        return RETRY_SECONDS
+
+    async def _scale_down(self, cluster: Manifest) -> ScaleDown:
+        """Return how many pods must run now; it exceeds the spec's number while they drain."""
+        wanted, found = pod_layout.replicas(cluster), self._observer.pods()
+        running = {broker for p in found for broker in pods.broker_readiness(p)}
+        stateful_set = self._observer.stateful_set() or {}
+        current = int(stateful_set.get("spec", {}).get("replicas", 0))
+        have = max([wanted, current, *(pods.ordinal(p) + 1 for p in found)])
+        if have == wanted and not self._observer.has_extra_brokers:
+            return ScaleDown(wanted)
+        text = "Brokers keep running until the cluster answers which partitions they have."
+        unknown = ScaleDown(have, Diagnosis("ScalingDown", text))
+        state = await self._observer.cluster_state(decision.with_replicas(cluster, have))
+        if state is None:
+            return unknown
+        try:
+            return await self._membership.scale_down(cluster, state, running)
+        except ClientError as error:
+            text = f"The brokers refused to move replicas: {error}."
+            return ScaleDown(have, Diagnosis("ScalingDown", text))
+
+    async def _change_config(self, cluster: Manifest, state: ClusterState | None) -> Verdict | None:
+        """Set the dynamic configs; return a verdict if the brokers refuse them."""
+        changes = decision.config_changes(cluster, state) if state else {}
+        if not changes:
+            return None
+        # The event comes before the change, so that a crash in between does not lose it; its
+        # digest keeps it from being recorded twice.
+        generation = cluster["metadata"].get("generation")
+        digest = broker_config.digest(f"{generation} {sorted(changes)}")
+        if digest != self._config_event:
+            text = f"{', '.join(sorted(changes))}, without a restart."
+            await self._kube.event(cluster, "ConfigChanged", text, once=digest)
+            self._config_event = digest
+        try:
+            await self._brokers.alter_broker_config(changes)
+        except KafkaError as error:
+            return Verdict.refused("ConfigRefused", f"spec.config: {error}")
+        return None
+
+    async def _next_step(self, seen: Observation) -> Step:
+        partitions = None
+        restarts = any(
+            b.restart_reason and (b.ready or b.others) for b in decision.broker_pods(seen)
+        )
+        if seen.state and restarts:
+            with contextlib.suppress(ClientError):
+                partitions = await self._brokers.partitions()
+        return decision.next_step(seen, partitions, datetime.datetime.now(datetime.UTC))
+
+    async def _restart(self, cluster: Manifest, step: Step) -> None:
+        """Delete the pod that the roller names; its StatefulSet creates it again."""
+        if not isinstance(step, roller.Proceed):
+            return
+        name = names.pod(self._name, step.broker_id)
+        pod = self._observer.pod(name)
+        if pod is None:
+            return
+        # The event comes before the deletion, and once for each pod.
+        once = pod["metadata"]["uid"]
+        await self._kube.event(cluster, "BrokerRestart", f"{name}: {step.reason}.", once=once)
+        deleted = await self._kube.delete(pod)
+        if deleted:
+            self._store.put(deleted)

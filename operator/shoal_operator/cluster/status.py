@@ -1,0 +1,90 @@
+"""The status of a QueueCluster and the event that reports it ready."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shoal_operator import pods
+from shoal_operator.conditions import Verdict, is_ready
+from shoal_operator.model import broker_config, listeners, names, pod_layout
+from shoal_operator.model import cluster as model
+from shoal_operator.statuses import Statuses, transition_key
+
+if TYPE_CHECKING:
+    from shoal_operator.cluster.observation import Observation
+    from shoal_operator.kube import Kube
+    from shoal_operator.model.names import Manifest
+    from shoal_operator.store import Store
+
+
+def fields(seen: Observation, default_image: str) -> dict[str, Any]:
+    """Return the fields of the status besides its conditions. Pure."""
+    cluster, state = seen.cluster, seen.state
+    brokers = [(b, ready, p) for p in seen.pods for b, ready in pods.broker_readiness(p).items()]
+    ready = sum(ready for _, ready, _ in brokers)
+    found: dict[str, Any] = {
+        "replicas": len(seen.pods),
+        "readyReplicas": sum(map(pods.is_ready, seen.pods)),
+        "brokersReady": f"{ready}/{len(pod_layout.brokers(cluster))}",
+        "selector": names.selector_text(names.selector(cluster["metadata"]["name"])),
+        "image": model.image(cluster, default_image),
+        "bootstrapServers": model.bootstrap_servers(cluster),
+        "listeners": _listeners(seen),
+        "brokers": [
+            {
+                "id": broker,
+                "pod": p["metadata"]["name"],
+                "ready": ready,
+                "node": p["spec"].get("nodeName", ""),
+                "version": state.versions.get(broker, "") if state else "",
+                "configHash": p["metadata"]["annotations"].get(names.CONFIG_HASH, ""),
+            }
+            for broker, ready, p in brokers
+        ],
+    }
+    if state:
+        found |= {
+            "clusterId": state.cluster_id,
+            "controllerId": state.controller_id,
+            "quorumVoters": sorted(state.quorum.voters),
+            "appliedConfig": sorted(broker_config.dynamic(cluster["spec"].get("config", {}))),
+        }
+        if state.versions:
+            found["version"] = ", ".join(sorted(set(state.versions.values())))
+    return found
+
+
+def _listeners(seen: Observation) -> list[Manifest]:
+    """Return the addresses of each listener."""
+    nodes = sorted({ip for p in seen.pods if (ip := p.get("status", {}).get("hostIP"))})
+    found = []
+    for listener in seen.cluster["spec"]["listeners"]:
+        kind = listener.get("type", listeners.INTERNAL)
+        servers = listeners.bootstrap_servers(seen.cluster, listener)
+        if kind != listeners.INTERNAL:
+            servers = listeners.external_bootstrap_servers(
+                seen.cluster, listener, seen.services, nodes
+            )
+        found.append({"name": listener["name"], "type": kind, "bootstrapServers": servers})
+    return found
+
+
+class ClusterStatus:
+    """Writes the status of one QueueCluster."""
+
+    def __init__(self, kube: Kube, store: Store, default_image: str) -> None:
+        self._kube, self._statuses = kube, Statuses(kube, store)
+        self._default_image = default_image
+
+    async def write(self, seen: Observation, verdict: Verdict) -> None:
+        """Write conditions and fields; record an event when the cluster becomes ready."""
+        cluster = seen.cluster
+        if verdict.ready and not is_ready(cluster):
+            before = cluster.get("status", {}).get("conditions", [])
+            once = transition_key(before)
+            await self._kube.event(cluster, "Ready", verdict.message, once=once)
+        await self._statuses.write(cluster, verdict, fields(seen, self._default_image))
+
+    async def merge(self, cluster: Manifest, changed: dict[str, Any]) -> None:
+        """Write these fields of the status."""
+        await self._statuses.merge(cluster, changed)

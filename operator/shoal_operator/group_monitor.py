@@ -1,0 +1,174 @@
+"""Lag, members and metrics of share groups: for statuses, the operator's metrics and the scaler.
+
+`watch` reads the groups that ShareConsumers scale by every `WATCH_SECONDS`, and all others at a
+multiple of that.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from typing import TYPE_CHECKING, Any
+
+from shoal_operator import clock, metrics
+from shoal_operator.batch_reconciler import owners
+from shoal_operator.conditions import is_seen
+from shoal_operator.model.groups import group_id
+from shoal_operator.redelivery_rates import RedeliveryRates
+from shoal_operator.statuses import Statuses
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from shoal_operator.broker_states import GroupState
+    from shoal_operator.brokers import Brokers
+    from shoal_operator.kube import Kube
+    from shoal_operator.model.names import Manifest
+    from shoal_operator.store import Store
+
+#: Seconds between reads of the groups that ShareConsumers scale by.
+WATCH_SECONDS = 2.0
+#: All other groups are read at every second call, and at fewer calls per `WATCH_GROUPS` groups.
+WATCH_ALL_EVERY = 2
+WATCH_GROUPS = 100
+#: The shortest time between two status updates that carry measurements only.
+STATUS_SECONDS = 5.0
+PARTITIONS_IN_STATUS_MAX = 100
+#: A lag older than this is unknown; groups that are scaled are read every few seconds.
+LAG_AGE_MS_MAX = 20_000
+#: The metrics of a group are removed when its lag is older than this.
+FORGET_MS = 300_000
+
+
+class GroupMonitor:
+    """The share groups of one cluster as they were read last.
+
+    Subscribers get the names of the ShareGroups that were read or reconciled.
+    """
+
+    def __init__(
+        self, kube: Kube, store: Store, brokers: Brokers, namespace: str, cluster: str
+    ) -> None:
+        self._store, self._brokers = store, brokers
+        self._namespace, self._cluster = namespace, cluster
+        self._statuses = Statuses(kube, store)
+        self._subscribers: list[Callable[[list[str]], None]] = []
+        self._calls = 0
+        self._redelivery_rates = RedeliveryRates()
+        self._read_ms: dict[str, int] = {}
+        #: The last known state by group id.
+        self.states: dict[str, GroupState] = {}
+
+    def subscribe(self, subscriber: Callable[[list[str]], None]) -> None:
+        """Call `subscriber` with the names of ShareGroups whose state or status is new."""
+        self._subscribers.append(subscriber)
+
+    def notify(self, groups: Iterable[Manifest]) -> None:
+        """Notify the subscribers about these ShareGroups."""
+        changed = [group["metadata"]["name"] for group in groups]
+        for subscriber in self._subscribers:
+            subscriber(changed)
+
+    async def watch(self, _: list[str]) -> float | None:
+        """Read the groups that are due and write their statuses. Raises `ClientError`."""
+        groups = self._store.of_cluster("ShareGroup", self._namespace, self._cluster)
+        by_id = owners(groups, group_id)
+        is_full = self._calls % (WATCH_ALL_EVERY + len(by_id) // WATCH_GROUPS) == 0
+        self._calls += 1
+        consumers = consumer_groups(self._store, self._namespace, self._cluster)
+        scaled = {group for _, group in consumers}
+        due = {g: o for g, o in by_id.items() if is_full or o["metadata"]["name"] in scaled}
+        cluster = self._store.get("QueueCluster", self._namespace, self._cluster)
+        if not due or cluster is None or cluster["spec"].get("paused"):
+            self._forget_stale(by_id)
+            return None
+        try:
+            await self.read(sorted(due))
+        finally:
+            self._forget_stale(by_id)
+            # After a failure too: nothing may scale by a lag that is no longer known.
+            self.notify(due.values())
+        for group, resource in due.items():
+            if is_seen(resource):
+                fields = self.status_fields(resource, self.states[group])
+                await self._statuses.update_measurements(resource, fields, STATUS_SECONDS)
+        return None
+
+    async def read(self, groups: list[str], *, of_any_type: bool = False) -> None:
+        """Read these groups, by group id, from the brokers. Raises `ClientError`."""
+        now_ms = clock.now_ms()
+        states = await self._brokers.share_groups(groups, of_any_type=of_any_type)
+        for group, state in states.items():
+            self._redelivery_rates.record(group, state.redelivered, now_ms)
+            if state.lag_known or group not in self.states:
+                self.states[group] = state
+            if state.lag_known:
+                self._read_ms[group] = now_ms
+
+    def current(self, group: str) -> GroupState | None:
+        """Return a group's state if its lag is at most `LAG_AGE_MS_MAX` old, else None."""
+        return self.states.get(group) if self._age_ms(group) < LAG_AGE_MS_MAX else None
+
+    def status_fields(self, resource: Manifest, state: GroupState) -> dict[str, Any]:
+        """Return the measured fields of a ShareGroup's status, and set the group's metrics."""
+        meta = resource["metadata"]
+        labels = (meta["namespace"], meta["name"])
+        metrics.LAG.labels(*labels).set(state.lag)
+        metrics.AVAILABLE.labels(*labels).set(state.available)
+        metrics.IN_FLIGHT.labels(*labels).set(max(0, state.in_flight))
+        fields: dict[str, Any] = {
+            "state": state.state,
+            "members": state.members,
+            "lag": state.lag,
+            "partitions": [
+                {
+                    "topic": p.topic,
+                    "partition": p.partition,
+                    "startOffset": p.start_offset,
+                    "lag": max(0, p.lag),
+                }
+                for p in state.partitions[:PARTITIONS_IN_STATUS_MAX]
+            ],
+        }
+        if state.in_flight >= 0:
+            fields["inFlight"] = state.in_flight
+            fields["available"] = state.available
+            fields |= state.metrics.status()
+            fields["nextDueTime"] = due_time(state)
+        rate = self._redelivery_rates.per_minute(state.group, state.redelivered, clock.now_ms())
+        if rate is not None:
+            fields["redeliveriesPerMinute"] = rate
+        return fields
+
+    def _forget_stale(self, groups: Mapping[str, Manifest]) -> None:
+        """Remove the metrics of groups whose lag is too old for an alert."""
+        for group, resource in groups.items():
+            if self._age_ms(group) >= FORGET_MS:
+                meta = resource["metadata"]
+                metrics.forget_group(meta["namespace"], meta["name"])
+
+    def _age_ms(self, group: str) -> float:
+        """Return the age of the group's lag in milliseconds."""
+        return clock.now_ms() - self._read_ms.get(group, -math.inf)
+
+
+def consumer_groups(store: Store, namespace: str, cluster: str) -> list[tuple[str, str]]:
+    """Return the ShareConsumers of a cluster with their ShareGroups, by name."""
+    found = []
+    for consumer in store.all("ShareConsumer"):
+        meta, group_name = consumer["metadata"], consumer["spec"]["shareGroup"]
+        if meta["namespace"] != namespace:
+            continue
+        group = store.get("ShareGroup", namespace, group_name)
+        if group and group["spec"]["cluster"] == cluster:
+            found.append((meta["name"], group_name))
+    return found
+
+
+def due_time(state: GroupState) -> str | None:
+    """Return the RFC 3339 time at which the next delayed record is due, None without any."""
+    due_s = state.metrics.next_due_s
+    if not due_s:
+        return None
+    when = datetime.datetime.fromtimestamp(math.ceil(due_s), datetime.UTC)
+    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
