@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from shoal.metadata.client_metrics import SUBSCRIPTION
-from shoal.metadata.config_keys import ConfigKey, Scope, Standing, Type, text_of
+from shoal.metadata.config_keys import ConfigEffect, ConfigKey, Scope, Type, text_of
 from shoal.metadata.configs import BROKER, GROUP, TOPIC
 
 _INTRODUCTION = """\
@@ -25,11 +25,11 @@ can be altered while the broker runs. A topic or group that does not set a confi
 the broker config named as *broker default*.
 """
 _SENSES = {
-    Standing.APPLIED: "",
-    Standing.ACCEPTED: " (no effect)",
-    Standing.REFUSED: " (default only)",
+    ConfigEffect.APPLIED: "",
+    ConfigEffect.ACCEPTED: " (no effect)",
+    ConfigEffect.REFUSED: " (default only)",
 }
-_EFFECTS = {Standing.ACCEPTED: "no effect", Standing.REFUSED: "default only"}
+_EFFECTS = {ConfigEffect.ACCEPTED: "no effect", ConfigEffect.REFUSED: "default only"}
 _NUMBERS = {Type.INT, Type.SHORT, Type.LONG, Type.DOUBLE}
 #: Units by the end of a config's name, the longest first.
 _UNITS = {
@@ -61,13 +61,13 @@ def page() -> str:
 
 
 def _sections(table: Mapping[str, ConfigKey]) -> Iterator[str]:
-    found: dict[tuple[Standing, str], list[ConfigKey]] = {}
+    found: dict[tuple[ConfigEffect, str], list[ConfigKey]] = {}
     for key in table.values():
-        found.setdefault((key.standing, key.section), []).append(key)
-    for standing in Standing:
+        found.setdefault((key.effect, key.section), []).append(key)
+    for effect in ConfigEffect:
         for (kind, title), keys in found.items():
-            if kind is standing:
-                yield f"### {title}{_SENSES[standing]}\n"
+            if kind is effect:
+                yield f"### {title}{_SENSES[effect]}\n"
                 yield from map(_entry, keys)
                 yield ""
 
@@ -90,8 +90,8 @@ def _entry(key: ConfigKey) -> str:
     bounds = [f"`{name}`" for name in key.bounds if name]
     if bounds:
         facts.append("bounded by " + ", ".join(bounds))
-    if key.standing in _EFFECTS:
-        facts.append(_EFFECTS[key.standing])
+    if key.effect in _EFFECTS:
+        facts.append(_EFFECTS[key.effect])
     return f"* `{key.name}`: {key.doc} ({'; '.join(facts)})"
 
 

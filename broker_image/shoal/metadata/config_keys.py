@@ -4,7 +4,7 @@ The tables (`broker_configs`, `accepted_configs`, `topic_configs`, `group_config
 row a config (see `table`); `configs` parses values against them. Types, ranges and the sense of
 refusals follow Kafka's ConfigDef, so that a user meets the errors that Kafka would give.
 
-A config has a *standing*. Most are applied, and a test observes the effect of each. Some tune
+Each config has a `ConfigEffect`. Most are applied, and a test observes the effect of each. Some tune
 machinery that this broker does not have (threads, JMX, Java classes): they are accepted, shown by
 DescribeConfigs, and change nothing. Some would promise what is not there (tiered storage,
 credentials without TLS): those are refused by name, unless set to their default.
@@ -82,7 +82,7 @@ class Scope(Enum):
     CLUSTER_WIDE = "cluster-wide"
 
 
-class Standing(Enum):
+class ConfigEffect(Enum):
     """What this broker does with a config."""
 
     APPLIED = "applied"
@@ -204,7 +204,7 @@ class ConfigKey:
 
     name: str
     type: Type
-    standing: Standing = Standing.APPLIED
+    effect: ConfigEffect = ConfigEffect.APPLIED
     section: str = ""
     scope: Scope = Scope.READ_ONLY
     #: Not listed by DescribeConfigs.
@@ -227,7 +227,7 @@ class ConfigKey:
         reason = None
         if self.check is not None and value is not None:
             reason = self.check(value)
-        if reason is None and self.standing is Standing.REFUSED and value != self.default:
+        if reason is None and self.effect is ConfigEffect.REFUSED and value != self.default:
             reason = f"only its default can be taken. {self.doc}"
         if reason is not None:
             raise self.error(text, reason)
@@ -286,29 +286,29 @@ def text_of(value: Any) -> str | None:
 def table(text: str, *others: Mapping[str, ConfigKey]) -> dict[str, ConfigKey]:
     """A table from its text, with others merged in, sorted by name.
 
-    A line `# standing: title` opens a section. A row is `name type default check`, and perhaps
+    A line `# effect: title` opens a section. A row is `name type default check`, and perhaps
     `cluster-wide` or `per-broker` (dynamic) and `internal`. Indented lines below a row are its
     doc, `= …` a long default, `< broker.config*factor …` its synonyms, `[] low high` its bounds.
     `-` stands for none.
     """
     keys = [key for other in others for key in other.values()]
-    standing, title = Standing.APPLIED, ""
+    effect, title = ConfigEffect.APPLIED, ""
     for line in text.strip("\n").split("\n"):
         if line.startswith("# "):
             name, _, title = line[2:].partition(": ")
-            standing = Standing(name)
+            effect = ConfigEffect(name)
         elif line.startswith("    "):
             _detail(keys[-1], line.strip())
         else:
-            keys.append(_row(line.split(), standing, title))
+            keys.append(_row(line.split(), effect, title))
     found = {key.name: key for key in sorted(keys, key=lambda key: key.name)}
     assert len(found) == len(keys), "a config stands twice"
     return found
 
 
-def _row(words: list[str], standing: Standing, title: str) -> ConfigKey:
+def _row(words: list[str], effect: ConfigEffect, title: str) -> ConfigKey:
     name, kind, default, check, *flags = words
-    key = ConfigKey(name, Type[kind.upper()], standing, title)
+    key = ConfigKey(name, Type[kind.upper()], effect, title)
     key.internal = "internal" in flags
     for scope in (Scope.PER_BROKER, Scope.CLUSTER_WIDE):
         if scope.value in flags:

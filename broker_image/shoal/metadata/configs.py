@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from shoal.metadata.broker_configs import BROKER
 from shoal.metadata.config_keys import (
+    ConfigEffect,
     ConfigError,
     ConfigKey,
     Scope,
-    Standing,
     Type,
     UnknownConfig,
     text_of,
@@ -33,11 +33,11 @@ __all__ = [
     "BROKER",
     "GROUP",
     "TOPIC",
+    "ConfigEffect",
     "ConfigError",
     "ConfigKey",
     "Scope",
     "Source",
-    "Standing",
     "Type",
     "UnknownConfig",
     "parse",
@@ -107,7 +107,7 @@ def parse(table: Table, given: Mapping[str, str | None]) -> dict[str, Any]:
 def without_effect(table: Table, given: Iterable[str]) -> list[str]:
     """The names among `given` that this broker accepts and does not use, sorted."""
     found = (table[name] for name in given if name in table)
-    return sorted({key.name for key in found if key.standing is Standing.ACCEPTED})
+    return sorted({key.name for key in found if key.effect is ConfigEffect.ACCEPTED})
 
 
 def broker_values(layers: Layers) -> dict[str, Any]:
