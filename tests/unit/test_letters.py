@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from shoal.client.cluster import TopicPartition
 from shoal.client.letters import Filter, Letter, letter_of, named_letter, redriven_headers
 from shoal.client.offset_set import OffsetSet
-from shoal.client.redrive_ledger import Sending, Standing
+from shoal.client.redrive_ledger import RedriveState, Sending
 from shoal.coordinator.share.dead_letters import Source, letters
 from shoal.coordinator.share.fate import Cause, Doomed
 from shoal.record.records import Record
@@ -115,8 +115,8 @@ def test_a_filter_takes(wanted: Filter, taken: bool) -> None:
 
 def test_a_standing_is_read_as_it_was_written() -> None:
     ends = {TopicPartition("t", 0): 5, TopicPartition("t", 1): 0}
-    standing = Standing("dlq.t", 1, OffsetSet([1, 2, 9]), {"g": 3}, Sending(3, 8, ends))
-    found = Standing.parse(standing.text())
-    assert (str(found.done), found.counts, found.sending) == ("1-2,9", {"g": 3}, standing.sending)
-    standing.sending = None
-    assert Standing.parse(standing.text()).sending is None
+    state = RedriveState("dlq.t", 1, OffsetSet([1, 2, 9]), {"g": 3}, Sending(3, 8, ends))
+    found = RedriveState.parse(state.text())
+    assert (str(found.done), found.counts, found.sending) == ("1-2,9", {"g": 3}, state.sending)
+    state.sending = None
+    assert RedriveState.parse(state.text()).sending is None

@@ -33,7 +33,7 @@ from shoal.client.letters import Filter, Letter, letter_of, named_letter, redriv
 from shoal.client.offset_set import OffsetSet
 from shoal.client.partitioner import partition_of
 from shoal.client.producer import Producer
-from shoal.client.redrive_ledger import Ledger, Sending, Standing
+from shoal.client.redrive_ledger import RedriveLedger, RedriveState, Sending
 from shoal.client.share_groups import ShareGroups
 from shoal.client.topics import OffsetSpec, Topics
 from shoal.protocol.errors import ErrorCode
@@ -111,7 +111,7 @@ class Redrive:
         self.result = Redriven()
         self._topics = Topics(cluster)
         self._fetcher = Fetcher(cluster, lane="redrive")
-        self._ledger = Ledger(cluster)
+        self._ledger = RedriveLedger(cluster)
         self._producer = Producer(cluster)
         self._share_groups = ShareGroups(cluster)
         self._begun_s = 0.0
@@ -165,19 +165,19 @@ class Redrive:
         progress: Callable[[int], None],
         turn: _Turn,
     ) -> None:
-        standings = await self._ledger.read(topic_id)
+        states = await self._ledger.read(topic_id)
         ends = await self._offsets(partitions, OffsetSpec.LATEST)
         starts = await self._offsets(partitions, OffsetSpec.EARLIEST)
         self._begun_s = time.monotonic()
         for where in partitions:
-            standing = standings.get(where.partition) or Standing(where.topic, where.partition)
-            standing.done.forget(starts[where])
-            if standing.sending is not None and not self.plan.dry_run:
-                await self._take_over(topic_id, standing)
+            state = states.get(where.partition) or RedriveState(where.topic, where.partition)
+            state.done.forget(starts[where])
+            if state.sending is not None and not self.plan.dry_run:
+                await self._take_over(topic_id, state)
             bounds = (starts[where], ends[where])
-            async for letters in self._chunks(where, standing, bounds, progress):
+            async for letters in self._chunks(where, state, bounds, progress):
                 turn.check()
-                await self._send(topic_id, standing, letters)
+                await self._send(topic_id, state, letters)
             if self._is_full:
                 break
 
@@ -196,7 +196,7 @@ class Redrive:
     async def _chunks(
         self,
         where: TopicPartition,
-        standing: Standing,
+        state: RedriveState,
         bounds: tuple[int, int],
         progress: Callable[[int], None],
     ) -> AsyncIterator[list[Letter]]:
@@ -204,7 +204,7 @@ class Redrive:
         start = bounds[0]
         first, last = start, bounds[1] - 1
         if not self.plan.again and not self.plan.dry_run:
-            first = standing.done.first_missing(start)
+            first = state.done.first_missing(start)
             self.result.before += first - start
         progress(first - start)
         if (offsets := self.plan.filter.offsets) is not None and len(offsets):
@@ -216,7 +216,7 @@ class Redrive:
             return
         async for fetched in self._fetcher.range(where.topic, where.partition, first, last):
             for record in fetched.records():
-                letter = self._wanted(where, standing, record)
+                letter = self._wanted(where, state, record)
                 progress(1)
                 if letter is not None:
                     chunk.append(letter)
@@ -228,7 +228,7 @@ class Redrive:
         if chunk:
             yield chunk
 
-    def _wanted(self, where: TopicPartition, standing: Standing, record: Record) -> Letter | None:
+    def _wanted(self, where: TopicPartition, state: RedriveState, record: Record) -> Letter | None:
         """The letter that a record is, if it is to be redriven."""
         result = self.result
         result.looked_at += 1
@@ -237,7 +237,7 @@ class Redrive:
             result.others += 1
         elif not self.plan.filter.takes(letter):
             result.filtered += 1
-        elif not self.plan.again and record.offset in standing.done:
+        elif not self.plan.again and record.offset in state.done:
             result.before += 1
         else:
             return letter
@@ -280,7 +280,7 @@ class Redrive:
 
     # Sending.
 
-    async def _send(self, topic_id: UUID, standing: Standing, letters: list[Letter]) -> None:
+    async def _send(self, topic_id: UUID, state: RedriveState, letters: list[Letter]) -> None:
         originals = await self._originals(letters)
         self.result.gone += len(letters) - len(originals)
         targets = {}
@@ -294,16 +294,16 @@ class Redrive:
             self.result.sent.update(_kind(letter) for letter in letters)
             return
         ends = await self._ends(set(targets.values()))
-        standing.sending = Sending(letters[0].offset, letters[-1].offset, ends)
-        await self._ledger.write(topic_id, standing)
+        state.sending = Sending(letters[0].offset, letters[-1].offset, ends)
+        await self._ledger.write(topic_id, state)
         stored = await self._produce(letters, originals, targets)
         for letter in stored:
-            standing.done.add(letter.offset)
-            standing.counts[letter.group] = standing.counts.get(letter.group, 0) + 1
+            state.done.add(letter.offset)
+            state.counts[letter.group] = state.counts.get(letter.group, 0) + 1
         await self._free(stored)
         self.result.sent.update(_kind(letter) for letter in stored)
-        standing.sending = None
-        await self._ledger.write(topic_id, standing)
+        state.sending = None
+        await self._ledger.write(topic_id, state)
         if self.plan.rate is not None:
             due_s = self._begun_s + self.result.total / self.plan.rate
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
@@ -399,11 +399,11 @@ class Redrive:
 
     # Taking over.
 
-    async def _take_over(self, topic_id: UUID, standing: Standing) -> None:
+    async def _take_over(self, topic_id: UUID, state: RedriveState) -> None:
         """Find what an interrupted redrive did send, in the logs that it sent to."""
-        sending = standing.sending
+        sending = state.sending
         assert sending is not None
-        ours = f"{standing.topic}-{standing.partition}"
+        ours = f"{state.topic}-{state.partition}"
         now = await self._ends(sending.ends)
         for where, end in sending.ends.items():
             if where not in now or now[where] <= end:
@@ -414,16 +414,15 @@ class Redrive:
                     if topic != ours or not offset.isdigit():
                         continue
                     if sending.first <= int(offset) <= sending.last:
-                        standing.done.add(int(offset))
-        letters = TopicPartition(standing.topic, standing.partition)
+                        state.done.add(int(offset))
+        letters = TopicPartition(state.topic, state.partition)
         await self._free(
             letter
             for record in await self._source_records(letters, sending.first, sending.last)
-            if record.offset in standing.done
-            and (letter := letter_of(*letters, record)) is not None
+            if record.offset in state.done and (letter := letter_of(*letters, record)) is not None
         )
-        standing.sending = None
-        await self._ledger.write(topic_id, standing)
+        state.sending = None
+        await self._ledger.write(topic_id, state)
 
     async def _ends(self, wanted: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Log ends; partitions that are gone are left out."""

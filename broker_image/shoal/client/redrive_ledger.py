@@ -38,7 +38,7 @@ class Sending:
 
 
 @dataclass(slots=True)
-class Standing:
+class RedriveState:
     """How far one partition of a dead-letter topic is redriven; `counts` by share group."""
 
     topic: str
@@ -67,7 +67,7 @@ class Standing:
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
-    def parse(cls, text: bytes) -> Standing:
+    def parse(cls, text: bytes) -> RedriveState:
         """Raises `ValueError` or `KeyError` for bytes that are none."""
         fields = json.loads(text)
         sending = fields.get("sending")
@@ -90,15 +90,15 @@ class Standing:
         )
 
 
-class Ledger:
+class RedriveLedger:
     """The ledger of one cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._producer = Producer(cluster, compression="gzip", linger_ms=0)
 
-    async def read(self, topic_id: UUID) -> dict[int, Standing]:
-        """The standings of one dead-letter topic, by partition. Raises `KafkaError`."""
+    async def read(self, topic_id: UUID) -> dict[int, RedriveState]:
+        """The states of one dead-letter topic, by partition. Raises `KafkaError`."""
         topics = Topics(self.cluster)
         bounds = []
         for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST):
@@ -108,15 +108,15 @@ class Ledger:
                     return {}
                 raise listed
             bounds.append(listed.offset)
-        found: dict[int, Standing] = {}
+        found: dict[int, RedriveState] = {}
         if bounds[0] == bounds[1]:
             return found
         fetcher = Fetcher(self.cluster)
         async for fetched in fetcher.range(LEDGER, 0, bounds[0], bounds[1] - 1):
             for record in fetched.records():
-                standing = _standing(topic_id, record.key, record.value)
-                if standing is not None:
-                    found[standing.partition] = standing
+                state = _parse_record(topic_id, record.key, record.value)
+                if state is not None:
+                    found[state.partition] = state
         return found
 
     async def create(self) -> None:
@@ -128,10 +128,10 @@ class Ledger:
                 made.code, f"topic {LEDGER}, which remembers what was redriven: {made}"
             )
 
-    async def write(self, topic_id: UUID, standing: Standing) -> None:
-        """Note a standing; it is stored when this returns. Raises `KafkaError`."""
-        key = f"{topic_id}:{standing.partition}".encode()
-        stored = await self._producer.send(LEDGER, standing.text(), key=key, partition=0)
+    async def write(self, topic_id: UUID, state: RedriveState) -> None:
+        """Note a state; it is stored when this returns. Raises `KafkaError`."""
+        key = f"{topic_id}:{state.partition}".encode()
+        stored = await self._producer.send(LEDGER, state.text(), key=key, partition=0)
         try:
             await stored
         except KafkaError as error:
@@ -139,7 +139,7 @@ class Ledger:
                 raise
             raise KafkaError(
                 error.code,
-                f"the letters of {standing.topic}-{standing.partition} that were redriven are too"
+                f"the letters of {state.topic}-{state.partition} that were redriven are too"
                 f" scattered to be remembered in one record of {LEDGER}: raise its"
                 " max.message.bytes, or redrive those between them too",
             ) from None
@@ -148,11 +148,11 @@ class Ledger:
         await self._producer.close()
 
 
-def _standing(topic_id: UUID, key: bytes | None, value: bytes | None) -> Standing | None:
-    """The standing that a record of the ledger tells, if it is of that topic."""
+def _parse_record(topic_id: UUID, key: bytes | None, value: bytes | None) -> RedriveState | None:
+    """The state that a record of the ledger tells, if it is of that topic."""
     if key is None or value is None or not key.startswith(f"{topic_id}:".encode()):
         return None
     try:
-        return Standing.parse(value)
+        return RedriveState.parse(value)
     except (ValueError, KeyError, TypeError):
         return None
