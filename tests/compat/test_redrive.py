@@ -14,8 +14,8 @@ from queues import Queue
 from servers import ShoalProcess
 from shoal.client.client import SyncClient
 from shoal.client.cluster import TopicPartition
+from shoal.client.dead_letters import redriven_from
 from shoal.client.errors import KafkaError, expect
-from shoal.client.letters import named_letter
 from shoal.client.redrive import Plan, Redrive
 from shoal.client.redrive_ledger import Ledger, Sending, Standing
 from shoal.client.topics import NewTopic, OffsetSpec
@@ -227,7 +227,7 @@ def test_what_was_sent_and_not_noted_is_found(queue: Letters) -> None:
     assert (found["redriven"], found["before"]) == (2, 4)
     back = queue.records(queue.topic)[6:]
     assert sorted(int(r.value or b"") for r in back) == list(range(6))
-    assert len({named_letter(r.headers) for r in back}) == 6
+    assert len({redriven_from(r.headers) for r in back}) == 6
 
 
 def test_bad_input_is_refused_in_a_sentence(queue: Letters) -> None:

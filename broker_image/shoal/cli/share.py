@@ -15,9 +15,9 @@ from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
 from shoal.client.client import Client
 from shoal.client.cluster import TopicPartition
+from shoal.client.dead_letters import REASONS, DeadLetterFilter
 from shoal.client.errors import expect
 from shoal.client.groups import SHARE
-from shoal.client.letters import REASONS, Filter
 from shoal.client.offset_set import OffsetSet
 from shoal.client.redrive import Plan, Redrive, Redriven
 
@@ -98,7 +98,7 @@ async def redrive(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Put dead letters back: all, or by filter. What was redriven before is passed by."""
-    wanted = Filter(
+    wanted = DeadLetterFilter(
         reasons=_reasons(reason),
         groups=group or (),
         source_topics=source or (),

@@ -26,10 +26,16 @@ from uuid import UUID
 from shoal.client.batches import CorruptRecords
 from shoal.client.cluster import Cluster, Topic, TopicPartition
 from shoal.client.consumer import ConsumerMembership
+from shoal.client.dead_letters import (
+    DeadLetter,
+    DeadLetterFilter,
+    parse_dead_letter,
+    redriven_from,
+    redriven_headers,
+)
 from shoal.client.errors import ClientError, KafkaError, transient
 from shoal.client.fetcher import Fetcher
 from shoal.client.groups import Group, Groups
-from shoal.client.letters import Filter, Letter, letter_of, named_letter, redriven_headers
 from shoal.client.offset_set import OffsetSet
 from shoal.client.partitioner import partition_of
 from shoal.client.producer import Producer
@@ -92,7 +98,7 @@ class Plan:
 
     topic: str
     to: str | None = None
-    filter: Filter = field(default_factory=Filter)
+    filter: DeadLetterFilter = field(default_factory=DeadLetterFilter)
     rate: float | None = None
     letters_max: int | None = None
     note: str = ""
@@ -199,7 +205,7 @@ class Redrive:
         state: RedriveState,
         bounds: tuple[int, int],
         progress: Callable[[int], None],
-    ) -> AsyncIterator[list[Letter]]:
+    ) -> AsyncIterator[list[DeadLetter]]:
         """The letters to be sent of one partition, in order, in chunks of one second at most."""
         start = bounds[0]
         first, last = start, bounds[1] - 1
@@ -210,7 +216,7 @@ class Redrive:
         if (offsets := self.plan.filter.offsets) is not None and len(offsets):
             ranges = [*offsets.ranges()]
             first, last = max(first, ranges[0][0]), min(last, ranges[-1][1])
-        chunk: list[Letter] = []
+        chunk: list[DeadLetter] = []
         size = CHUNK if self.plan.rate is None else max(1, min(CHUNK, int(self.plan.rate)))
         if first > last:
             return
@@ -228,14 +234,16 @@ class Redrive:
         if chunk:
             yield chunk
 
-    def _wanted(self, where: TopicPartition, state: RedriveState, record: Record) -> Letter | None:
+    def _wanted(
+        self, where: TopicPartition, state: RedriveState, record: Record
+    ) -> DeadLetter | None:
         """The letter that a record is, if it is to be redriven."""
         result = self.result
         result.looked_at += 1
-        letter = letter_of(where.topic, where.partition, record)
+        letter = parse_dead_letter(where.topic, where.partition, record)
         if letter is None:
             result.others += 1
-        elif not self.plan.filter.takes(letter):
+        elif not self.plan.filter.matches(letter):
             result.filtered += 1
         elif not self.plan.again and record.offset in state.done:
             result.before += 1
@@ -243,10 +251,10 @@ class Redrive:
             return letter
         return None
 
-    async def _originals(self, letters: Iterable[Letter]) -> dict[int, Record]:
+    async def _originals(self, letters: Iterable[DeadLetter]) -> dict[int, Record]:
         """The records of letters, by the letter's offset; those that are gone are left out."""
         found: dict[int, Record] = {}
-        bare: dict[TopicPartition, list[Letter]] = {}
+        bare: dict[TopicPartition, list[DeadLetter]] = {}
         for letter in letters:
             if letter.is_bare:
                 source = TopicPartition(letter.source_topic, letter.source_partition)
@@ -280,7 +288,7 @@ class Redrive:
 
     # Sending.
 
-    async def _send(self, topic_id: UUID, state: RedriveState, letters: list[Letter]) -> None:
+    async def _send(self, topic_id: UUID, state: RedriveState, letters: list[DeadLetter]) -> None:
         originals = await self._originals(letters)
         self.result.gone += len(letters) - len(originals)
         targets = {}
@@ -308,7 +316,7 @@ class Redrive:
             due_s = self._begun_s + self.result.total / self.plan.rate
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
 
-    async def _target(self, letter: Letter) -> TopicPartition | None:
+    async def _target(self, letter: DeadLetter) -> TopicPartition | None:
         """Where a letter's record goes: to its old partition, or by its key in another topic."""
         name = self.plan.to or letter.source_topic
         if name == self.plan.topic:
@@ -329,10 +337,10 @@ class Redrive:
 
     async def _produce(
         self,
-        letters: Sequence[Letter],
+        letters: Sequence[DeadLetter],
         originals: dict[int, Record],
         targets: dict[int, TopicPartition],
-    ) -> list[Letter]:
+    ) -> list[DeadLetter]:
         """Send letters, and those once more by themselves that were refused together with others;
         the letters that are stored."""
         stored, refused = await self._produce_together(letters, originals, targets)
@@ -344,10 +352,10 @@ class Redrive:
 
     async def _produce_together(
         self,
-        letters: Sequence[Letter],
+        letters: Sequence[DeadLetter],
         originals: dict[int, Record],
         targets: dict[int, TopicPartition],
-    ) -> tuple[list[Letter], list[Letter]]:
+    ) -> tuple[list[DeadLetter], list[DeadLetter]]:
         now_ms = int(time.time() * 1000)
         futures = []
         for letter in letters:
@@ -375,7 +383,7 @@ class Redrive:
                 raise outcome  # Sent or not: the ledger tells the next redrive where to look.
         return stored, refused
 
-    async def _free(self, letters: Iterable[Letter]) -> None:
+    async def _free(self, letters: Iterable[DeadLetter]) -> None:
         """Let the keys go on that these letters' records may hold. Raises `ClientError` while the
         brokers cannot be reached: whoever takes over frees them then."""
         held: dict[str, dict[TopicPartition, OffsetSet]] = {}
@@ -410,7 +418,7 @@ class Redrive:
                 continue
             async for fetched in self._fetcher.range(*where, end, now[where] - 1):
                 for record in fetched.records():
-                    topic, _, offset = named_letter(record.headers).rpartition("@")
+                    topic, _, offset = redriven_from(record.headers).rpartition("@")
                     if topic != ours or not offset.isdigit():
                         continue
                     if sending.first <= int(offset) <= sending.last:
@@ -419,7 +427,8 @@ class Redrive:
         await self._free(
             letter
             for record in await self._source_records(letters, sending.first, sending.last)
-            if record.offset in state.done and (letter := letter_of(*letters, record)) is not None
+            if record.offset in state.done
+            and (letter := parse_dead_letter(*letters, record)) is not None
         )
         state.sending = None
         await self._ledger.write(topic_id, state)
@@ -441,7 +450,7 @@ class Redrive:
         return found
 
 
-def _kind(letter: Letter) -> Kind:
+def _kind(letter: DeadLetter) -> Kind:
     return Kind(letter.source_topic, letter.group, letter.reason)
 
 

@@ -4,8 +4,8 @@ The tables (`broker_configs`, `accepted_configs`, `topic_configs`, `group_config
 row a config (see `table`); `configs` parses values against them. Types, ranges and the sense of
 refusals follow Kafka's ConfigDef, so that a user meets the errors that Kafka would give.
 
-Each config has a `ConfigEffect`. Most are applied, and a test observes the effect of each. Some tune
-machinery that this broker does not have (threads, JMX, Java classes): they are accepted, shown by
+Each config has a `ConfigEffect`. Most are applied, and a test observes the effect of each. Some
+tune machinery that this broker does not have (threads, JMX, Java classes): they are accepted, shown by
 DescribeConfigs, and change nothing. Some would promise what is not there (tiered storage,
 credentials without TLS): those are refused by name, unless set to their default.
 """

@@ -32,9 +32,9 @@ REASONS = {
 OTHER = "other"
 
 
-class Letter(NamedTuple):
+class DeadLetter(NamedTuple):
     """A dead letter: where it stands, and where its record stood. `client_id` and `member_id` are
-    of who held the record last, "" where that is not told."""
+    of who held the record last, "" where the headers lack it."""
 
     topic: str
     partition: int
@@ -71,54 +71,54 @@ class Letter(NamedTuple):
         return self.record.key is None and self.record.value is None
 
 
-def letter_of(topic: str, partition: int, record: Record) -> Letter | None:
+def parse_dead_letter(topic: str, partition: int, record: Record) -> DeadLetter | None:
     """The letter that a record is; None for a record that is none."""
-    told = {
+    errors = {
         name[len(ERRORS) :]: (value or b"").decode(errors="replace")
         for name, value in record.headers
         if name.startswith(ERRORS)
     }
     try:
-        return Letter(
+        return DeadLetter(
             topic,
             partition,
             record,
-            told["topic"],
-            int(told["partition"]),
-            int(told["offset"]),
-            told.get("group", ""),
-            int(told.get("delivery.count", 0)),
-            told.get("message", ""),
-            int(told.get("timestamp", record.timestamp_ms)),
-            told.get("member", ""),
-            told.get("client.id", ""),
+            errors["topic"],
+            int(errors["partition"]),
+            int(errors["offset"]),
+            errors.get("group", ""),
+            int(errors.get("delivery.count", 0)),
+            errors.get("message", ""),
+            int(errors.get("timestamp", record.timestamp_ms)),
+            errors.get("member", ""),
+            errors.get("client.id", ""),
         )
     except (KeyError, ValueError):
         return None
 
 
 def redriven_headers(
-    letter: Letter, original: Record, *, now_ms: int, note: str = ""
+    letter: DeadLetter, original: Record, *, now_ms: int, note: str = ""
 ) -> RecordHeaders:
     """The headers of the record made of a letter; `original` is the record given up."""
     kept = [(n, v) for n, v in original.headers if not n.startswith((ERRORS, REDRIVE))]
     before = dict(original.headers).get(COUNT) or b"0"
     count = int(before) + 1 if before.isdigit() else 1
-    told = {FROM: letter.name, TIME: now_ms, COUNT: count}
+    added = {FROM: letter.name, TIME: now_ms, COUNT: count}
     if not letter.is_bare or original is not letter.record:
-        told[ORIGINAL_TIMESTAMP] = original.timestamp_ms
+        added[ORIGINAL_TIMESTAMP] = original.timestamp_ms
     if note:
-        told[NOTE] = note
-    return (*kept, *((name, str(value).encode()) for name, value in told.items()))
+        added[NOTE] = note
+    return (*kept, *((name, str(value).encode()) for name, value in added.items()))
 
 
-def named_letter(headers: RecordHeaders) -> str:
+def redriven_from(headers: RecordHeaders) -> str:
     """The letter that a redriven record was made of; "" for any other record."""
     return (dict(headers).get(FROM) or b"").decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class DeadLetterFilter:
     """Which letters are meant; what is left empty holds for all of them.
 
     `headers` are of the letter, original and error headers alike; None stands for any value. Times
@@ -136,7 +136,7 @@ class Filter:
     partitions: Collection[int] = ()
     offsets: OffsetSet | None = None
 
-    def takes(self, letter: Letter) -> bool:
+    def matches(self, letter: DeadLetter) -> bool:
         """Whether a letter is meant."""
         return (
             (not self.reasons or letter.reason in self.reasons)
