@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.client import rows
+from shoal.client import message_fields
 from shoal.client.cluster import Broker, Cluster, TopicPartition
 from shoal.client.configs import Configs
 from shoal.client.errors import KafkaError, check
@@ -149,7 +149,7 @@ class Admin:
         """Move partitions to these brokers, the preferred leader first; None calls a move off."""
         body = {
             "timeout_ms": OPERATION_TIMEOUT_MS,
-            "topics": rows.by_topic(
+            "topics": message_fields.group_by_topic(
                 (p, {"partition_index": p.partition, "replicas": None if r is None else list(r)})
                 for p, r in replicas.items()
             ),
@@ -157,8 +157,8 @@ class Admin:
         answer = await self.cluster.ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, body)
         check(answer.error_code, answer.error_message)
         return {
-            where: rows.outcome(part, f"reassignment of {where}")
-            for where, part in rows.partitions_of(answer.responses)
+            where: message_fields.error_of(part, f"reassignment of {where}")
+            for where, part in message_fields.each_partition(answer.responses)
         }
 
     async def reassignments(self) -> dict[TopicPartition, Reassignment]:
@@ -170,7 +170,7 @@ class Admin:
             where: Reassignment(
                 tuple(part.replicas), tuple(part.adding_replicas), tuple(part.removing_replicas)
             )
-            for where, part in rows.partitions_of(answer.topics)
+            for where, part in message_fields.each_partition(answer.topics)
         }
 
     async def elect_leaders(
@@ -191,7 +191,9 @@ class Admin:
         answer = await self.cluster.ask(ApiKey.ELECT_LEADERS, body)
         check(answer.error_code, "electing leaders")
         return {
-            TopicPartition(t.topic, p.partition_id): rows.outcome(p, f"{t.topic}-{p.partition_id}")
+            TopicPartition(t.topic, p.partition_id): message_fields.error_of(
+                p, f"{t.topic}-{p.partition_id}"
+            )
             for t in answer.replica_election_results
             for p in t.partition_result
         }
@@ -213,10 +215,10 @@ def _log_dir(row: Any) -> LogDir:
         getattr(row, "total_bytes", -1),
         getattr(row, "usable_bytes", -1),
         sizes,
-        rows.outcome(row, row.log_dir),
+        message_fields.error_of(row, row.log_dir),
     )
 
 
 def _replica(row: Any) -> QuorumReplica:
-    caught_up = rows.timestamp(getattr(row, "last_caught_up_timestamp", None))
+    caught_up = message_fields.epoch_ms(getattr(row, "last_caught_up_timestamp", None))
     return QuorumReplica(row.replica_id, row.log_end_offset, caught_up)

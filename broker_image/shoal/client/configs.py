@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from shoal.client import rows
+from shoal.client import message_fields
 from shoal.client.cluster import Cluster
 from shoal.client.errors import KafkaError, check
 from shoal.protocol.api import ApiKey
@@ -109,7 +109,7 @@ class Configs:
             answer = await self._ask(node, ApiKey.DESCRIBE_CONFIGS, body)
             for row in answer.results:
                 resource = Resource(ResourceType(row.resource_type), row.resource_name)
-                error = rows.outcome(row, f"configs of {resource}")
+                error = message_fields.error_of(row, f"configs of {resource}")
                 results[resource] = error or {c.name: _entry(c) for c in row.configs}
         return results
 
@@ -136,7 +136,7 @@ class Configs:
             answer = await self._ask(node, ApiKey.INCREMENTAL_ALTER_CONFIGS, body)
             for row in answer.responses:
                 resource = Resource(ResourceType(row.resource_type), row.resource_name)
-                results[resource] = rows.outcome(row, f"configs of {resource}")
+                results[resource] = message_fields.error_of(row, f"configs of {resource}")
         return results
 
     async def resources(self, types: Iterable[ResourceType] = ()) -> list[Resource]:

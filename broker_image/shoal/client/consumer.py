@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar, NamedTuple
 
-from shoal.client import rows
+from shoal.client import message_fields
 from shoal.client.cluster import Cluster, TopicPartition
 from shoal.client.errors import ClientError, KafkaError
 from shoal.client.fetcher import Fetcher, Isolation
@@ -240,8 +240,10 @@ class GroupConsumer:
             self._check_not_lost()
             body = commit_body(member.group, member.member_id, member.member_epoch, moved)
             answer = await link.request(ApiKey.OFFSET_COMMIT, body, version=version)
-            for where, part in rows.partitions_of(answer.topics):
-                error = rows.outcome(part, f"offset of {where} in group {member.group!r}")
+            for where, part in message_fields.each_partition(answer.topics):
+                error = message_fields.error_of(
+                    part, f"offset of {where} in group {member.group!r}"
+                )
                 if error is not None:
                     if error.code == ErrorCode.not_coordinator:
                         self.cluster.forget_coordinator(member.group)
@@ -321,7 +323,7 @@ class GroupConsumer:
                                     p["partition_index"] for p in row["partitions"]
                                 ],
                             }
-                            for row in rows.by_topic(
+                            for row in message_fields.group_by_topic(
                                 (p, {"partition_index": p.partition}) for p in new
                             )
                         ],
@@ -337,7 +339,7 @@ class GroupConsumer:
             if group.error_code:
                 raise KafkaError(group.error_code, f"offsets of group {member.group!r}")
             found = {}
-            for where, part in rows.partitions_of(group.topics):
+            for where, part in message_fields.each_partition(group.topics):
                 if part.error_code:
                     raise KafkaError(part.error_code, f"offset of {where}")
                 if part.committed_offset >= 0:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.client import rows
+from shoal.client import message_fields
 from shoal.client.cluster import Cluster, TopicPartition
 from shoal.client.errors import KafkaError, check
 from shoal.protocol.api import ApiKey
@@ -145,7 +145,8 @@ class Groups:
         async def call(node: int, some: list[str]) -> dict[str, Group | KafkaError]:
             answer = await self.cluster.request(node, api_key, {field_name: some})
             return {
-                row.group_id: rows.outcome(row, _unknown(row.group_id)) or read(row, node)
+                row.group_id: message_fields.error_of(row, _unknown(row.group_id))
+                or read(row, node)
                 for row in answer.groups
             }
 
@@ -214,8 +215,8 @@ class Groups:
             body = commit_body(group_id, "", -1, wanted)
             answer = await link.request(ApiKey.OFFSET_COMMIT, body, version=version)
             return {
-                where: rows.outcome(part, f"offset of {where} in group {group_id!r}")
-                for where, part in rows.partitions_of(answer.topics)
+                where: message_fields.error_of(part, f"offset of {where} in group {group_id!r}")
+                for where, part in message_fields.each_partition(answer.topics)
             }
 
         return await self._moving(group_id, attempt)
@@ -229,7 +230,9 @@ class Groups:
         async def attempt() -> dict[TopicPartition, KafkaError | None]:
             body = {
                 "group_id": group_id,
-                "topics": rows.by_topic((p, {"partition_index": p.partition}) for p in wanted),
+                "topics": message_fields.group_by_topic(
+                    (p, {"partition_index": p.partition}) for p in wanted
+                ),
             }
             node = await self.cluster.coordinator(group_id)
             answer = await self.cluster.request(node, ApiKey.OFFSET_DELETE, body)
@@ -237,8 +240,8 @@ class Groups:
                 error = KafkaError(answer.error_code, _unknown(group_id))
                 return dict.fromkeys(wanted, error)
             return {
-                where: rows.outcome(part, f"offset of {where} in group {group_id!r}")
-                for where, part in rows.partitions_of(answer.topics)
+                where: message_fields.error_of(part, f"offset of {where} in group {group_id!r}")
+                for where, part in message_fields.each_partition(answer.topics)
             }
 
         return await self._moving(group_id, attempt)
@@ -280,7 +283,7 @@ def commit_body(
         "generation_id_or_member_epoch": epoch,
         "member_id": member_id,
         "group_instance_id": None,
-        "topics": rows.by_topic(
+        "topics": message_fields.group_by_topic(
             (
                 where,
                 {
@@ -319,7 +322,7 @@ def _deleted(row: Any) -> KafkaError | None:
         ErrorCode.non_empty_group: f"group {row.group_id!r} still has members; stop them first",
         ErrorCode.group_id_not_found: _unknown(row.group_id),
     }.get(row.error_code, f"deleting group {row.group_id!r}")
-    return rows.outcome(row, reason)
+    return message_fields.error_of(row, reason)
 
 
 def _partitions(assignment: Any) -> tuple[TopicPartition, ...]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from shoal.client import rows
+from shoal.client import message_fields
 from shoal.client.cluster import Backoff, Cluster, TopicPartition
 from shoal.client.errors import (
     STALE_METADATA,
@@ -320,4 +320,4 @@ class Producer:
                 errors = {e.batch_index: e.batch_index_error_message for e in found}
                 raise RecordsRefused(row.error_code, message, errors)
             raise KafkaError(row.error_code, message)
-        return row.base_offset, rows.timestamp(row.log_append_time)
+        return row.base_offset, message_fields.epoch_ms(row.log_append_time)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from shoal.client import rows
+from shoal.client import message_fields
 from shoal.client.cluster import Cluster, TopicPartition
 from shoal.client.errors import KafkaError
 from shoal.protocol.api import ApiKey
@@ -55,7 +55,9 @@ class ShareGroups:
             body = {"groups": [{"group_id": g, "topics": _topics(wanted[g])} for g in some]}
             answer = await self.cluster.request(node, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, body)
             return {
-                row.group_id: rows.outcome(row, f"there is no share group {row.group_id!r}")
+                row.group_id: message_fields.error_of(
+                    row, f"there is no share group {row.group_id!r}"
+                )
                 or _offsets(row)
                 for row in answer.groups
             }
@@ -68,7 +70,7 @@ class ShareGroups:
         """Set start offsets of a group without members; NON_EMPTY_GROUP is raised otherwise."""
         body = {
             "group_id": group_id,
-            "topics": rows.by_topic(
+            "topics": message_fields.group_by_topic(
                 (
                     (p, {"partition_index": p.partition, "start_offset": o})
                     for p, o in offsets.items()
@@ -78,8 +80,8 @@ class ShareGroups:
         }
         answer = await self._ask(group_id, ApiKey.ALTER_SHARE_GROUP_OFFSETS, body)
         return {
-            where: rows.outcome(part, f"offset of {where} in share group {group_id!r}")
-            for where, part in rows.partitions_of(answer.responses, "topic_name")
+            where: message_fields.error_of(part, f"offset of {where} in share group {group_id!r}")
+            for where, part in message_fields.each_partition(answer.responses, "topic_name")
         }
 
     async def free(
@@ -99,7 +101,7 @@ class ShareGroups:
                 return dict.fromkeys(some, error)
             body = {
                 "group_id": group_id,
-                "topics": rows.by_topic(
+                "topics": message_fields.group_by_topic(
                     (
                         (
                             p,
@@ -119,8 +121,10 @@ class ShareGroups:
             }
             answer = await self.cluster.request(node, ApiKey.ALTER_SHARE_GROUP_OFFSETS, body)
             return {
-                where: rows.outcome(part, f"keys held in {where} by share group {group_id!r}")
-                for where, part in rows.partitions_of(answer.responses, "topic_name")
+                where: message_fields.error_of(
+                    part, f"keys held in {where} by share group {group_id!r}"
+                )
+                for where, part in message_fields.each_partition(answer.responses, "topic_name")
             }
 
         wanted = {where: ranges for where, ranges in offsets.items() if ranges}
@@ -133,7 +137,9 @@ class ShareGroups:
         body = {"group_id": group_id, "topics": [{"topic_name": t} for t in topics]}
         answer = await self._ask(group_id, ApiKey.DELETE_SHARE_GROUP_OFFSETS, body)
         return {
-            row.topic_name: rows.outcome(row, f"topic {row.topic_name!r} of group {group_id!r}")
+            row.topic_name: message_fields.error_of(
+                row, f"topic {row.topic_name!r} of group {group_id!r}"
+            )
             for row in answer.responses
         }
 
@@ -159,7 +165,7 @@ def _topics(partitions: Iterable[TopicPartition] | None) -> Sequence[Mapping[str
 
 def _offsets(row: Any) -> dict[TopicPartition, ShareOffset | KafkaError]:
     return {
-        where: rows.outcome(part, f"{where} in share group {row.group_id!r}")
+        where: message_fields.error_of(part, f"{where} in share group {row.group_id!r}")
         or ShareOffset(
             part.start_offset,
             part.leader_epoch,
@@ -168,5 +174,5 @@ def _offsets(row: Any) -> dict[TopicPartition, ShareOffset | KafkaError]:
             tuple((x.first_offset, x.last_offset) for x in getattr(part, "held_offsets", ())),
         )
         for ids in [{t.topic_name: t.topic_id for t in row.topics}]
-        for where, part in rows.partitions_of(row.topics, "topic_name")
+        for where, part in message_fields.each_partition(row.topics, "topic_name")
     }

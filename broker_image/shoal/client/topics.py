@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any, TypeGuard
 from uuid import UUID
 
-from shoal.client import rows
+from shoal.client import message_fields
 from shoal.client.batches import Isolation
 from shoal.client.cluster import Backoff, Cluster, Topic, TopicPartition
 from shoal.client.errors import KafkaError
@@ -140,7 +140,10 @@ class Topics:
             "timeout_ms": timeout_ms,
         }
         answer = await self._ask(ApiKey.DELETE_TOPICS, body, timeout_ms)
-        results = {row.name: rows.outcome(row, f"topic {row.name!r}") for row in answer.responses}
+        results = {
+            row.name: message_fields.error_of(row, f"topic {row.name!r}")
+            for row in answer.responses
+        }
         deleted = [name for name, error in results.items() if error is None]
         await self._settled(deleted, lambda _, topic: isinstance(topic, KafkaError))
         return results
@@ -159,7 +162,9 @@ class Topics:
             "validate_only": validate_only,
         }
         answer = await self._ask(ApiKey.CREATE_PARTITIONS, body, timeout_ms)
-        results = {row.name: rows.outcome(row, f"topic {row.name!r}") for row in answer.results}
+        results = {
+            row.name: message_fields.error_of(row, f"topic {row.name!r}") for row in answer.results
+        }
         if not validate_only:
             grown = [name for name, error in results.items() if error is None]
             await self._settled(
@@ -188,7 +193,7 @@ class Topics:
                 "replica_id": -1,
                 "isolation_level": isolation,
                 "timeout_ms": self.cluster.settings.request_timeout_ms,
-                "topics": rows.by_topic(
+                "topics": message_fields.group_by_topic(
                     (p, {"partition_index": p.partition, "timestamp": specs[p]}) for p in some
                 ),
             }
@@ -197,9 +202,11 @@ class Topics:
                 where: KafkaError(part.error_code, f"offsets of {where}")
                 if part.error_code
                 else ListedOffset(
-                    part.offset, rows.timestamp(part.timestamp), getattr(part, "leader_epoch", -1)
+                    part.offset,
+                    message_fields.epoch_ms(part.timestamp),
+                    getattr(part, "leader_epoch", -1),
                 )
-                for where, part in rows.partitions_of(answer.topics)
+                for where, part in message_fields.each_partition(answer.topics)
             }
 
         return await self.cluster.on_leaders(specs, call, timeout_ms)
@@ -213,13 +220,13 @@ class Topics:
             node: int, some: list[TopicPartition]
         ) -> dict[TopicPartition, int | KafkaError]:
             wanted = ((p, {"partition_index": p.partition, "offset": offsets[p]}) for p in some)
-            body = {"topics": rows.by_topic(wanted), "timeout_ms": timeout_ms}
+            body = {"topics": message_fields.group_by_topic(wanted), "timeout_ms": timeout_ms}
             answer = await self.cluster.request(node, ApiKey.DELETE_RECORDS, body)
             return {
                 where: KafkaError(part.error_code, f"deleting records of {where}")
                 if part.error_code
                 else part.low_watermark
-                for where, part in rows.partitions_of(answer.topics)
+                for where, part in message_fields.each_partition(answer.topics)
             }
 
         return await self.cluster.on_leaders(offsets, call)

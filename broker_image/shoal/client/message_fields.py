@@ -11,14 +11,14 @@ from shoal.client.errors import KafkaError
 from shoal.protocol import codec
 
 
-def outcome(row: Any, about: str) -> KafkaError | None:
+def error_of(row: Any, about: str) -> KafkaError | None:
     """The error of one row of a response; `about` stands in where the broker says nothing."""
     if not row.error_code:
         return None
     return KafkaError(row.error_code, getattr(row, "error_message", None) or about)
 
 
-def by_topic(
+def group_by_topic(
     rows: Iterable[tuple[TopicPartition, Mapping[str, Any]]], name: str = "name"
 ) -> list[dict[str, Any]]:
     """Rows of partitions as requests nest them; `name` is the field that holds the topic."""
@@ -28,7 +28,7 @@ def by_topic(
     return [{name: topic, "partitions": some} for topic, some in topics.items()]
 
 
-def partitions_of(
+def each_partition(
     topics: Iterable[Any], name: str = "name"
 ) -> Iterator[tuple[TopicPartition, Any]]:
     """The inverse for responses: each partition's row with its place."""
@@ -37,7 +37,7 @@ def partitions_of(
             yield TopicPartition(getattr(topic, name), part.partition_index), part
 
 
-def timestamp(value: Any) -> int:
+def epoch_ms(value: Any) -> int:
     """Epoch milliseconds from what kio makes of a timestamp; -1 for none."""
     if value is None or isinstance(value, datetime.datetime):
         return codec.timestamp_ms(value)
