@@ -9,7 +9,7 @@ from datetime import datetime
 
 import pytest
 from conditions import ceiling
-from shoal.cli import moments, records, scrape
+from shoal.cli import records, scrape, timestamps
 from shoal.cli.output import cell, text_or_hex, when
 from shoal.cli.produce import Input, Line, _reader
 from shoal.cli.session import Failed, pairs
@@ -21,17 +21,17 @@ RECORD = ConsumedRecord("tasks", 1, 7, 0, None, b'{"a": 1}', (("h", b"x"), ("n",
 
 
 def test_times() -> None:
-    assert moments.timestamp("1700000000000") == 1_700_000_000_000
-    assert moments.timestamp("1970-01-01T00:00:01Z") == 1_000
-    assert moments.timestamp("15m", now_ms=1_000_000) == 100_000
-    assert moments.timestamp("PT1H", now_ms=3_600_001) == 1
+    assert timestamps.timestamp("1700000000000") == 1_700_000_000_000
+    assert timestamps.timestamp("1970-01-01T00:00:01Z") == 1_000
+    assert timestamps.timestamp("15m", now_ms=1_000_000) == 100_000
+    assert timestamps.timestamp("PT1H", now_ms=3_600_001) == 1
     local = datetime(2026, 1, 31, 12, 0).timestamp() * 1000
-    assert moments.timestamp("2026-01-31T12:00") == local
-    assert moments.duration_ms("1.5s") == 1_500
-    assert moments.duration_ms("P1DT2H") == 26 * 3_600_000
-    assert moments.duration_ms("soon") is None and moments.duration_ms("P") is None
+    assert timestamps.timestamp("2026-01-31T12:00") == local
+    assert timestamps.duration_ms("1.5s") == 1_500
+    assert timestamps.duration_ms("P1DT2H") == 26 * 3_600_000
+    assert timestamps.duration_ms("soon") is None and timestamps.duration_ms("P") is None
     with pytest.raises(Failed, match="'soon' is no time"):
-        moments.timestamp("soon")
+        timestamps.timestamp("soon")
 
 
 def test_record_formats() -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli import moments, output
+from shoal.cli import output, timestamps
 from shoal.cli.records import AnyRecord, RecordFormat, printer
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
 from shoal.client.client import Client
@@ -92,7 +92,7 @@ class Stop:
         self.max_messages = max_messages
         self._timeout_s = None
         if timeout is not None:
-            timeout_ms = moments.duration_ms(timeout)
+            timeout_ms = timestamps.duration_ms(timeout)
             if timeout_ms is None:
                 raise Failed(f"--timeout {timeout!r}: write 500ms, 5s or 2m.", USAGE)
             self._timeout_s = timeout_ms / 1000
@@ -192,7 +192,7 @@ async def _positions(
     timestamp: str | None,
 ) -> dict[TopicPartition, int]:
     if timestamp is not None:
-        at = moments.timestamp(timestamp)
+        at = timestamps.timestamp(timestamp)
         listed = expect(await client.admin.topics.offsets(dict.fromkeys(where, at)))
         ends = await starts(client.cluster, where, Reset.LATEST)
         return {p: ends[p] if o.offset < 0 else o.offset for p, o in listed.items()}

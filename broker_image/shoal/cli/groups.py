@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import lag, moments, output, remedies, scrape
+from shoal.cli import lag, output, remedies, scrape, timestamps
 from shoal.cli.held_keys import HeldKey, held_keys
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app
@@ -336,7 +336,7 @@ async def reset_offsets(
             USAGE,
         )
     admin = client.admin
-    if by_duration is not None and moments.duration_ms(by_duration) is None:
+    if by_duration is not None and timestamps.duration_ms(by_duration) is None:
         raise Failed(f"--by-duration {by_duration!r}: write 15m, 2h, 7d or PT15M.", USAGE)
     kind, members = await _kind_to_reset(admin, group, type)
     partitions = await _partitions(client, topic)
@@ -348,7 +348,7 @@ async def reset_offsets(
     elif to_latest:
         wanted = ends
     elif time is not None:
-        found = await _listed(admin, partitions, moments.timestamp(time))
+        found = await _listed(admin, partitions, timestamps.timestamp(time))
         wanted = {p: ends[p] if o < 0 else o for p, o in found.items()}
     elif to_offset is not None:
         wanted = dict.fromkeys(partitions, to_offset)

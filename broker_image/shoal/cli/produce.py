@@ -14,7 +14,7 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 import typer
 
 from shoal.cli import output
-from shoal.cli.reading import waiting
+from shoal.cli.blocking_input import run_in_thread
 from shoal.cli.session import USAGE, Failed, command, new_app, pairs
 from shoal.client.client import Client
 from shoal.client.errors import ClientError
@@ -156,7 +156,7 @@ async def _lines(source: BinaryIO) -> AsyncIterator[tuple[bytes, int]]:
     """Lines without their end, and their length with it; a thread waits for the input."""
     tail = b""
     read = getattr(source, "read1", source.read)
-    while chunk := await waiting(lambda: read(READ_BYTES)):
+    while chunk := await run_in_thread(lambda: read(READ_BYTES)):
         *whole, tail = (tail + chunk).split(b"\n")
         if len(tail) > LINE_BYTES_MAX:
             raise Failed(f"a line of more than {LINE_BYTES_MAX} bytes.")

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli import lag, moments, output
+from shoal.cli import lag, output, timestamps
 from shoal.cli.held_keys import KEYS_MAX, held_keys
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
@@ -104,8 +104,8 @@ async def redrive(
         source_topics=source or (),
         keys=[one.encode() for one in key or ()],
         headers=_headers(header),
-        since_ms=moments.timestamp(since) if since else None,
-        until_ms=moments.timestamp(until) if until else None,
+        since_ms=timestamps.timestamp(since) if since else None,
+        until_ms=timestamps.timestamp(until) if until else None,
         partitions=partition or (),
         offsets=_offsets(offsets, partition),
     )

@@ -13,8 +13,8 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.blocking_input import run_in_thread
 from shoal.cli.consume import Stop
-from shoal.cli.reading import waiting
 from shoal.cli.records import AnyRecord, RecordFormat, printer
 from shoal.cli.session import USAGE, Failed, command, new_app, warn
 from shoal.client.batches import CorruptRecords
@@ -228,7 +228,7 @@ def _records(acquired: Acquired, settled: list[Acknowledgement]) -> list[SharedR
 async def _ask(session: ShareSession, record: SharedRecord) -> bool:
     """Settle one record as the user says; whether to go on."""
     while True:
-        answer = (await waiting(_prompt)).strip().lower()[:1]
+        answer = (await run_in_thread(_prompt)).strip().lower()[:1]
         if answer in ("q", ""):
             return False
         if answer in _ANSWERS:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import moments, output, remedies
+from shoal.cli import output, remedies, timestamps
 from shoal.cli.output import Format, FormatOption
 from shoal.cli.session import USAGE, Failed, command, new_app, pairs
 from shoal.client.client import Client
@@ -211,7 +211,9 @@ async def delete_records(
     elif before.isdigit():
         targets = dict.fromkeys(where, int(before))
     else:
-        listed = await client.admin.topics.offsets(dict.fromkeys(where, moments.timestamp(before)))
+        listed = await client.admin.topics.offsets(
+            dict.fromkeys(where, timestamps.timestamp(before))
+        )
         targets = {p: o.offset for p, o in expect(listed).items()}
     results = expect(await client.admin.topics.delete_records(targets))
     output.rows(
@@ -235,7 +237,7 @@ async def offsets(
         "earliest": OffsetSpec.EARLIEST,
         "max-timestamp": OffsetSpec.MAX_TIMESTAMP,
     }
-    spec = int(named[at]) if at in named else moments.timestamp(at)
+    spec = int(named[at]) if at in named else timestamps.timestamp(at)
     found = expect(await client.admin.topics.describe([topic]))[topic]
     wanted = {TopicPartition(topic, p.index): spec for p in found.partitions}
     listed = expect(await client.admin.topics.offsets(wanted))

@@ -1,13 +1,16 @@
-"""What a config is: its name, type, default, check, and what this broker does with it.
+"""The definition of a config: its name, type, default, check and effect on this broker.
 
-The tables (`broker_configs`, `accepted_configs`, `topic_configs`, `group_configs`) are text, one
-row a config (see `table`); `configs` parses values against them. Types, ranges and the sense of
-refusals follow Kafka's ConfigDef, so that a user meets the errors that Kafka would give.
+The tables (`broker_configs`, `accepted_configs`, `topic_configs`, `group_configs`) are text with one
+row per config (see `table`). `configs` parses values against them. Types, ranges and refusals
+follow Kafka's ConfigDef, so that users see the errors they know from Kafka.
 
-Each config has a `ConfigEffect`. Most are applied, and a test observes the effect of each. Some
-tune machinery that this broker does not have (threads, JMX, Java classes): they are accepted, shown by
-DescribeConfigs, and change nothing. Some would promise what is not there (tiered storage,
-credentials without TLS): those are refused by name, unless set to their default.
+Each config has a `ConfigEffect`:
+
+* Most configs are applied. A test observes the effect of each.
+* Some configs tune machinery that this broker lacks: threads, JMX, Java classes. They are accepted,
+  DescribeConfigs shows them, and they change nothing.
+* Some configs would promise a feature that is missing: tiered storage, credentials without TLS.
+  They are refused by name unless set to their default.
 """
 
 from __future__ import annotations
