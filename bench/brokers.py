@@ -108,7 +108,7 @@ class Broker:
         while not self._answers():
             late = time.perf_counter() - self._began > START_TIMEOUT_S
             if self._process.poll() is not None or late:
-                raise LoadFailed(f"{self.name} does not answer: {self.last_words()}")
+                raise LoadFailed(f"{self.name} does not answer: {self.last_output()}")
             time.sleep(0.005)
         self.start_s = time.perf_counter() - self._began
 
@@ -116,7 +116,7 @@ class Broker:
         """What it has printed."""
         return (self.directory / "out").read_text(errors="replace")
 
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """The end of what it has printed."""
         return self.output()[-3000:]
 

@@ -143,7 +143,7 @@ class Cluster:
         """Raise LoadFailed if a broker ended on its own, or printed that its heap is full."""
         for id, node in self.nodes.items():
             if node.ended or "OutOfMemoryError" in node.output():
-                raise LoadFailed(f"broker {id} of {self.name} ended: {node.last_words()}")
+                raise LoadFailed(f"broker {id} of {self.name} ended: {node.last_output()}")
 
     def cpu_s(self) -> float:
         return sum(node.cpu_s() for node in self.nodes.values())

@@ -130,7 +130,7 @@ def run_load(broker: Broker, name: str, scale: float) -> Figures:
         _end(child)
     if child.returncode < 0:
         raise LoadFailed(
-            f"not finished after {LOAD_TIMEOUT_S} s; the broker printed: {broker.last_words()}"
+            f"not finished after {LOAD_TIMEOUT_S} s; the broker printed: {broker.last_output()}"
         )
     if child.returncode:
         raise LoadFailed(errors.strip()[-2000:])
@@ -260,7 +260,7 @@ def alternate(
                     scale = options.scale if number >= 0 else options.scale / 2
                     _round(broker, name, scale, results, counts=number >= 0)
             if ended := next((broker for broker in brokers if broker.ended), None):
-                return results.fail(name, ended.name, f"it ended: {ended.last_words()}")
+                return results.fail(name, ended.name, f"it ended: {ended.last_output()}")
         for broker in brokers:
             found = {"idle_mb": idle_mb[broker], "loaded_mb": broker.rss_mb()}
             results.add("memory", broker.name, found)

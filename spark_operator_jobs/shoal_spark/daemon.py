@@ -26,7 +26,7 @@ def preload() -> bool:
     from pyspark import worker  # noqa: F401
     from pyspark.sql.pandas import serializers  # noqa: F401
 
-    import shoal_spark.rows  # noqa: F401
+    import shoal_spark.range_reader  # noqa: F401
 
     tasks = Path("/proc/self/task")
     return tasks.exists() and len(list(tasks.iterdir())) == 1

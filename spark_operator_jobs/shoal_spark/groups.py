@@ -38,7 +38,7 @@ class LagReader(DataSourceReader):  # type: ignore[misc]
         from shoal.client.errors import KafkaError
         from shoal.client.topics import OffsetSpec
 
-        from shoal_spark.rows import client
+        from shoal_spark.range_reader import client
 
         found = client(self.options.connection)
         admin = found.admin
@@ -56,7 +56,7 @@ class LagReader(DataSourceReader):  # type: ignore[misc]
 
 
 def _share_groups(connection: Connection) -> list[str]:
-    from shoal_spark.rows import client
+    from shoal_spark.range_reader import client
 
     found = client(connection)
     return list(found.run(found.admin.groups.list(types=["share"])))
@@ -97,7 +97,7 @@ class DeadLetterReader(DataSourceReader):  # type: ignore[misc]
         from shoal.client.errors import KafkaError, expect
         from shoal.client.topics import OffsetSpec
 
-        from shoal_spark.rows import client
+        from shoal_spark.range_reader import client
 
         found, name = client(self.options.connection), self.options.topic
         try:
@@ -112,7 +112,7 @@ class DeadLetterReader(DataSourceReader):  # type: ignore[misc]
         return [Part(p.partition, firsts[p].offset, ends[p].offset) for p in places]
 
     def read(self, partition: InputPartition) -> Iterator[tuple]:
-        from shoal_spark.rows import client
+        from shoal_spark.range_reader import client
 
         assert isinstance(partition, Part)
         if partition.first >= partition.end:

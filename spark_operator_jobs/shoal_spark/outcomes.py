@@ -1,14 +1,14 @@
 """Outcomes by row: a job accepts, releases or rejects each row, and the batch goes on.
 
-Three ways lead to the same files (`rendezvous`), which the source of the same group reads when the
-batch has completed; a row of which nothing is said is accepted:
+A job reports outcomes in three ways. All write the same files (`outcome_files`), which the source
+of the same group reads when the batch has completed. A row without an outcome is accepted.
 
-* `apply` runs a plain function on every row; an exception is that row's outcome and its reason;
-* `report` passes on the outcomes of a frame in `foreachBatch`;
-* `writeStream.format("sharegroup-outcome")` does so for a query that has nothing else to write.
+* `apply` runs a plain function on every row. An exception rejects or releases its row.
+* `report` writes the outcomes of a frame in `foreachBatch`.
+* `writeStream.format("sharegroup-outcome")` does the same for a query that writes nothing else.
 
-A frame of outcomes has `topic`, `partition`, `offset` and `outcome` (accept, release or reject),
-and may have `delayMs` (of a release: so long the row stays locked) and `reason` (for the log).
+A frame of outcomes has `topic`, `partition`, `offset` and `outcome` (accept, release or reject).
+It may have `delayMs`, the time for which a released row stays locked, and `reason`, for the log.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from shoal_spark import rendezvous
+from shoal_spark import outcome_files
 from shoal_spark.options import GroupOptions, InvalidOption
-from shoal_spark.rendezvous import DELAY_MS_MAX, Kind, Outcome
+from shoal_spark.outcome_files import DELAY_MS_MAX, Kind, Outcome
 
 if TYPE_CHECKING:
     import pyarrow
@@ -118,7 +118,7 @@ def report(judged: DataFrame, options: Mapping[str, str]) -> int:
     rows = judged.filter("outcome <> 'accept'").select(*columns).collect()
     found = [outcome(row) for row in rows]
     _say(found)
-    rendezvous.write(place, found)
+    outcome_files.write(place, found)
     return len(found)
 
 
@@ -177,12 +177,12 @@ class _Writer:
 
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
         found = (outcome(row) for row in iterator)
-        return Judged(tuple(rendezvous.joined(o for o in found if o.kind != Kind.ACCEPT)))
+        return Judged(tuple(outcome_files.joined(o for o in found if o.kind != Kind.ACCEPT)))
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
         found = [o for message in messages if isinstance(message, Judged) for o in message.outcomes]
         _say(found)
-        rendezvous.write(self.options.outcomes_dir, found)
+        outcome_files.write(self.options.outcomes_dir, found)
 
 
 class OutcomeStreamWriter(_Writer, DataSourceStreamWriter):  # type: ignore[misc]

@@ -36,13 +36,13 @@ from pyspark.sql.streaming.datasource import (
 from shoal.client.share import AcknowledgeType
 
 from shoal_spark import ranges as sets
+from shoal_spark.batch_size import BatchSize
 from shoal_spark.drain import Drain, NotAssigned, patience_s
 from shoal_spark.ledger import Ledger
 from shoal_spark.offsets import Offset, from_json, to_json
 from shoal_spark.options import InvalidOption, SourceOptions
-from shoal_spark.pacing import Pace
+from shoal_spark.outcome_files import DELAY_MS_MAX, Inbox, Kind
 from shoal_spark.ranges import Range
-from shoal_spark.rendezvous import DELAY_MS_MAX, Inbox, Kind
 
 if TYPE_CHECKING:
     import pyarrow
@@ -131,10 +131,10 @@ class ShareGroupReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # 
         return [Task(some) for some in sets.tasks(batch.ranges, wanted)]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
-        from shoal_spark import rows
+        from shoal_spark import range_reader
 
         assert isinstance(partition, Task)
-        return rows.read(self.options, partition.ranges)
+        return range_reader.read(self.options, partition.ranges)
 
     def commit(self, end: dict) -> None:
         self.driver.complete(self._typed(end).seq)
@@ -166,7 +166,7 @@ class Driver:
         self.ledger = Ledger()
         self.inbox = Inbox(options.outcomes_dir)
         least = max(options.min_partitions, 1) * RECORDS_PER_TASK_MIN
-        self.pace = Pace(options.target_ms / 1000, least)
+        self.pace = BatchSize(options.target_ms / 1000, least)
         self.member: Member = Member(options, lambda: self.ledger.held)
         self._end: Offset | None = None
         self._due: list[tuple[float, list[Range]]] = []

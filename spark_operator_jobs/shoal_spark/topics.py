@@ -59,7 +59,7 @@ def columns(given: Iterable[str], options: TopicOptions) -> list[str]:
 
 def send(options: TopicOptions, rows: Iterator[Mapping[str, Any]]) -> int:
     """Produce rows and wait until all of them are stored; how many they were."""
-    from shoal_spark.rows import client
+    from shoal_spark.range_reader import client
 
     found = client(options.connection)
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def waiting(call: Callable[[], T]) -> T:
+async def run_in_thread(call: Callable[[], T]) -> T:
     """The result of a call that blocks."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

@@ -1,7 +1,7 @@
-"""The definition of a config: its name, type, default, check and effect on this broker.
+"""Definitions of configs: name, type, default, check and effect.
 
-The tables (`broker_configs`, `accepted_configs`, `topic_configs`, `group_configs`) are text with one
-row per config (see `table`). `configs` parses values against them. Types, ranges and refusals
+The tables (`broker_configs`, `accepted_configs`, `topic_configs`, `group_configs`) are text with
+one row per config (see `table`). `configs` parses values against them. Types, ranges and refusals
 follow Kafka's ConfigDef, so that users see the errors they know from Kafka.
 
 Each config has a `ConfigEffect`:

@@ -17,7 +17,7 @@ FIRST_RECORDS = 1000
 GROWTH_MAX = 4
 
 
-class Pace:
+class BatchSize:
     """The size of one query's batches. `target_s` is the time that one is to take, 0 for none."""
 
     def __init__(self, target_s: float, records_min: int) -> None:

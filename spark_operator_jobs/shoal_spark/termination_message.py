@@ -20,13 +20,13 @@ PLACE = Path("/dev/termination-log")
 LENGTH_MAX = 1000
 #: Where Spark begins to describe the query that failed.
 _PLAN = "=== Streaming Query ==="
-#: `ValueError: …`, `shoal_spark.rows.DataLoss: …`, `Caused by: java.….SomeException: …`
+#: `ValueError: …`, `shoal_spark.range_reader.DataLoss: …`, `Caused by: java.….SomeException: …`
 _NAMED = re.compile(
     r"(Caused by: )?(([\w$]+\.)+[\w$]+|\w*(Error|Exception|Exit|Warning)): (?!.*Traceback \(most)\S"
 )
 
 
-def of(error: BaseException) -> str:
+def summary(error: BaseException) -> str:
     """Of an error that went through Python, the JVM and Python again: the line it began with.
 
     Spark puts the text of each into that of the next, so the last line that names one is the first
@@ -39,7 +39,7 @@ def of(error: BaseException) -> str:
     return (named or [lines[0]])[-1][:LENGTH_MAX]
 
 
-def keep(place: Path = PLACE) -> None:
+def install(place: Path = PLACE) -> None:
     """Have what ends this program written down, where there is a place for it."""
     if not place.is_file():
         return
@@ -47,7 +47,7 @@ def keep(place: Path = PLACE) -> None:
 
     def note(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         with contextlib.suppress(OSError):
-            place.write_text(of(error))
+            place.write_text(summary(error))
         before(kind, error, trace)
 
     sys.excepthook = note
