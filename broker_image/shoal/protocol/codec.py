@@ -26,7 +26,7 @@ from kio.serial import entity_reader
 from kio.serial.errors import SerialError
 from kio.static.constants import EntityType
 
-from shoal.protocol import compiler, skim
+from shoal.protocol import compiler, length_check
 from shoal.protocol.errors import WireError
 from shoal.protocol.schema import Field, Struct, zero
 
@@ -173,28 +173,28 @@ def read_request(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
     """`read` for a request body, of bounded size and with `ENTRIES_MAX` entries in all its arrays
     at most, none of them null that may not be.
 
-    The body is skimmed first, since kio sets memory aside for as many entries as an array claims
+    The body is checked first, since kio sets memory aside for as many entries as an array claims
     to have: four bytes of a hostile request would end the process.
     """
     name = api_key_map.get(api_key)
     if len(buf) - at > BODY_SIZE_MAX:
         raise WireError(f"a {name} request of {len(buf)} bytes")
     try:
-        _skimmer(api_key, version, EntityType.request)(buf, at, ENTRIES_MAX)
+        _length_check(api_key, version, EntityType.request)(buf, at, ENTRIES_MAX)
     except WireError as error:
         raise WireError(f"{name} v{version}: {error}") from None
     return read(api_key, version, EntityType.request, buf, at)
 
 
 @cache
-def _skimmer(api_key: int, version: int, kind: Kind) -> skim.Skimmer:
-    return skim.skimmer(struct_of(entity(api_key, version, kind)))
+def _length_check(api_key: int, version: int, kind: Kind) -> length_check.LengthCheck:
+    return length_check.compile_check(struct_of(entity(api_key, version, kind)))
 
 
 def read_response(api_key: int, version: int, buf: Any, at: int = 0) -> Any:
     """`read` for a response body, whose arrays have no more entries than it has bytes."""
     try:
-        _skimmer(api_key, version, EntityType.response)(buf, at, len(buf) - at)
+        _length_check(api_key, version, EntityType.response)(buf, at, len(buf) - at)
     except WireError as error:
         name = api_key_map.get(api_key)
         raise WireError(f"{name} v{version}: {error}") from None
