@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from tally import LoadFailed
+from load_checks import LoadFailed
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = Path(os.environ.get("KAFKA_LIB", ROOT / "tests/compat/lib"))

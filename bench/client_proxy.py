@@ -26,7 +26,7 @@ from typing import Any
 import java_loads
 import uvloop
 from brokers import Broker, Kafka, Shoal, free_port
-from filling import Figures, Run
+from load_setup import Figures, Run
 from loads import synchronous
 from rich.console import Console
 from rich.table import Table

@@ -22,9 +22,7 @@ from confluent_kafka.admin import (
     NewTopic,
     ResourceType,
 )
-from filling import CHECKED, verify
-from filling import produce as fill
-from tally import (
+from load_checks import (
     LoadFailed,
     Sent,
     Stall,
@@ -33,6 +31,8 @@ from tally import (
     random_values,
     sent_values,
 )
+from load_setup import CHECKED, verify
+from load_setup import produce as fill
 
 Figures = dict[str, float]
 QUIET = {"log_level": 0}

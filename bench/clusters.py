@@ -17,8 +17,8 @@ from typing import Any
 from brokers import WAIT_S, Broker, Kafka, free_port
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
+from load_checks import LoadFailed
 from shoal.client.client import SyncClient
-from tally import LoadFailed
 
 NODES = (1, 2, 3)
 CLUSTER_ID = "benchmarkOfShoal0003AA"

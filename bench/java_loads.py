@@ -13,8 +13,8 @@ import subprocess
 from pathlib import Path
 
 from brokers import LIBRARY
-from filling import BEGIN, END, Figures, Run, mark, produce
-from tally import LoadFailed, Sent, random_values
+from load_checks import LoadFailed, Sent, random_values
+from load_setup import BEGIN, END, Figures, Run, mark, produce
 
 SOURCE = Path(__file__).parent / "ShareLoad.java"
 TIMEOUT_S = 300

@@ -4,7 +4,7 @@ The last line of the output is JSON: `rate` is records a second, `p50_ms` and `p
 single operations are timed, `wait_ms` where there is only one, and `client_cpu_s` is what the
 client used while a rate was taken. The same client processes run against either broker. A rate
 leaves out joining a group and filling a topic. A load that finds an error ends with exit code 1
-(`tally.py`).
+(`load_checks.py`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from typing import Any
 import java_loads
 import share_members
 from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer, TopicPartition
-from filling import BEGIN, CHECKED, END, QUIET, Figures, Run, mark, produce
-from tally import (
+from load_checks import (
     Confirmed,
     LoadFailed,
     Sent,
@@ -34,6 +33,7 @@ from tally import (
     sent_values,
     text_values,
 )
+from load_setup import BEGIN, CHECKED, END, QUIET, Figures, Run, mark, produce
 
 #: Seconds that a commit, a produce request, and the whole of a load's children may take.
 COMMIT_TIMEOUT_S, PRODUCE_TIMEOUT_S, LOAD_TIMEOUT_S = 10, 60, 500

@@ -24,8 +24,8 @@ from brokers import TICKS, Broker
 from clusters import eventually
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from filling import CHECKED, QUIET, produce
-from tally import LoadFailed, Stall, Taken, random_values
+from load_checks import LoadFailed, Stall, Taken, random_values
+from load_setup import CHECKED, QUIET, produce
 
 PARTITIONS = 2
 RECORD_BYTES = 1024

@@ -3,7 +3,7 @@
 Key order, a hot key, delayed records, dead letters over a broker that is killed. Kafka has none of
 them, so every figure is Shoal's, beside a goal of its own. Prints one table and writes it into
 bench/results/queues.json and .md; `--only WORD` picks loads, `--rounds N` repeats them. A load that
-finds an error (`tally.py`) has a row that says "failed", and the exit code is 1.
+finds an error (`load_checks.py`) has a row that says "failed", and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -28,14 +28,7 @@ from typing import Any
 from brokers import Shoal, free_port
 from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
-from filling import CHECKED, QUIET, Figures, Run
-from loads import check_processes, percentiles
-from report import show
-from results import Clock, Goal, Results, document
-from shoal.client.client import Client
-from shoal.client.errors import ClientError
-from shoal.client.share import AcknowledgeType, AcquireMode
-from tally import (
+from load_checks import (
     LoadFailed,
     Sent,
     Stall,
@@ -45,6 +38,13 @@ from tally import (
     random_values,
     sent_values,
 )
+from load_setup import CHECKED, QUIET, Figures, Run
+from loads import check_processes, percentiles
+from report import show
+from results import Clock, Goal, Results, document
+from shoal.client.client import Client
+from shoal.client.errors import ClientError
+from shoal.client.share import AcknowledgeType, AcquireMode
 
 HERE = Path(__file__).resolve().parent
 DLQ = "errors.deadletterqueue"

@@ -7,7 +7,7 @@ one round of half the size that warms both and does not count. `--side shoal` ru
 A whole run takes some 25 minutes on two cores, and 20 GB of disk: topics are deleted when their
 load has run.
 
-A load that finds an error (`tally.py`) has a row that says "failed", and the exit code is 1.
+A load that finds an error (`load_checks.py`) has a row that says "failed", and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from typing import Any
 
 from brokers import HEAP, Broker, Kafka, Shoal
 from confluent_kafka import Consumer, KafkaException, TopicPartition
-from filling import BEGIN, END, QUIET, Run
+from load_checks import LoadFailed
+from load_setup import BEGIN, END, QUIET, Run
 from loads import LOADS
 from report import show
 from results import Clock, Figures, Goal, Results, document
-from tally import LoadFailed
 
 HERE = Path(__file__).resolve().parent
 #: Goals of loads, by name or its beginning: those of ratios to Kafka, and those of figures alone.

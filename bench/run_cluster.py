@@ -26,9 +26,9 @@ from brokers import HEAP
 from cluster_loads import LOADS, QUIET, create
 from clusters import Cluster, KafkaNode, ShoalNode, eventually
 from confluent_kafka import KafkaException, Producer
+from load_checks import LoadFailed, Sent
 from report import show
 from results import Clock, Figures, Goal, Results, document
-from tally import LoadFailed, Sent
 
 HERE = Path(__file__).resolve().parent
 #: Goals by load and figure, as ratios to Kafka.

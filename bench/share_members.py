@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 from confluent_kafka import ShareConsumer
-from filling import CHECKED, QUIET, Figures, Run, produce
-from tally import Stall, check_commit, check_errors, random_values
+from load_checks import Stall, check_commit, check_errors, random_values
+from load_setup import CHECKED, QUIET, Figures, Run, produce
 
 #: A client may have fetched ahead, and learns of its assignment with its next heartbeat only: so
 #: many rounds of a second.

@@ -41,10 +41,10 @@ from shoal_spark.arguments import BATCH_TARGET_MS
 HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE.parents[1] / "tests"), str(HERE.parent)]
 
+from load_checks import LoadFailed  # noqa: E402
 from report import show  # noqa: E402
 from results import Clock, Goal, Results, document  # noqa: E402
 from servers import ShoalProcess  # noqa: E402
-from tally import LoadFailed  # noqa: E402
 
 LIBRARY = HERE / "lib"
 #: Jars without which the Kafka source does not load; PySpark has the others.

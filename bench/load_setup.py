@@ -17,7 +17,7 @@ from confluent_kafka.admin import (
     NewTopic,
     ResourceType,
 )
-from tally import LoadFailed, Sent, Stall, Stored, sent_values
+from load_checks import LoadFailed, Sent, Stall, Stored, sent_values
 
 Figures = dict[str, Any]
 QUIET = {"log_level": 3}
