@@ -309,8 +309,8 @@ REFUSALS = [
     (["produce", "task", "--file", "no such file"], 2, "cannot read no such file"),
     (["dump"], 2, "give paths of segments, or --topic"),
     (["dump", "no such file"], 2, "there is no no such file"),
-    (["topics", "list", "-b", "a:b"], 2, "'a:b' is no host:port"),
-    (["topics", "list", "-X", "no.such=1"], 2, "knows no property 'no.such'"),
+    (["topics", "list", "-b", "a:b"], 2, "'a:b' is not HOST:PORT"),
+    (["topics", "list", "-X", "no.such=1"], 2, "does not support property 'no.such'"),
     (["topics", "list", "--command-config", "no file"], 2, "cannot read no file"),
 ]
 

@@ -247,7 +247,11 @@ async def _another_request(reader: asyncio.StreamReader, writer: asyncio.StreamW
     ("behaviour", "error", "said"),
     [
         (_hangs_up, Unreachable, "does it expect TLS or SASL"),
-        (_speaks_http, Unreachable, "sent a frame of 1213486160 bytes: no Kafka broker"),
+        (
+            _speaks_http,
+            Unreachable,
+            "sent a frame of 1213486160 bytes. It may not be a Kafka broker",
+        ),
         (_another_request, Unreachable, "answered a request that was not sent"),
     ],
 )
@@ -285,7 +289,7 @@ def test_requests_of_one_connection_are_pipelined(shared_broker: ShoalProcess) -
         with pytest.raises(Unsupported, match="serves no VOTE"):
             link.version(ApiKey.VOTE)
         link.close()
-        with pytest.raises(ConnectionLost, match="was closed here"):
+        with pytest.raises(ConnectionLost, match="this client closed the connection"):
             await link.request(ApiKey.METADATA, {"topics": []})
 
     asyncio.run(run())

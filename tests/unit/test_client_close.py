@@ -124,7 +124,7 @@ def test_a_name_is_looked_up_again_while_nobody_answers(monkeypatch: pytest.Monk
                 silent.listen(0)
                 before.connect(("127.0.0.2", port))
                 host = "broker-0"
-                with pytest.raises(Unreachable, match="before it said what it speaks"):
+                with pytest.raises(Unreachable, match="before it answered ApiVersions"):
                     await connection.connect(Settings(((host, port),)), (host, port))
         assert taken.is_set()
 

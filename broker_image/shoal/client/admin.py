@@ -1,11 +1,11 @@
-"""The admin side of the client: one object with a part for each kind of thing.
+"""Admin calls of the client: one object with a part for each kind of resource.
 
     admin.topics        create, describe, delete, grow, offsets, delete_records
-    admin.configs       describe and alter, of topics, brokers, groups
-    admin.groups        list, describe, delete groups of every kind; committed offsets
+    admin.configs       describe and alter configs of topics, brokers, groups
+    admin.groups        list, describe, delete groups of every type; committed offsets
     admin.share_groups  start offsets, lag and resets of share groups
 
-Calls on many objects give a result for each; `shoal.client.errors.expect` raises the first error.
+Calls on many objects return a result for each. `shoal.client.errors.expect` raises the first error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ClusterDescription:
 
 @dataclass(frozen=True, slots=True)
 class LogDir:
-    """A broker's data directory; sizes are bytes, -1 where the broker does not say."""
+    """A broker's data directory. Sizes are bytes, or -1 if the broker does not report them."""
 
     path: str
     total_bytes: int
@@ -53,7 +53,7 @@ class QuorumReplica:
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """The controllers' Raft group as its leader sees it."""
+    """The controllers' Raft quorum as its leader reports it."""
 
     leader_id: int
     leader_epoch: int
@@ -70,7 +70,7 @@ class Reassignment:
 
 
 class Admin:
-    """Made over a `Cluster`, which stays the caller's to close."""
+    """Admin calls on a `Cluster`, which the caller closes."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -85,11 +85,11 @@ class Admin:
         progress: Callable[[int], None] = lambda letters: None,
         waiting: Callable[[str], None] = lambda why: None,
     ) -> Redriven:
-        """Put dead letters back into their source topics, or into another: see `redrive`."""
+        """Put dead letters back into their source topics or into another topic; see `redrive`."""
         return await Redrive(self.cluster, plan).run(progress, waiting)
 
     async def describe_cluster(self, *, fenced: bool = False) -> ClusterDescription:
-        """Brokers and controller; with `fenced` also the brokers that are cut off (KIP-1073)."""
+        """Return brokers and controller; with `fenced` also fenced brokers (KIP-1073)."""
         body = {"endpoint_type": 1, "include_fenced_brokers": fenced}
         answer = await self.cluster.retrying(
             lambda: self.cluster.ask(ApiKey.DESCRIBE_CLUSTER, body)
@@ -103,7 +103,7 @@ class Admin:
         return ClusterDescription(answer.cluster_id, answer.controller_id, brokers, cut_off)
 
     async def features(self) -> dict[str, int]:
-        """Finalized feature levels, such as `share.version`."""
+        """Return finalized feature levels, such as `share.version`."""
         link = await self.cluster.any_connection()
         answer = await link.request(
             ApiKey.API_VERSIONS,
@@ -117,7 +117,7 @@ class Admin:
     async def log_dirs(
         self, nodes: Iterable[int], *, partitions: bool = True
     ) -> dict[int, tuple[LogDir, ...]]:
-        """Data directories of brokers; with `partitions` also the bytes of each in them."""
+        """Return the data directories of brokers; with `partitions` also each partition's bytes."""
         found = {}
         for node in nodes:
             body: dict[str, object] = {"topics": None if partitions else []}
@@ -127,7 +127,7 @@ class Admin:
         return found
 
     async def describe_quorum(self) -> Quorum:
-        """The state of `__cluster_metadata`."""
+        """Return the state of the metadata quorum (`__cluster_metadata`)."""
         body = {
             "topics": [{"topic_name": "__cluster_metadata", "partitions": [{"partition_index": 0}]}]
         }
@@ -146,7 +146,7 @@ class Admin:
     async def reassign(
         self, replicas: Mapping[TopicPartition, Iterable[int] | None]
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Move partitions to these brokers, the preferred leader first; None calls a move off."""
+        """Move partitions to these brokers, the preferred leader first; None cancels a move."""
         body = {
             "timeout_ms": OPERATION_TIMEOUT_MS,
             "topics": message_fields.group_by_topic(
@@ -162,7 +162,7 @@ class Admin:
         }
 
     async def reassignments(self) -> dict[TopicPartition, Reassignment]:
-        """Moves under way."""
+        """Return the reassignments in progress."""
         body = {"timeout_ms": OPERATION_TIMEOUT_MS, "topics": None}
         answer = await self.cluster.ask(ApiKey.LIST_PARTITION_REASSIGNMENTS, body)
         check(answer.error_code, answer.error_message)
@@ -176,7 +176,7 @@ class Admin:
     async def elect_leaders(
         self, partitions: Iterable[TopicPartition] | None, *, unclean: bool = False
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Give partitions (None: all) back to their preferred leaders, or, `unclean`, to any."""
+        """Elect the preferred leaders of partitions (None: all), or any replica if `unclean`."""
         wanted = None
         if partitions is not None:
             topics: dict[str, list[int]] = {}
@@ -199,7 +199,7 @@ class Admin:
         }
 
     async def unregister_broker(self, node_id: int) -> None:
-        """Take a broker that is gone for good out of the cluster's metadata."""
+        """Remove a broker that will not return from the cluster's metadata."""
         answer = await self.cluster.ask(ApiKey.UNREGISTER_BROKER, {"broker_id": node_id})
         check(answer.error_code, answer.error_message or f"broker {node_id}")
 

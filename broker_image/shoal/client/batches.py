@@ -1,8 +1,8 @@
-"""Record batches as fetches bring them: decoded on demand, control batches left out.
+"""Record batches as fetches return them: decoded on demand, without control batches.
 
-`AbortedTransactions` filters what a read_committed consumer must not see: a fetch response names
-each aborted transaction by producer and first offset, and the control marker in the log ends it
-(KIP-98).
+`AbortedTransactions` filters the records that a read_committed consumer must not see. A fetch
+response names each aborted transaction by producer and first offset. The control marker in the log
+ends it (KIP-98).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Isolation(IntEnum):
 
 
 class CorruptRecords(ValueError):
-    """A fetched batch whose CRC is wrong: damaged on disk or on the way."""
+    """A fetched batch whose CRC is wrong: damaged on disk or in transit."""
 
 
 class AbortedTransactions:
-    """Tells, batch by batch in offset order, which batches belong to an aborted transaction."""
+    """Decide, batch by batch in offset order, which batches belong to an aborted transaction."""
 
     def __init__(self, aborted: Iterable[tuple[int, int]]) -> None:
         """`aborted`: pairs of producer id and first offset, in any order."""
@@ -54,10 +54,10 @@ def decode(
     last: int | None = None,
     aborted: AbortedTransactions | None = None,
 ) -> Iterator[Record]:
-    """The records of all whole batches in `data` whose offsets are in [first, last].
+    """Yield the records of all whole batches in `data` whose offsets are in [first, last].
 
-    Raises `CorruptRecords` for a wrong CRC and `shoal.record.batch.CorruptBatch` for bytes that
-    are no batch.
+    Raises `CorruptRecords` for a wrong CRC, and `shoal.record.batch.CorruptBatch` for bytes that
+    are not a batch.
     """
     for at, header in headers(data):
         hidden = aborted.hides(data, at, header) if aborted is not None else header.is_control

@@ -1,4 +1,4 @@
-"""The admin's calls on configs, of every kind of resource that has them."""
+"""Admin calls on configs of topics, brokers, groups and client metrics."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ConfigSource(IntEnum):
 
 
 class AlterOperation(IntEnum):
-    """What to do with one key; APPEND and SUBTRACT are for lists."""
+    """The change of one key. APPEND and SUBTRACT are for lists."""
 
     SET = 0
     DELETE = 1
@@ -47,7 +47,7 @@ class AlterOperation(IntEnum):
 
 
 class Resource(NamedTuple):
-    """Whose configs; a broker's name is its node id, or empty for all brokers."""
+    """The owner of configs. A broker's name is its node id, or empty for all brokers."""
 
     type: ResourceType
     name: str
@@ -58,7 +58,7 @@ class Resource(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One key of a resource. `value` is None for a sensitive one."""
+    """One key of a resource. `value` is None for a sensitive key."""
 
     name: str
     value: str | None
@@ -74,7 +74,7 @@ class ConfigEntry:
 
 
 class ConfigChange(NamedTuple):
-    """One key to alter; `value` is None for DELETE, which brings the default back."""
+    """A change of one key. `value` is None for DELETE, which restores the default."""
 
     name: str
     value: str | None
@@ -82,7 +82,7 @@ class ConfigChange(NamedTuple):
 
 
 class Configs:
-    """Reached as `Admin.configs`."""
+    """Calls on configs, reached as `Admin.configs`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -95,7 +95,7 @@ class Configs:
         synonyms: bool = False,
         documentation: bool = False,
     ) -> dict[Resource, dict[str, ConfigEntry] | KafkaError]:
-        """The effective configs of resources: all keys, or those named."""
+        """Return the effective configs of resources: all keys, or only `keys`."""
         results: dict[Resource, dict[str, ConfigEntry] | KafkaError] = {}
         for node, some in self._by_node(resources).items():
             body = {
@@ -116,7 +116,7 @@ class Configs:
     async def alter(
         self, changes: Mapping[Resource, Iterable[ConfigChange]], *, validate_only: bool = False
     ) -> dict[Resource, KafkaError | None]:
-        """Change single keys and leave the others alone (IncrementalAlterConfigs, KIP-339)."""
+        """Change single keys and keep the others (IncrementalAlterConfigs, KIP-339)."""
         results: dict[Resource, KafkaError | None] = {}
         for node, some in self._by_node(changes).items():
             body = {
@@ -140,7 +140,7 @@ class Configs:
         return results
 
     async def resources(self, types: Iterable[ResourceType] = ()) -> list[Resource]:
-        """Every resource of these types (all if none is named) that has configs (KIP-1142)."""
+        """Return every resource of these types (default: all) that has configs (KIP-1142)."""
         body = {"resource_types": [int(t) for t in types]}
         answer = await self.cluster.ask(ApiKey.LIST_CONFIG_RESOURCES, body)
         check(answer.error_code, "listing config resources")
@@ -150,7 +150,7 @@ class Configs:
         )
 
     def _by_node(self, resources: Iterable[Resource]) -> dict[int | None, list[Resource]]:
-        """A broker's own configs are asked of that broker, all others of any."""
+        """Group resources by the broker to ask: a broker's own configs there, others anywhere."""
         found: dict[int | None, list[Resource]] = {}
         for resource in resources:
             own = resource.type in (ResourceType.BROKER, ResourceType.BROKER_LOGGER)

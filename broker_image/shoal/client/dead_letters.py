@@ -1,10 +1,10 @@
-"""Dead letters as a reader finds them in a dead-letter topic, written by this broker or by Kafka's
-(KIP-1191), and the records that redriving makes of them again.
+"""Dead letters in a dead-letter topic, as Shoal or Kafka (KIP-1191) writes them, and redriven
+records.
 
-A letter is the record that was given up, with `__dlq.errors.*` headers behind its own, or those
-headers alone. A redriven record has the original's key, value and headers without the errors, and
-`__dlq.redrive.*` headers that tell where it has been. Its timestamp is that of the redrive: with
-the original's, retention might delete it before anybody has read it.
+A dead letter is the failed record with `__dlq.errors.*` headers added, or these headers only. A
+redriven record has the original key, value and headers without the errors. Its `__dlq.redrive.*`
+headers state its history. Its timestamp is the time of the redrive: with the original timestamp,
+retention might delete the record before it is read.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from shoal.record.records import Record, RecordHeaders
 
 ERRORS = "__dlq.errors."
 REDRIVE = "__dlq.redrive."
-#: Of a redriven record: the letter it was made of, as topic-partition@offset; when, as epoch
-#: milliseconds; how often it has been redriven; the original's timestamp; and the operator's word.
+#: Headers of a redriven record: its dead letter as topic-partition@offset; the time of the redrive
+#: in epoch milliseconds; the number of redrives; the original timestamp; the operator's note.
 FROM, TIME, COUNT, ORIGINAL_TIMESTAMP, NOTE = (
     REDRIVE + name for name in ("from", "time", "count", "original.timestamp", "note")
 )
-#: What reasons are called, by the beginning of `__dlq.errors.message`.
+#: Names of reasons, with the start of `__dlq.errors.message`.
 REASONS = {
     "rejected": "Offset rejected by client",
     "limit": "Offset delivery count exceeded",
@@ -33,8 +33,11 @@ OTHER = "other"
 
 
 class DeadLetter(NamedTuple):
-    """A dead letter: where it stands, and where its record stood. `client_id` and `member_id` are
-    of who held the record last, "" where the headers lack it."""
+    """A dead letter: its own position and that of its source record.
+
+    `client_id` and `member_id` belong to the last member that acquired the record. They are "" if
+    the headers lack them.
+    """
 
     topic: str
     partition: int
@@ -45,7 +48,7 @@ class DeadLetter(NamedTuple):
     group: str
     delivery_count: int
     message: str
-    #: When the letter was written, in epoch milliseconds.
+    #: Time at which the letter was written, in epoch milliseconds.
     timestamp_ms: int
     member_id: str
     client_id: str
@@ -56,7 +59,7 @@ class DeadLetter(NamedTuple):
 
     @property
     def name(self) -> str:
-        """How a redriven record calls it."""
+        """The letter's name in the headers of a redriven record."""
         return f"{self.topic}-{self.partition}@{self.offset}"
 
     @property
@@ -67,12 +70,12 @@ class DeadLetter(NamedTuple):
 
     @property
     def is_bare(self) -> bool:
-        """Whether the record itself was not copied: key and value are missing."""
+        """Whether the record itself was not copied, so that key and value are missing."""
         return self.record.key is None and self.record.value is None
 
 
 def parse_dead_letter(topic: str, partition: int, record: Record) -> DeadLetter | None:
-    """The letter that a record is; None for a record that is none."""
+    """Return the dead letter in a record, or None if the record is not one."""
     errors = {
         name[len(ERRORS) :]: (value or b"").decode(errors="replace")
         for name, value in record.headers
@@ -100,7 +103,7 @@ def parse_dead_letter(topic: str, partition: int, record: Record) -> DeadLetter 
 def redriven_headers(
     letter: DeadLetter, original: Record, *, now_ms: int, note: str = ""
 ) -> RecordHeaders:
-    """The headers of the record made of a letter; `original` is the record given up."""
+    """Return the headers of the redriven record; `original` is the failed record."""
     kept = [(n, v) for n, v in original.headers if not n.startswith((ERRORS, REDRIVE))]
     before = dict(original.headers).get(COUNT) or b"0"
     count = int(before) + 1 if before.isdigit() else 1
@@ -113,17 +116,17 @@ def redriven_headers(
 
 
 def redriven_from(headers: RecordHeaders) -> str:
-    """The letter that a redriven record was made of; "" for any other record."""
+    """Return the name of the letter that a record was redriven from; "" for other records."""
     return (dict(headers).get(FROM) or b"").decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Which letters are meant; what is left empty holds for all of them.
+    """A selection of dead letters. An empty field matches all of them.
 
-    `headers` are of the letter, original and error headers alike; None stands for any value. Times
-    are when letters were written, from `since_ms` on and before `until_ms`. `offsets` and
-    `partitions` are of the dead-letter topic.
+    `headers` match original and error headers of the letter; None matches any value. Letters match
+    if they were written at or after `since_ms` and before `until_ms`. `offsets` and `partitions`
+    refer to the dead-letter topic.
     """
 
     reasons: Collection[str] = ()
@@ -137,7 +140,7 @@ class DeadLetterFilter:
     offsets: OffsetSet | None = None
 
     def matches(self, letter: DeadLetter) -> bool:
-        """Whether a letter is meant."""
+        """Whether the filter selects a letter."""
         return (
             (not self.reasons or letter.reason in self.reasons)
             and (not self.groups or letter.group in self.groups)

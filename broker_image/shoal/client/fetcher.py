@@ -1,9 +1,9 @@
-"""Plain fetches: a range of offsets of one partition, or what is new in many.
+"""Plain fetches: a range of offsets of one partition, or new records of many partitions.
 
-`Fetcher.range` is what replays exact rows: it reads [first, last] of a partition to the end, a
-bounded chunk at a time, whatever the group thinks of those offsets. `Fetcher.poll` is one round
-over many partitions, for consumers. Fetches are sessionless (session epoch -1, KIP-227): a client
-that reads few partitions gains nothing from a session.
+`Fetcher.range` replays exact records: it reads [first, last] of a partition in bounded chunks,
+regardless of the state of any group. `Fetcher.poll` is one round over many partitions, for
+consumers. Fetches use no session (session epoch -1, KIP-227): with few partitions a session saves
+nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import headers
 from shoal.record.records import Record
 
-#: What one response may carry for a partition; the first batch comes whatever its size (KIP-74).
+#: Bytes of one partition in one response. The first batch always fits (KIP-74).
 CHUNK_BYTES = 4 << 20
 POLL_BYTES = 50 << 20
 
@@ -32,7 +32,7 @@ POLL_BYTES = 50 << 20
 class Fetched:
     """Whole batches of one partition, as the broker sent them.
 
-    They may begin before the offset asked for and end behind it; `records` cuts that off.
+    They may start before the requested offset and end after it. `records` drops the surplus.
     """
 
     topic: str
@@ -48,14 +48,14 @@ class Fetched:
     isolation: Isolation = Isolation.READ_UNCOMMITTED
 
     def records(self) -> Iterator[Record]:
-        """Decode the records asked for; control records and aborted ones are left out."""
+        """Decode the requested records without control records and aborted ones."""
         committed = self.isolation == Isolation.READ_COMMITTED
         hidden = AbortedTransactions(self.aborted) if committed else None
         return decode(self.data, first=self.first, last=self.last, aborted=hidden)
 
 
 class Fetcher:
-    """Fetches from partition leaders, on a lane of its own."""
+    """Fetches from partition leaders, on its own lane."""
 
     def __init__(self, cluster: Cluster, *, lane: str = "fetch") -> None:
         self.cluster = cluster
@@ -72,11 +72,10 @@ class Fetcher:
         chunk_bytes: int = CHUNK_BYTES,
         timeout_ms: int | None = None,
     ) -> AsyncIterator[Fetched]:
-        """The batches that hold the offsets [first, last], both inclusive, in order.
+        """Yield the batches that hold the offsets [first, last], both inclusive, in order.
 
-        Ends when `last` is reached. Raises `KafkaError` OFFSET_OUT_OF_RANGE when the log no
-        longer holds `first`, or does not reach `last`; other transient errors are retried for
-        `timeout_ms`.
+        Ends when `last` is reached. Raises `KafkaError` OFFSET_OUT_OF_RANGE if the log no longer
+        holds `first` or ends before `last`. Other transient errors are retried for `timeout_ms`.
         """
         offset = first
         where = TopicPartition(topic, partition)
@@ -103,8 +102,11 @@ class Fetcher:
             offset = fetched.next_offset
 
     async def _ends_before(self, where: TopicPartition, last: int) -> bool:
-        """Whether the log ends before offset `last`. A new leader returns an old high watermark in
-        its first fetches, and refuses to list its end until it has the right one (KIP-207)."""
+        """Whether the log ends before offset `last`.
+
+        A new leader first returns an old high watermark in fetches. It refuses ListOffsets until
+        its high watermark is right (KIP-207).
+        """
         spec = int(OffsetSpec.LATEST)
         found = (await Topics(self.cluster).offsets({where: spec}))[where]
         if isinstance(found, KafkaError):
@@ -114,7 +116,7 @@ class Fetcher:
     async def _out_of_range(
         self, where: TopicPartition, first: int, last: int, error: KafkaError
     ) -> KafkaError:
-        """The error with the offsets that the log does hold, which a broker may keep to itself."""
+        """Return the error with the log's actual offsets, which brokers may omit."""
         topics, held = Topics(self.cluster), []
         for spec in (OffsetSpec.EARLIEST, OffsetSpec.LATEST):
             found = (await topics.offsets({where: int(spec)}))[where]
@@ -135,7 +137,7 @@ class Fetcher:
             found = await self._ask(node, {where: offset}, {where: last}, isolation, size, size, 0)
         except ClientError as error:
             if transient(error):
-                # Another broker may lead by now; a dead one cannot say so.
+                # Read metadata again: a dead leader cannot report its successor.
                 self.cluster.forget_topic(where.topic)
             raise
         result = found[where]
@@ -155,10 +157,10 @@ class Fetcher:
         min_bytes: int = 1,
         isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> dict[TopicPartition, Fetched | KafkaError]:
-        """One fetch from each leader for everything new at `positions`.
+        """Fetch once from each leader everything new at `positions`.
 
-        Partitions with nothing new are left out. Errors that pass are waited for inside, as long
-        as `max_wait_ms`; the others are values.
+        Partitions without new records are left out. Transient errors are retried within
+        `max_wait_ms`; other errors are values.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + max_wait_ms / 1000

@@ -1,4 +1,4 @@
-"""A set of offsets that is mostly runs, such as the letters of a partition that were redriven."""
+"""A set of offsets, stored as ranges, such as the redriven dead letters of a partition."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 
 class OffsetSet:
-    """Offsets as ranges, both ends included, in order and not touching."""
+    """Offsets as ordered, separate ranges with both ends included."""
 
     __slots__ = ("_firsts", "_lasts")
 
@@ -19,7 +19,7 @@ class OffsetSet:
 
     @classmethod
     def parse(cls, text: str) -> OffsetSet:
-        """The set of `3-7,9`. Raises `ValueError` for what is none."""
+        """Parse a set such as `3-7,9`. Raises `ValueError`."""
         found = cls()
         for word in filter(None, text.split(",")):
             first, dash, last = word.partition("-")
@@ -41,14 +41,14 @@ class OffsetSet:
             yield from range(first, last + 1)
 
     def ranges(self) -> Iterator[tuple[int, int]]:
-        """The ranges, first and last offset."""
+        """Yield the ranges as first and last offset."""
         return zip(self._firsts, self._lasts, strict=True)
 
     def add(self, first: int, last: int | None = None) -> None:
-        """Add one offset, or a range. Raises `ValueError` for one that ends before it begins."""
+        """Add one offset or a range. Raises `ValueError` if the range ends before it starts."""
         last = first if last is None else last
         if last < first or first < 0:
-            raise ValueError(f"{first}-{last} is no range of offsets")
+            raise ValueError(f"{first}-{last} is not a range of offsets")
         low = bisect_left(self._lasts, first - 1)
         high = bisect_right(self._firsts, last + 1)
         if low < high:
@@ -56,12 +56,12 @@ class OffsetSet:
         self._firsts[low:high], self._lasts[low:high] = [first], [last]
 
     def first_missing(self, offset: int) -> int:
-        """The first offset from `offset` on that is not in the set."""
+        """Return the lowest offset that is at least `offset` and not in the set."""
         at = bisect_right(self._firsts, offset) - 1
         return self._lasts[at] + 1 if at >= 0 and offset <= self._lasts[at] else offset
 
     def forget(self, below: int) -> None:
-        """Take out all offsets below one."""
+        """Remove all offsets below `below`."""
         at = bisect_left(self._lasts, below)
         del self._firsts[:at], self._lasts[:at]
         if self._firsts and self._firsts[0] < below:

@@ -1,10 +1,10 @@
-"""The admin's calls on a share group's positions: start offsets, lag, resets (KIP-932, KIP-1226).
+"""Admin calls on a share group's positions: start offsets, lag, resets (KIP-932, KIP-1226).
 
-Lag is the broker's: log end offset, less start offset, less records already settled behind the
-start offset. Records in flight count as lag. -1 means that the broker does not know yet.
+The broker computes the lag: log end offset, minus start offset, minus settled records after the
+start offset. Records in flight count as lag. -1 means unknown.
 
-Where dead-lettered records hold their keys (`share.ordering.key.dead.letter=hold`), `offsets` tells
-which do, and `free` lets these keys go on.
+If dead-lettered records block their keys (`share.ordering.key.dead.letter=hold`), `offsets` returns
+these records and `free` releases their keys.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from shoal.protocol.features import HELD_KEYS_FEATURE
 
 @dataclass(frozen=True, slots=True)
 class ShareOffset:
-    """Where a share group stands in one partition; -1 for what is not known yet. `held` are the
-    offsets, as ranges, of dead-lettered records that hold their keys."""
+    """A share group's position in one partition; -1 for unknown. `held` are the offset ranges of
+    dead-lettered records that block their keys.
+    """
 
     start_offset: int
     leader_epoch: int
@@ -35,7 +36,7 @@ class ShareOffset:
 
 
 class ShareGroups:
-    """Reached as `Admin.share_groups`."""
+    """Calls on share groups, reached as `Admin.share_groups`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -43,9 +44,9 @@ class ShareGroups:
     async def offsets(
         self, groups: Mapping[str, Iterable[TopicPartition] | None] | Iterable[str]
     ) -> dict[str, dict[TopicPartition, ShareOffset | KafkaError] | KafkaError]:
-        """Positions and lag of share groups: of the partitions named, or (None) of all.
+        """Return positions and lag of share groups for the named partitions, or for all (None).
 
-        Hundreds of groups are one request to each coordinator.
+        Hundreds of groups need one request per coordinator.
         """
         wanted = groups if isinstance(groups, Mapping) else dict.fromkeys(groups)
 
@@ -67,7 +68,7 @@ class ShareGroups:
     async def alter_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Set start offsets of a group without members; NON_EMPTY_GROUP is raised otherwise."""
+        """Set start offsets of a group without members; raises NON_EMPTY_GROUP if it has some."""
         body = {
             "group_id": group_id,
             "topics": message_fields.group_by_topic(
@@ -87,8 +88,9 @@ class ShareGroups:
     async def free(
         self, group_id: str, offsets: Mapping[TopicPartition, Sequence[tuple[int, int]]]
     ) -> dict[TopicPartition, KafkaError | None]:
-        """Let keys go on that dead-lettered records at these offsets hold; others among them are
-        passed over. Asks the partitions' leaders; UNSUPPORTED_VERSION where they cannot."""
+        """Release the keys that dead-lettered records at these offsets block; ignore other offsets.
+        Sends requests to the partition leaders; UNSUPPORTED_VERSION if they do not support it.
+        """
 
         async def call(
             node: int, some: list[TopicPartition]
@@ -96,7 +98,8 @@ class ShareGroups:
             link = await self.cluster.connection(node)
             if HELD_KEYS_FEATURE not in link.features:
                 error = KafkaError(
-                    ErrorCode.unsupported_version, "the broker knows no keys that are held"
+                    ErrorCode.unsupported_version,
+                    "the broker does not support keys that dead letters hold",
                 )
                 return dict.fromkeys(some, error)
             body = {
@@ -133,7 +136,7 @@ class ShareGroups:
     async def delete_offsets(
         self, group_id: str, topics: Iterable[str]
     ) -> dict[str, KafkaError | None]:
-        """Forget a group's state of these topics; raises NON_EMPTY_GROUP while it has members."""
+        """Delete a group's state of these topics; raises NON_EMPTY_GROUP if it has members."""
         body = {"group_id": group_id, "topics": [{"topic_name": t} for t in topics]}
         answer = await self._ask(group_id, ApiKey.DELETE_SHARE_GROUP_OFFSETS, body)
         return {
