@@ -8,8 +8,9 @@ The checks come in two parts, so that they cost the timed clients little and bot
 
 * In the timed pass a client looks at the error and the offset of each record, and librdkafka
   verifies the CRC32C of each batch (`check.crcs`, which Java's consumer does by default).
-* After it, `verify` in `load_setup.py` reads the topic again and compares what is stored with what the
-  producer sent: the number of records of each partition, and the sum of the CRC32C of their values.
+* After it, `verify` in `load_setup.py` reads the topic again and compares the stored records with
+  those that the producer sent: the number of records of each partition, and the sum of the
+  CRC32C of their values.
 
 The module imports no other part of the bench, so that its tests need no broker.
 """

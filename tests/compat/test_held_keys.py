@@ -242,7 +242,7 @@ def test_as_many_as_may_be_held_stop_delivery_with_a_reason(
     describe = ("groups", "describe", queue.group, "--metrics", broker.metrics_url)
     said = queue.shoal.says(*describe)
     assert "2 keys held by dead letters" in said
-    assert "share.ordering.key.dead.letter.max.held allows" in said
+    assert "have reached share.ordering.key.dead.letter.max.held" in said
     queue.shoal.run("share", "skip", queue.group, "--key", "b")
     assert queue.take() == ["c1"]
     assert "max.held allows" not in queue.shoal.says(*describe)

@@ -235,7 +235,9 @@ def test_bad_input_is_refused_in_a_sentence(queue: Letters) -> None:
     redrive = ("share", "redrive", queue.letters)
     assert "no topic 'dlq.none'" in refusal("share", "redrive", "dlq.none")
     assert "into it again" in refusal(*redrive, "--to", queue.letters, status=2)
-    assert "--reason is rejected, limit, corrupt" in refusal(*redrive, "--reason", "x", status=2)
+    assert "--reason must be one of rejected, limit, corrupt" in refusal(
+        *redrive, "--reason", "x", status=2
+    )
     assert "name it with --partition" in refusal(*redrive, "--offsets", "1", status=2)
     assert "as 3-7,9" in refusal(*redrive, "--offsets", "a", "-p", "0", status=2)
     assert "no partition 9" in refusal(*redrive, "-p", "9")
@@ -246,7 +248,7 @@ def test_bad_input_is_refused_in_a_sentence(queue: Letters) -> None:
     queue.shoal.run("topics", "delete", queue.topic, "--yes")
     said = queue.shoal.says(*redrive)
     assert "Redrove 0 letters" in said
-    assert f"1 for topic {queue.topic}, which is not there" in said
+    assert f"1 for topic {queue.topic}, which does not exist" in said
 
 
 def test_a_record_that_is_refused_is_told_and_left_for_later(queue: Letters) -> None:

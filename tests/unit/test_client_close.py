@@ -40,7 +40,7 @@ def test_who_waits_for_a_connection_is_told_and_not_cancelled() -> None:
         async with two_wait() as (cluster, waiting):
             await cluster.close()
             for task in waiting:
-                with pytest.raises(ConnectionLost, match="closed here"):
+                with pytest.raises(ConnectionLost, match="this client closed"):
                     await task
 
     asyncio.run(asyncio.wait_for(main(), 20))

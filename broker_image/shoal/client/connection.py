@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol):
             last = min(last, most)
         if last < max(ours[0], theirs[0] if theirs else 0):
             raise Unsupported(
-                f"the broker at {self} supports no version of {api_key.name} that this client supports"
+                f"the broker at {self} and this client share no version of {api_key.name}"
                 + (f": {theirs[0]} to {theirs[-1]}" if theirs else "")
             )
         return last

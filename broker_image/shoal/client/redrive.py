@@ -116,7 +116,7 @@ class Redrive:
     def __init__(self, cluster: Cluster, plan: Plan) -> None:
         if plan.to == plan.topic:
             raise ValueError(
-                f"dead letters of {plan.topic} cannot be redriven into {plan.topic}: choose another topic"
+                f"{plan.topic} is the dead-letter topic itself. Redrive to another topic"
             )
         self.cluster = cluster
         self.plan = plan

@@ -70,7 +70,7 @@ class ScramClient:
             given = b""
         if not hmac.compare_digest(given, self._server_signature):
             raise SecurityError(
-                "the broker's SCRAM signature is wrong: the broker does not have the user's credentials"
+                "the broker's SCRAM signature is wrong: it does not know the password"
             )
 
 

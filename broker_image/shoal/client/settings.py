@@ -190,7 +190,7 @@ def _security(given: Mapping[str, str]) -> Security:
     for store in ("truststore", "keystore"):
         if f"ssl.{store}.location" in given and given.get(f"ssl.{store}.type") != "PEM":
             raise SecurityError(
-                f"ssl.{store}.location: this client reads PEM stores only. Convert the store and set "
+                f"ssl.{store}.location: this client reads PEM stores only. Convert it and set "
                 f"ssl.{store}.type=PEM"
             )
     fields: dict[str, Any] = {}
