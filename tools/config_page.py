@@ -1,4 +1,4 @@
-"""`docs/configs.md`, made of the tables: `python tools/config_page.py`."""
+"""Generate `docs/configs.md` from the tables of configs: `python tools/config_page.py`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ under Kafka's name, and Shoal's own, which begin with `shoal.`. It is generated 
 `broker_image/shoal/metadata`.
 
 Each entry has the type, the unit, the default and the allowed values. A config has an effect unless
-its entry says *no effect*. An entry that says *default only* can be set to nothing but its default.
+its entry says *no effect*. If an entry says *default only*, other values are refused.
 For each config with an effect a test observes it (`tests/config_effects.py`). `shoal server` names
 the settings without effect that it was given.
 

@@ -17,7 +17,7 @@ from shoal.client.cluster import TopicPartition
 from shoal.client.dead_letters import redriven_from
 from shoal.client.errors import KafkaError, expect
 from shoal.client.redrive import Plan, Redrive
-from shoal.client.redrive_ledger import Ledger, Sending, Standing
+from shoal.client.redrive_ledger import RedriveLedger, RedriveState, Sending
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
 from shoal.record.records import Record
@@ -248,7 +248,7 @@ def test_bad_input_is_refused_in_a_sentence(queue: Letters) -> None:
     queue.shoal.run("topics", "delete", queue.topic, "--yes")
     said = queue.shoal.says(*redrive)
     assert "Redrove 0 letters" in said
-    assert f"1 for topic {queue.topic}, which does not exist" in said
+    assert f"1 (topic {queue.topic} does not exist)" in said
 
 
 def test_a_record_that_is_refused_is_told_and_left_for_later(queue: Letters) -> None:
@@ -265,13 +265,13 @@ def test_a_standing_too_large_for_the_ledger_is_refused_in_a_sentence(queue: Let
     ledger_of = queue.client
 
     async def write() -> None:
-        ledger = Ledger(ledger_of.cluster)
+        ledger = RedriveLedger(ledger_of.cluster)
         await ledger.create()
-        standing = Standing("dlq.t", 0, sending=Sending(0, 0, {}))
-        standing.counts = {f"group-{n * 2654435761 % 2**32}": n for n in range(200_000)}
+        state = RedriveState("dlq.t", 0, sending=Sending(0, 0, {}))
+        state.counts = {f"group-{n * 2654435761 % 2**32}": n for n in range(200_000)}
         topic = await ledger_of.cluster.topic(queue.letters)
         assert topic.topic_id is not None
-        await ledger.write(topic.topic_id, standing)
+        await ledger.write(topic.topic_id, state)
 
     with pytest.raises(KafkaError, match="too scattered") as refused:
         queue.client.run(write())

@@ -19,7 +19,7 @@ from shoal.client.errors import ClientError, KafkaError
 from shoal.client.topics import OffsetSpec
 from shoal.protocol.api import ApiKey
 
-app = new_app("Run a test cluster on this machine, and describe any cluster.")
+app = new_app("Run a test cluster on this machine, or describe any cluster.")
 
 Folder = Annotated[
     Path,

@@ -42,7 +42,8 @@ Name = Annotated[
     str,
     typer.Argument(
         metavar="NAME",
-        help="Name of the topic, group or subscription. For brokers the node id or 'default' (all).",
+        help="Name of the topic, group or subscription, or a broker's node id. 'default' is all"
+        " brokers.",
     ),
 ]
 
@@ -73,7 +74,7 @@ async def describe(
     kind: KindArgument,
     name: Name,
     keys: Annotated[
-        list[str] | None, typer.Argument(metavar="CONFIG", help="Default: all configs.")
+        list[str] | None, typer.Argument(metavar="CONFIG", help="Names of configs. Default: all.")
     ] = None,
     changed: Annotated[
         bool, typer.Option("--changed", help="Only configs that differ from the default.")

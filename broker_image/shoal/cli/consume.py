@@ -46,7 +46,8 @@ async def consume(
         typer.Option(metavar="TIME", help="Start at a time, or a duration ago such as 15m."),
     ] = None,
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", help="Default: all partitions.")
+        list[int] | None,
+        typer.Option("--partition", "-p", help="Only this partition; may be repeated."),
     ] = None,
     max_messages: Annotated[
         int | None,

@@ -22,7 +22,7 @@ from shoal.protocol.errors import ErrorCode
 
 #: Number of held keys that `describe` prints.
 HELD_SHOWN = 20
-app = new_app("List, describe, reset and delete groups of every type; show their lag.")
+app = new_app("List, describe, reset and delete groups; show their lag.")
 
 Id = Annotated[str, typer.Argument(metavar="GROUP", help="The group's id.")]
 Ids = Annotated[list[str], typer.Argument(metavar="GROUP", help="Ids of groups.")]
@@ -64,7 +64,8 @@ async def list_groups(
 async def show_lag(
     client: Client,
     groups: Annotated[
-        list[str] | None, typer.Argument(metavar="GROUP", help="Default: all groups.")
+        list[str] | None,
+        typer.Argument(metavar="GROUP", help="Ids of groups. Default: all groups."),
     ] = None,
     metrics: Metrics = None,
     format: FormatOption = Format.TABLE,
@@ -294,6 +295,31 @@ def _member_rows(group: Group) -> list[dict[str, Any]]:
     ]
 
 
+ToEarliest = Annotated[bool, typer.Option("--to-earliest", help="Move to the start of the log.")]
+ToLatest = Annotated[bool, typer.Option("--to-latest", help="Move to the end of the log.")]
+ToOffset = Annotated[int | None, typer.Option(metavar="OFFSET", help="Move to this offset.")]
+ToDatetime = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Move to the first record at or after a time."),
+]
+ByDuration = Annotated[
+    str | None,
+    typer.Option(metavar="15m|2h|7d", help="Move to the first record of this last period."),
+]
+ShiftBy = Annotated[
+    int | None, typer.Option(metavar="N", help="Move by N records; negative moves back.")
+]
+ResetType = Annotated[
+    str | None,
+    typer.Option(
+        metavar="classic|share", help="Create the group with this type if it does not exist."
+    ),
+]
+Execute = Annotated[
+    bool, typer.Option("--execute", help="Apply the plan. Without this it is only shown.")
+]
+
+
 @command(app, "reset-offsets")
 async def reset_offsets(
     client: Client,
@@ -304,35 +330,14 @@ async def reset_offsets(
             "--topic", "-t", metavar="TOPIC[:0,1]", help="A topic, or some of its partitions."
         ),
     ],
-    to_earliest: Annotated[
-        bool, typer.Option("--to-earliest", help="Move to the start of the log.")
-    ] = False,
-    to_latest: Annotated[
-        bool, typer.Option("--to-latest", help="Move to the end of the log.")
-    ] = False,
-    to_offset: Annotated[
-        int | None, typer.Option(metavar="OFFSET", help="Move to this offset.")
-    ] = None,
-    to_datetime: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Move to the first record at or after a time."),
-    ] = None,
-    by_duration: Annotated[
-        str | None,
-        typer.Option(metavar="15m|2h|7d", help="Move to the first record of this last period."),
-    ] = None,
-    shift_by: Annotated[
-        int | None, typer.Option(metavar="N", help="Move by N records; negative moves back.")
-    ] = None,
-    type: Annotated[
-        str | None,
-        typer.Option(
-            metavar="classic|share", help="Create the group with this type if it does not exist."
-        ),
-    ] = None,
-    execute: Annotated[
-        bool, typer.Option("--execute", help="Apply the plan. Without this it is only shown.")
-    ] = False,
+    to_earliest: ToEarliest = False,
+    to_latest: ToLatest = False,
+    to_offset: ToOffset = None,
+    to_datetime: ToDatetime = None,
+    by_duration: ByDuration = None,
+    shift_by: ShiftBy = None,
+    type: ResetType = None,
+    execute: Execute = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Move the positions of a group without members, for every type of group."""

@@ -23,12 +23,10 @@ class Command(NamedTuple):
 #: The commands, in the order of `shoal --help`.
 COMMANDS: dict[str, Command] = {
     "server": Command("shoal.cli.server", "Run a broker."),
-    "cluster": Command(
-        "shoal.cli.cluster", "Run a test cluster on this machine, and describe any cluster."
-    ),
+    "cluster": Command("shoal.cli.cluster", "Run a test cluster here, or describe any cluster."),
     "topics": Command(
         "shoal.cli.topics",
-        "List, create, describe, alter and delete topics; delete old records.",
+        "Manage topics and delete old records.",
     ),
     "produce": Command("shoal.cli.produce", "Send records from standard input or a file."),
     "consume": Command("shoal.cli.consume", "Read records, by offset or in a consumer group."),
@@ -36,7 +34,7 @@ COMMANDS: dict[str, Command] = {
         "shoal.cli.share_consume", "Acquire records from a share group and settle them."
     ),
     "groups": Command(
-        "shoal.cli.groups", "List, describe, reset and delete groups of every type; show their lag."
+        "shoal.cli.groups", "List, describe, reset and delete groups; show their lag."
     ),
     "share": Command(
         "shoal.cli.share", "Redrive dead letters, or release the keys that they hold."

@@ -52,36 +52,45 @@ class Line(NamedTuple):
     timestamp_ms: int | None = None
 
 
+File = Annotated[
+    Path | None,
+    typer.Option("--file", help="Read lines from this file instead of standard input."),
+]
+KeySeparator = Annotated[
+    str | None,
+    typer.Option("--key-separator", "-K", help="The text between a line's key and value."),
+]
+Header = Annotated[
+    list[str] | None,
+    typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of all records."),
+]
+Partition = Annotated[
+    int | None,
+    typer.Option("--partition", "-p", help="Send to this partition. Default: by key, or in turn."),
+]
+InputFormat = Annotated[
+    Input,
+    typer.Option(help="text, or json: objects with value, key, headers, partition, timestamp."),
+]
+AcksOption = Annotated[
+    Acks, typer.Option(help="Replicas that must store a record: 0, 1 (the leader) or all.")
+]
+
+
 @command(app)
 async def produce(
     client: Client,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to send to.")],
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", help="Read lines from this file instead of standard input."),
-    ] = None,
+    file: File = None,
     key: Annotated[str | None, typer.Option("--key", "-k", help="One key for all records.")] = None,
-    key_separator: Annotated[
-        str | None,
-        typer.Option("--key-separator", "-K", help="The text between a line's key and value."),
-    ] = None,
-    header: Annotated[
-        list[str] | None,
-        typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of all records."),
-    ] = None,
-    partition: Annotated[
-        int | None, typer.Option("--partition", "-p", help="Default: by key, or in turn.")
-    ] = None,
+    key_separator: KeySeparator = None,
+    header: Header = None,
+    partition: Partition = None,
     null_marker: Annotated[
         str | None, typer.Option(help="Send a value equal to this text as null.")
     ] = None,
-    input: Annotated[
-        Input,
-        typer.Option(help="text, or json: objects with value, key, headers, partition, timestamp."),
-    ] = Input.TEXT,
-    acks: Annotated[
-        Acks, typer.Option(help="Replicas that must store a record: 0, 1 (the leader) or all.")
-    ] = Acks.ALL,
+    input: InputFormat = Input.TEXT,
+    acks: AcksOption = Acks.ALL,
     compression: Annotated[str, typer.Option(help="none, gzip, snappy, lz4 or zstd.")] = "none",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing at the end.")] = False,
 ) -> None:

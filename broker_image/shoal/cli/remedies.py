@@ -23,6 +23,7 @@ _REMEDIES = {
     "`group.share.max.size` or `group.consumer.max.size`",
     ErrorCode.offset_out_of_range: "`shoal topics describe` shows each partition's start and end "
     "offsets",
+    ErrorCode.invalid_config: "list the configs and their values with `shoal configs describe`",
     ErrorCode.message_too_large: "raise the topic's max.message.bytes with "
     "`shoal topics alter --set`, or send smaller records",
     ErrorCode.invalid_replication_factor: "use at most as many replicas as the cluster has brokers",

@@ -22,7 +22,7 @@ import typer
 if TYPE_CHECKING:
     from shoal.server.config import BrokerConfig
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 Listeners = Annotated[
     list[str] | None,

@@ -239,9 +239,9 @@ def _print(plan: Plan, done: Redriven, format: Format) -> None:
     passed = {
         "redriven before": done.before,
         "excluded by the filter": done.filtered,
-        "without an existing record": done.gone,
-        "records that are not dead letters": done.others,
-        **{f"for topic {name}, which does not exist": n for name, n in done.homeless.items()},
+        "record deleted": done.gone,
+        "not a dead letter": done.others,
+        **{f"topic {name} does not exist": n for name, n in done.homeless.items()},
     }
     if format is Format.JSON:
         print(
@@ -269,5 +269,5 @@ def _print(plan: Plan, done: Redriven, format: Format) -> None:
     noun = "letter" if done.total == 1 else "letters"
     where = f"into {plan.to}" if plan.to else "into their source topics"
     print(f"{verb} {done.total} {noun} of {plan.topic} {where}.")
-    if skipped := ", ".join(f"{n} {what}" for what, n in passed.items() if n):
+    if skipped := ", ".join(f"{n} ({what})" for what, n in passed.items() if n):
         print(f"Skipped: {skipped}.")

@@ -125,7 +125,6 @@ async def _begin_at_the_oldest(client: Client, group: str, topics: list[str]) ->
     """
     from shoal.client.cluster import TopicPartition
     from shoal.client.errors import KafkaError, expect
-    from shoal.client.share import ShareMembership
     from shoal.client.topics import OffsetSpec
     from shoal.protocol.errors import ErrorCode
 
@@ -136,11 +135,7 @@ async def _begin_at_the_oldest(client: Client, group: str, topics: list[str]) ->
     if isinstance(have, KafkaError):
         if have.code is not ErrorCode.group_id_not_found:
             raise have
-        # A member's first heartbeat creates the group.
-        member = ShareMembership(client.cluster, group, topics, rack=None)
-        await member.join()
-        await member.leave()
-        have = None
+        have = None  # Setting its offsets creates the group.
     known = {
         p for p, o in (have or {}).items() if not isinstance(o, KafkaError) and o.start_offset >= 0
     }

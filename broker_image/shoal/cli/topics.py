@@ -17,7 +17,7 @@ from shoal.client.errors import KafkaError, expect
 from shoal.client.topics import NewTopic, OffsetSpec
 from shoal.protocol.errors import ErrorCode
 
-app = new_app("List, create, describe, alter and delete topics; delete old records.")
+app = new_app("Manage topics and delete old records.")
 
 Name = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
 Names = Annotated[list[str], typer.Argument(metavar="TOPIC", help="Names of topics.")]
@@ -54,10 +54,17 @@ async def create(
     client: Client,
     topics: Names,
     partitions: Annotated[
-        int, typer.Option("--partitions", "-p", help="Number of partitions. Default: the broker's.")
+        int,
+        typer.Option(
+            "--partitions",
+            "-p",
+            show_default=False,
+            help="Number of partitions. Default: the broker's.",
+        ),
     ] = -1,
     replication_factor: Annotated[
-        int, typer.Option(help="Replicas of each partition. Default: the broker's.")
+        int,
+        typer.Option(show_default=False, help="Replicas of each partition. Default: the broker's."),
     ] = -1,
     config: Settings = None,
     if_not_exists: Annotated[
@@ -85,7 +92,8 @@ async def create(
 async def describe(
     client: Client,
     topics: Annotated[
-        list[str] | None, typer.Argument(metavar="TOPIC", help="Default: all topics.")
+        list[str] | None,
+        typer.Argument(metavar="TOPIC", help="Names of topics. Default: all topics."),
     ] = None,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -204,7 +212,8 @@ async def delete_records(
         str, typer.Option(metavar="OFFSET|TIME|all", help="Delete records before this.")
     ],
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", help="Default: all partitions.")
+        list[int] | None,
+        typer.Option("--partition", "-p", help="Only this partition; may be repeated."),
     ] = None,
 ) -> None:
     """Delete records before an offset or a time (2026-01-31T12:00 or 7d), or all records."""

@@ -18,11 +18,11 @@ SUBSCRIPTION = table(
     """
 # applied: Subscription
 interval.ms int 300000 100..3600000
-    Milliseconds between two pushes of a client.
+    Interval at which a client pushes metrics.
 metrics list "" -
     Prefixes of the metric names that clients push, or * for all.
 match list "" -
-    Patterns that a client has to match, as selector=regular expression.
+    Patterns that a client must match, as selector=regular expression.
 """
 )
 SELECTORS = (
