@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple
 
-#: A check of a typed value: the reason for a refusal, or None.
+#: A check of a typed value that returns the reason for a refusal, or None.
 Check = Callable[[Any], str | None]
 
 _COMMA = re.compile(r"\s*,\s*")
@@ -33,18 +33,18 @@ _DURATION = re.compile(
     r"([-+]?)P(?=.)(?:([-+]?\d+)D)?"
     r"(?:T(?=.)(?:([-+]?\d+)H)?(?:([-+]?\d+)M)?(?:([-+]?\d+)(?:[.,](\d{0,9}))?S)?)?"
 )
-#: Java's largest values, which stand for no limit, as rows name them.
+#: Java's largest values by their names in the rows. They mean no limit.
 _LIMITS = {
     "int-max": str((1 << 31) - 1),
     "long-max": str((1 << 63) - 1),
     "double-max": "1.7976931348623157E308",
 }
-#: Stands in errors where a password would.
+#: The placeholder of a password in errors.
 HIDDEN = object()
 
 
 class ConfigError(ValueError):
-    """A config that cannot be taken: `name`, its `value` as text, and the `reason`."""
+    """An invalid config: `name`, its `value` as text, and the `reason`."""
 
     def __init__(self, name: str, value: object, reason: str) -> None:
         shown = "[hidden]" if value is HIDDEN else value
@@ -53,7 +53,7 @@ class ConfigError(ValueError):
 
 
 class UnknownConfig(ConfigError):
-    """No row of the table has that name."""
+    """A config name that the table does not have."""
 
     def __init__(self, table_name: str, name: str) -> None:
         ValueError.__init__(self, f"Unknown {table_name} config name: {name}")
@@ -78,7 +78,7 @@ _BITS = {Type.SHORT: 15, Type.INT: 31, Type.LONG: 63}
 
 
 class Scope(Enum):
-    """Where a broker config can be altered while the broker runs (KIP-226)."""
+    """The scope at which a running broker's config can be altered (KIP-226)."""
 
     READ_ONLY = "read-only"
     PER_BROKER = "per-broker"
@@ -86,7 +86,7 @@ class Scope(Enum):
 
 
 class ConfigEffect(Enum):
-    """What this broker does with a config."""
+    """The effect of a config on this broker."""
 
     APPLIED = "applied"
     ACCEPTED = "accepted"
@@ -115,7 +115,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """A string out of a few; every item of a list has to be one of them."""
+    """One of a few strings. Every item of a list must be one of them."""
 
     values: tuple[str, ...]
     any_case: bool = False
@@ -155,7 +155,7 @@ def per_ip(value: Any) -> str | None:
 
 
 def counts_by_address(text: str) -> dict[str, int]:
-    """Counts by IP address, from address:count,address:count. Raises `ValueError`."""
+    """Parse address:count,address:count into counts by IP address. Raises `ValueError`."""
     found = {}
     for item in filter(None, map(str.strip, text.split(","))):
         address, _, count = item.rpartition(":")
@@ -174,8 +174,9 @@ def offset_reset(value: Any) -> str | None:
 
 
 def duration_ms(text: str) -> int | None:
-    """Milliseconds of an ISO 8601 duration PnDTnHnMn.nS, as Java reads it; None for what is none,
-    and for a negative one."""
+    """Return the milliseconds of an ISO 8601 duration PnDTnHnMn.nS, as Java parses it; None if it
+    is invalid or negative.
+    """
     match = _DURATION.fullmatch(text.upper())
     if match is None:
         return None
@@ -195,7 +196,7 @@ _CHECKS: dict[str, Check] = {
 
 
 class Synonym(NamedTuple):
-    """A broker config that gives a topic or group config its default, in units of `factor`."""
+    """A broker config that sets the default of a topic or group config, multiplied by `factor`."""
 
     name: str
     factor: int = 1
@@ -203,19 +204,19 @@ class Synonym(NamedTuple):
 
 @dataclass(slots=True)
 class ConfigKey:
-    """One row. `default` is typed; None counts as unset. `doc` states the unit."""
+    """One config. `default` is typed; None means unset. `doc` states the unit."""
 
     name: str
     type: Type
     effect: ConfigEffect = ConfigEffect.APPLIED
     section: str = ""
     scope: Scope = Scope.READ_ONLY
-    #: Not listed by DescribeConfigs.
+    #: Whether DescribeConfigs leaves it out.
     internal: bool = False
     doc: str = ""
-    #: Broker configs that give the default, the strongest first.
+    #: Broker configs that set the default, the strongest first.
     synonyms: tuple[Synonym, ...] = ()
-    #: Broker configs that bound a group's value from below and above.
+    #: Broker configs of a group value's minimum and maximum.
     bounds: tuple[str | None, str | None] = (None, None)
     check: Check | None = field(default=None, repr=False)
     default: Any = None
@@ -225,7 +226,7 @@ class ConfigKey:
         return self.type is Type.PASSWORD
 
     def parse(self, text: str | None) -> Any:
-        """The typed value of `text`, checked. Raises `ConfigError`."""
+        """Return the typed value of `text`, checked. Raises `ConfigError`."""
         value = self.read(text)
         reason = None
         if self.check is not None and value is not None:
@@ -237,7 +238,7 @@ class ConfigKey:
         return value
 
     def read(self, text: str | None) -> Any:
-        """The typed value of `text`, checked for its type alone."""
+        """Return the typed value of `text`; check only its type."""
         if text is None:
             return None
         text = text.strip()
@@ -274,7 +275,7 @@ class ConfigKey:
 
 
 def text_of(value: Any) -> str | None:
-    """A typed value as Kafka writes it."""
+    """Format a typed value as Kafka does."""
     if value is None:
         return None
     if isinstance(value, bool):
@@ -287,12 +288,12 @@ def text_of(value: Any) -> str | None:
 
 
 def table(text: str, *others: Mapping[str, ConfigKey]) -> dict[str, ConfigKey]:
-    """A table from its text, with others merged in, sorted by name.
+    """Parse a table, merge others into it, and sort it by name.
 
-    A line `# effect: title` opens a section. A row is `name type default check`, and perhaps
-    `cluster-wide` or `per-broker` (dynamic) and `internal`. Indented lines below a row are its
-    doc, `= …` a long default, `< broker.config*factor …` its synonyms, `[] low high` its bounds.
-    `-` stands for none.
+    A line `# effect: title` opens a section. A row is `name type default check`, optionally
+    followed by `cluster-wide` or `per-broker` (dynamic) and `internal`. Indented lines below a row
+    are its description, `= …` a long default, `< broker.config*factor …` its synonyms, `[] low
+    high` its bounds. `-` means none.
     """
     keys = [key for other in others for key in other.values()]
     effect, title = ConfigEffect.APPLIED, ""
@@ -338,7 +339,7 @@ def _number(text: str) -> float:
 
 
 def _detail(key: ConfigKey, line: str) -> None:
-    """One indented line below a row."""
+    """Parse one indented line below a row."""
     if line.startswith("< "):
         pairs = [word.partition("*") for word in line[2:].split()]
         key.synonyms = tuple(Synonym(name, int(factor or 1)) for name, _, factor in pairs)
