@@ -31,7 +31,7 @@ _SENSES = {
 }
 _EFFECTS = {ConfigEffect.ACCEPTED: "no effect", ConfigEffect.REFUSED: "default only"}
 _NUMBERS = {Type.INT, Type.SHORT, Type.LONG, Type.DOUBLE}
-#: Units by the end of a config's name, the longest first.
+#: Units by the suffix of a config's name, the longest first.
 _UNITS = {
     ".bytes.per.second": "bytes per second",
     ".throttled.rate": "bytes per second",
@@ -47,7 +47,7 @@ _UNITS = {
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     lines = [_INTRODUCTION]
     for title, table in (
         ("Broker", BROKER),
@@ -96,7 +96,7 @@ def _entry(key: ConfigKey) -> str:
 
 
 def _unit(key: ConfigKey) -> str:
-    """The unit of a number, as its name or the first word of its doc gives it; else empty."""
+    """Return the unit of a number from its name or the first word of its description, else ""."""
     if key.type not in _NUMBERS:
         return ""
     found = next((unit for end, unit in _UNITS.items() if key.name.endswith(end)), "")

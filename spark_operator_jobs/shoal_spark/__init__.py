@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Applications of this process that `register` has been called for.
+#: Applications of this process for which `register` was called.
 _applications: set[str] = set()
 
 
@@ -25,13 +25,13 @@ def register(spark: SparkSession) -> None:
     writes a fatal error into the pod's termination message (`termination_message`). If a number of
     executors is published, the application follows it (`allocation`).
     """
-    # A session of Spark Connect has no driver of its own to steer or to ask.
+    # A session of Spark Connect has no driver in this process.
     context = getattr(spark, "_sc", None)
     if context is not None and context.applicationId not in _applications:
         from shoal_spark import allocation, metrics, termination_message
 
         _applications.add(context.applicationId)
-        # Executors take seconds to start, in which the driver does everything else.
+        # Start early: executors take seconds to start, while the driver does other work.
         allocation.follow(spark)
         metrics.publish(spark)
         termination_message.install()

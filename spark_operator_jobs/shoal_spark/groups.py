@@ -1,11 +1,11 @@
-"""The state of share groups and their dead letters as DataFrames, to look at.
+"""The state of share groups and their dead letters as DataFrames.
 
     spark.read.format("sharegroup-lag").option("kafka.bootstrap.servers", …)
     spark.read.format("sharegroup-dead-letters").option("topic", "dlq.images")…
 
-Lag is the broker's (KIP-1226): records not yet settled, those in flight among them. A dead letter
-is a record of the group's dead-letter topic (KIP-1191): where it was, and why it is here, come from
-its `__dlq.errors.*` headers; both sources read what there is now, once.
+The broker reports the lag (KIP-1226): records not yet settled, including those in flight. A dead
+letter is a record of the group's dead-letter topic (KIP-1191). Its `__dlq.errors.*` headers have
+its source position and reason. Both sources read the present state once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PREFIX = "__dlq.errors."
 
 
 class LagReader(DataSourceReader):  # type: ignore[misc]
-    """One task, which asks the coordinators."""
+    """One task, which sends requests to the coordinators."""
 
     def __init__(self, options: GroupOptions) -> None:
         self.options = options
@@ -63,7 +63,7 @@ def _share_groups(connection: Connection) -> list[str]:
 
 
 class LagSource(DataSource):  # type: ignore[misc]
-    """`format("sharegroup-lag")`; option `group.id` names groups, without it they are all read."""
+    """`format("sharegroup-lag")`; option `group.id` names groups. Without it all are read."""
 
     @classmethod
     def name(cls) -> str:
@@ -79,7 +79,7 @@ class LagSource(DataSource):  # type: ignore[misc]
 
 @dataclass(frozen=True)
 class Part(InputPartition):  # type: ignore[misc]
-    """A partition of the dead-letter topic, up to its end when the frame was planned."""
+    """A partition of the dead-letter topic, up to its end at planning time."""
 
     partition: int
     first: int
@@ -87,7 +87,7 @@ class Part(InputPartition):  # type: ignore[misc]
 
 
 class DeadLetterReader(DataSourceReader):  # type: ignore[misc]
-    """A task for each partition of the topic."""
+    """One task for each partition of the topic."""
 
     def __init__(self, options: TopicOptions) -> None:
         self.options = options

@@ -1,9 +1,9 @@
-"""What a driver died of, in one line, where Kubernetes looks for it.
+"""A driver's fatal error, in one line, as the termination message of its container.
 
-Without help a pod's status has the end of the driver's log: 2048 bytes, and after an error Spark
-writes more than that, the query's plan and offsets and the end of its own parts. So the line that
-names the error goes into the container's termination log, and from there into the pod's status and
-the operator's condition.
+By default a pod's status has the last 2048 bytes of the driver's log. After an error Spark logs
+more than that: the query's plan and offsets, and its own shutdown. So this module writes the line
+that names the error into the container's termination log. From there it reaches the pod's status
+and the operator's condition.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-#: Made by the kubelet in every container, writable for all (`terminationMessagePath`).
+#: Created by the kubelet in every container, writable for all (`terminationMessagePath`).
 PLACE = Path("/dev/termination-log")
-#: Characters; a pod's status has room for 4096 bytes.
+#: Maximum characters; a pod's status has room for 4096 bytes.
 LENGTH_MAX = 1000
-#: Where Spark begins to describe the query that failed.
+#: The text at which Spark starts to describe the failed query.
 _PLAN = "=== Streaming Query ==="
 #: `ValueError: …`, `shoal_spark.range_reader.DataLoss: …`, `Caused by: java.….SomeException: …`
 _NAMED = re.compile(
@@ -27,10 +27,10 @@ _NAMED = re.compile(
 
 
 def summary(error: BaseException) -> str:
-    """Of an error that went through Python, the JVM and Python again: the line it began with.
+    """Return the original line of an error that passed through Python, the JVM and Python again.
 
-    Spark puts the text of each into that of the next, so the last line that names one is the first
-    that was raised.
+    Spark embeds each error's text in the next one. So the last line that names an error is the
+    first error.
     """
     kind = type(error)
     text = f"{kind.__module__}.{kind.__qualname__}: {error}".removeprefix("builtins.")
@@ -40,7 +40,7 @@ def summary(error: BaseException) -> str:
 
 
 def install(place: Path = PLACE) -> None:
-    """Have what ends this program written down, where there is a place for it."""
+    """Write a fatal error of this program to `place` if that exists."""
     if not place.is_file():
         return
     before = sys.excepthook

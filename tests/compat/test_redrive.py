@@ -242,7 +242,7 @@ def test_bad_input_is_refused_in_a_sentence(queue: Letters) -> None:
     assert "as 3-7,9" in refusal(*redrive, "--offsets", "a", "-p", "0", status=2)
     assert "no partition 9" in refusal(*redrive, "-p", "9")
     assert "no topic 'missing'" in refusal(*redrive, "--to", "missing")
-    assert "--header takes NAME" in refusal(*redrive, "--header", "=x", status=2)
+    assert "--header must be NAME" in refusal(*redrive, "--header", "=x", status=2)
     queue.produce(["x"])
     queue.reject(1)
     queue.shoal.run("topics", "delete", queue.topic, "--yes")
@@ -256,7 +256,7 @@ def test_a_record_that_is_refused_is_told_and_left_for_later(queue: Letters) -> 
     queue.reject(2)
     queue.create("narrow-" + queue.topic, **{"max.message.bytes": "2000"})
     said = queue.shoal.refusal("share", "redrive", queue.letters, "--to", "narrow-" + queue.topic)
-    assert "1 records were refused" in said
+    assert "the broker rejected 1 records" in said
     assert values(queue.records("narrow-" + queue.topic)) == [b"small"]
     assert queue.redrive()["redriven"] == 1
 

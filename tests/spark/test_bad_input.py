@@ -49,7 +49,7 @@ def error_summary(pattern: str) -> Iterator[None]:
         ({"startingOffsets": "earliest"}, "share.auto.offset.reset"),
         ({"kafka.securty.protocol": "SSL"}, "securty.protocol"),
         ({"share.renew": "perhaps"}, "'share.renew' is 'perhaps'"),
-        ({"subscribe": " , "}, "'subscribe' names nothing"),
+        ({"subscribe": " , "}, "'subscribe' is empty"),
         ({"group.id": ""}, "'group.id' is missing"),
     ],
 )

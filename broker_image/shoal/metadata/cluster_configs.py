@@ -13,7 +13,7 @@ shoal.cluster.id string - -
 process.roles list broker,controller broker|controller
     Roles of this node: broker, controller, or both.
 controller.listener.names list - -
-    Names of the controller listeners. The quorum uses the first of them that is in listeners. If
+    Names of the controller listeners. The quorum uses the first name that is in listeners. If
     unset, the listener CONTROLLER is added at this node's port in controller.quorum.voters.
 inter.broker.listener.name string - -
     Name of the listener for traffic between brokers. If unset, the first listener.
