@@ -55,6 +55,6 @@ def test_stop_ends_brokers_that_have_no_quorum_and_says_how_each_ended(local: Lo
     said = local.says("stop", "--timeout", "8").splitlines()
     assert said[0] == "Broker 1 was already stopped."
     assert said[1].startswith("Broker 2 was killed: it did not stop within 8 s.")
-    assert said[2].startswith("Broker 3 stopped, and no controller was there to take over")
+    assert said[2].startswith("Broker 3 stopped without a controller")
     assert said[3].startswith("Stopped. The data stays in ")
     assert local.states() == ["stopped"] * 3
