@@ -246,7 +246,7 @@ async def _another_request(reader: asyncio.StreamReader, writer: asyncio.StreamW
 @pytest.mark.parametrize(
     ("behaviour", "error", "said"),
     [
-        (_hangs_up, Unreachable, "does it expect TLS or SASL"),
+        (_hangs_up, Unreachable, "If it expects TLS or SASL"),
         (
             _speaks_http,
             Unreachable,
@@ -286,7 +286,7 @@ def test_requests_of_one_connection_are_pipelined(shared_broker: ShoalProcess) -
             *(link.request(ApiKey.METADATA, {"topics": []}) for _ in range(500))
         )
         assert len(answers) == 500
-        with pytest.raises(Unsupported, match="serves no VOTE"):
+        with pytest.raises(Unsupported, match="share no version of VOTE"):
             link.version(ApiKey.VOTE)
         link.close()
         with pytest.raises(ConnectionLost, match="this client closed the connection"):

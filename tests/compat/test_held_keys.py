@@ -180,7 +180,7 @@ def test_a_key_is_held_until_it_is_skipped(broker: ShoalProcess, queue: Held) ->
     assert "Skipped 1 record" in queue.shoal.says(*skip, "--topic", queue.topic)
     assert queue.take() == ["a2"]
     queue.drained()
-    assert "say which" in queue.shoal.refusal(*skip, status=2)
+    assert "select the records with" in queue.shoal.refusal(*skip, status=2)
     assert "name it with --topic" in queue.shoal.refusal(*skip, "-p", "0", status=2)
     nobody = queue.shoal.refusal("share", "skip", "none-" + queue.group, "--all")
     assert "not found" in nobody
