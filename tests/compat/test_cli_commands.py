@@ -42,7 +42,9 @@ def topic(shoal: Shoal) -> str:
 
 def test_topics(shoal: Shoal) -> None:
     shoal.run("topics", "create", "kept", "-p", "2", "-c", "retention.ms=60000")
-    assert shoal.says("topics", "create", "kept", "--if-not-exists") == "Topic kept already exists.\n"
+    assert (
+        shoal.says("topics", "create", "kept", "--if-not-exists") == "Topic kept already exists.\n"
+    )
     assert (
         shoal.says(
             "topics",
@@ -209,7 +211,9 @@ def test_configs(shoal: Shoal) -> None:
     assert (row["config"], row["value"]) == ("share.delivery.count.limit", "7")
     assert {"type": "group", "name": "tuned"} in shoal.json("configs", "list", "group")
     shoal.run("configs", "unset", "group", "tuned", "share.delivery.count.limit")
-    assert "have their default values" in shoal.says("configs", "describe", "group", "tuned", "--changed")
+    assert "have their default values" in shoal.says(
+        "configs", "describe", "group", "tuned", "--changed"
+    )
     broker = shoal.json("configs", "describe", "broker", "1", "group.share.max.size")
     assert broker[0]["value"] == "200"
     assert "share.no.such" in shoal.refusal("configs", "set", "group", "tuned", "share.no.such=1")
