@@ -18,9 +18,8 @@ import statistics
 import struct
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import java_loads
 import uvloop
@@ -30,6 +29,9 @@ from loads import synchronous
 from rich.console import Console
 from rich.table import Table
 from shoal.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SEND_BUFFER = 102_400  # as Kafka's and Shoal's
 _SIZE = struct.Struct(">i")

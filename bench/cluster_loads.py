@@ -8,9 +8,8 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brokers import WAIT_S
 from clusters import Cluster, eventually
@@ -33,6 +32,9 @@ from load_checks import (
 )
 from load_setup import CHECKED, verify
 from load_setup import produce as fill
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Figures = dict[str, float]
 QUIET = {"log_level": 0}

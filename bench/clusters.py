@@ -9,16 +9,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brokers import WAIT_S, Broker, Kafka, free_port
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 from load_checks import LoadFailed
 from shoal.client.client import SyncClient
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 NODES = (1, 2, 3)
 CLUSTER_ID = "benchmarkOfShoal0003AA"

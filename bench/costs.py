@@ -10,8 +10,8 @@ import argparse
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from brokers import Broker, Shoal
@@ -22,6 +22,9 @@ from shoal.client.settings import Settings
 from shoal.client.topics import NewTopic
 from shoal.log.uuids import uuid_text
 from shoal.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 #: The default maximum of a group (group.share.max.size).
 MEMBERS = 200

@@ -21,8 +21,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 from shoal.protocol import codec, frames
@@ -33,6 +32,9 @@ from shoal.server.broker import Broker
 from shoal.server.config import resolve
 from shoal.server.network.connection import Connection
 from shoal.server.process import _tune_collector
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MEMBER, TOPIC = "A" * 22, "in-flight"
 #: Lock durations: of the group whose locks expire, and of the one whose memory is traced.
@@ -181,7 +183,7 @@ class Client:
         )
         self.session_epoch += 1
         codes = {p.error_code for t in answer.responses for p in t.partitions}
-        assert not answer.error_code and codes == {0}, (answer.error_code, codes)
+        assert (answer.error_code, codes) == (0, {0})
 
 
 async def fill(client: Client, partitions: int, each: int) -> Any:

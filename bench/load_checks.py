@@ -21,12 +21,14 @@ import multiprocessing
 import random
 import time
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from operator import methodcaller
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from crc32c import crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 #: Distinct values of a load. A batch of 1 MB holds fewer values of 1 KB, so that no codec finds a
 #: value twice in it. The number is prime, so that partitions get different values.

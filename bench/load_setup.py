@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import (
@@ -18,6 +17,9 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 from load_checks import LoadFailed, Sent, Stall, Stored, sent_values
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Figures = dict[str, Any]
 QUIET = {"log_level": 3}

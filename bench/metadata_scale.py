@@ -13,9 +13,9 @@ import gc
 import json
 import random
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 from shoal.metadata import brokers, controller, elections, internal_topics, topics
@@ -25,6 +25,9 @@ from shoal.metadata.image import BrokerImage, Endpoint, MetadataImage
 from shoal.metadata.partition_changes import change
 from shoal.metadata.records import decode, encode
 from shoal.metadata.snapshot import records_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def rss_mb() -> float:

@@ -16,9 +16,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brokers import TICKS, Broker
 from clusters import eventually
@@ -26,6 +25,9 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from load_checks import LoadFailed, Stall, Taken, random_values
 from load_setup import CHECKED, QUIET, produce
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PARTITIONS = 2
 RECORD_BYTES = 1024

@@ -21,9 +21,8 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brokers import Shoal, free_port
 from confluent_kafka import Consumer, KafkaException, Producer, ShareConsumer
@@ -45,6 +44,9 @@ from results import Clock, Goal, Results, document
 from shoal.client.client import Client
 from shoal.client.errors import ClientError
 from shoal.client.share import AcknowledgeType, AcquireMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 HERE = Path(__file__).resolve().parent
 DLQ = "errors.deadletterqueue"

@@ -14,9 +14,11 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 Figures = dict[str, Any]
 Row = dict[str, Any]

@@ -22,9 +22,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brokers import HEAP, Broker, Kafka, Shoal
 from confluent_kafka import Consumer, KafkaException, TopicPartition
@@ -33,6 +32,9 @@ from load_setup import BEGIN, END, QUIET, Run
 from loads import LOADS
 from report import show
 from results import Clock, Figures, Goal, Results, document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HERE = Path(__file__).resolve().parent
 #: Goals of loads by name or its prefix: goals of ratios to Kafka, and absolute goals.
@@ -107,7 +109,8 @@ def run_load(broker: Broker, name: str, scale: float) -> Figures:
         start_new_session=True,
     )
     begin, used, last = 0.0, None, ""
-    assert child.stdout is not None and child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdin is not None
     patience = threading.Timer(LOAD_TIMEOUT_S, _end, (child,))
     patience.daemon = True
     patience.start()
@@ -153,7 +156,8 @@ def crowd(broker: Broker) -> Figures:
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert child.stdout is not None and child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdin is not None
     if not child.stdout.readline():
         raise LoadFailed(f"the idle consumers ended with exit code {child.wait(60)}")
     time.sleep(3)
@@ -260,7 +264,8 @@ def alternate(
                     scale = options.scale if number >= 0 else options.scale / 2
                     _round(broker, name, scale, results, counts=number >= 0)
             if ended := next((broker for broker in brokers if broker.ended), None):
-                return results.fail(name, ended.name, f"it ended: {ended.last_output()}")
+                results.fail(name, ended.name, f"it ended: {ended.last_output()}")
+                return
         for broker in brokers:
             found = {"idle_mb": idle_mb[broker], "loaded_mb": broker.rss_mb()}
             results.add("memory", broker.name, found)
@@ -277,7 +282,8 @@ def _round(broker: Broker, name: str, scale: float, results: Results, *, counts:
         figures = run_load(broker, name, scale)
         Run(broker.bootstrap, scale).remove_topics()
     except (LoadFailed, KafkaException) as error:
-        return results.fail(name, broker.name, error)
+        results.fail(name, broker.name, error)
+        return
     if counts:
         results.add(name, broker.name, figures)
         print(f"{name:42} {broker.name:6} {json.dumps(figures)}", flush=True)

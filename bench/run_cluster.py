@@ -179,7 +179,8 @@ def crowd(
         except LoadFailed as error:
             print(f"Kafka does not survive {survived:,} partitions with a heap of {HEAP}: {error}")
             if survived // 2 < PARTITIONS_MIN:
-                return results.fail(name_of(survived), "kafka", error)
+                results.fail(name_of(survived), "kafka", error)
+                return
             survived //= 2
     if KafkaNode in sides:
         results.notes.append(f"Kafka survived {survived:,} partitions with a heap of {HEAP}.")
@@ -241,7 +242,8 @@ def _round(cluster: Cluster, name: str, scale: float, results: Results, *, count
         cluster.check_alive()
     except (LoadFailed, KafkaException) as error:
         results.fail(name, cluster.name, error)
-        return cluster.heal()
+        cluster.heal()
+        return
     if counts:
         note(results, name, cluster.name, figures)
 

@@ -104,9 +104,8 @@ class Nothing(BaseHTTPRequestHandler):
         pass
 
 
-def job(kind: str) -> None:
-    """Run the application: the work of a job's driver and executors."""
-    from pyspark.sql import SparkSession
+def source() -> type:
+    """Return a streaming source in Python with three batches of one row."""
     from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
     class Reader(DataSourceStreamReader):
@@ -135,6 +134,13 @@ def job(kind: str) -> None:
         def streamReader(self, schema: object) -> DataSourceStreamReader:
             return Reader()
 
+    return Source
+
+
+def job(kind: str) -> None:
+    """Run the application: the work of a job's driver and executors."""
+    from pyspark.sql import SparkSession
+
     spark = SparkSession.builder.getOrCreate()
     if kind == "job":
 
@@ -144,7 +150,7 @@ def job(kind: str) -> None:
             done.count()
             done.write.format("noop").mode("overwrite").save()
 
-        spark.dataSource.register(Source)
+        spark.dataSource.register(source())
         with tempfile.TemporaryDirectory() as checkpoint:
             writer = spark.readStream.format("few").load().writeStream.foreachBatch(work)
             query = writer.option("checkpointLocation", checkpoint).start()

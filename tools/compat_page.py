@@ -7,7 +7,7 @@ cannot claim what the broker does not support.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from shoal.log.validation import RECORD_ERRORS_MAX
 from shoal.metadata.controller import SUPPORTED_FEATURES
@@ -15,6 +15,9 @@ from shoal.protocol.api import ApiKey
 from shoal.record.compression import EXPANDED_BYTES_MAX
 from shoal.server.handlers import HANDLERS, api_versions
 from shoal.server.network.api import Api, Listeners
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 KAFKA_VERSION = "4.3.1"
 #: Lowest and highest version by API key.

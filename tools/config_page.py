@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from shoal.metadata.client_metrics import SUBSCRIPTION
 from shoal.metadata.config_keys import ConfigEffect, ConfigKey, Scope, Type, text_of
 from shoal.metadata.configs import BROKER, GROUP, TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 _INTRODUCTION = """\
 # Configs

@@ -25,10 +25,9 @@ import tempfile
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import shoal_spark
 from pyspark.sql import DataFrame, SparkSession
@@ -45,6 +44,9 @@ from load_checks import LoadFailed  # noqa: E402
 from report import show  # noqa: E402
 from results import Clock, Goal, Results, document  # noqa: E402
 from servers import ShoalProcess  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
 
 LIBRARY = HERE / "lib"
 #: Jars that the Kafka source needs and PySpark lacks.

@@ -11,18 +11,20 @@ fills the queue.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import shoal_spark
 from pyspark.sql import DataFrame, SparkSession
 from shoal_spark import arguments, outcomes
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterable, Sequence
 
 SCHEMA = "order_id string, number string, account string, total_cents long, pdf binary"
 TABLE = """

@@ -11,12 +11,15 @@ from __future__ import annotations
 import importlib.util
 import io
 import sys
-from collections.abc import Iterator
 from itertools import cycle, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from feeding import Task, arguments, broken, run
 from PIL import Image
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: Number of different pictures. More tasks repeat them under other names.
 PICTURES = 400

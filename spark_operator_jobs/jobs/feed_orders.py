@@ -13,11 +13,13 @@ import importlib.util
 import json
 import random
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from feeding import Task, arguments, broken, run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 COUNTRIES = ("DE", "FR", "IT", "ES", "PT", "AT")
 #: One account in this number is compromised.

@@ -6,14 +6,16 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.client.client import Client
 from shoal.client.configs import ConfigChange, Resource, ResourceType
 from shoal.client.errors import ClientError, KafkaError, expect
 from shoal.client.topics import NewTopic
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
 
 #: Maximum number of records in flight.
 WINDOW = 500

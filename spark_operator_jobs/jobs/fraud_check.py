@@ -10,15 +10,17 @@ makes an alert. With `share.ordering=key` on the group, one account's orders arr
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import shoal_spark
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.state import GroupStateTimeout
 from shoal_spark import arguments, outcomes, topics
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator
 
 ORDER = (
     "order string, account string, country string, "

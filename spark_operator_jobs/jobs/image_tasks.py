@@ -9,16 +9,18 @@ the group's dead-letter topic; the batch continues. `feed_images.py` fills the q
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import shoal_spark
 from pyspark.sql import DataFrame, SparkSession
 from shoal_spark import arguments, outcomes, topics
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
 
 SCHEMA = "name string, format string, width int, height int, hash string, thumbnail binary"
 THUMBNAIL = (128, 128)

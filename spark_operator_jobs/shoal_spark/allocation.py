@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shoal_spark import scaling
 from shoal_spark.scaling import Executor, Unknown
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pyspark.sql import SparkSession
 
 log = logging.getLogger("shoal_spark")

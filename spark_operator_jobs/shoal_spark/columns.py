@@ -7,7 +7,7 @@ records, and an Arrow batch costs a millisecond between Python and the JVM.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute
@@ -15,7 +15,8 @@ from shoal.client.batches import CorruptRecords
 from shoal.record.batch import BatchHeader, CorruptBatch, check_crc
 from shoal.record.records import headers_of, records_body, spans
 
-from shoal_spark.ranges import Range
+if TYPE_CHECKING:
+    from shoal_spark.ranges import Range
 
 #: Maximum rows of an Arrow batch, and maximum bytes of its keys and values.
 ROWS_MAX, BYTES_MAX = 10_000, 8 << 20

@@ -10,14 +10,17 @@ its source position and reason. Both sources read the present state once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
 
 from shoal_spark.options import Connection, GroupOptions, InvalidOption, TopicOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql.types import StructType
 
 LAG = "group string, topic string, partition int, startOffset long, endOffset long, lag long"
 DEAD_LETTERS = (

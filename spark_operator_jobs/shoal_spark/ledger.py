@@ -14,11 +14,15 @@ Pure; the reader sends the requests. The rules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from shoal_spark import ranges as sets
 from shoal_spark.offsets import Offset, Starts, still_owed
-from shoal_spark.ranges import Range
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shoal_spark.ranges import Range
 
 
 class Ledger:

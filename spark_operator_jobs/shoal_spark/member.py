@@ -11,9 +11,8 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from shoal.client.client import SyncClient
 from shoal.client.cluster import TopicPartition
@@ -33,6 +32,10 @@ from shoal.protocol.errors import ErrorCode
 from shoal_spark import ranges as sets
 from shoal_spark.options import InvalidOption, SourceOptions
 from shoal_spark.ranges import Range
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from concurrent.futures import Future
 
 log = logging.getLogger("shoal_spark")
 #: Fraction of the lock duration after which locks are renewed; one renewal may fail.

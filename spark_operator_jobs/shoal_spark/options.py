@@ -10,11 +10,14 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal.client.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 BOOTSTRAP = "kafka.bootstrap.servers"
 _START = "set share.auto.offset.reset of the group"

@@ -13,13 +13,15 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal_spark import ranges as sets
 from shoal_spark.ranges import Range
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 #: Maximum age of a file in seconds. The source deletes older ones.
 AGE_S_MAX = 7 * 24 * 3600

@@ -14,7 +14,6 @@ It may have `delayMs`, the time for which a released row stays locked, and `reas
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +29,8 @@ from shoal_spark.options import GroupOptions, InvalidOption
 from shoal_spark.outcome_files import DELAY_MS_MAX, Kind, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
     import pyarrow
     from pyspark.sql import DataFrame
     from pyspark.sql.types import Row, StructType

@@ -7,7 +7,6 @@ Only the offsets decide what it reads. It sends no request about the group or it
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -15,16 +14,19 @@ import pyarrow as pa
 from shoal.client.batches import CorruptRecords
 from shoal.client.client import SyncClient
 from shoal.client.errors import KafkaError
-from shoal.client.fetcher import Fetched
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import BatchHeader, CorruptBatch, headers
 
 from shoal_spark.columns import Columns
-from shoal_spark.options import Connection, SourceOptions
-from shoal_spark.ranges import Range
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     import pyarrow as pa
+    from shoal.client.fetcher import Fetched
+
+    from shoal_spark.options import Connection, SourceOptions
+    from shoal_spark.ranges import Range
 
 log = logging.getLogger("shoal_spark")
 #: Limits of one fetch in bytes; a larger batch is returned whole (KIP-74).

@@ -7,9 +7,11 @@ sorted, and disjoint after `normal`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, groupby
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
 
 #: Adjacent ranges are joined only if their records' mean sizes differ by less than this factor. So
 #: a cut in proportion to the count is also a cut in proportion to the bytes.

@@ -22,7 +22,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -42,12 +41,14 @@ from shoal_spark.ledger import Ledger
 from shoal_spark.offsets import Offset, from_json, to_json
 from shoal_spark.options import InvalidOption, SourceOptions
 from shoal_spark.outcome_files import DELAY_MS_MAX, Inbox, Kind
-from shoal_spark.ranges import Range
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
     import pyarrow
 
     from shoal_spark.member import Member
+    from shoal_spark.ranges import Range
 
 log = logging.getLogger("shoal_spark")
 #: Longest single wait if an event may end the wait early, in milliseconds.

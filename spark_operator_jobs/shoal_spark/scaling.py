@@ -11,9 +11,11 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
 
 URL, FILE = "SHOAL_SCALE_URL", "SHOAL_EXECUTORS_FILE"
 EXECUTORS_MAX = 1000

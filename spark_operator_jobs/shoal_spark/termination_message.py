@@ -12,7 +12,10 @@ import contextlib
 import re
 import sys
 from pathlib import Path
-from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 #: Created by the kubelet in every container, writable for all (`terminationMessagePath`).
 PLACE = Path("/dev/termination-log")

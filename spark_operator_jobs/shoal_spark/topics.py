@@ -8,7 +8,6 @@ as with Spark's Kafka sink.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,8 @@ from pyspark.sql.datasource import (
 from shoal_spark.options import InvalidOption, TopicOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
     import pyarrow
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType

@@ -143,7 +143,7 @@ def progress(
     No bar appears without a terminal, or for a command that `prints` on the same terminal.
     """
     if not sys.stderr.isatty() or (prints and sys.stdout.isatty()):
-        yield lambda steps: None
+        yield lambda _: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.client.batches import decode
-from shoal.client.errors import ClientError
 from shoal.record.batch import HEADER_SIZE, BatchHeader, headers, read_header
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from uuid import UUID
+
+    from shoal.client.errors import ClientError
 
 
 class AcknowledgeType(IntEnum):

@@ -10,9 +10,8 @@ Calls on many objects return a result for each. `shoal.client.errors.expect` rai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.client import message_fields
 from shoal.client.cluster import Broker, Cluster, TopicPartition
@@ -23,6 +22,9 @@ from shoal.client.redrive import Plan, Redrive, Redriven
 from shoal.client.share_groups import ShareGroups
 from shoal.client.topics import OPERATION_TIMEOUT_MS, Topics
 from shoal.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,8 @@ class Admin:
     async def redrive(
         self,
         plan: Plan,
-        progress: Callable[[int], None] = lambda letters: None,
-        waiting: Callable[[str], None] = lambda why: None,
+        progress: Callable[[int], None] = lambda _: None,
+        waiting: Callable[[str], None] = lambda _: None,
     ) -> Redriven:
         """Put dead letters back into their source topics or into another topic; see `redrive`."""
         return await Redrive(self.cluster, plan).run(progress, waiting)

@@ -7,13 +7,16 @@ ends it (KIP-98).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from shoal.record.batch import BatchHeader as BatchHeader
 from shoal.record.batch import Buffer, check_crc, headers
 from shoal.record.control import ControlType, read_marker
 from shoal.record.records import Record, read_records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 
 class Isolation(IntEnum):

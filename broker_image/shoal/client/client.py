@@ -13,9 +13,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal.client.admin import Admin
 from shoal.client.cluster import Cluster
@@ -23,6 +21,10 @@ from shoal.client.fetcher import Fetched, Fetcher, Isolation
 from shoal.client.producer import Producer
 from shoal.client.settings import Settings
 from shoal.client.share import ShareSession
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping, Sequence
+    from types import TracebackType
 
 T = TypeVar("T")
 

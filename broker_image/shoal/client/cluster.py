@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from shoal.client.connection import Connection, connect, joined
 from shoal.client.errors import (
@@ -34,9 +32,14 @@ from shoal.client.errors import (
     check,
     transient,
 )
-from shoal.client.settings import Address, Settings
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from uuid import UUID
+
+    from shoal.client.settings import Address, Settings
 
 K = TypeVar("K")
 V = TypeVar("V")

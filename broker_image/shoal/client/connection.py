@@ -19,8 +19,7 @@ import os
 import ssl
 import struct
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from shoal import __version__
 from shoal.client.errors import (
@@ -33,11 +32,15 @@ from shoal.client.errors import (
     Unsupported,
 )
 from shoal.client.scram import ScramClient
-from shoal.client.settings import Security, Settings
 from shoal.protocol import codec, frames
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode, WireError
 from shoal.protocol.features import OWN_CLIENT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal.client.settings import Security, Settings
 
 #: Largest accepted frame. Fetch responses are smaller, since requests bound them.
 RESPONSE_SIZE_MAX = 256 << 20
@@ -69,7 +72,7 @@ class Connection(asyncio.Protocol):
         self.address = address
         self.versions: dict[int, range] = {}
         self.features: dict[str, range] = {}
-        self._settings = settings
+        self.settings = settings
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._waiting: deque[_Waiting] = deque()
@@ -91,7 +94,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # No isinstance check: uvloop's transports do not derive from asyncio's.
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast("asyncio.Transport", transport)
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -203,7 +206,7 @@ class Connection(asyncio.Protocol):
             self._room.release()
             raise self._closed or ConnectionLost(f"not connected to {self}")
         self._next_id = (self._next_id + 1) & 0x7FFFFFFF
-        head = frames.request_head(api_key, version, self._next_id, self._settings.client_id)
+        head = frames.request_head(api_key, version, self._next_id, self.settings.client_id)
         data = codec.write_request(api_key, version, body)
         self._transport.writelines([_SIZE.pack(len(head) + len(data)), head, data])
         if not answered:
@@ -212,7 +215,7 @@ class Connection(asyncio.Protocol):
         waiting = _Waiting(api_key, version, self._next_id, self._loop.create_future())
         self._waiting.append(waiting)
         if timeout_ms is None:
-            timeout_ms = self._settings.request_timeout_ms
+            timeout_ms = self.settings.request_timeout_ms
         timer = self._loop.call_later(timeout_ms / 1000, self._timed_out, waiting, timeout_ms)
         try:
             return await waiting.future
@@ -309,7 +312,7 @@ async def joined(connecting: asyncio.Task[Connection], address: tuple[str, int])
 
 async def _negotiate(connection: Connection) -> None:
     body = {"client_software_name": OWN_CLIENT, "client_software_version": __version__}
-    timeout_ms = connection._settings.connect_timeout_ms
+    timeout_ms = connection.settings.connect_timeout_ms
     newest = codec.known_versions(ApiKey.API_VERSIONS)[-1]
     try:
         answer = await connection.request(

@@ -7,9 +7,8 @@ after that position.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from shoal.client import message_fields
 from shoal.client.cluster import Cluster, TopicPartition
@@ -20,6 +19,9 @@ from shoal.client.membership import Assignment, Membership
 from shoal.client.topics import OffsetSpec, Topics
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
 
 #: Milliseconds that a member may take to give up partitions.
 REBALANCE_TIMEOUT_MS = 60_000

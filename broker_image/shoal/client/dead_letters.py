@@ -9,12 +9,14 @@ retention might delete the record before it is read.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from shoal.client.offset_set import OffsetSet
-from shoal.record.records import Record, RecordHeaders
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from shoal.client.offset_set import OffsetSet
+    from shoal.record.records import Record, RecordHeaders
 
 ERRORS = "__dlq.errors."
 REDRIVE = "__dlq.redrive."

@@ -8,10 +8,12 @@ object as a value; `expect` raises it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -9,9 +9,8 @@ nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.client.batches import AbortedTransactions, decode
 from shoal.client.batches import Isolation as Isolation
@@ -21,7 +20,11 @@ from shoal.client.topics import OffsetSpec, Topics
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import headers
-from shoal.record.records import Record
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping
+
+    from shoal.record.records import Record
 
 #: Bytes of one partition in one response. The first batch always fits (KIP-74).
 CHUNK_BYTES = 4 << 20
@@ -184,21 +187,30 @@ class Fetcher:
                 return_exceptions=True,
             )
             for some, answer in zip(by_node.values(), answers, strict=True):
-                if isinstance(answer, BaseException):
-                    if not isinstance(answer, ClientError) or not transient(answer):
-                        raise answer
-                    for where in some:
-                        self.cluster.forget_topic(where.topic)
-                    continue
-                for where, result in answer.items():
-                    if isinstance(result, KafkaError) and result.code in STALE_METADATA:
-                        self.cluster.forget_topic(where.topic)
-                        continue
-                    if isinstance(result, KafkaError) or result.next_offset > positions[where]:
-                        results[where] = result
+                results |= self._news(some, answer)
             if results or loop.time() >= deadline:
                 return results
             await backoff.pause()
+
+    def _news(
+        self,
+        asked: Mapping[TopicPartition, int],
+        answer: Mapping[TopicPartition, Fetched | KafkaError] | BaseException,
+    ) -> dict[TopicPartition, Fetched | KafkaError]:
+        """Return new records and lasting errors; raise an error that is not transient."""
+        if isinstance(answer, BaseException):
+            if not isinstance(answer, ClientError) or not transient(answer):
+                raise answer
+            for where in asked:
+                self.cluster.forget_topic(where.topic)
+            return {}
+        found = {}
+        for where, result in answer.items():
+            if isinstance(result, KafkaError) and result.code in STALE_METADATA:
+                self.cluster.forget_topic(where.topic)
+            elif isinstance(result, KafkaError) or result.next_offset > asked[where]:
+                found[where] = result
+        return found
 
     async def _ask(
         self,

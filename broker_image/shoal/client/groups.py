@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.client import message_fields
 from shoal.client.cluster import Cluster, TopicPartition
 from shoal.client.errors import KafkaError, check
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 CLASSIC, CONSUMER, SHARE, STREAMS = "Classic", "Consumer", "Share", "Streams"
 TYPES = (CLASSIC, CONSUMER, SHARE, STREAMS)

@@ -15,8 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from uuid import UUID, uuid4
 
 from shoal.client.cluster import Backoff, Cluster
@@ -27,8 +26,12 @@ from shoal.client.errors import (
     transient,
 )
 from shoal.protocol import codec
-from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from shoal.protocol.api import ApiKey
 
 #: Milliseconds between heartbeats of a member that waits for its first assignment.
 EAGER_MS, EAGER_MS_MAX = 50, 500

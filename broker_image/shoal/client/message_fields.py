@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.client.cluster import TopicPartition
 from shoal.client.errors import KafkaError
 from shoal.protocol import codec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
 
 
 def error_of(row: Any, about: str) -> KafkaError | None:

@@ -13,9 +13,8 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.client import message_fields
 from shoal.client.cluster import Backoff, Cluster, TopicPartition
@@ -32,6 +31,9 @@ from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import advance_sequence
 from shoal.record.records import build_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 #: Upper bound of a record's bytes in a batch besides key, value and headers.
 RECORD_OVERHEAD = 32

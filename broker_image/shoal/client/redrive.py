@@ -19,10 +19,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.client.batches import CorruptRecords
 from shoal.client.cluster import Cluster, Topic, TopicPartition
@@ -45,7 +43,12 @@ from shoal.client.share_groups import ShareGroups
 from shoal.client.topics import OffsetSpec, Topics
 from shoal.protocol.errors import ErrorCode
 from shoal.record.batch import CorruptBatch
-from shoal.record.records import Record
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from uuid import UUID
+
+    from shoal.record.records import Record
 
 #: Letters that are sent, and entered in the ledger, together.
 CHUNK = 500
@@ -145,8 +148,8 @@ class Redrive:
 
     async def run(
         self,
-        progress: Callable[[int], None] = lambda letters: None,
-        waiting: Callable[[str], None] = lambda why: None,
+        progress: Callable[[int], None] = lambda _: None,
+        waiting: Callable[[str], None] = lambda _: None,
     ) -> Redriven:
         """Run the plan. `progress` receives the number of records read, `waiting` why the redrive
         waits.

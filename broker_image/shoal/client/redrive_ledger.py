@@ -11,10 +11,8 @@ topic starts without history.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any
 
 from shoal.client.cluster import Cluster, TopicPartition
 from shoal.client.errors import KafkaError
@@ -23,6 +21,10 @@ from shoal.client.offset_set import OffsetSet
 from shoal.client.producer import Producer
 from shoal.client.topics import NewTopic, OffsetSpec, Topics
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from uuid import UUID
 
 LEDGER = "shoal-redrives"
 _PARTITION = TopicPartition(LEDGER, 0)

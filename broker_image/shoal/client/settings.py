@@ -10,14 +10,16 @@ from __future__ import annotations
 import re
 import ssl
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.client.errors import SecurityError
 from shoal.client.scram import DIGESTS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Address = tuple[str, int]
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")

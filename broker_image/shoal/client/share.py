@@ -11,9 +11,7 @@ One task at a time may call a session. Heartbeats run in the background.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.client.acquired import Acknowledgement as Acknowledgement
 from shoal.client.acquired import AcknowledgeType as AcknowledgeType
@@ -23,11 +21,16 @@ from shoal.client.acquired import AcquireMode as AcquireMode
 from shoal.client.acquired import Acquisition as Acquisition
 from shoal.client.acquired import Refusal as Refusal
 from shoal.client.acquired import SharedRecord as SharedRecord
-from shoal.client.cluster import Cluster
 from shoal.client.errors import ClientError, ConnectionLost, KafkaError, transient
 from shoal.client.membership import Assignment, Membership
 from shoal.client.share_node import Limits, NodeSession, Partitions, of_lost_locks
 from shoal.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from uuid import UUID
+
+    from shoal.client.cluster import Cluster
 
 #: Longest wait of one poll if several brokers are asked. A round ends with its slowest answer, so
 #: this bounds the delay of a busy broker's records by an idle broker.

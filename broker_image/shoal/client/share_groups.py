@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any
 
 from shoal.client import message_fields
-from shoal.client.cluster import Cluster, TopicPartition
 from shoal.client.errors import KafkaError
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import HELD_KEYS_FEATURE
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from shoal.client.cluster import Cluster, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)

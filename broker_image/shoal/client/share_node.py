@@ -8,7 +8,7 @@ the old session's locks, and rejects acknowledgements of them.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from shoal.client.acquired import (
@@ -19,15 +19,17 @@ from shoal.client.acquired import (
     AcquireMode,
     Refusal,
 )
-from shoal.client.cluster import Cluster
-from shoal.client.connection import Connection
 from shoal.client.errors import STALE_COORDINATOR, STALE_METADATA, ClientError, KafkaError
-from shoal.client.membership import Membership
 from shoal.protocol import codec
 from shoal.protocol.api import ApiKey
 from shoal.protocol.errors import ErrorCode
 from shoal.protocol.features import HEADERS_ONLY, HEADERS_ONLY_FEATURE, RELEASE_DELAY_FEATURE
 from shoal.record.batch import HEADER_SIZE, headers
+
+if TYPE_CHECKING:
+    from shoal.client.cluster import Cluster
+    from shoal.client.connection import Connection
+    from shoal.client.membership import Membership
 
 Partitions = frozenset[tuple[UUID, int]]
 _LOST_SESSION = (ErrorCode.share_session_not_found, ErrorCode.invalid_share_session_epoch)
@@ -200,15 +202,22 @@ class NodeSession:
         if version >= 2:
             lock_ms = codec.ms(answer.acquisition_lock_timeout)
             self.lock_timeout_ms = lock_ms or self.lock_timeout_ms
+        refusals += await self._rejected(answer, acks)
+
+    async def _rejected(self, answer: Any, acks: list[Acknowledgement]) -> list[Refusal]:
+        """Return the acknowledgements of partitions with an error."""
+        found = []
         for topic in answer.responses:
             name = await self._cluster.topic_name(topic.topic_id)
             for part in topic.partitions:
-                if part.error_code:
-                    if part.error_code in STALE_METADATA and name:
-                        self._cluster.forget_topic(name)
-                    error = KafkaError(part.error_code, part.error_message)
-                    where = (name, part.partition_index)
-                    refusals += [Refusal(ack, error) for ack in acks if ack[:2] == where]
+                if not part.error_code:
+                    continue
+                if part.error_code in STALE_METADATA and name:
+                    self._cluster.forget_topic(name)
+                error = KafkaError(part.error_code, part.error_message)
+                where = (name, part.partition_index)
+                found += [Refusal(ack, error) for ack in acks if ack[:2] == where]
+        return found
 
     async def close(self, undelivered: bool) -> None:
         """End the session, which releases its locks."""

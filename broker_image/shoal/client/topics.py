@@ -6,17 +6,19 @@ Calls take many topics and return a result for each, a `KafkaError` if it failed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, TypeGuard
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from shoal.client import message_fields
 from shoal.client.batches import Isolation
 from shoal.client.cluster import Backoff, Cluster, Topic, TopicPartition
 from shoal.client.errors import KafkaError
 from shoal.protocol.api import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from uuid import UUID
 
 #: Milliseconds within which a broker must complete a change.
 OPERATION_TIMEOUT_MS = 30_000

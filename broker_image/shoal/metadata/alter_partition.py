@@ -8,16 +8,19 @@ registration. So a restarted broker cannot join on the strength of its earlier s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.metadata import brokers
 from shoal.metadata.controller import Decision
 from shoal.metadata.delta import changed_partition
-from shoal.metadata.image import MetadataImage, PartitionImage
 from shoal.metadata.partition_changes import RECOVERED, RECOVERING, change, settled, view_of
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from uuid import UUID
+
+    from shoal.metadata.image import MetadataImage, PartitionImage
 
 #: The epoch in requests without broker epochs (v2), and of replicas whose epoch is unknown.
 NO_EPOCH = -1

@@ -7,9 +7,8 @@ not affect the others. Sources: KIP-226, KIP-339, KIP-714, KIP-1240.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.metadata import broker_rules, client_metrics, configs, names
 from shoal.metadata.config_keys import ConfigError, Scope, Type, text_of
@@ -18,6 +17,9 @@ from shoal.metadata.controller import Decision
 from shoal.metadata.image import MetadataImage, ResourceType
 from shoal.metadata.records import MetadataRecord
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 
 class Operation(IntEnum):
@@ -238,7 +240,7 @@ def _check_group(image: MetadataImage, name: str, after: Mapping[str, str]) -> N
         raise _Refused(ErrorCode.invalid_config, reason)
 
 
-def _check_client_metrics(image: MetadataImage, name: str, after: Mapping[str, str]) -> None:
+def _check_client_metrics(_image: MetadataImage, name: str, after: Mapping[str, str]) -> None:
     if not name:
         raise _invalid("Subscription name can't be empty")
     try:

@@ -7,9 +7,12 @@ stored are not checked again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from shoal.metadata.configs import GROUP, TOPIC, Values, inherited
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 #: Pairs whose first value must be at least the second.
 _AT_LEAST = (

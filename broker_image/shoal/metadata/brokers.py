@@ -7,14 +7,17 @@ controlled shutdown does the same before the broker stops. Pure; see `controller
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.metadata.controller import Decision, registration
-from shoal.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 from shoal.metadata.partition_changes import Election, View, change, settled, view_of
 from shoal.metadata.records import MetadataRecord
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from shoal.metadata.image import BrokerImage, MetadataImage, PartitionImage, TopicImage
 
 #: BrokerRegistrationChangeRecord's values for a flag that is set, cleared, or unchanged.
 _SET, _CLEARED, _LEFT = 1, -1, 0

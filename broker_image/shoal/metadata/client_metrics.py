@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.metadata.config_keys import ConfigError, UnknownConfig, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 #: The configs of a subscription.
 SUBSCRIPTION = table(

@@ -10,13 +10,16 @@ configs. Source: KIP-500, KIP-584, KIP-631.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.metadata.image import BrokerImage, MetadataImage
 from shoal.metadata.records import MetadataRecord
 from shoal.protocol.errors import ApiError, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from shoal.metadata.image import BrokerImage, MetadataImage
 
 METADATA_VERSION = 30
 #: Number of producer ids that a broker allocates at a time (KIP-730).

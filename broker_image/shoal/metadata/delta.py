@@ -6,10 +6,8 @@ that changes metadata, at start from the log and at run time after a decision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.metadata.image import (
     UNASSIGNED,
@@ -20,7 +18,12 @@ from shoal.metadata.image import (
     ResourceType,
     TopicImage,
 )
-from shoal.metadata.records import MetadataRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from uuid import UUID
+
+    from shoal.metadata.records import MetadataRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class Draft:
 
     def replay(self, record: MetadataRecord) -> None:
         """Apply one record to the draft."""
-        _REPLAY[record.kind](self, record.fields)
+        self._REPLAY[record.kind](self, record.fields)
 
     def finish(self, *, offset: int, epoch: int) -> tuple[MetadataImage, MetadataDelta]:
         """Return the image after the records, the last of which is at `offset`, and the delta."""
@@ -269,6 +272,21 @@ class Draft:
     def _nothing(self, fields: dict[str, Any]) -> None:
         pass
 
+    _REPLAY: ClassVar[dict[str, Callable[[Draft, dict[str, Any]], None]]] = {
+        "RegisterBrokerRecord": _register,
+        "UnregisterBrokerRecord": _unregister,
+        "TopicRecord": _topic,
+        "PartitionRecord": _partition,
+        "ConfigRecord": _config,
+        "PartitionChangeRecord": _change,
+        "RemoveTopicRecord": _remove_topic,
+        "FeatureLevelRecord": _feature,
+        "ClientQuotaRecord": _client_quota,
+        "ProducerIdsRecord": _producer_ids,
+        "BrokerRegistrationChangeRecord": _change_registration,
+        "NoOpRecord": _nothing,
+    }
+
     # Parts that records change
 
     def _get_topic(self, topic_id: UUID) -> TopicImage:
@@ -349,19 +367,3 @@ def _without(cache: dict[str, Any], names: Iterable[str], keep: bool) -> dict[st
     for name in names:
         kept.pop(name, None)
     return kept
-
-
-_REPLAY: dict[str, Callable[[Draft, dict[str, Any]], None]] = {
-    "RegisterBrokerRecord": Draft._register,
-    "UnregisterBrokerRecord": Draft._unregister,
-    "TopicRecord": Draft._topic,
-    "PartitionRecord": Draft._partition,
-    "ConfigRecord": Draft._config,
-    "PartitionChangeRecord": Draft._change,
-    "RemoveTopicRecord": Draft._remove_topic,
-    "FeatureLevelRecord": Draft._feature,
-    "ClientQuotaRecord": Draft._client_quota,
-    "ProducerIdsRecord": Draft._producer_ids,
-    "BrokerRegistrationChangeRecord": Draft._change_registration,
-    "NoOpRecord": Draft._nothing,
-}

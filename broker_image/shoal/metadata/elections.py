@@ -6,8 +6,7 @@ An unclean election may lose records. It is held only for topics that allow it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.metadata import brokers
 from shoal.metadata.controller import Decision
@@ -15,6 +14,9 @@ from shoal.metadata.image import NO_LEADER, MetadataImage
 from shoal.metadata.partition_changes import Election, change, settled, view_of
 from shoal.metadata.records import RECORDS_PER_DECISION_MAX, MetadataRecord
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 #: Election types of ElectLeaders.
 PREFERRED, UNCLEAN = 0, 1

@@ -11,14 +11,16 @@ modify them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from shoal.metadata import configs
 from shoal.metadata.configs import BROKER, GROUP, TOPIC, Layers, Origin, Source, Texts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 NO_LEADER = -1
 #: Kafka's DirectoryId.UNASSIGNED: the broker assigns the replica's directory.

@@ -18,13 +18,15 @@ Without the feature the ISR keeps its last member. Pure; called by the controlle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any, NamedTuple
-from uuid import UUID
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.metadata.image import NO_LEADER, UNASSIGNED, MetadataImage, PartitionImage
 from shoal.metadata.records import MetadataRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from uuid import UUID
 
 RECOVERED, RECOVERING = 0, 1
 ELR_FEATURE = "eligible.leader.replicas.version"
@@ -86,14 +88,13 @@ def settled(
         return _eligible(after, after._replace(isr=(found,), leader=found), view)
     found = _last_resort(after, view, election)
     if found is not None:
-        alone = after._replace(
+        return after._replace(
             isr=(found,),
             leader=found,
             leader_recovery_state=RECOVERING,
             eligible_leader_replicas=(),
             last_known_elr=(),
         )
-        return alone
     if not after.isr and partition.leader != NO_LEADER:
         after = after._replace(last_known_elr=(partition.leader,))
     return after._replace(leader=NO_LEADER)

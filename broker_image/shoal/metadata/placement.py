@@ -8,9 +8,12 @@ followers one position later. So the partitions of one leader have different fol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from shoal.metadata.image import BrokerImage
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from shoal.metadata.image import BrokerImage
 
 
 class NotPlaceable(ValueError):

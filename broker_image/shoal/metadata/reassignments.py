@@ -7,16 +7,19 @@ cancelled or replaced: the original replicas are all except the added ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.metadata import brokers
 from shoal.metadata.controller import Decision
 from shoal.metadata.image import UNASSIGNED, MetadataImage, PartitionImage, TopicImage
 from shoal.metadata.partition_changes import change, settled, view_of
-from shoal.metadata.records import MetadataRecord
 from shoal.metadata.topics import Refused, checked_assignment, directory_of
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from shoal.metadata.records import MetadataRecord
 
 
 class Move(NamedTuple):

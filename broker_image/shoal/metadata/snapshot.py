@@ -6,11 +6,15 @@ They are those of Kafka's image writers. Fields with their default value are lef
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from shoal.metadata.controller import registration
-from shoal.metadata.image import MetadataImage, TopicImage
 from shoal.metadata.records import MetadataRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from shoal.metadata.image import MetadataImage, TopicImage
 
 
 def records_of(image: MetadataImage) -> Iterator[MetadataRecord]:

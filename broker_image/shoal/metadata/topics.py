@@ -6,9 +6,8 @@ ReplicationControlManager.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID, uuid5
 
 from shoal.log.uuids import uuid_text
@@ -20,6 +19,9 @@ from shoal.metadata.controller import Decision
 from shoal.metadata.image import UNASSIGNED, BrokerImage, MetadataImage, TopicImage
 from shoal.metadata.records import RECORDS_PER_DECISION_MAX, MetadataRecord
 from shoal.protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
 
 DEFAULT = -1
 #: Minimum of a topic's segment.bytes. Broker configs of internal topics may set less.

@@ -16,7 +16,6 @@ import datetime
 import struct as _struct
 import types
 import typing
-from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -29,6 +28,9 @@ from kio.static.constants import EntityType
 from shoal.protocol import compiler, length_check
 from shoal.protocol.errors import WireError
 from shoal.protocol.schema import Field, Struct, zero
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 Kind = typing.Literal[EntityType.request, EntityType.response]
 _DURATIONS = {

@@ -10,13 +10,15 @@ versions 3 to 13.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from shoal.protocol.codec import ENTRIES_MAX
 from shoal.protocol.compiler import get_uvarint, put_uvarint
 from shoal.protocol.errors import WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 FLEXIBLE_FROM = 9
 TOPIC_IDS_FROM = 13

@@ -9,15 +9,17 @@ ShareAcknowledgeRequest and ShareAcknowledgeResponse JSON, versions 1 and 2.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import starmap
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from shoal.protocol.codec import ENTRIES_MAX, RELEASE_DELAY_TAG, UNDELIVERED_TAG
 from shoal.protocol.compiler import get_uvarint, put_uvarint
 from shoal.protocol.errors import WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 #: First version with record limits as acquire mode and with renewals (KIP-1206, KIP-1222).
 RENEWAL_FROM = 2

@@ -19,10 +19,13 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shoal_spark.demo.watch import Sample, Watch, failures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
 
 TASKS, RESULTS, DEAD_LETTERS, GROUP = "images", "thumbnails", "dlq.images", "thumbnailers"
 PARTITIONS = 1

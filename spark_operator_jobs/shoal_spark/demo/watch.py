@@ -6,8 +6,11 @@ Pure. `Watch` collects samples. `failures` returns sentences about broken promis
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 #: Seconds over which throughput is averaged.
 WINDOW_S = 5.0
