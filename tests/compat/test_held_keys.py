@@ -181,7 +181,7 @@ def test_a_key_is_held_until_it_is_skipped(broker: ShoalProcess, queue: Held) ->
     assert queue.take() == ["a2"]
     queue.drained()
     assert "select the records with" in queue.shoal.refusal(*skip, status=2)
-    assert "name it with --topic" in queue.shoal.refusal(*skip, "-p", "0", status=2)
+    assert "need --topic" in queue.shoal.refusal(*skip, "-p", "0", status=2)
     nobody = queue.shoal.refusal("share", "skip", "none-" + queue.group, "--all")
     assert "not found" in nobody
 

@@ -238,8 +238,8 @@ def test_bad_input_is_refused_in_a_sentence(queue: Letters) -> None:
     assert "--reason must be one of rejected, limit, corrupt" in refusal(
         *redrive, "--reason", "x", status=2
     )
-    assert "name it with --partition" in refusal(*redrive, "--offsets", "1", status=2)
-    assert "as 3-7,9" in refusal(*redrive, "--offsets", "a", "-p", "0", status=2)
+    assert "needs exactly one --partition" in refusal(*redrive, "--offsets", "1", status=2)
+    assert "like 3-7,9" in refusal(*redrive, "--offsets", "a", "-p", "0", status=2)
     assert "no partition 9" in refusal(*redrive, "-p", "9")
     assert "no topic 'missing'" in refusal(*redrive, "--to", "missing")
     assert "--header must be NAME" in refusal(*redrive, "--header", "=x", status=2)
