@@ -75,7 +75,11 @@ def test_json_lines_to_send() -> None:
         b'{"value": {"x": [1]}, "key": null, "headers": [["a", "b"], ["a", null]], '
         b'"partition": 1, "timestamp": 5}'
     ) == Line(b'{"x": [1]}', None, (("a", b"b"), ("a", None)), 1, 5)
-    for line, said in ((b"{", "is not JSON"), (b"[]", "not a JSON object"), (b'{"v": 1}', "unknown field 'v'")):
+    for line, said in (
+        (b"{", "is not JSON"),
+        (b"[]", "not a JSON object"),
+        (b'{"v": 1}', "unknown field 'v'"),
+    ):
         with pytest.raises(Failed, match=said):
             read(line)
 
